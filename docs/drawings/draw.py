@@ -54,6 +54,7 @@ COLUMNS = {
         "leftovers": "of killed writers",
     },
     "learn": {
+        "build": "write a Llama, step by step",
         "lm_eval": "EleutherAI's harness",
         "train": "pretrain, finetune, dpo",
         "model": "the Llama in PyTorch",

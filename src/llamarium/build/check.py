@@ -138,7 +138,11 @@ class _Run:
         """Compare small random shapes, then the model's own numbers, then other shapes; report where it parts first."""
         cases = list(self._step.cases(self._rng))
         found: list[_PartsError | LearnerError] = []
-        for tried in (lambda: self._compare(None, *cases[0]), self._inside, *(partial(self._compare, None, *case) for case in cases[1:])):
+        for tried in (
+            lambda: self._compare(None, *cases[0]),
+            self._inside,
+            *(partial(self._compare, None, *case) for case in cases[1:]),
+        ):
             try:
                 tried()
             except _EnoughError:
@@ -154,7 +158,9 @@ class _Run:
         cause = self._cause()
         if isinstance(found[0], LearnerError) and cause is None:
             raise found[0]
-        return self._failed((inside or parts)[0] if parts else _PartsError("raised", str(found[0]), None, None, False), cause)
+        return self._failed(
+            (inside or parts)[0] if parts else _PartsError("raised", str(found[0]), None, None, False), cause
+        )
 
     def _compare(self, layer: int | None, *args: Any, inside: bool = False) -> Any:
         """Call the function, compare its results with the right ones, and return these as the function would."""
@@ -290,7 +296,14 @@ def _writings(check: Check, rng: np.random.Generator) -> Iterator[tuple[Any, ...
     def greedy(logits_V: Any) -> int:
         return int(np.asarray(logits_V).argmax())
 
-    yield ids, check.tokenizer.bos_token_id, sorted(stop_ids_of(check.weights.config, check.tokenizer, ())), 3, next_logits, greedy
+    yield (
+        ids,
+        check.tokenizer.bos_token_id,
+        sorted(stop_ids_of(check.weights.config, check.tokenizer, ())),
+        3,
+        next_logits,
+        greedy,
+    )
 
 
 def _blocks(check: Check, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
@@ -326,6 +339,6 @@ def _corrections(check: Check, rng: np.random.Generator) -> Iterator[tuple[Any, 
 
 
 _OUTSIDE_OF_PASSES = {
-    "merge": _pieces, "embed": _rows, "choose": _choices, "generate": _writings, "unpack_q4_0": _blocks, "loss": _answers,
-    "adamw_step": _updates, "lora": _corrections,
+    "merge": _pieces, "embed": _rows, "choose": _choices, "generate": _writings, "unpack_q4_0": _blocks,
+    "loss": _answers, "adamw_step": _updates, "lora": _corrections,
 }  # fmt: skip

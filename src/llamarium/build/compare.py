@@ -74,7 +74,11 @@ def same(outputs: Sequence[str], yours: Sequence[Any], wrong: Sequence[Any]) -> 
 
 
 def _same_array(mine: Any, wrong: NDArray[Any]) -> bool:
-    if not isinstance(mine, np.ndarray) or mine.shape != wrong.shape or not np.array_equal(np.isnan(mine), np.isnan(wrong)):
+    if (
+        not isinstance(mine, np.ndarray)
+        or mine.shape != wrong.shape
+        or not np.array_equal(np.isnan(mine), np.isnan(wrong))
+    ):
         return False
     return bool(is_close(np.nan_to_num(mine), np.nan_to_num(wrong)).all())
 

@@ -66,7 +66,9 @@ class Course:
         assert isinstance(texts, (list, tuple))
         for text in texts:  # pyright: ignore[reportUnknownVariableType]
             if len(text.split()) < 4:  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-                raise InputError(f"{escape(source)}: the text {escape(text)!r} is too short; expected four words or more")
+                raise InputError(
+                    f"{escape(source)}: the text {escape(text)!r} is too short; expected four words or more"
+                )
         if not isinstance(model, str):
             raise InputError(f"{escape(source)}: model is {escape(model)}; expected a name")
         chosen = {step_named(name).name for name in steps}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -165,7 +167,7 @@ def _plain_source(step: Step) -> ast.FunctionDef:
 class _Bare(ast.NodeTransformer):
     """Makes plain assignments of annotated ones."""
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # noqa: N802 - the name that ast calls
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # the name that ast calls
         assert node.value is not None
         return ast.Assign([node.target], node.value, lineno=node.lineno)
 
@@ -177,12 +179,13 @@ def _unparsed(function: ast.FunctionDef) -> str:
 def _letters(step: Step) -> str:
     """Explain the letters of the shapes that a step uses."""
     meanings = {
-        "T": "tokens", "D": "numbers of a row", "N": "query heads", "K": "heads of keys and values", "H": "numbers of a head",
-        "S": "tokens up to now", "F": "numbers inside the MLP", "V": "tokens of the vocabulary", "R": "the rank",
-        "I": "numbers that go in", "O": "numbers that come out",
+        "T": "tokens", "D": "numbers of a row", "N": "query heads", "K": "heads of keys and values",
+        "H": "numbers of a head", "S": "tokens up to now", "F": "numbers inside the MLP",
+        "V": "tokens of the vocabulary", "R": "the rank", "I": "numbers that go in", "O": "numbers that come out",
     }  # fmt: skip
     text = (step.right.__doc__ or "") + " ".join(step.outputs)
-    used = [letter for letter in meanings if any(letter in word.strip("().,;*:") for word in text.split() if word.strip("().,;*:").isupper())]
+    words = [word.strip("().,;*:") for word in text.split()]
+    used = [letter for letter in meanings if any(letter in word for word in words if word.isupper())]
     return "# " + ", ".join(f"{letter}: {meanings[letter]}" for letter in used) if used else "# Shapes: see below."
 
 
@@ -193,7 +196,9 @@ def progress(folder: Path) -> dict[str, dict[str, Any]]:
     """Return by step what was reached: `passed` (the file as it is now was right), `tries`, `hints`."""
     kept = _read_progress(folder)
     for name, entry in kept.items():
-        entry["passed"] = entry.get("right") is not None and entry["right"] == _digest(folder / file_of(step_named(name)))
+        entry["passed"] = entry.get("right") is not None and entry["right"] == _digest(
+            folder / file_of(step_named(name))
+        )
     return kept
 
 
@@ -217,7 +222,11 @@ def _read_progress(folder: Path) -> dict[str, dict[str, Any]]:
         raw = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return {name: entry for name, entry in raw.items() if name in _NUMBERS and isinstance(entry, dict)} if isinstance(raw, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    return (
+        {name: entry for name, entry in raw.items() if name in _NUMBERS and isinstance(entry, dict)}
+        if isinstance(raw, dict)
+        else {}
+    )  # pyright: ignore[reportUnknownVariableType]
 
 
 def _digest(path: Path) -> str | None:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,9 @@ class Learner:
         self._torch = sys.modules.get("torch") if _uses_torch(module) else None
         found = getattr(module, step.name, None)
         if not callable(found):
-            raise LearnerError("missing", f"{path.name} has no function {step.name}; the file of the step began with it")
+            raise LearnerError(
+                "missing", f"{path.name} has no function {step.name}; the file of the step began with it"
+            )
         self._function = found
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
@@ -61,7 +64,11 @@ class Learner:
         with self._explained(), guarded(self.path.parent):
             result = self._function(*given)
         for name, before, after in zip(self._names(), args, given, strict=False):
-            is_changed = before != after if isinstance(before, list) and not any(map(callable, before)) else bool(getattr(after, "_version", 0))
+            is_changed = (
+                before != after
+                if isinstance(before, list) and not any(map(callable, before))
+                else bool(getattr(after, "_version", 0))
+            )
             if is_changed:
                 raise LearnerError("changed", _CHANGED.format(f" {name}"))
         return tuple(map(_from_learner, result)) if isinstance(result, tuple) else (_from_learner(result),)
@@ -120,12 +127,14 @@ class Learner:
         except NotImplementedError as error:
             raise LearnerError("empty", str(error) or "is still empty") from None
         except MemoryError:
-            raise LearnerError("memory", f"asks for more memory than a check gives{self._line(sys.exc_info()[1])}") from None
+            raise LearnerError(
+                "memory", f"asks for more memory than a check gives{self._line(sys.exc_info()[1])}"
+            ) from None
         except SyntaxError as error:
             raise LearnerError("raised", f"{self.path.name}, line {error.lineno}: {error.msg}") from None
         except RecursionError as error:
             raise LearnerError("raised", f"calls itself without an end{self._line(error)}") from None
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a learner does becomes words
             if isinstance(error, ValueError) and "read-only" in str(error):
                 raise LearnerError("changed", _CHANGED.format("") + self._line(error)) from None
             if "memory" in str(error).lower():  # torch's allocator raises a RuntimeError
@@ -144,14 +153,16 @@ _CHANGED = "changes its input{}; work on a new array (x = x + y, not x += y)"
 
 
 def _uses_torch(module: Any) -> bool:
-    return any(getattr(value, "__name__", "").partition(".")[0] == "torch" and type(value) is type(sys) for value in vars(module).values())
+    """Return whether a file has imported torch, or something of it by its own name."""
+    modules = (value for value in vars(module).values() if isinstance(value, ModuleType))
+    return any(value.__name__.partition(".")[0] == "torch" for value in modules)
 
 
 def _from_learner(value: Any) -> Any:
     """Return a result as numpy's array, where it is a tensor."""
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        value = value.detach()
-        return value.cpu().numpy() if str(value.dtype) != "torch.bfloat16" else value.cpu().float().numpy().astype(np.float16)
+        value = value.detach().cpu()
+        return value.half().numpy() if value.dtype.itemsize == 2 else value.numpy()  # numpy has no bfloat16
     return value
 
 
@@ -159,9 +170,14 @@ def _from_learner(value: Any) -> Any:
 
 _REFUSED = (
     "socket.connect", "socket.bind", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.spawn",
-    "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.kill",
-    "os.chmod", "os.chown", "shutil.rmtree", "shutil.move", "shutil.copyfile",
+    "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
+    "os.kill", "os.chmod", "os.chown", "shutil.rmtree", "shutil.move", "shutil.copyfile",
 )  # fmt: skip
+_HOMES = (
+    sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr/lib", "/usr/share", "/lib", "/etc/ld.so.cache"
+)  # fmt: skip
+"""Where Python, its packages and what they read of the machine lie."""
+
 _guard: list[Path] = []
 _is_installed = False
 
@@ -172,7 +188,7 @@ def guarded(folder: Path) -> Generator[None]:
 
     This keeps a check honest about what a function needs; it is no sandbox against code that means harm.
     """
-    global _is_installed  # noqa: PLW0603 - a hook can be added, and never removed
+    global _is_installed  # a hook can be added, and never removed
     if not _is_installed:
         sys.addaudithook(_audit)
         _is_installed = True
@@ -199,5 +215,5 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def _is_readable(path: str) -> bool:
     """Return whether a file belongs to the learner's folder, to Python, or to the machine's description of itself."""
     real = Path(path).absolute()
-    homes = (_guard[-1], *map(Path, {sys.prefix, sys.base_prefix, sys.exec_prefix, "/proc", "/sys", "/dev", "/usr/lib", "/usr/share", "/lib", "/etc/ld.so.cache"}), *map(Path, filter(None, sys.path)))  # fmt: skip
+    homes = (_guard[-1], *map(Path, _HOMES), *(Path(entry) for entry in sys.path if entry))
     return any(real.is_relative_to(home) for home in homes)

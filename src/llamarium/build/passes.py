@@ -71,7 +71,9 @@ class Pass:
         """Run tokens without the head: (T, D)."""
         kept = list(past)
         layers = [partial(self._run_layer, idx, past, kept) for idx in range(self._weights.config.num_hidden_layers)]
-        hidden_TD = self._functions["trunk"](ids_T, self._embed, layers, partial(self._norm, "model.norm.weight", "final_norm"))
+        hidden_TD = self._functions["trunk"](
+            ids_T, self._embed, layers, partial(self._norm, "model.norm.weight", "final_norm")
+        )
         return hidden_TD, kept
 
     def empty(self) -> list[KeysAndValues]:
@@ -106,9 +108,7 @@ class Pass:
         self._tap("resid_mid", x_TD)
         return self._norm(key, "mlp_norm", x_TD)
 
-    def _attention(
-        self, idx: int, past: Sequence[KeysAndValues], kept: list[KeysAndValues], x_TD: Floats
-    ) -> Floats:
+    def _attention(self, idx: int, past: Sequence[KeysAndValues], kept: list[KeysAndValues], x_TD: Floats) -> Floats:
         """Attend over what was kept; the same however often it is called."""
         config, prefix = self._weights.config, f"model.layers.{idx}.self_attn."
         weights = [self._weights[f"{prefix}{name}_proj.weight"] for name in "qkv"]
@@ -118,7 +118,9 @@ class Pass:
             return self._tap_all(("q", "k", "v"), heads)
 
         def rotate(q_TNH: Floats, k_TKH: Floats, v_TKH: Floats, positions_T: Ints) -> Any:
-            return self._tap_all(("q_rot",), self._functions["rotate"](q_TNH, k_TKH, v_TKH, positions_T, config.rope_theta))
+            return self._tap_all(
+                ("q_rot",), self._functions["rotate"](q_TNH, k_TKH, v_TKH, positions_T, config.rope_theta)
+            )
 
         def join(heads_TNH: Floats) -> Floats:
             self._tap("head_out", heads_TNH)

@@ -33,9 +33,14 @@ def functions_of(folder: Path) -> dict[str, Function]:
 def whole(llama: "Llama", check: Check, folder: Path) -> dict[str, Any]:
     """Let the learner's functions write a text, all together, and compare it with the library's.
 
+    Args:
+        llama: The library's model, in float32.
+        check: Has the weights, the tokenizer and the texts.
+        folder: The learner's.
+
     Returns:
-        "text", "tokens_per_second", "nats" (the mean distance of the log-probabilities of a text's tokens), and the
-        library's "library_text" and "library_tokens_per_second".
+        "text", "tokens_per_second", "nats" (the mean distance of log P of a text's tokens), and the library's
+        "library_text" and "library_tokens_per_second".
 
     Raises:
         LearnerError: If one of the functions fails.
@@ -79,13 +84,12 @@ def _write(check: Check, mine: dict[str, Function]) -> tuple[str, float]:
 
 
 def _distance(llama: "Llama", check: Check, mine: dict[str, Function]) -> float:
-    """Return the mean absolute distance of log P of a text's tokens, the library's in float32, in nats."""
-    score = llama.score(check.texts[0])
-    ids = np.array([token.id for token in score.tokens])
+    """Return the mean absolute distance of log P of a text's tokens from the library's, in nats."""
+    ids = np.array(check.tokenizer.encode(check.texts[0]))
     running = Pass(check.weights, mine)
     logits_TV, _ = running.logits(ids, running.empty())
     shifted = logits_TV - logits_TV.max(axis=-1, keepdims=True)
     logprobs_TV = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     yours = logprobs_TV[np.arange(len(ids) - 1), ids[1:]]
-    theirs = np.array([number for number in score.logprobs if number is not None])
-    return float(np.abs(yours - theirs[-len(yours) :]).mean())
+    theirs = np.array(llama.score(check.texts[0]).logprobs[1:], np.float64)
+    return float(np.abs(yours - theirs).mean())

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import llamarium
 from llamarium.build.check import Check, Result
 from llamarium.build.folder import file_of, step_named
 from llamarium.build.learner import Learner, LearnerError
@@ -32,8 +33,6 @@ def main() -> int:
     """Check the steps that are asked for, one line each."""
     asked = json.loads(sys.stdin.readline())
     with os.fdopen(asked["descriptor"], "w", encoding="utf-8", buffering=1) as answers:
-        import llamarium
-
         llama = llamarium.load(asked["model"])
         folder = Path(asked["folder"])
         check = Check(Weights(llama.runner), llama.tokenizer, asked["texts"], asked["seed"])
@@ -45,7 +44,7 @@ def main() -> int:
             answers.write(json.dumps({"result": asdict(_check(check, folder, name))}) + "\n")
         if asked["whole"]:
             answers.write(json.dumps({"begins": "whole"}) + "\n")
-            answers.write(json.dumps({"whole": _whole(llama, check, folder)}) + "\n")
+            answers.write(json.dumps({"whole": _whole(asked["model"], check, folder)}) + "\n")
     return 0
 
 
@@ -60,10 +59,10 @@ def _check(check: Check, folder: Path, name: str) -> Result:
     return replace(result, printed=printed.getvalue(), seconds=round(time.perf_counter() - started, 3))
 
 
-def _whole(llama: Any, check: Check, folder: Path) -> dict[str, Any]:
+def _whole(model: str, check: Check, folder: Path) -> dict[str, Any]:
     with _printed():
         try:
-            return whole(llama, check, folder)
+            return whole(llamarium.load(model, dtype="float32"), check, folder)
         except LearnerError as error:
             return {"error": str(error)}
 

@@ -64,12 +64,13 @@ COMMANDS: Mapping[str, str] = {
     "merge": "merge a LoRA adapter into its base model",
     "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",
+    "build": "write a Llama yourself, step by step",
     "train-tokenizer": "learn a vocabulary from texts",
     "bench": "measure how fast a model is on this machine",
     "completion": "print a script that completes commands in a shell",
 }
 
-SUBCOMMANDS = frozenset({"bench serve"})
+SUBCOMMANDS = frozenset({"bench serve", "build check", "build hint", "build pack"})
 """Commands of two words, which have options of their own; each is a module too (`bench_serve`)."""
 
 TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo"})

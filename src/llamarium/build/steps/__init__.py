@@ -1,11 +1,12 @@
 """The steps of the course, in the order of a pass."""
 
 from llamarium.build.step import Step
-from llamarium.build.steps import attention, bits, layer, model, tokens, training, writing
+from llamarium.build.steps import attend, attention, bits, layer, model, tokens, training, writing
 
 _merge, _embed = tokens.STEPS
 _rms_norm, _swiglu, _layer = layer.STEPS
-_project, _rotate, _attend, _join, _attend_cached = attention.STEPS
+_project, _rotate, _join = attention.STEPS
+_attend, _attend_cached = attend.STEPS
 
 STEPS: tuple[Step, ...] = (
     _merge, _embed, _rms_norm, _project, _rotate, _attend, _join, _swiglu, _layer,

@@ -1,6 +1,6 @@
-"""Steps 4 to 7 and 14: attention, from queries to joined heads, and over a cache."""
+"""Steps 4, 5 and 7: queries, keys and values, their rotation, and the heads joined."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -66,31 +66,6 @@ def rotate(
     return turned(q_TNH), turned(k_TKH), v_TKH
 
 
-def attend(q_TNH: Floats, k_SKH: Floats, v_SKH: Floats, positions_T: Ints) -> tuple[Floats, Floats]:
-    """Let each query gather values: scores, mask, softmax, sum.
-
-    The score of a query and a key is q·k / sqrt(H). A query at position p sees the keys at positions 0 to p, its own
-    included. Softmax over the keys makes shares of the scores; a head gathers the values by its shares. N / K query
-    heads that follow each other share one head of keys and values: 0, 1 and 2 share the first where N / K is 3.
-
-    Args:
-        q_TNH: Queries, (T, N, H), rotated.
-        k_SKH: Keys of positions 0 to S - 1, (S, K, H), rotated.
-        v_SKH: Values of positions 0 to S - 1, (S, K, H).
-        positions_T: The position of each query, (T,).
-
-    Returns:
-        The shares, (N, T, S), and what each head gathers, (T, N, H).
-    """
-    (_, N, H), (S, K, _) = q_TNH.shape, k_SKH.shape
-    k_SNH, v_SNH = np.repeat(k_SKH, N // K, axis=1), np.repeat(v_SKH, N // K, axis=1)
-    scores_NTS = np.einsum("tnh,snh->nts", q_TNH, k_SNH) / np.sqrt(np.float32(H))
-    scores_NTS = np.where(np.arange(S) <= positions_T[:, None], scores_NTS, -np.inf)
-    shares_NTS = np.exp(scores_NTS - scores_NTS.max(axis=-1, keepdims=True))
-    shares_NTS = shares_NTS / shares_NTS.sum(axis=-1, keepdims=True)
-    return shares_NTS, np.einsum("nts,snh->tnh", shares_NTS, v_SNH)
-
-
 def join(heads_TNH: Floats, w_o: Floats) -> Floats:
     """Lay the heads side by side and multiply by the output weight.
 
@@ -102,36 +77,6 @@ def join(heads_TNH: Floats, w_o: Floats) -> Floats:
         What attention adds to the stream, (T, D).
     """
     return heads_TNH.reshape(len(heads_TNH), -1) @ w_o.T
-
-
-def attend_cached(
-    x_TD: Floats,
-    k_past_SKH: Floats,
-    v_past_SKH: Floats,
-    project: Callable[[Floats], Heads],
-    rotate: Callable[[Floats, Floats, Floats, Ints], Heads],
-    attend: Callable[[Floats, Floats, Floats, Ints], tuple[Floats, Floats]],
-    join: Callable[[Floats], Floats],
-) -> tuple[Floats, Floats, Floats]:
-    """Run attention for T new tokens that follow S earlier ones, whose keys and values were kept.
-
-    Args:
-        x_TD: The normalised stream of the new tokens, (T, D).
-        k_past_SKH: The keys that were kept, (S, K, H), rotated; S is 0 at the beginning.
-        v_past_SKH: The values that were kept, (S, K, H).
-        project: project(x) -> q, k, v of the new tokens.
-        rotate: rotate(q, k, v, positions) -> q, k, v.
-        attend: attend(q, k, v, positions) -> shares, heads; k and v of all tokens, earlier and new.
-        join: join(heads) -> (T, D).
-
-    Returns:
-        What attention adds to the stream, (T, D), and the keys and values to keep, (S + T, K, H) each.
-    """
-    positions_T = len(k_past_SKH) + np.arange(len(x_TD))
-    q_TNH, k_TKH, v_TKH = rotate(*project(x_TD), positions_T)
-    k_SKH, v_SKH = np.concatenate([k_past_SKH, k_TKH]), np.concatenate([v_past_SKH, v_TKH])
-    _, heads_TNH = attend(q_TNH, k_SKH, v_SKH, positions_T)
-    return join(heads_TNH), k_SKH, v_SKH
 
 
 # --- what is often done wrong -----------------------------------------------------------------------------------------
@@ -209,65 +154,6 @@ def _mixed_pairs(q: Floats, k: Floats, v: Floats, positions: Ints, theta: float)
     return turned(q), turned(k), v
 
 
-def _attend_so(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    positions: Ints,
-    *,
-    spread: Callable[[Floats, int], Floats] = lambda x, times: np.repeat(x, times, axis=1),
-    divisor: Callable[[Floats], float] = lambda q: q.shape[-1] ** 0.5,
-    sees: Callable[[Ints, Ints], Floats] = lambda past, now: past <= now,
-    masked: float = -np.inf,
-    axis: int = -1,
-    mask_after: bool = False,
-    shares_of: Callable[[Floats], Floats] = lambda shares: shares,
-) -> tuple[Floats, Floats]:
-    """Attend with one thing changed."""
-    times, num_past = q.shape[1] // k.shape[1], len(k)
-    k_SNH, v_SNH = spread(k, times), spread(v, times)
-    scores = np.einsum("tnh,snh->nts", q, k_SNH) / np.float32(divisor(q))
-    mask = sees(np.arange(num_past), positions[:, None])
-    if not mask_after:
-        scores = np.where(mask, scores, np.float32(masked))
-    shares = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    shares = shares_of(shares / shares.sum(axis=axis, keepdims=True))
-    shares = np.where(mask, shares, 0) if mask_after else shares
-    return shares, np.einsum("nts,snh->tnh", shares, v_SNH)
-
-
-def _strictly_past(past: Ints, now: Ints) -> Floats:
-    return past < now
-
-
-def _cached_so(
-    x: Floats, k_past: Floats, v_past: Floats, project: Callable[..., Heads], rotate: Callable[..., Heads],
-    attend: Callable[..., tuple[Floats, Floats]], join: Callable[[Floats], Floats], *, how: str,
-) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-    """Run attention over a cache with one thing changed."""
-    start = 0 if how == "from 0" else len(k_past)
-    positions = start + np.arange(len(x))
-    q, k_new, v_new = project(x)
-    if how == "unrotated":
-        k_all, v_all = np.concatenate([k_past, k_new]), np.concatenate([v_past, v_new])
-        turned = rotate(q, k_new, v_new, positions)[0]
-        return join(attend(turned, k_all, v_all, positions)[1]), k_all, v_all
-    q, k_new, v_new = rotate(q, k_new, v_new, positions)
-    k_all, v_all = np.concatenate([k_past, k_new]), np.concatenate([v_past, v_new])
-    if how == "in front":
-        k_all, v_all = np.concatenate([k_new, k_past]), np.concatenate([v_new, v_past])
-    if how == "rotated again":
-        k_all = rotate(k_all, k_all, v_all, np.arange(len(k_all)))[1]
-    if how == "past rotated again" and len(k_past):
-        k_all = np.concatenate([rotate(k_past, k_past, v_past, np.arange(len(k_past)))[1], k_new])
-    if how == "past alone" and len(k_past):
-        return join(attend(q, k_past, v_past, positions)[1]), k_all, v_all
-    if how == "new alone":
-        return join(attend(q, k_new, v_new, np.arange(len(x)))[1]), k_all, v_all
-    out = join(attend(q, k_all, v_all, positions)[1])
-    return (out, k_new, v_new) if how == "kept new" else (out, k_all, v_all)
-
-
 # --- random shapes ----------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +163,8 @@ def _project_cases(rng: np.random.Generator) -> Iterator[Arguments]:
         yield floats(rng, tokens, width), *weights, heads, kv_heads
 
 
-def _heads(rng: np.random.Generator, tokens: int, past: int, heads: int, kv_heads: int, size: int) -> Heads:
+def random_heads(rng: np.random.Generator, tokens: int, past: int, heads: int, kv_heads: int, size: int) -> Heads:
+    """Return random queries (T, N, H), and keys and values (S, K, H)."""
     return floats(rng, tokens, heads, size), floats(rng, past, kv_heads, size), floats(rng, past, kv_heads, size)
 
 
@@ -287,14 +174,7 @@ def _rotate_cases(rng: np.random.Generator) -> Iterator[Arguments]:
         (5, 3, 3, 6, 500_000.0, 7),
         (1, 2, 1, 4, 100.0, 40),
     ):
-        yield *_heads(rng, tokens, tokens, heads, kv_heads, size), start + np.arange(tokens), theta
-
-
-def _attend_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    for tokens, past, heads, kv_heads, size in ((6, 6, 4, 2, 8), (3, 8, 6, 3, 4), (1, 5, 6, 2, 2), (5, 5, 9, 3, 4)):
-        yield *_heads(rng, tokens, past, heads, kv_heads, size), past - tokens + np.arange(tokens)
-    q, k, v = _heads(rng, 3, 3, 2, 1, 4)
-    yield q * 100, k * 100, v, np.arange(3)
+        yield *random_heads(rng, tokens, tokens, heads, kv_heads, size), start + np.arange(tokens), theta
 
 
 def _join_cases(rng: np.random.Generator) -> Iterator[Arguments]:
@@ -302,31 +182,15 @@ def _join_cases(rng: np.random.Generator) -> Iterator[Arguments]:
         yield floats(rng, tokens, heads, size), floats(rng, width, heads * size)
 
 
-def _cached_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    for tokens, past, heads, kv_heads, size, width in (
-        (5, 0, 4, 2, 8, 8),
-        (1, 6, 4, 2, 4, 8),
-        (3, 4, 3, 3, 6, 10),
-        (1, 2, 2, 1, 4, 6),
-    ):
-        weights = [floats(rng, count * size, width) for count in (heads, kv_heads, kv_heads)]
-        w_o = floats(rng, width, heads * size)
-        yield (
-            floats(rng, tokens, width), floats(rng, past, kv_heads, size), floats(rng, past, kv_heads, size),
-            lambda x, weights=weights, n=heads, k=kv_heads: project(x, *weights, n, k),
-            lambda q, k, v, positions: rotate(q, k, v, positions, 10_000.0),
-            attend,
-            lambda heads_TNH, w_o=w_o: join(heads_TNH, w_o),
-        )  # fmt: skip
-
-
+_CACHE = "5-how-a-sentence-grows#Each token is computed once"
 _PAIRS = "3-where-order-comes-from#A position is a rotation"
 
 STEPS = (
     Step(
         project,
         "Queries, keys and values in groups",
-        "Each token asks (query), says what it can be found by (key), and holds what it has to give (value). There are\n"
+        "Each token asks (query), says what it can be found by (key), and holds what it has to give (value). There "
+        "are\n"
         "N heads of queries and fewer heads of keys and values, K: that is grouped-query attention.",
         "2-how-attention-works#Queries, keys, values",
         "qkv",
@@ -338,11 +202,14 @@ STEPS = (
         _project_cases,
         (
             Mistake("The weights are transposed: a weight is (out, in), and a product is x @ w.T.", _transposed),
-            Mistake("The numbers of a row are cut as (H, heads); they lie head by head: reshape(T, heads, H).", _heads_last),
-            Mistake("The rows of different tokens are mixed: reshape(heads, T, H) cuts across the tokens; reshape(T, heads, H) does not.",
+            Mistake("The numbers of a row are cut as (H, heads); they lie head by head: reshape(T, heads, H).",
+                    _heads_last),
+            Mistake("The rows of different tokens are mixed: reshape(heads, T, H) cuts across the tokens; reshape(T, "
+                    "heads, H) does not.",
                     _heads_first),
             Mistake("Keys and values are swapped.", lambda x, q, k, v, n, m: project(x, q, v, k, n, m)),
-            Mistake("The values are made with the weight of the keys.", lambda x, q, k, v, n, m: project(x, q, k, k, n, m)),
+            Mistake("The values are made with the weight of the keys.",
+                    lambda x, q, k, v, n, m: project(x, q, k, k, n, m)),
             Mistake("The queries are divided by the root of H here already; that is done with the scores.", _scaled),
             Mistake("Keys and values are repeated for all query heads here already; there are K heads of them.",
                     lambda x, q, k, v, n, m: (
@@ -354,7 +221,8 @@ STEPS = (
         rotate,
         "RoPE",
         "Attention does not know where a token stands. So queries and keys are turned by their position, each pair of\n"
-        "numbers like a hand of a clock: fast hands first, slow hands last. Their product then depends on the distance.",
+        "numbers like a hand of a clock: fast hands first, slow hands last. Their product then depends on the "
+        "distance.",
         _PAIRS,
         "rope",
         ("q TNH", "k TKH", "v TKH"),
@@ -364,54 +232,25 @@ STEPS = (
         ),
         _rotate_cases,
         (
-            Mistake("The pairs are interleaved, (0, 1), (2, 3), ...; here pair i is (i, i + H/2).", partial(_rotate_so, interleaved=True)),
-            Mistake("The angles lie in the order of interleaved pairs, but the numbers are paired as (i, i + H/2).", _mixed_pairs),
+            Mistake("The pairs are interleaved, (0, 1), (2, 3), ...; here pair i is (i, i + H/2).",
+                    partial(_rotate_so, interleaved=True)),
+            Mistake("The angles lie in the order of interleaved pairs, but the numbers are paired as (i, i + H/2).",
+                    _mixed_pairs),
             Mistake("The values are rotated too; only queries and keys are.", partial(_rotate_so, rotated="qkv")),
             Mistake("Only the queries are rotated; the keys are as well.", partial(_rotate_so, rotated="q")),
             Mistake("Only the keys are rotated; the queries are as well.", partial(_rotate_so, rotated="k")),
-            Mistake("Positions are counted from 1; the first token stands at 0 and is not turned.", partial(_rotate_so, start=1)),
+            Mistake("Positions are counted from 1; the first token stands at 0 and is not turned.",
+                    partial(_rotate_so, start=1)),
             Mistake("The positions that were given are not used, but 0, 1, 2, ...: a token after a cache stands later.",
-                    lambda q, k, v, positions, theta: rotate(q, k, v, np.arange(len(q)), theta), "5-how-a-sentence-grows#Each token is computed once"),
-            Mistake("The hands turn backwards: (a, b) becomes (a cos - b sin, b cos + a sin).", partial(_rotate_so, sign=-1)),
+                    lambda q, k, v, positions, theta: rotate(q, k, v, np.arange(len(q)), theta),
+                    _CACHE),
+            Mistake("The hands turn backwards: (a, b) becomes (a cos - b sin, b cos + a sin).",
+                    partial(_rotate_so, sign=-1)),
             Mistake("The base is always 10,000; theta is given.", partial(_rotate_so, base=10_000.0)),
             Mistake("The exponent is half as large: it is -2i/H, for i below H/2.", partial(_rotate_so, power=0.5)),
             Mistake("The exponent is twice as large: it is -2i/H, for i below H/2.", partial(_rotate_so, power=2.0)),
             Mistake("All tokens are turned by the same angle, that of the last; each has its own position.",
                     lambda q, k, v, positions, theta: rotate(q, k, v, np.full(len(q), positions[-1]), theta)),
-        ),
-    ),
-    Step(
-        attend,
-        "Scores, mask, softmax",
-        "Each query is compared with the keys of its past; softmax makes shares of the scores; the head gathers values\n"
-        "by these shares.",
-        "2-how-attention-works#One head in four lines",
-        "attention",
-        ("shares NTS", "heads TNH"),
-        (
-            "Give every query head its keys first: each of the K heads is repeated N / K times, one after the other.",
-            "Scores that a query may not see become -inf before softmax; softmax goes over the last axis, the keys.",
-        ),
-        _attend_cases,
-        (
-            Mistake("The heads of keys are repeated as a whole (0 1 0 1); each is repeated by itself (0 0 1 1): np.repeat, "
-                    "torch.repeat_interleave.", partial(_attend_so, spread=lambda x, times: np.tile(x, (1, times, 1))),
-                    "2-how-attention-works#Groups of heads share keys and values"),
-            Mistake("The scores are not divided by the root of H.", partial(_attend_so, divisor=lambda q: 1.0)),
-            Mistake("The scores are divided by H; by its root is meant.", partial(_attend_so, divisor=lambda q: q.shape[-1])),
-            Mistake("The scores are divided by the root of N * H; each head has H numbers.",
-                    partial(_attend_so, divisor=lambda q: (q.shape[-1] * q.shape[-2]) ** 0.5)),
-            Mistake("The mask is off by one: a token does not see itself.", partial(_attend_so, sees=_strictly_past)),
-            Mistake("The mask is off by one: a token sees the one after it.", partial(_attend_so, sees=lambda past, now: past <= now + 1)),
-            Mistake("There is no mask: a token sees those after it.", partial(_attend_so, sees=lambda past, now: past <= now + 10**6)),
-            Mistake("The mask is turned around: a token sees those after it and not those before.",
-                    partial(_attend_so, sees=lambda past, now: past >= now)),
-            Mistake("The mask begins at the first key whatever the queries' positions are: with a cache, query t stands at positions[t].",
-                    lambda q, k, v, positions: attend(q, k, v, np.arange(len(q))), "5-how-a-sentence-grows#Each token is computed once"),
-            Mistake("Scores that are not seen are set to 0, which softmax gives a share; set them to -inf.", partial(_attend_so, masked=0.0)),
-            Mistake("The mask comes after softmax, and the shares no longer sum to 1; mask the scores.", partial(_attend_so, mask_after=True)),
-            Mistake("Softmax goes over the queries; over the keys, the last axis, is meant.", partial(_attend_so, axis=-2)),
-            Mistake("Softmax goes over the heads; over the keys, the last axis, is meant.", partial(_attend_so, axis=0, masked=-1e30)),
         ),
     ),
     Step(
@@ -424,41 +263,17 @@ STEPS = (
         ("Two axes, N and H, become one.", "heads.reshape(T, N * H), then the product with w_o.T."),
         _join_cases,
         (
-            Mistake("The heads are joined in the wrong order: number by number; head 0's H numbers come first, then head 1's.",
+            Mistake("The heads are joined in the wrong order: number by number; head 0's H numbers come first, then "
+                    "head 1's.",
                     lambda heads, w_o: heads.swapaxes(1, 2).reshape(len(heads), -1) @ w_o.T),
-            Mistake("The heads lie from the last to the first; head 0 comes first.", lambda heads, w_o: join(heads[:, ::-1], w_o)),
+            Mistake("The heads lie from the last to the first; head 0 comes first.",
+                    lambda heads, w_o: join(heads[:, ::-1], w_o)),
             Mistake("Tokens and heads are mixed: the array is (N, T, H) when it is reshaped; swap the axes first.",
                     lambda heads, w_o: heads.swapaxes(0, 1).reshape(len(heads), -1) @ w_o.T),
             Mistake("The weight is transposed: it is (out, in), and a product is x @ w.T.",
                     lambda heads, w_o: heads.reshape(len(heads), -1) @ w_o),
             Mistake("The result is divided by the number of heads; the heads are summed, not averaged.",
                     lambda heads, w_o: join(heads, w_o) / heads.shape[1]),
-        ),
-    ),
-    Step(
-        attend_cached,
-        "The KV cache",
-        "Keys and values of earlier tokens never change. So they are kept, and a new token costs one row: its query\n"
-        "looks at the kept keys and its own.",
-        "5-how-a-sentence-grows#Each token is computed once",
-        "growth",
-        ("out TD", "k SKH", "v SKH"),
-        (
-            "The first new token stands at position S, the number of keys that are kept.",
-            "Project and rotate the new tokens alone; put their k and v behind the kept ones; attend over all.",
-        ),
-        _cached_cases,
-        (
-            Mistake("Keys from the cache are rotated again, with the new ones; they were rotated when they were kept.",
-                    partial(_cached_so, how="rotated again")),
-            Mistake("Keys from the cache are rotated again; they were rotated when they were kept.",
-                    partial(_cached_so, how="past rotated again")),
-            Mistake("Positions begin at 0 in every call; the first new token stands at S.", partial(_cached_so, how="from 0")),
-            Mistake("Keys are kept before their rotation, and the kept ones are used so.", partial(_cached_so, how="unrotated")),
-            Mistake("The new keys and values stand in front of the kept ones; they follow them.", partial(_cached_so, how="in front")),
-            Mistake("The new tokens see only the past; a token sees itself too.", partial(_cached_so, how="past alone")),
-            Mistake("The new tokens see only each other; the kept keys and values are not used.", partial(_cached_so, how="new alone")),
-            Mistake("Only the new keys and values are returned; all are to be kept.", partial(_cached_so, how="kept new")),
         ),
     ),
 )  # fmt: skip

@@ -72,8 +72,10 @@ STEPS = (
         ),
         _cases,
         (
-            Mistake("The two codes of a byte are taken as neighbours; they are 16 weights apart.", partial(_unpack_so, interleaved=True)),
-            Mistake("The high bits are taken first; the low bits are weights 0 to 15.", partial(_unpack_so, swapped=True)),
+            Mistake("The two codes of a byte are taken as neighbours; they are 16 weights apart.",
+                    partial(_unpack_so, interleaved=True)),
+            Mistake("The high bits are taken first; the low bits are weights 0 to 15.",
+                    partial(_unpack_so, swapped=True)),
             Mistake("The high bits are taken first, and as neighbours of the low; weights 0 to 15 are the low bits.",
                     partial(_unpack_so, swapped=True, interleaved=True)),
             Mistake("8 is not subtracted: codes are 0 to 15, numbers -8 to 7.", partial(_unpack_so, middle=0)),

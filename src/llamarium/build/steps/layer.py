@@ -1,4 +1,6 @@
 """Steps 3, 8 and 9: the norm, the MLP, and the layer that joins them."""
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The mistakes are functions of any arguments.
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -111,7 +113,8 @@ STEPS = (
     Step(
         rms_norm,
         "RMSNorm",
-        "Before attention, before the MLP and before the head, each token's row is brought to the same size: divided by\n"
+        "Before attention, before the MLP and before the head, each token's row is brought to the same size: divided "
+        "by\n"
         "the root of the mean of its squares. gamma then gives each of the D numbers a size of its own.",
         "4-what-a-layer-does#The norm comes before, and the stream runs past it",
         "norm",
@@ -133,7 +136,8 @@ STEPS = (
             Mistake("The squares are summed; their mean is wanted.", partial(_norm, sums=True)),
             Mistake("The mean is taken over the tokens; each token's row is normalised by itself (the last axis).",
                     partial(_norm, axis=0)),
-            Mistake("The mean is taken over all numbers at once; each token's row is normalised by itself (the last axis).",
+            Mistake("The mean is taken over all numbers at once; each token's row is normalised by itself (the last "
+                    "axis).",
                     lambda x, gamma, eps: x / np.sqrt((x**2).mean() + np.float32(eps)) * gamma),
             Mistake("The root is missing: the row is divided by its mean square.",
                     lambda x, gamma, eps: x / ((x**2).mean(axis=-1, keepdims=True) + np.float32(eps)) * gamma),
@@ -155,17 +159,20 @@ STEPS = (
         (
             Mistake("The product with up is left out: down(silu(gate)).",
                     partial(_mlp, gated=lambda gate, up: _silu(gate))),
-            Mistake("SiLU is on the wrong half: on up; it belongs on gate.", partial(_mlp, gated=lambda gate, up: gate * _silu(up))),
+            Mistake("SiLU is on the wrong half: on up; it belongs on gate.",
+                    partial(_mlp, gated=lambda gate, up: gate * _silu(up))),
             Mistake("SiLU is on both halves; it belongs on gate alone.",
                     partial(_mlp, gated=lambda gate, up: _silu(gate) * _silu(up))),
             Mistake("SiLU is missing: gate * up.", partial(_mlp, gated=lambda gate, up: gate * up)),
             Mistake("silu is applied to the product of the two; it belongs on gate alone.",
                     partial(_mlp, gated=lambda gate, up: _silu(gate * up))),
-            Mistake("The halves are added; they are multiplied.", partial(_mlp, gated=lambda gate, up: _silu(gate) + up)),
+            Mistake("The halves are added; they are multiplied.",
+                    partial(_mlp, gated=lambda gate, up: _silu(gate) + up)),
             Mistake("The gate is a sigmoid, as in the first GLU; silu(z) is z times the sigmoid of z.",
                     partial(_mlp, gated=lambda gate, up: up / (1 + np.exp(-gate)))),
             Mistake("The gate is GELU; Llama uses SiLU.", partial(_mlp, gated=lambda gate, up: _gelu(gate) * up)),
-            Mistake("The gate is ReLU; Llama uses SiLU.", partial(_mlp, gated=lambda gate, up: np.maximum(gate, 0) * up)),
+            Mistake("The gate is ReLU; Llama uses SiLU.",
+                    partial(_mlp, gated=lambda gate, up: np.maximum(gate, 0) * up)),
             Mistake("The weights are transposed: a weight is (out, in), and a product is x @ w.T.",
                     lambda x, gate, up, down: _mlp(x, gate.T, up.T, down.T, gated=lambda g, u: _silu(g) * u)),
         ),
@@ -173,7 +180,8 @@ STEPS = (
     Step(
         layer,
         "A layer",
-        "A layer is two steps of the same form: normalise the stream, compute, add the result to the stream. The stream\n"
+        "A layer is two steps of the same form: normalise the stream, compute, add the result to the stream. The "
+        "stream\n"
         "itself is never normalised; it runs past the norms.",
         "4-what-a-layer-does#Everything is added to one stream",
         "residual",
@@ -189,13 +197,15 @@ STEPS = (
             Mistake("What comes out of attention and MLP is normalised, not what goes in.",
                     lambda x, n1, a, n2, m: (y := x + n1(a(x))) + n2(m(y))),
             Mistake("The stream is lost: the results are not added to it.", lambda x, n1, a, n2, m: m(n2(a(n1(x))))),
-            Mistake("Attention's result is not added to the stream.", lambda x, n1, a, n2, m: (y := a(n1(x))) + m(n2(y))),
+            Mistake("Attention's result is not added to the stream.",
+                    lambda x, n1, a, n2, m: (y := a(n1(x))) + m(n2(y))),
             Mistake("The MLP's result is not added to the stream.", lambda x, n1, a, n2, m: m(n2(x + a(n1(x))))),
             Mistake("The MLP reads the stream from before attention; it reads what attention has added to.",
                     lambda x, n1, a, n2, m: x + a(n1(x)) + m(n2(x))),
             Mistake("The normalised stream is added to, not the stream itself.",
                     lambda x, n1, a, n2, m: (z := n2((y := n1(x)) + a(y))) + m(z)),
-            Mistake("norm_1 is used twice; the MLP has a norm of its own.", lambda x, n1, a, n2, m: (y := x + a(n1(x))) + m(n1(y))),
+            Mistake("norm_1 is used twice; the MLP has a norm of its own.",
+                    lambda x, n1, a, n2, m: (y := x + a(n1(x))) + m(n1(y))),
             Mistake("The MLP's norm is left out.", lambda x, n1, a, n2, m: (y := x + a(n1(x))) + m(y)),
             Mistake("Attention's norm is left out.", lambda x, n1, a, n2, m: (y := x + a(x)) + m(n2(y))),
             Mistake("The MLP comes before attention.", lambda x, n1, a, n2, m: (y := x + m(n2(x))) + a(n1(y))),

@@ -1,4 +1,6 @@
 """Steps 10 and 11: the trunk and the head."""
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The mistakes are functions of any arguments.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
@@ -51,6 +53,10 @@ def _softmax(x: Floats) -> Floats:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
+def _of_length_1(x: Floats) -> Floats:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
 def _trunk_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     def layer(matrix: Floats, x: Floats) -> Floats:
         return x + np.tanh(x @ matrix)
@@ -86,9 +92,12 @@ STEPS = (
         _trunk_cases,
         (
             Mistake("The last norm is left out.", lambda ids, embed, layers, norm: _through(embed(ids), layers)),
-            Mistake("The layers run from the last to the first.", lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[::-1]))),
-            Mistake("The last layer is left out.", lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[:-1]))),
-            Mistake("The first layer is left out.", lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[1:]))),
+            Mistake("The layers run from the last to the first.",
+                    lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[::-1]))),
+            Mistake("The last layer is left out.",
+                    lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[:-1]))),
+            Mistake("The first layer is left out.",
+                    lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[1:]))),
             Mistake("Every layer reads the rows of the table; each reads what the one before it returned.",
                     lambda ids, embed, layers, norm: norm(layers[-1](embed(ids)))),
             Mistake("The rows of the table are normalised before the first layer; the norm comes after the last.",
@@ -104,7 +113,10 @@ STEPS = (
         "5-how-a-sentence-grows#From a vector to probabilities",
         "sampler",
         ("logits TV",),
-        ("One product; there is no weight of its own.", "x @ table.T: row t, column w is the product of x[t] and the table's row w."),
+        (
+            "One product; there is no weight of its own.",
+            "x @ table.T: row t, column w is the product of x[t] and the table's row w.",
+        ),
         _head_cases,
         (
             Mistake("The table is transposed: a row of it stands for a token, and the product is x @ table.T.",
@@ -112,10 +124,11 @@ STEPS = (
             Mistake("Softmax is applied; logits are wanted, and the choice makes probabilities of them.",
                     lambda x, table: _softmax(head(x, table))),
             Mistake("The rows are divided by their lengths (a cosine); the plain product is wanted.",
-                    lambda x, table: head(x / np.linalg.norm(x, axis=-1, keepdims=True), table / np.linalg.norm(table, axis=-1, keepdims=True))),
+                    lambda x, table: head(_of_length_1(x), _of_length_1(table))),
             Mistake("The logits are divided by the root of D; only attention's scores are divided.",
                     lambda x, table: head(x, table) / np.sqrt(np.float32(x.shape[-1]))),
-            Mistake("Only the last token's logits are returned; each token gets its own.", lambda x, table: head(x[-1:], table)),
+            Mistake("Only the last token's logits are returned; each token gets its own.",
+                    lambda x, table: head(x[-1:], table)),
         ),
     ),
 )  # fmt: skip

@@ -1,6 +1,9 @@
 """Steps 1 and 2: from text to vectors."""
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The mistakes are functions of any arguments.
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,7 +28,7 @@ def merge(piece: bytes, rank: Rank) -> list[bytes]:
     """
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while True:
-        found = [(rank(left, right), i) for i, (left, right) in enumerate(zip(parts, parts[1:], strict=False))]
+        found = [(rank(parts[i], parts[i + 1]), i) for i in range(len(parts) - 1)]
         ranked = [(number, i) for number, i in found if number is not None]
         if not ranked:
             return parts
@@ -52,7 +55,7 @@ def _merge_by(order: Callable[[list[tuple[int, int]]], tuple[int, int]], times: 
     def merge_so(piece: bytes, rank: Rank) -> list[bytes]:
         parts = [piece[i : i + 1] for i in range(len(piece))]
         for _ in range(times):
-            numbers = [rank(*pair) for pair in zip(parts, parts[1:], strict=False)]
+            numbers = [rank(*pair) for pair in pairwise(parts)]
             ranked = [(number, i) for i, number in enumerate(numbers) if number is not None]
             if not ranked:
                 break
@@ -66,7 +69,7 @@ def _merge_by(order: Callable[[list[tuple[int, int]]], tuple[int, int]], times: 
 def _merge_characters(piece: bytes, rank: Rank) -> list[bytes]:
     parts = [character.encode() for character in piece.decode("utf-8", "replace")]
     while True:
-        numbers = [rank(*pair) for pair in zip(parts, parts[1:], strict=False)]
+        numbers = [rank(*pair) for pair in pairwise(parts)]
         ranked = [(number, i) for i, number in enumerate(numbers) if number is not None]
         if not ranked:
             return parts
@@ -99,7 +102,8 @@ STEPS = (
     Step(
         merge,
         "Bytes and merges",
-        "A text becomes bytes, and bytes become tokens. The vocabulary has learned which two neighbours to join, and in\n"
+        "A text becomes bytes, and bytes become tokens. The vocabulary has learned which two neighbours to join, and "
+        "in\n"
         "which order: the pair that was learned first has the lowest rank.",
         "1-from-text-to-vectors#Text becomes ids",
         "tokens",

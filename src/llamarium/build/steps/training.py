@@ -1,4 +1,6 @@
 """Steps 16 to 18: the loss, a step of AdamW, and LoRA."""
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The mistakes are functions of any arguments.
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -194,15 +196,18 @@ STEPS = (
         (
             Mistake("The loss is on the prompt too; only the answer's tokens count.",
                     partial(_loss_so, of=lambda is_answer: np.ones(len(is_answer) - 1, bool))),
-            Mistake("The loss is on the prompt, and not on the answer.", partial(_loss_so, of=lambda is_answer: ~is_answer[1:])),
+            Mistake("The loss is on the prompt, and not on the answer.",
+                    partial(_loss_so, of=lambda is_answer: ~is_answer[1:])),
             Mistake("The mask is not shifted: is_answer[1:] belongs to the tokens that are predicted.",
                     partial(_loss_so, of=lambda is_answer: is_answer[:-1])),
-            Mistake("Logits and tokens are not shifted: the logits at t are of the token at t + 1.", partial(_loss_so, shift=0)),
+            Mistake("Logits and tokens are not shifted: the logits at t are of the token at t + 1.",
+                    partial(_loss_so, shift=0)),
             Mistake("The surprises are summed; their mean is wanted.", partial(_loss_so, joined=np.sum)),
             Mistake("The sum is divided by all tokens; only the answer's are counted.", _divided_by_all),
             Mistake("The logarithm is to the base of 2; nats are wanted (np.log).",
                     partial(_loss_so, surprise=lambda logprobs: -logprobs / np.log(2))),
-            Mistake("The sign is missing: log P is returned, and a loss is -log P.", partial(_loss_so, surprise=lambda logprobs: logprobs)),
+            Mistake("The sign is missing: log P is returned, and a loss is -log P.",
+                    partial(_loss_so, surprise=lambda logprobs: logprobs)),
             Mistake("The probabilities are averaged, not their logarithms.",
                     partial(_loss_so, joined=lambda logprobs: -np.log(np.exp(-logprobs).mean()))),
         ),
@@ -210,7 +215,8 @@ STEPS = (
     Step(
         adamw_step,
         "A step of AdamW",
-        "Each weight keeps a running mean of its gradient and of the gradient's square, and moves by their quotient: about\n"
+        "Each weight keeps a running mean of its gradient and of the gradient's square, and moves by their quotient: "
+        "about\n"
         "learning_rate, whatever the gradient's size is.",
         "5-how-a-sentence-grows#Learning",
         "learning",
@@ -234,13 +240,15 @@ STEPS = (
             Mistake("v is a mean of the gradient; of its square is meant.", partial(_adamw_so, how="no square")),
             Mistake("The weights move by the gradient; by m is meant.", partial(_adamw_so, how="gradient")),
             Mistake("The weights move uphill; the move is subtracted.", partial(_adamw_so, how="uphill")),
-            Mistake("The corrected m and v are kept; they are kept without correction.", partial(_adamw_so, how="corrected kept")),
+            Mistake("The corrected m and v are kept; they are kept without correction.",
+                    partial(_adamw_so, how="corrected kept")),
         ),
     ),
     Step(
         lora,
         "LoRA",
-        "Instead of a whole weight, two thin factors are learned beside it: their product has few numbers and moves the\n"
+        "Instead of a whole weight, two thin factors are learned beside it: their product has few numbers and moves "
+        "the\n"
         "weight's result.",
         "5-how-a-sentence-grows#Learning",
         "learning",
@@ -255,14 +263,17 @@ STEPS = (
             Mistake("alpha is divided by the root of the rank (rsLoRA); by the rank is meant.",
                     lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a) ** 0.5)),
             Mistake("alpha is left out.", lambda x, w, a, b, alpha: lora(x, w, a, b, len(a))),
-            Mistake("alpha is left out, and the correction is divided by the rank.", lambda x, w, a, b, alpha: lora(x, w, a, b, 1.0)),
-            Mistake("The base's product is left out.", lambda x, w, a, b, alpha: lora(x, np.zeros_like(w), a, b, alpha)),
+            Mistake("alpha is left out, and the correction is divided by the rank.",
+                    lambda x, w, a, b, alpha: lora(x, w, a, b, 1.0)),
+            Mistake("The base's product is left out.",
+                    lambda x, w, a, b, alpha: lora(x, np.zeros_like(w), a, b, alpha)),
             Mistake("The correction is subtracted.", lambda x, w, a, b, alpha: lora(x, w, a, b, -alpha)),
             Mistake("The factors are in the wrong order: x goes through a, then through b.",
                     lambda x, w, a, b, alpha: x @ w.T + np.float32(alpha / len(a)) * ((x @ b.T) @ a.T)),
             Mistake("The factors are not transposed: a product is x @ a.T, then @ b.T.",
                     lambda x, w, a, b, alpha: x @ w.T + np.float32(alpha / len(a)) * ((x @ a) @ b)),
-            Mistake("The base's product is scaled too.", lambda x, w, a, b, alpha: np.float32(alpha / len(a)) * (x @ w.T + (x @ a.T) @ b.T)),
+            Mistake("The base's product is scaled too.",
+                    lambda x, w, a, b, alpha: np.float32(alpha / len(a)) * (x @ w.T + (x @ a.T) @ b.T)),
         ),
     ),
 )  # fmt: skip

@@ -1,4 +1,6 @@
 """Steps 12 and 13: choosing a token, and the loop that writes."""
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The mistakes are functions of any arguments.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -137,9 +139,9 @@ def _in_order_of_ids(logits: Floats, temperature: float, top_p: float, u: float)
 
 
 def _generate_so(
-    ids: list[int], bos_id: int | None, stop_ids: list[int], max_new_tokens: int, next_logits: NextLogits, choose: Choose,
-    *, bos: str = "once", reads: Callable[[list[int]], list[int]] = lambda text: text, stops: bool = True,
-    keeps_stop: bool = False, extra: int = 0, with_prompt: bool = False,
+    ids: list[int], bos_id: int | None, stop_ids: list[int], max_new_tokens: int, next_logits: NextLogits,
+    choose: Choose, *, bos: str = "once", reads: Callable[[list[int]], list[int]] = lambda text: text,
+    stops: bool = True, keeps_stop: bool = False, extra: int = 0, with_prompt: bool = False,
 ) -> list[int]:  # fmt: skip
     """Write with one thing changed."""
     has_bos = bos == "never" or bos_id is None or (bos == "once" and ids[:1] == [bos_id])
@@ -194,26 +196,33 @@ STEPS = (
         ("",),
         (
             "Greedy first. Then: divide the logits, softmax, sort in descending order, cumulative sums.",
-            "np.searchsorted(sums, top_p) + 1 tokens are kept; searchsorted(sums of the kept / their total, u, 'right') is the place.",
+            "np.searchsorted(sums, top_p) + 1 tokens are kept; searchsorted(sums of the kept / their total, u, "
+            "'right') is the place.",
         ),
         _choose_cases,
         (
             Mistake("The temperature comes after the softmax; the logits are divided by it, before.",
                     partial(_choose_so, probabilities=lambda logits, t: _softmax(_softmax(logits) / t))),
-            Mistake("The temperature has no effect: probabilities that are divided by it and scaled again are what they were; divide the logits.",
+            Mistake("The temperature has no effect: probabilities that are divided by it and scaled again are what "
+                    "they were; divide the logits.",
                     partial(_choose_so, probabilities=lambda logits, t: _softmax(logits))),
             Mistake("The logits are multiplied by the temperature; they are divided by it.",
                     partial(_choose_so, probabilities=lambda logits, t: _softmax(logits * t))),
-            Mistake("top-p keeps tokens while their sum is at most top_p, which can leave out the first; the token that reaches top_p is kept too.",
+            Mistake("top-p keeps tokens while their sum is at most top_p, which can leave out the first; the token "
+                    "that reaches top_p is kept too.",
                     partial(_choose_so, kept_of=lambda ends, top_p: int((ends <= top_p).sum()))),
             Mistake("top-p leaves out the token that reaches top_p, but for the first; it is kept.",
                     partial(_choose_so, kept_of=lambda ends, top_p: max(1, int((ends <= top_p).sum())))),
-            Mistake("top-p keeps one token too many.", partial(_choose_so, kept_of=lambda ends, top_p: _until(ends, top_p) + 1)),
+            Mistake("top-p keeps one token too many.",
+                    partial(_choose_so, kept_of=lambda ends, top_p: _until(ends, top_p) + 1)),
             Mistake("top-p has no effect.", partial(_choose_so, kept_of=lambda ends, top_p: len(ends))),
             Mistake("The kept probabilities are not scaled to sum to 1 again.", partial(_choose_so, scaled=False)),
-            Mistake("The tokens are sorted from the least probable; the most probable come first.", _least_probable_first),
-            Mistake("The kept tokens lie in the order of their ids; they lie in descending order of probability.", _in_order_of_ids),
-            Mistake("The choice is always greedy; with a temperature above 0, u chooses.", lambda logits, t, p, u: int(logits.argmax())),
+            Mistake("The tokens are sorted from the least probable; the most probable come first.",
+                    _least_probable_first),
+            Mistake("The kept tokens lie in the order of their ids; they lie in descending order of probability.",
+                    _in_order_of_ids),
+            Mistake("The choice is always greedy; with a temperature above 0, u chooses.",
+                    lambda logits, t, p, u: int(logits.argmax())),
         ),
     ),
     Step(
@@ -229,14 +238,17 @@ STEPS = (
         ),
         _generate_cases,
         (
-            Mistake("BOS is put in front a second time, although the prompt has it (BOS twice).", partial(_generate_so, bos="always")),
+            Mistake("BOS is put in front a second time, although the prompt has it (BOS twice).",
+                    partial(_generate_so, bos="always")),
             Mistake("BOS is never put in front of a prompt that lacks it.", partial(_generate_so, bos="never")),
-            Mistake("The model reads only the last token; it reads all so far.", partial(_generate_so, reads=lambda text: text[-1:])),
+            Mistake("The model reads only the last token; it reads all so far.",
+                    partial(_generate_so, reads=lambda text: text[-1:])),
             Mistake("Stop ids do not end the text.", partial(_generate_so, stops=False)),
             Mistake("The stop id is part of the text; it only ends it.", partial(_generate_so, keeps_stop=True)),
             Mistake("One token too many is written.", partial(_generate_so, extra=1)),
             Mistake("One token too few is written.", partial(_generate_so, extra=-1)),
-            Mistake("The prompt is returned as well; only the new ids are wanted.", partial(_generate_so, with_prompt=True)),
+            Mistake("The prompt is returned as well; only the new ids are wanted.",
+                    partial(_generate_so, with_prompt=True)),
             Mistake("The model reads the prompt each time, without what was written.",
                     lambda ids, bos, stop, most, logits, choose: _forgetful(ids, bos, stop, most, logits, choose)),
         ),

@@ -1,0 +1,58 @@
+"""Write a Llama yourself: a folder with one file a step, each with the text of
+the step and an empty function. Fill them in the order of a pass; a check runs
+your function inside a real model, in place of the right one, and says where
+it parts first. Use NumPy or PyTorch, as you like.
+
+  llamarium build                 write my_llama/, or show how far it is
+  llamarium build check           check the next step that is open
+  llamarium build check rotate    check a step, by its name or number
+  llamarium build check --all     all steps, and the whole model
+  llamarium build hint rotate     a hint; again for the next one
+  llamarium build pack            make a course of some steps, for others
+
+When all steps stand, the folder is a model: llamarium chat -m my_llama
+"""
+
+import argparse
+from pathlib import Path
+
+from llamarium.cli.output import note, show
+from llamarium.cli.tables import table
+from llamarium.errors import escape
+
+FOLDER = "my_llama"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("folder", nargs="?", default=FOLDER, help=f"to write to (default: {FOLDER})")
+    parser.add_argument("--course", metavar="FILE", help="of `build pack`; else all steps")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the folder and show how far it is."""
+    from llamarium.build.folder import Course, start
+
+    folder = Path(args.folder)
+    written = start(folder, None if args.course is None else Course.read(Path(args.course)))
+    if written:
+        files = "1 file" if len(written) == 1 else f"{len(written)} files"
+        note(f"wrote {files} to {escape(folder)}; begin with {written[0].name}")
+    show_progress(folder)
+    where = "" if args.folder == FOLDER else f" --folder {escape(folder)}"
+    note(f"\nNext: fill in the function, then `llamarium build check{where}`")
+    return 0
+
+
+def show_progress(folder: Path) -> None:
+    """Print a table of the steps and what was reached."""
+    from llamarium.build.folder import Course, number_of, progress, step_named
+
+    reached = progress(folder)
+    shown = table("", "step", "about", "state", "tries", "hints", right=("", "tries", "hints"))
+    for step in map(step_named, Course.read(folder / "course.json").steps):
+        entry = reached.get(step.name, {})
+        state = "right" if entry.get("passed") else "open"
+        counts = (str(entry.get(name) or "") for name in ("tries", "hints"))
+        shown.add_row(str(number_of(step)), step.name, step.title, state, *counts)
+    show(shown)

@@ -1,0 +1,33 @@
+"""Show a hint for a step of your own Llama: two hints, and then the solution.
+Each call shows one more.
+
+  llamarium build hint rotate
+  llamarium build hint rotate --depth 3
+"""
+
+import argparse
+from pathlib import Path
+
+from llamarium.cli.build import FOLDER
+from llamarium.cli.options import whole_number
+from llamarium.cli.output import note
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("step", help="a step's name or number")
+    parser.add_argument(
+        "--depth", type=whole_number(1, 3), metavar="N", help="1, 2, or 3, the solution (default: the next)"
+    )
+    parser.add_argument("--folder", default=FOLDER, help=f"where it is noted (default: {FOLDER})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the hints up to a depth."""
+    from llamarium.build import hint
+
+    depth, text = hint(Path(args.folder), args.step, args.depth)
+    print(text)
+    if depth < 3:
+        note(f"\n{'One more hint' if depth == 1 else 'The solution'}: `llamarium build hint {args.step}`")
+    return 0

@@ -1,0 +1,42 @@
+"""Make a course for others: which steps, and which texts their functions are
+checked on. Learners begin with `llamarium build --course FILE`; with
+`llamarium build check --all --folder ...` you get a table of their results.
+
+  llamarium build pack course.json --steps rms_norm rotate attend
+  llamarium build pack course.json --texts sentences.txt
+"""
+
+import argparse
+from pathlib import Path
+
+from llamarium.cli.output import note
+from llamarium.errors import InputError, escape
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("out", metavar="FILE", help="the course to write, JSON")
+    parser.add_argument("--steps", nargs="+", metavar="STEP", help="names or numbers (default: all)")
+    parser.add_argument("--texts", metavar="FILE", help="one text a line (default: the library's sentences)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the course."""
+    from llamarium.build.folder import Course
+
+    whole = Course()
+    texts = whole.texts if args.texts is None else _lines(Path(args.texts))
+    course = Course.of(whole.steps if args.steps is None else args.steps, texts)
+    course.write(Path(args.out), force=args.force)
+    count = len(course.steps)
+    what = f"{count} step{'' if count == 1 else 's'}, {len(course.texts)} texts"
+    note(f"wrote {escape(args.out)}: {what}; learners begin with `llamarium build --course {escape(args.out)}`")
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{escape(path)}: cannot be read as text: {escape(error)}") from None
