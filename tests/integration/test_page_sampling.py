@@ -119,7 +119,7 @@ def test_the_cost_of_a_token_follows_from_the_shapes_and_is_measured(client: htt
     expected = token_cost(llama.runner, ids, num_rounds=1)
     for field in ("num_tokens", "flops", "flops_without", "cache_bytes_per_token"):
         assert told[field] == getattr(expected, field)
-    assert told["seconds"] > 0 and told["seconds_without"] > 0 and told["num_rounds"] == 5
+    assert told["seconds"] > 0 and told["seconds_without"] > 0 and told["num_rounds"] in (1, 2, 3)
     assert told["largest_difference"] == 0  # this runner is exact by rows
 
 

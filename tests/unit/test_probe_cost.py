@@ -34,6 +34,10 @@ def test_a_step_is_one_token_over_the_kept_ones(model: LlamaForCausalLM) -> None
     assert 0 <= found.largest_difference < 1e-4
 
 
+def test_a_slow_pass_is_measured_less_often(model: LlamaForCausalLM) -> None:
+    assert token_cost(ModuleRunner(model), [1, 2], num_rounds=9, within_s=0).num_rounds == 1
+
+
 def test_what_cannot_be_measured_is_refused(model: LlamaForCausalLM) -> None:
     runner = ModuleRunner(model)
     with pytest.raises(InputError, match="num_rounds"):

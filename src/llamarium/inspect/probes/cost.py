@@ -3,6 +3,7 @@
 Operations follow from the shapes (`cost.py`). Times are measured, on this machine, beside what else it does.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class TokenCost(JsonView):
         flops_without: Operations without it: of all T tokens. Logits are of the last one in both.
         seconds: Measured with the cache, the median of the rounds.
         seconds_without: Measured without it, the median too.
-        num_rounds: How often each was measured, after one run that warms up.
+        num_rounds: How often each was measured.
         cache_bytes_per_token: The token's keys and values, in all layers.
         largest_difference: Between the logits of the two ways; 0 where the runner is exact by rows.
     """
@@ -48,10 +49,13 @@ def token_cost(
     ids: Sequence[int],
     *,
     num_rounds: int = 3,
+    within_s: float = math.inf,
     adapter: int = -1,
     kv_cache_dtype: CacheDtype = "auto",
 ) -> TokenCost:
     """Count and measure what the last token of a text costs; see `Inspector.token_cost`.
+
+    No further round begins after `within_s` seconds. Nothing is run before the first one, whose passes may be slower.
 
     Raises:
         InputError: For invalid ids, or rounds out of range.
@@ -62,18 +66,20 @@ def token_cost(
     known = check_ids(runner.config, ids)
     memory = Memory(runner, len(known), kv_cache_dtype)
     sequence = memory.begin(known, len(known), adapter)
-    _timed(runner, memory, sequence, 0)
+    begin = time.perf_counter()
     without, kept = list[tuple[float, Logits]](), list[tuple[float, Logits]]()
     for _ in range(num_rounds):  # in turn, so that both have the same of what else the machine does
         without.append(_timed(runner, memory, sequence, 0))
         kept.append(_timed(runner, memory, sequence, len(known) - 1))
+        if time.perf_counter() - begin > within_s:
+            break
     return TokenCost(
         num_tokens=len(known),
         flops=flops(runner.config, 1, len(known) - 1),
         flops_without=flops(runner.config, len(known)),
         seconds=statistics.median(seconds for seconds, _ in kept),
         seconds_without=statistics.median(seconds for seconds, _ in without),
-        num_rounds=num_rounds,
+        num_rounds=len(kept),
         cache_bytes_per_token=memory.cache.num_bytes // (memory.cache.num_blocks * memory.cache.block_size),
         largest_difference=float(abs(kept[0][1] - without[0][1]).max()),
     )

@@ -35,7 +35,7 @@ MAX_SCORED = 128
 
 _OF_FORM = frozenset({"response_format", "tools", "tool_choice", "parallel_tool_calls"})
 
-_ROUNDS, _LONG = 5, 256  # a long text is measured once
+_MEASURING_S = 0.1  # a text whose passes take longer is measured once
 
 
 @router.post("/passes/{pass_id}/sampler")
@@ -105,10 +105,8 @@ async def cost(requested: OfPass) -> TokenCost:
         raise ApiError(400, message, code="invalid_parameter", param="id")
 
     def read(_: "Llama", engine: "TextEngine") -> TokenCost:
-        rounds = 1 if len(one.ids) > _LONG else _ROUNDS
-        return token_cost(
-            engine.runner, one.ids, num_rounds=rounds, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype
-        )
+        how = one.adapter_idx, engine.kv_cache_dtype
+        return token_cost(engine.runner, one.ids, within_s=_MEASURING_S, adapter=how[0], kv_cache_dtype=how[1])
 
     return await work_on(requested.request, "id", read)
 
