@@ -2,14 +2,16 @@
 
 Two prompts of the same length differ in something ("The capital of France is", "The capital of Italy is"). Into a pass
 of the one goes what a part of the model has computed for the other, at one layer and one position; where the answer
-turns, there lay the difference. A grid is such a pass for every layer and position. Both prompts are run once; a cell
-is run from the layer that is patched, all positions of a layer side by side.
+turns, there lay the difference. A grid is such a pass for every layer and position. Both prompts are run once; of a
+cell run the tokens from the patched one on, through the layers from the patched one on, over the base's keys and values
+of the tokens before: many cells of a layer side by side. Where both prompts have the same, a cell is the base's pass.
+A model with hooks, which may see whole texts or another mask, runs whole from that layer on.
 
 Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", section 2.1; Heimersheim & Nanda 2024,
 "How to use and interpret activation patching".
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -34,9 +36,7 @@ from llamarium.runtime.taps import Key
 PatchPart = Literal["residual", "attention", "mlp"]
 """The stream after a layer; what its attention, or its MLP, adds."""
 
-_NAMES: dict[PatchPart, tuple[str, ...]] = {
-    "residual": ("resid",), "attention": ("embed", "resid", "attn_out"), "mlp": ("embed", "resid", "mlp_out")
-}  # fmt: skip
+_NAMES: dict[PatchPart, str] = {"residual": "resid", "attention": "attn_out", "mlp": "mlp_out"}
 _TOKENS = 256  # of rows that are run side by side; an answer waits for one of their products at most
 _PROBABLE = 10  # tokens that rounding is measured on
 
@@ -78,12 +78,15 @@ class PatchGrid:
             )
         for token_id in (target_id, target_id if against_id is None else against_id):
             check_token(token_id, model.config.vocab_size)
-        self._model, self._part, self._target, self._against = in_float32(model), part, target_id, against_id
+        self._part: PatchPart = part
+        self._model, self._target, self._against = in_float32(model), target_id, against_id
+        self._runs_whole = _is_hooked(self._model)
         self.base_ids = tuple(base_ids)
         self.layers = tuple(sorted(indices(layers, model.config.num_hidden_layers, "layers")))
         self.positions = tuple(sorted(indices(positions, num_tokens, "positions")))
-        self._base = trace(runner_of(self._model), base_ids, names=[*_NAMES[part], "logits"])
-        self._source = trace(runner_of(self._model), source_ids, names=[*_NAMES[part], "logits"])
+        names = [_NAMES[part], "logits"]
+        self._base = trace(runner_of(self._model), base_ids, names=[*names, "embed", "resid", "k_rot", "v"])
+        self._source = trace(runner_of(self._model), source_ids, names=names)
         logits = [self._tensor(seen, ("logits", None))[-1:] for seen in (self._base, self._source)]
         self.base, self.source = (self._measure(logits_1V)[0] for logits_1V in logits)
         runner = answering or runner_of(model)
@@ -93,45 +96,62 @@ class PatchGrid:
         """Yield the cells, layer by layer; closing the generator ends the work."""
         total, done = len(self.layers) * len(self.positions), 0
         whole = self.source.logit - self.base.logit
-        at_once = max(1, _TOKENS // len(self._base.token_ids))
         for layer in self.layers:
-            for start in range(0, len(self.positions), at_once):
-                positions = self.positions[start : start + at_once]
-                for position, found in zip(positions, self._run(layer, positions), strict=True):
-                    done += 1
+            for positions, changed in self._groups(layer):
+                patched = dict(zip(changed, self._run(layer, changed), strict=True)) if changed else {}
+                for position in positions:
+                    done, found = done + 1, patched.get(position, self.base)
                     recovered = None if whole == 0 else (found.logit - self.base.logit) / whole
                     yield PatchCell(layer, position, found.logit, found.probability, recovered, done, total)
 
+    def _groups(self, layer: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield positions that are run side by side, and those of them at which the prompts differ, in order."""
+        key, num_tokens = (_NAMES[self._part], layer), len(self.base_ids)
+        differs_T = (self._base.arrays[key] != self._source.arrays[key]).any(-1)
+        group, room = list[int](), _TOKENS
+        for position in self.positions:
+            needed = (num_tokens - (0 if self._runs_whole else position)) * int(differs_T[position])
+            if group and needed > room:
+                yield group, [one for one in group if differs_T[one]]
+                group, room = [], _TOKENS
+            group.append(position)
+            room -= needed
+        yield group, [one for one in group if differs_T[one]]
+
     @torch.inference_mode()
     def _run(self, layer: int, positions: Sequence[int]) -> list[Measured]:
-        """Run the base with each of these positions patched, side by side: B rows."""
-        shell, ids = shell_of(self._model), self._base.token_ids
-        shell.model.layers = nn.ModuleList([*self._start(shell, layer, positions), *shell.model.layers[layer + 1 :]])
-        ids_BT = torch.tensor(ids, device=self._model.device).repeat(len(positions), 1)
-        positions_1T = torch.arange(len(ids), device=self._model.device).unsqueeze(0)
+        """Run the base with each of these positions patched, side by side."""
+        shell, device, num_tokens = shell_of(self._model), self._model.device, len(self.base_ids)
+        first = [0] * len(positions) if self._runs_whole else positions
+        places = [(cell, at) for cell, start in enumerate(first) for at in range(start, num_tokens)]
+        cells_M, at_M = torch.tensor(places, device=device).unbind(1)
+        is_patched_M = at_M == torch.tensor(positions, device=device)[cells_M]
+        shape = (len(positions), num_tokens) if self._runs_whole else (1, len(places))
+        start = self._start(shell, layer, at_M.view(shape), is_patched_M.view(shape))
+        shell.model.layers = nn.ModuleList([*start, *shell.model.layers[layer + 1 :]])
+        attend = CausalAttend() if self._runs_whole else _Rest(cells_M, at_M, self._kept)
+        ids_BT = torch.tensor(self.base_ids, device=device)[at_M].view(shape)
         with threads_for(self._model):
-            return self._measure(self._model.logits(shell.model(ids_BT, positions_1T, CausalAttend())[:, -1]))
+            stream_MD = shell.model(ids_BT, at_M.view(shape), attend).flatten(0, 1)
+            return self._measure(self._model.logits(stream_MD[at_M == num_tokens - 1]))
 
-    def _start(self, shell: LlamaForCausalLM, layer: int, positions: Sequence[int]) -> list[nn.Module]:
+    def _start(self, shell: LlamaForCausalLM, layer: int, at_BT: Tensor, is_patched_BT: Tensor) -> list[nn.Module]:
         """Return stand-ins for the layers up to the patched one, whose output is known but for the rest of the last."""
+        key = _NAMES[self._part], layer
+        put_BTD = self._tensor(self._base, key)[at_BT]
+        put_BTD[is_patched_BT] = self._tensor(self._source, key)[at_BT[is_patched_BT]]
         if self._part == "residual":
-            return [_Given(self._put(("resid", layer), positions))]
-        before = self._tensor(self._base, ("embed", None) if layer == 0 else ("resid", layer - 1))
+            return [_Given(put_BTD)]
+        before_TD = self._tensor(self._base, ("embed", None) if layer == 0 else ("resid", layer - 1))
         module = shell.model.layers[layer]
-        if self._part == "attention":
-            module.self_attn = _Given(self._put(("attn_out", layer), positions))
-        else:
-            module.mlp = _Given(self._put(("mlp_out", layer), positions))
-        return [_Given(before.repeat(len(positions), 1, 1)), module]
+        setattr(module, "self_attn" if self._part == "attention" else "mlp", _Given(put_BTD))
+        return [_Given(before_TD[at_BT]), module]
+
+    def _kept(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._tensor(self._base, ("k_rot", layer)), self._tensor(self._base, ("v", layer))
 
     def _tensor(self, seen: Trace, key: Key) -> Tensor:
         return torch.from_numpy(seen.arrays[key]).to(self._model.device, self._model.dtype)
-
-    def _put(self, key: Key, positions: Sequence[int]) -> Tensor:
-        """Return what the base has computed, a row for each position, which is the source's there: (B, T, D)."""
-        rows_BTD = self._tensor(self._base, key).repeat(len(positions), 1, 1)
-        rows_BTD[list(range(len(positions))), list(positions)] = self._tensor(self._source, key)[list(positions)]
-        return rows_BTD
 
     def _floor(self, answering: Runner, exact: Trace) -> float:
         """Return the largest difference of a probable token's logit, or of two such tokens' difference."""
@@ -159,3 +179,28 @@ class _Given(nn.Module):
 
     def forward(self, *_: object) -> Tensor:
         return self._output
+
+
+class _Rest:
+    """An `Attend` for the last tokens of some cells, packed into one row; what is before them is the base's.
+
+    Attention runs in the shape of whole passes side by side, so that it has their bits.
+    """
+
+    def __init__(self, cells_M: Tensor, at_M: Tensor, base: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+        self._places, self._base = (cells_M, at_M), base
+        self._num_cells = int(cells_M[-1]) + 1  # sync: an experiment
+        self._attend = CausalAttend()
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        k_TKH, v_TKH = self._base(layer_idx)
+        none_TNH = q_BTNH.new_zeros(len(k_TKH), *q_BTNH.shape[2:])
+        whole = [x.repeat(self._num_cells, 1, 1, 1) for x in (none_TNH, k_TKH, v_TKH)]
+        for x, own in zip(whole, (q_BTNH, k_BTKH, v_BTKH), strict=True):
+            x[self._places] = own[0]
+        return self._attend(layer_idx, *whole)[self._places].unsqueeze(0)
+
+
+def _is_hooked(model: nn.Module) -> bool:
+    """Whether a caller's code runs in a pass, which may expect whole texts."""
+    return any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in model.modules())  # pyright: ignore[reportPrivateUsage]
