@@ -23,7 +23,7 @@ from page_browser import (
 from serving import CHAT, HELLO, Running
 
 OTHER = "The dog sat on the mat"
-VIEWS = ("lens-grid", "heads-looking", "attribution", "ablate", "patch", "steer")
+VIEWS = ("lens-grid", "heads-looking", "attribution", "ablate", "patch", "steer", "probes")
 FIELDS = {"ablate": {"edits": "head:0:1:0:;mlp:1::-1:2,3", "goes_on": 12}, "patch": {"source": OTHER}}
 
 pytest_plugins = ["page_browser"]
@@ -332,7 +332,7 @@ def test_the_figure_comes_first(page: Page, served: Running, view: str) -> None:
         page.set_viewport_size({"width": width, "height": height})
         page.goto(link(served, stage=view, layer=1, pos=5, **FIELDS.get(view, {})))
         settled(page)
-        box = page.locator("main article").locator("canvas, table").first.bounding_box()
+        box = page.locator("main article").locator("canvas, table, svg[role=img]").first.bounding_box()
         assert box is not None and box["y"] < 0.85 * height, (view, width, box)
         assert len(page.locator("article > p.lead").inner_text().split()) <= 25
     page.set_viewport_size({"width": 1280, "height": 900})

@@ -22,7 +22,7 @@ VIEWS: dict[str, dict[str, Any]] = {
     "map": {}, "tokens": {}, "embedding": {}, "norm": {}, "qkv": {}, "rope": {}, "attention": {}, "heads": {},
     "mlp": {}, "context": {"other": OTHER}, "bits": {}, "learning": {"step": "SGD 0.001"},
     "residual": {"token": 900}, "lens": {"token": 900}, "sampler": {}, "growth": {}, "lens-grid": {"token": 900},
-    "heads-looking": {}, "attribution": {"token": 900, "against": 901},
+    "heads-looking": {}, "probes": {}, "attribution": {"token": 900, "against": 901},
     "ablate": {"edits": "head:0:1:0:;mlp:1::-1.5:2,3;embed:::2:", "goes_on": 12}, "patch": {"source": OTHER},
     "steer": {"toward": "It is \"good\"", "away": "It's\\bad"},
 }  # fmt: skip

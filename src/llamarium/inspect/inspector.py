@@ -14,8 +14,9 @@ from llamarium.extras import has_torch, need_torch
 from llamarium.generation.text_model import TextModel, compiled
 from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
-from llamarium.inspect.measures import comparison
+from llamarium.inspect.measures import after_error, comparison, probe_tasks
 from llamarium.inspect.measures import head_kinds as head_kinds_of
+from llamarium.inspect.measures import linear_probe as linear_probes
 from llamarium.inspect.probes import attribution, heads, neurons
 from llamarium.inspect.probes.cost import TokenCost, token_cost
 from llamarium.inspect.probes.sampling import SamplerSteps, sampler_steps
@@ -123,6 +124,54 @@ class Inspector(Generic[LlamaT]):
         against_id = None if against is None else self._token(against)
         seen = trace(llama.runner, llama.encode(text), names=attribution.NAMES, positions=[position])
         return attribution.attribute(llama.runner, seen, target_id, position=position, against_id=against_id)
+
+    def probe(
+        self,
+        examples: "probe_tasks.ProbeTask | Sequence[tuple[Prompt, str, str]]",
+        *,
+        ridge: float = 1.0,
+        num_splits: int = 5,
+        seed: int = 0,
+    ) -> linear_probes.LinearProbe:
+        """Return how well a linear map reads a property from the stream of a token, before and after each layer.
+
+        Args:
+            examples: The name of a bundled task; or (prompt, label, group), where the last token's stream is read, and
+                a group, such as the examples of one word, is fitted or tested on as a whole.
+            ridge: The penalty on the map's length, for standardised streams.
+            num_splits: Random halves that are fitted and tested on in turn.
+            seed: Chooses them, and shuffles the labels of the control.
+        """
+        llama = self._llama
+        if isinstance(examples, str):
+            chosen = probe_tasks.examples_of(examples, llama.tokenizer)
+        else:
+            chosen = [linear_probes.Example(llama.encode(text), label, group) for text, label, group in examples]
+        return linear_probes.linear_probe(llama.runner, chosen, ridge=ridge, num_splits=num_splits, seed=seed)
+
+    def surprise_after_error(
+        self,
+        texts: Sequence[Prompt] = after_error.TEXTS,
+        *,
+        kind: after_error.ErrorKind = "likely",
+        num_tokens: int = 16,
+        stride: int = 4,
+        seed: int = 0,
+    ) -> after_error.AfterError:
+        """Return how surprised the model is by a text behind a wrong token in it, by distance, in the mean.
+
+        Args:
+            texts: English sentences that are bundled, where left out.
+            kind: Whether the wrong token is the likeliest one, or random.
+            num_tokens: The distances: 1 to this one.
+            stride: Every so many tokens of a text are replaced, one at a time, from the fifth on.
+            seed: Chooses random tokens.
+        """
+        llama = self._llama
+        return after_error.surprise_after_error(
+            llama.runner, [llama.encode(text) for text in texts], kind=kind, num_tokens=num_tokens, stride=stride,
+            seed=seed,
+        )  # fmt: skip
 
     def neurons(self, text: Prompt, layer: int, *, position: int = -1, k: int = 10) -> neurons.Neurons:
         """Return the neurons of a layer that fire most for a token, with their values on every token of the text."""

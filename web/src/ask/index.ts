@@ -8,4 +8,5 @@ export const asking: readonly ViewEntry[] = [
   { id: "ablate", title: "Ablation", component: () => import("./Edits.svelte"), uses: ["layer", "head"] },
   { id: "patch", title: "Activation patching", component: () => import("./Patching.svelte"), uses: [] },
   { id: "steer", title: "Steering", component: () => import("./Steering.svelte"), uses: ["layer"] },
+  { id: "probes", title: "Linear probes", component: () => import("./Probes.svelte"), uses: ["layer"] },
 ];

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from llamarium.inspect.lens import STREAMS, Lens
 from llamarium.inspect.lens import lens as read_stream
 from llamarium.inspect.measures import head_kinds as kinds_of
+from llamarium.inspect.measures.after_error import AfterError
 from llamarium.inspect.measures.head_kinds import HeadKinds
+from llamarium.inspect.measures.linear_probe import LinearProbe
 from llamarium.inspect.probes import attribution as attributions
 from llamarium.inspect.probes import heads as heads_of
 from llamarium.inspect.probes import neurons as neurons_of
@@ -163,6 +165,18 @@ async def rope(request: Request, query: Annotated[schema.RopeQuery, Query()]) ->
         )
 
     return await work_on(request, "position", read)
+
+
+@router.get("/linear_probe")
+async def linear_probe(request: Request, query: Annotated[schema.LinearProbeQuery, Query()]) -> LinearProbe:
+    """Return how well a linear map reads a property from the stream, before and after each layer."""
+    return await work_on(request, "task", lambda llama, _: llama.inspect.probe(query.task))
+
+
+@router.get("/after_error")
+async def after_error(request: Request, query: Annotated[schema.AfterErrorQuery, Query()]) -> AfterError:
+    """Return how surprised the model is by texts behind a wrong token, by distance."""
+    return await work_on(request, "kind", lambda llama, _: llama.inspect.surprise_after_error(kind=query.kind))
 
 
 @router.get("/passes/{pass_id}/distances")

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from llamarium.inspect.measures.after_error import ErrorKind
+from llamarium.inspect.measures.probe_tasks import ProbeTask
 from llamarium.inspect.probes.rope import RopePair
 from llamarium.page.schema.base import Query, View
 from llamarium.page.schema.model import PublishedShape
@@ -121,3 +123,15 @@ class DistancesView(View):
 
     distances: tuple[int, ...]
     scores: tuple[float, ...]
+
+
+class LinearProbeQuery(Query):
+    """`GET /inspect/linear_probe`: a bundled property that is read from the stream."""
+
+    task: ProbeTask
+
+
+class AfterErrorQuery(Query):
+    """`GET /inspect/after_error`: which wrong token is put into the bundled texts."""
+
+    kind: ErrorKind = "likely"

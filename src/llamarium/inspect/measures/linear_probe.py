@@ -1,0 +1,151 @@
+"""Linear probes: can a property of a token be read from its stream by one linear map, and after which layer?
+
+A probe is fitted on the streams of some examples and tested on others, whose words it has not seen. An accuracy near
+chance means that no linear map was found; a high one that the property can be read there, not that the model uses it.
+The control is the same probe for labels that were shuffled: what it reaches above chance is the probe's own doing.
+
+Streams are standardised by the mean and deviation of the training half. The probe is ridge regression onto the classes,
+solved in its dual form, as there are fewer examples than columns.
+
+Source: Alain & Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt & Liang 2019,
+"Designing and Interpreting Probes with Control Tasks", for the control.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.errors import InputError, LlamariumError
+from llamarium.inspect.forward import Memory
+from llamarium.inspect.json_values import JsonView
+from llamarium.inspect.numbers import Floats
+from llamarium.inspect.shapes import check_finite
+from llamarium.inspect.tokens import check_count, check_ids
+from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
+from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.runner import Runner
+from llamarium.runtime.taps import Key, Taps
+
+_TOKENS = 512
+"""Of a batch: bounds the streams that are held at once."""
+
+MAX_EXAMPLES = 1024
+"""Of one probe: its time grows with their third power."""
+
+
+class Example(NamedTuple):
+    """A prompt, whose last token's stream is read; what is to be read; and its group.
+
+    A group is trained on or tested on as a whole: give the examples of one word the same.
+    """
+
+    prompt_ids: Sequence[int]
+    label: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedLayer:
+    """The probe of one layer.
+
+    Attributes:
+        layer: The stream after this layer; None is the embedding row.
+        accuracy: Share of the held-out examples whose label is found, the mean over the splits.
+        error: The standard deviation of that over the splits.
+        control: The accuracy for shuffled labels.
+    """
+
+    layer: int | None
+    accuracy: float
+    error: float
+    control: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearProbe(JsonView):
+    """Probes of all layers; `chance` is the share of the most frequent of the `labels`."""
+
+    labels: tuple[str, ...]
+    num_examples: int
+    num_splits: int
+    chance: float
+    layers: tuple[ProbedLayer, ...]
+
+
+def linear_probe(
+    runner: Runner, examples: Sequence[Example], *, ridge: float = 1.0, num_splits: int = 5, seed: int = 0
+) -> LinearProbe:
+    """Fit and test a probe of each layer; see `Inspector.probe`.
+
+    Raises:
+        InputError: If there are fewer than two labels or groups, or too many examples, or a number is out of range.
+        ContextLengthError: If a prompt is longer than the context.
+        LlamariumError: If the streams are not finite.
+    """
+    labels, label_E = _numbered([one.label for one in examples], "labels")
+    groups, group_E = _numbered([one.group for one in examples], "groups")
+    check_count(len(examples), "the number of examples", MAX_EXAMPLES)
+    check_count(num_splits, "num_splits", 100)
+    check_finite("ridge", ridge)
+    if ridge <= 0:
+        raise InputError(f"ridge is {ridge}; expected a number above 0")
+    streams_LED = np.concatenate(list(_streams(runner, examples)), axis=1)
+    if not np.isfinite(streams_LED).all():
+        raise LlamariumError("the model's streams are not finite, so nothing can be read from them")
+    rng = np.random.default_rng(seed)
+    tests_SE = [np.isin(group_E, rng.permutation(len(groups))[: len(groups) // 2]) for _ in range(num_splits)]
+    shuffled_E = rng.permutation(label_E)
+    found = [
+        ProbedLayer(
+            None if place == 0 else place - 1,
+            *_mean_and_deviation([_accuracy(x_ED, label_E, test_E, ridge) for test_E in tests_SE]),
+            control=_mean_and_deviation([_accuracy(x_ED, shuffled_E, test_E, ridge) for test_E in tests_SE])[0],
+        )
+        for place, x_ED in enumerate(streams_LED)
+    ]
+    chance = float(np.bincount(label_E).max() / len(label_E))
+    return LinearProbe(labels, len(examples), num_splits, chance, tuple(found))
+
+
+def _numbered(values: Sequence[str], what: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the different values in order, and each one's place among them."""
+    names = tuple(sorted(set(values)))
+    if len(names) < 2:
+        raise InputError(f"the examples have {len(names)} {what}; expected two or more")
+    return names, np.array([names.index(value) for value in values])
+
+
+def _streams(runner: Runner, examples: Sequence[Example]) -> Iterator[Floats]:
+    """Yield the streams of some examples' last tokens, side by side: (L + 1, C, D), from the embedding on."""
+    c = runner.config
+    keys: list[Key] = [("embed", None), *(("resid", layer) for layer in range(c.num_hidden_layers))]
+    waiting = [check_ids(c, one.prompt_ids) for one in examples]
+    while waiting:
+        count = max(1, int((np.cumsum([len(ids) for ids in waiting]) <= _TOKENS).sum()))
+        texts, waiting = waiting[:count], waiting[count:]
+        memory = Memory(runner, sum(blocks_for(len(ids)) for ids in texts) * BLOCK_SIZE)
+        spans = [Span(ids, 0, memory.begin(ids, len(ids)).table.blocks, num_logits=0) for ids in texts]
+        taps = Taps(keys)
+        runner.run(pack(spans), memory.cache, taps)
+        last_C = np.cumsum([len(ids) for ids in texts]) - 1
+        yield np.stack([np.concatenate(taps.kept[key])[last_C] for key in keys])
+
+
+def _accuracy(x_ED: Floats, label_E: NDArray[np.int64], test_E: NDArray[np.bool_], ridge: float) -> float:
+    """Fit on the examples that are not tested, and return the share of the others whose label is found."""
+    train_E = ~test_E
+    x_ED = (x_ED - x_ED[train_E].mean(0)) / (x_ED[train_E].std(0) + 1e-6)
+    target_EC = np.eye(label_E.max() + 1, dtype=np.float32)[label_E]
+    bias_C = target_EC[train_E].mean(0)
+    gram_EE = x_ED @ x_ED[train_E].T / x_ED.shape[1]  # the mean over the columns, so that ridge has no scale
+    penalty = ridge * np.eye(int(train_E.sum()), dtype=np.float32)
+    dual_EC = np.linalg.solve(gram_EE[train_E] + penalty, target_EC[train_E] - bias_C)
+    found_E = (gram_EE[test_E] @ dual_EC + bias_C).argmax(1)
+    return float((found_E == label_E[test_E]).mean())
+
+
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values))
