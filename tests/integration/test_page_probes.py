@@ -181,6 +181,22 @@ def test_what_there_is_not_is_refused_by_its_field(client: httpx.Client, path: s
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
+def test_linear_probes_and_surprise_after_an_error(running: Running, llama: Llama) -> None:
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        told = ask(client, "/inspect/linear_probe", task="part of speech")
+        assert told == llama.inspect.probe("part of speech").to_dict()
+        assert ask(client, "/inspect/after_error", kind="random") == (
+            llama.inspect.surprise_after_error(kind="random").to_dict()
+        )
+        for path, param in (
+            ("linear_probe", "task"),
+            ("linear_probe?task=tense", "task"),
+            ("after_error?kind=x", "kind"),
+        ):
+            answer = client.get(f"/inspect/{path}")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
 def test_a_position_outside_of_the_context_is_refused(client: httpx.Client) -> None:
     for query in ({"position": 512}, {"position": 131072, "shape": "llama-3.2-1b"}):
         answer = client.get("/inspect/rope", params=query)

@@ -19,7 +19,7 @@ def letters() -> llamarium.Llama:
 def test_streams_are_those_of_a_trace(letters: llamarium.Llama) -> None:
     """Whatever company a prompt has in its batch."""
     prompts = [letters.encode(text) for text in ("O Romeo", "To be, or not to be", "a")]
-    streams_LED = np.concatenate(list(_streams(letters.runner, [Example(ids, "", "") for ids in prompts])), axis=1)
+    streams_LED = np.concatenate(list(_streams(letters.runner, [Example(ids, "", "") for ids in prompts], int)), axis=1)
     for at, ids in enumerate(prompts):
         seen = letters.trace(ids, names=["embed", "resid"], positions=[-1]).arrays
         np.testing.assert_array_equal(streams_LED[0, at], seen["embed", None][0])
@@ -98,9 +98,7 @@ def test_an_unknown_task_or_kind_is_refused_by_name(letters: llamarium.Llama) ->
         letters.inspect.surprise_after_error(kind="typo")  # pyright: ignore[reportArgumentType]
 
 
-def test_streams_that_are_not_finite_are_refused(
-    letters: llamarium.Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_that_are_not_finite_are_refused(letters: llamarium.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = iter([np.full((7, 2, 4), np.nan, np.float32)])
     monkeypatch.setattr("llamarium.inspect.measures.linear_probe._streams", lambda *_: bad)
     with pytest.raises(llamarium.errors.LlamariumError, match="not finite"):
@@ -143,3 +141,20 @@ def test_texts_without_room_for_an_error_are_refused(letters: llamarium.Llama) -
         letters.inspect.surprise_after_error(["Twenty letters, all."])
     with pytest.raises(InputError, match="stride is 0"):
         letters.inspect.surprise_after_error(["To be"], stride=0)
+
+
+def test_work_that_nobody_wants_any_more_ends(letters: llamarium.Llama) -> None:
+    """The page's routes ask before each part."""
+    calls = list[int]()
+
+    def leave() -> None:
+        calls.append(0)
+        if len(calls) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        linear_probe(letters.runner, examples_of("number", letters.tokenizer), before_batch=leave)
+    calls.clear()
+    with pytest.raises(InterruptedError):
+        after_error.surprise_after_error(letters.runner, [[1] * 30] * 3, before_text=leave)
+    assert len(calls) == 2

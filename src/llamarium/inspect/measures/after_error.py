@@ -8,7 +8,7 @@ Recurrent Neural Networks", section 2, exposure bias).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -74,8 +74,11 @@ def surprise_after_error(
     num_tokens: int = 16,
     stride: int = 4,
     seed: int = 0,
+    before_text: Callable[[], object] = int,
 ) -> AfterError:
     """Replace tokens of texts one at a time; see `Inspector.surprise_after_error`.
+
+    `before_text` is called before each text; an exception of it ends the work.
 
     Raises:
         InputError: If no text has room for a place, or a number is out of range.
@@ -86,7 +89,10 @@ def surprise_after_error(
     check_count(num_tokens, "num_tokens", num_rows(runner.config.vocab_size))
     check_count(stride, "stride", runner.config.max_position_embeddings)
     known, rng = [check_ids(runner.config, ids) for ids in texts], np.random.default_rng(seed)
-    pairs_2PD = [pair for ids in known for pair in _of_text(runner, ids, kind, num_tokens, stride, rng)]
+    pairs_2PD: list[NDArray[np.float64]] = []
+    for ids in known:
+        before_text()
+        pairs_2PD.extend(_of_text(runner, ids, kind, num_tokens, stride, rng))
     if not pairs_2PD:
         least = _FIRST + num_tokens + 1
         raise InputError(f"no text has {least} tokens, as {num_tokens} after an error need; use longer texts")

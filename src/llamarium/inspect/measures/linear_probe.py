@@ -11,7 +11,7 @@ Source: Alain & Bengio 2016, "Understanding intermediate layers using linear cla
 "Designing and Interpreting Probes with Control Tasks", for the control.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Key, Taps
 
-_TOKENS = 512
+_TOKENS = 256
 """Of a batch: bounds the streams that are held at once."""
 
 MAX_EXAMPLES = 1024
@@ -76,9 +76,17 @@ class LinearProbe(JsonView):
 
 
 def linear_probe(
-    runner: Runner, examples: Sequence[Example], *, ridge: float = 1.0, num_splits: int = 5, seed: int = 0
+    runner: Runner,
+    examples: Sequence[Example],
+    *,
+    ridge: float = 1.0,
+    num_splits: int = 5,
+    seed: int = 0,
+    before_batch: Callable[[], object] = int,
 ) -> LinearProbe:
     """Fit and test a probe of each layer; see `Inspector.probe`.
+
+    `before_batch` is called before each batch of prompts; an exception of it ends the work.
 
     Raises:
         InputError: If there are fewer than two labels or groups, or too many examples, or a number is out of range.
@@ -92,7 +100,7 @@ def linear_probe(
     check_finite("ridge", ridge)
     if ridge <= 0:
         raise InputError(f"ridge is {ridge}; expected a number above 0")
-    streams_LED = np.concatenate(list(_streams(runner, examples)), axis=1)
+    streams_LED = np.concatenate(list(_streams(runner, examples, before_batch)), axis=1)
     if not np.isfinite(streams_LED).all():
         raise LlamariumError("the model's streams are not finite, so nothing can be read from them")
     rng = np.random.default_rng(seed)
@@ -118,12 +126,13 @@ def _numbered(values: Sequence[str], what: str) -> tuple[tuple[str, ...], NDArra
     return names, np.array([names.index(value) for value in values])
 
 
-def _streams(runner: Runner, examples: Sequence[Example]) -> Iterator[Floats]:
+def _streams(runner: Runner, examples: Sequence[Example], before_batch: Callable[[], object]) -> Iterator[Floats]:
     """Yield the streams of some examples' last tokens, side by side: (L + 1, C, D), from the embedding on."""
     c = runner.config
     keys: list[Key] = [("embed", None), *(("resid", layer) for layer in range(c.num_hidden_layers))]
     waiting = [check_ids(c, one.prompt_ids) for one in examples]
     while waiting:
+        before_batch()
         count = max(1, int((np.cumsum([len(ids) for ids in waiting]) <= _TOKENS).sum()))
         texts, waiting = waiting[:count], waiting[count:]
         memory = Memory(runner, sum(blocks_for(len(ids)) for ids in texts) * BLOCK_SIZE)

@@ -8,10 +8,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.inspect.lens import STREAMS, Lens
 from llamarium.inspect.lens import lens as read_stream
+from llamarium.inspect.measures import after_error as errors
 from llamarium.inspect.measures import head_kinds as kinds_of
 from llamarium.inspect.measures.after_error import AfterError
 from llamarium.inspect.measures.head_kinds import HeadKinds
 from llamarium.inspect.measures.linear_probe import LinearProbe
+from llamarium.inspect.measures.linear_probe import linear_probe as probes_of
+from llamarium.inspect.measures.probe_tasks import examples_of
 from llamarium.inspect.probes import attribution as attributions
 from llamarium.inspect.probes import heads as heads_of
 from llamarium.inspect.probes import neurons as neurons_of
@@ -29,6 +32,7 @@ from llamarium.page.work import work_on
 from llamarium.presets import PRESETS
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
+from llamarium.server.lifecycle.threads import check_wanted
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -170,13 +174,22 @@ async def rope(request: Request, query: Annotated[schema.RopeQuery, Query()]) ->
 @router.get("/linear_probe")
 async def linear_probe(request: Request, query: Annotated[schema.LinearProbeQuery, Query()]) -> LinearProbe:
     """Return how well a linear map reads a property from the stream, before and after each layer."""
-    return await work_on(request, "task", lambda llama, _: llama.inspect.probe(query.task))
+
+    def read(llama: "Llama", _: object) -> LinearProbe:
+        return probes_of(llama.runner, examples_of(query.task, llama.tokenizer), before_batch=check_wanted)
+
+    return await work_on(request, "task", read)
 
 
 @router.get("/after_error")
 async def after_error(request: Request, query: Annotated[schema.AfterErrorQuery, Query()]) -> AfterError:
     """Return how surprised the model is by texts behind a wrong token, by distance."""
-    return await work_on(request, "kind", lambda llama, _: llama.inspect.surprise_after_error(kind=query.kind))
+
+    def read(llama: "Llama", _: object) -> AfterError:
+        texts = [llama.encode(text) for text in errors.TEXTS]
+        return errors.surprise_after_error(llama.runner, texts, kind=query.kind, before_text=check_wanted)
+
+    return await work_on(request, "kind", read)
 
 
 @router.get("/passes/{pass_id}/distances")
