@@ -106,8 +106,12 @@ class Check:
 
     def sentences(self, rng: np.random.Generator, count: int = 2) -> list[list[int]]:
         """Return ids of some of the texts, at most 12 each."""
-        chosen = rng.choice(len(self._texts), min(count, len(self._texts)), replace=False)
-        return [self._tokenizer.encode(self._texts[idx])[:12] for idx in chosen]
+        return [self._tokenizer.encode(text)[:12] for text in self.some_texts(rng, count)]
+
+    def some_texts(self, rng: np.random.Generator, count: int) -> list[str]:
+        """Return some of the texts, each once."""
+        chosen: list[int] = rng.permutation(len(self._texts))[:count].tolist()
+        return [self._texts[idx] for idx in chosen]
 
     @property
     def weights(self) -> Weights:
@@ -179,7 +183,7 @@ class _Run:
         if inside and self._spent_s > BUDGET_S:
             self._deepest = layer
             raise _EnoughError
-        return right if len(right) > 1 else right[0]
+        return right[0] if len(right) == 1 else right
 
     def _inside(self) -> None:
         """Run it in the model's place; what is no part of a pass gets arguments that the model's numbers make."""
@@ -266,8 +270,8 @@ def _as_tuple(result: Any) -> tuple[Any, ...]:
 
 def _pieces(check: Check, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     vocabulary = check.tokenizer.backend.byte_level_bpe()
-    for idx in rng.choice(len(check.texts), min(4, len(check.texts)), replace=False):
-        for piece in vocabulary.cut(check.texts[idx]):
+    for text in check.some_texts(rng, 4):
+        for piece in vocabulary.cut(text):
             yield piece.encode(), vocabulary.rank
 
 

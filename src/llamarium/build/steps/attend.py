@@ -9,7 +9,7 @@ import numpy as np
 
 from llamarium.build.step import Arguments, Mistake, Step
 from llamarium.build.steps.attention import Heads, join, project, random_heads, rotate
-from llamarium.build.steps.types import Floats, Ints, floats
+from llamarium.build.steps.types import Bools, Floats, Ints, floats
 
 
 def attend(q_TNH: Floats, k_SKH: Floats, v_SKH: Floats, positions_T: Ints) -> tuple[Floats, Floats]:
@@ -78,7 +78,7 @@ def _attend_so(
     *,
     spread: Callable[[Floats, int], Floats] = lambda x, times: np.repeat(x, times, axis=1),
     divisor: Callable[[Floats], float] = lambda q: q.shape[-1] ** 0.5,
-    sees: Callable[[Ints, Ints], Floats] = lambda past, now: past <= now,
+    sees: Callable[[Ints, Ints], Bools] = lambda past, now: past <= now,
     masked: float = -np.inf,
     axis: int = -1,
     mask_after: bool = False,
@@ -97,7 +97,7 @@ def _attend_so(
     return shares, np.einsum("nts,snh->tnh", shares, v_SNH)
 
 
-def _strictly_past(past: Ints, now: Ints) -> Floats:
+def _strictly_past(past: Ints, now: Ints) -> Bools:
     return past < now
 
 
@@ -139,6 +139,10 @@ def _attend_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     yield q * 100, k * 100, v, np.arange(3)
 
 
+def _project(weights: tuple[Floats, Floats, Floats], num_heads: int, num_kv_heads: int, x_TD: Floats) -> Heads:
+    return project(x_TD, *weights, num_heads, num_kv_heads)
+
+
 def _cached_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     for tokens, past, heads, kv_heads, size, width in (
         (5, 0, 4, 2, 8, 8),
@@ -146,11 +150,11 @@ def _cached_cases(rng: np.random.Generator) -> Iterator[Arguments]:
         (3, 4, 3, 3, 6, 10),
         (1, 2, 2, 1, 4, 6),
     ):
-        weights = [floats(rng, count * size, width) for count in (heads, kv_heads, kv_heads)]
+        w_q, w_k, w_v = (floats(rng, count * size, width) for count in (heads, kv_heads, kv_heads))
         w_o = floats(rng, width, heads * size)
         yield (
             floats(rng, tokens, width), floats(rng, past, kv_heads, size), floats(rng, past, kv_heads, size),
-            lambda x, weights=weights, n=heads, k=kv_heads: project(x, *weights, n, k),
+            partial(_project, (w_q, w_k, w_v), heads, kv_heads),
             lambda q, k, v, positions: rotate(q, k, v, positions, 10_000.0),
             attend,
             lambda heads_TNH, w_o=w_o: join(heads_TNH, w_o),

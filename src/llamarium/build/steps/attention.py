@@ -1,4 +1,6 @@
 """Steps 4, 5 and 7: queries, keys and values, their rotation, and the heads joined."""
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The mistakes are functions of any arguments.
 
 from collections.abc import Iterator
 from functools import partial

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamarium.build.step import Arguments, Mistake, Step
-from llamarium.build.steps.types import Floats, Ints, floats
+from llamarium.build.steps.types import Bools, Floats, Ints, floats
 
 
-def loss(logits_TV: Floats, ids_T: Ints, is_answer_T: NDArray[np.bool_]) -> float:
+def loss(logits_TV: Floats, ids_T: Ints, is_answer_T: Bools) -> float:
     """Return the mean of -log P(token) over the tokens of the answer.
 
     The logits at t are of the token at t + 1; so the first token is not predicted, and the last logits are not used.
@@ -93,10 +92,10 @@ def lora(x_TI: Floats, w_OI: Floats, a_RI: Floats, b_OR: Floats, alpha: float) -
 def _loss_so(
     logits: Floats,
     ids: Ints,
-    is_answer: NDArray[np.bool_],
+    is_answer: Bools,
     *,
     shift: int = 1,
-    of: Callable[[NDArray[np.bool_]], NDArray[np.bool_]] = lambda is_answer: is_answer[1:],
+    of: Callable[[Bools], Bools] = lambda is_answer: is_answer[1:],
     joined: Callable[[Floats], Floats] = np.mean,
     surprise: Callable[[Floats], Floats] = lambda logprobs: -logprobs,
 ) -> float:
@@ -108,7 +107,7 @@ def _loss_so(
     return float(joined(surprise(of_tokens[of(is_answer)])))
 
 
-def _divided_by_all(logits: Floats, ids: Ints, is_answer: NDArray[np.bool_]) -> float:
+def _divided_by_all(logits: Floats, ids: Ints, is_answer: Bools) -> float:
     return loss(logits, ids, is_answer) * float(is_answer[1:].sum()) / (len(ids) - 1)
 
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.integer[Any]]
+Bools = NDArray[np.bool_]
 
 
 def floats(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Floats:
