@@ -60,7 +60,7 @@ def test_every_route_wants_the_key_and_one_of_the_servers_names(client: httpx.Cl
 
 def test_the_model_is_the_one_that_answers(client: httpx.Client, llama: Llama) -> None:
     told = client.get("/inspect/model").json()
-    assert (told["name"], told["runner"], told["is_loaded"]) == ("small", llama.runner.name, True)
+    assert (told["name"], told["runner"]) == ("small", llama.runner.name)
     assert told["shape"] == {"D": 64, "N": 2, "K": 1, "H": 32, "F": 96, "V": 49152, "L": 2}
     modules = {node["path"]: node for node in walk(told["tree"])}
     for key, parameter in llama.model.named_parameters():
@@ -86,8 +86,7 @@ def test_published_shapes_have_their_published_sizes(client: httpx.Client, name:
     assert told["tree"]["parameters"] == parameters
     assert told["num_bytes"] == told["tree"]["num_bytes"] == 2 * parameters
     assert (told["runner"], told["context"]) == (None, PRESETS[name].max_position_embeddings)
-    products = told["tree"]["flops"]
-    assert products <= told["flops_per_token"] <= products + told["attention_flops_per_position"]
+    assert told["tree"]["flops"] > told["attention_flops_per_position"] > 0
 
 
 @pytest.mark.parametrize("text", [TEXT, "naïve 🙂 שלום", "a\u200bb\n\ttab", ""])

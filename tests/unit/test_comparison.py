@@ -13,12 +13,16 @@ import torch
 import llamarium
 from llamarium.api import Llama
 from llamarium.checkpoints.modules import weights_of
-from llamarium.config import HEAD
 from llamarium.errors import InputError, OptionError
 from llamarium.inspect import forward
 from llamarium.inspect.interventions.experiments import Experiment
-from llamarium.inspect.interventions.variants import variant_bytes, variant_of
-from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c, without_rope_scaling
+from llamarium.inspect.interventions.variants import (
+    VariantName,
+    variant_bytes,
+    variant_in_c,
+    variant_of,
+    without_rope_scaling,
+)
 from llamarium.inspect.measures.comparison import NAMES, compare_passes
 from llamarium.inspect.trace import Trace, trace
 from llamarium.kernels import native
@@ -150,7 +154,9 @@ def test_a_variant_has_its_linears_quantized_and_all_else_as_it_is(method: Any, 
     assert (other.lm_head.weight is other.model.embed_tokens.weight) == tied
     assert torch.equal(other.model.layers[2].input_layernorm.weight, model.model.layers[2].input_layernorm.weight)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert variant_bytes(model.config, method) == pytest.approx(occupied(other), rel=0.001)
+    assert variant_bytes(ModuleRunner(model), method, in_c=False) == pytest.approx(
+        occupied(other), rel=0.06
+    )  # its tables are small
 
 
 def occupied(model: LlamaForCausalLM) -> int:
@@ -164,7 +170,7 @@ def test_unpacked_weights_are_those_that_were_multiplied(model: LlamaForCausalLM
     assert type(plain.model.layers[0].mlp.up_proj) is torch.nn.Linear
     assert compare_passes(traced(plain), traced(packed)).layers[-1].relative == pytest.approx([0] * 6, abs=1e-5)
     assert torch.equal(traced(variant_of(model, "float32"))["logits"], traced(model)["logits"])
-    assert variant_bytes(CONFIG, "float32") == occupied(plain)
+    assert variant_bytes(ModuleRunner(model), "float32", in_c=False) == occupied(plain)
 
 
 def test_unpacked_weights_of_the_kernels() -> None:
@@ -183,7 +189,7 @@ def test_a_head_of_its_own_changes_predictions_alone() -> None:
         assert {x for layer in found.layers for x in layer.relative} == {0.0} and found.kl > 0.1
         assert other.config.tie_word_embeddings != tied and model.config.tie_word_embeddings == tied
         assert torch.equal(other.lm_head.weight, model.model.embed_tokens.weight) == (not tied)
-        assert variant_bytes(model.config, name) == 200 * 128 * 4  # pyright: ignore[reportArgumentType]
+        assert variant_bytes(ModuleRunner(model), name, in_c=False) == 200 * 128 * 4  # pyright: ignore[reportArgumentType]
         with pytest.raises(InputError, match="already"):
             variant_of(model, "tied-head" if tied else "random-head")
     rows = variant_of(made(), "random-head", seed=3).lm_head.weight
@@ -198,13 +204,7 @@ def test_c_runs_the_variants_that_the_modules_run(name: VariantName) -> None:
     runner = NativeRunner(model.config, weights_of(model) or {})
     other = variant_in_c(runner, name)
     found, expected = trace(other, IDS, names=NAMES), traced(variant_of(model, name))
-    if name == "random-head":  # whose rows are numpy's here
-        plain = trace(runner, IDS, names=NAMES)
-        assert compare_passes(found, plain).layers[-1].relative == (0.0,) * len(IDS)
-        assert not np.allclose(found.arrays["logits", None], plain.arrays["logits", None])
-        assert other.dequantize(HEAD).std() == pytest.approx(CONFIG.initializer_range, rel=0.02)
-    else:
-        np.testing.assert_allclose(found.arrays["logits", None], expected.arrays["logits", None], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found.arrays["logits", None], expected.arrays["logits", None], rtol=0, atol=1e-4)
     with pytest.raises(InputError, match="already"):
         variant_in_c(runner, "random-head" if name == "tied-head" else "tied-head")
 
@@ -220,7 +220,7 @@ def test_rope_without_scaling_in_c() -> None:
 
 
 def test_an_unknown_variant_is_refused(model: LlamaForCausalLM) -> None:
-    for ask in (lambda: variant_of(model, "Q2_K"), lambda: variant_bytes(CONFIG, "Q2_K")):  # pyright: ignore
+    for ask in (lambda: variant_of(model, "Q2_K"), lambda: variant_bytes(ModuleRunner(model), "Q2_K", in_c=False)):  # pyright: ignore
         with pytest.raises(OptionError, match="name is 'Q2_K'; expected float32, NF4"):
             ask()
 

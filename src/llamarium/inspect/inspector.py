@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
 from llamarium.errors import InputError, check_choice, show_value
 from llamarium.extras import has_torch, need_torch
 from llamarium.generation.text_model import TextModel, compiled
-from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
+from llamarium.inspect.interventions.variants import VariantName, variant_in_c, variant_of
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
 from llamarium.inspect.measures import after_error, comparison, probe_tasks
 from llamarium.inspect.measures import head_kinds as head_kinds_of
@@ -237,8 +237,6 @@ class Inspector(Generic[LlamaT]):
 
         def build() -> "LlamaForCausalLM":
             need_torch("the modules of a variant")
-            from llamarium.inspect.interventions.variants import variant_of
-
             return variant_of(self._llama.model, name, seed=seed)
 
         other = copy.copy(self._llama)

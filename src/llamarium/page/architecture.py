@@ -43,7 +43,6 @@ def view_of_model(
     found = summarize(llama.config, llama.loaded, llama.sources)
     return ModelView(
         name=llama.name,
-        is_loaded=True,
         runner=engine.runner.name,
         dtype=engine.runner.dtype,
         tree=module_tree(llama.config, {one.key: one for one in llama.sources}),
@@ -62,7 +61,6 @@ def view_of_shape(name: str) -> ModelView:
     tree = module_tree(PRESETS[name], {})
     return ModelView(
         name=name,
-        is_loaded=False,
         runner=None,
         dtype=None,
         tree=tree,
@@ -84,10 +82,8 @@ def _of_config(found: "Summary") -> dict[str, Any]:
         ),
         "context": c.max_position_embeddings,
         "rms_norm_eps": c.rms_norm_eps,
-        "rope_theta": c.rope_theta,
         "rope_scaling": None if c.rope_scaling is None else asdict(c.rope_scaling),
         "tied": c.tie_word_embeddings,
-        "flops_per_token": found.flops_per_token,
         "attention_flops_per_position": 4 * c.num_hidden_layers * c.num_attention_heads * c.head_dim,
         "kv_bytes_per_token": found.kv_bytes_per_token,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import InputError, OptionError, UnknownNameError, escape
-from llamarium.inspect.interventions.variants_in_c import VariantName, variant_in_c
+from llamarium.inspect.interventions.variants import BITS, VariantName, variant_in_c
 from llamarium.page.compare.others import Side
 from llamarium.quant.formats import METHODS, group_size
 from llamarium.runtime.runner import Runner
@@ -21,9 +21,6 @@ from llamarium.tokenizer.compare import check_same_vocabulary
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-
-BITS: dict[VariantName, float] = {"float32": 32, "Q8_0": 8.5, "Q4_1": 5, "NF4": 4.127}
-"""Types that are compared, and the bits that each takes for a weight, scales and minima shared out."""
 
 
 class References:
@@ -50,7 +47,7 @@ class References:
             if one.optional_tokenizer is None:
                 raise OptionError(one.why_no_tokenizer)
             self._opened[name] = one
-        self._tokenizers = dict[str, Tokenizer | None]()
+        self._tokenizers = OwnTokenizers()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,9 +57,7 @@ class References:
     def sides(self, llama: "Llama") -> Iterator[Side]:
         """Yield a side for each model and type."""
         for name, one in self._opened.items():
-            if name not in self._tokenizers:
-                self._tokenizers[name] = own_tokenizer(llama, one)
-            tokenizer = self._tokenizers[name]
+            tokenizer = self._tokenizers.of(llama, name, one)
             stored = " and ".join({entry.dtype for entry in one.checkpoint.entries.values()})
             kinds: list[VariantName] = [kind for kind in BITS if _fits(one, kind)]
             for kind in kinds:
@@ -92,13 +87,21 @@ def side_id(name: str, kind: VariantName) -> str:
     return f"reference:{name}:{kind}"
 
 
-def own_tokenizer(llama: "Llama", other: OpenedModel) -> Tokenizer | None:
-    """Return a model's tokenizer; None where it reads the served model's tokens."""
-    try:
-        check_same_vocabulary(llama, other, "differ")
-    except InputError:
-        return other.tokenizer
-    return None
+class OwnTokenizers:
+    """Tokenizers by their models' names, compared with the served model's once."""
+
+    def __init__(self) -> None:
+        self._found = dict[str, Tokenizer | None]()
+
+    def of(self, llama: "Llama", name: str, other: OpenedModel) -> Tokenizer | None:
+        """Return a model's tokenizer; None where it reads the served model's tokens."""
+        if name not in self._found:
+            try:
+                check_same_vocabulary(llama, other, "differ")
+                self._found[name] = None
+            except InputError:
+                self._found[name] = other.tokenizer
+        return self._found[name]
 
 
 def _fits(one: OpenedModel, kind: VariantName) -> bool:

@@ -9,9 +9,8 @@ from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError, OptionError, UnknownNameError, escape
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
-from llamarium.page.compare.references import own_tokenizer
+from llamarium.page.compare.references import OwnTokenizers
 from llamarium.runtime.runner import Runner
-from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.report.page import spread
 from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
@@ -35,7 +34,7 @@ class Runs:
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:
         self._folders, self._models = dict[str, Path](), dict[str, OpenedModel]()
-        self._tokenizers = dict[str, Tokenizer | None]()
+        self._tokenizers = OwnTokenizers()
         for folder in folders:
             name = folder.resolve().name
             if name in self._folders:
@@ -97,7 +96,11 @@ class Runs:
         def build() -> Runner:
             return _load(llama, name, folder)
 
-        num_bytes, version, tokenizer = sum(size for size, _ in weights), str(weights), self._tokenizer(llama, name)
+        num_bytes, version, tokenizer = (
+            sum(size for size, _ in weights),
+            str(weights),
+            self._tokenizers.of(llama, name, self._opened(name)),
+        )
         return Side(
             f"checkpoint:{name}:{step}", f"{name}, step {step:,}", words, num_bytes, build, version=version,
             vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
@@ -115,11 +118,6 @@ class Runs:
             except LlamariumError:  # whose message has a path that clients must not see
                 raise _unreadable(name) from None
         return self._models[name]
-
-    def _tokenizer(self, llama: "Llama", name: str) -> Tokenizer | None:
-        if name not in self._tokenizers:
-            self._tokenizers[name] = own_tokenizer(llama, self._opened(name))
-        return self._tokenizers[name]
 
     def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
         """Follow rows of the embedding table through a run's checkpoints."""

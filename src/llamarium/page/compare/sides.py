@@ -8,17 +8,19 @@ from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, UnknownNameError
 from llamarium.extras import has_torch
 from llamarium.generation.text_engine import TextEngine
-from llamarium.inspect.interventions.variants_in_c import (
+from llamarium.inspect.interventions.variants import (
+    BITS,
     VariantName,
+    variant_bytes,
     variant_in_c,
-    variant_in_c_bytes,
+    variant_of,
     without_rope_scaling,
 )
 from llamarium.page.compare.others import Side
-from llamarium.page.compare.references import BITS, References, side_id
+from llamarium.page.compare.references import References, side_id
 from llamarium.page.compare.runs import Runs
 from llamarium.quant.formats import METHODS
-from llamarium.runtime.runner import DTYPE_BYTES, Runner
+from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -118,19 +120,11 @@ def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     for name in get_args(VariantName):
         if name != unfit and not (packed and name in METHODS):  # which would be rounded a second time
             try:
-                num_bytes = _variant_bytes(engine.runner, name)
+                num_bytes = variant_bytes(engine.runner, name, in_c=not has_torch())
             except OptionError:  # a width that the type cannot take
                 continue
             title = "unpacked to float32" if packed and name == "float32" else _TITLES[name]
             yield Side(name, title, _words(llama, name), num_bytes, _building(llama, name))
-
-
-def _variant_bytes(runner: Runner, name: VariantName) -> int:
-    if not has_torch():
-        return variant_in_c_bytes(runner, name)
-    from llamarium.inspect.interventions.variants import variant_bytes
-
-    return variant_bytes(runner.config, name, itemsize=DTYPE_BYTES[runner.dtype])
 
 
 def _words(llama: "Llama", name: str) -> str:
@@ -149,11 +143,7 @@ def _words(llama: "Llama", name: str) -> str:
 
 def _building(llama: "Llama", name: VariantName) -> Callable[[], Runner]:
     def build() -> Runner:
-        if not has_torch():
-            return variant_in_c(llama.runner, name)
-        from llamarium.inspect.interventions.variants import variant_of
-
-        return _modules(variant_of(llama.model, name))
+        return _modules(variant_of(llama.model, name)) if has_torch() else variant_in_c(llama.runner, name)
 
     return build
 

@@ -69,7 +69,7 @@ async def codes(request: Request, query: Annotated[schema.CodesQuery, Query()]) 
         _check_window(query.start, query.count, num_columns)
         with _alone(), _of_shape("quantize") if query.quantize else nullcontext():
             found = coded_weights(runner, key, [query.row], quantize=query.quantize)
-        return _codes_view(llama, key, num_rows, query, found)
+        return _codes_view(llama, key, query, found)
 
     return await work_on(request, "quantize", read)
 
@@ -192,9 +192,7 @@ def _of_shape(field: str) -> Generator[None]:
         raise ApiError(400, str(error), code="invalid_parameter", param=field) from None
 
 
-def _codes_view(
-    llama: "Llama", key: str, num_rows: int, query: schema.CodesQuery, found: CodedWeights
-) -> schema.CodesView:
+def _codes_view(llama: "Llama", key: str, query: schema.CodesQuery, found: CodedWeights) -> schema.CodesView:
     codes_C, cut = found.codes_RC[0], slice(query.start, query.start + query.count)
     values, scales = found.values_RC[0], found.scales_RC[0]
     minimums = None if found.minimums_RC is None else found.minimums_RC[0]
@@ -213,7 +211,6 @@ def _codes_view(
     format = FORMATS[found.type_name]
     return schema.CodesView(
         module=key.removesuffix(".weight"),
-        num_rows=num_rows,
         num_columns=len(codes_C),
         start=query.start,
         weights=weights,

@@ -56,12 +56,10 @@ class ModelView(View):
     """A model, or a shape.
 
     Attributes:
-        is_loaded: It is the served model, and not a shape alone.
         runner: Display name of the backend; None for a shape.
         context: Tokens that it was made for.
         tied: Whether the head's weight is the embedding table.
-        flops_per_token: For one token that sees itself only.
-        attention_flops_per_position: More for each earlier token that it sees.
+        attention_flops_per_position: Of one token, for each earlier one that it sees.
         kv_bytes_per_token: What its key and value occupy in the cache.
         adds_bos: Whether its tokenizer puts a token before every text; None for a shape.
         adapters: Names that a pass may choose.
@@ -69,17 +67,14 @@ class ModelView(View):
     """
 
     name: str
-    is_loaded: bool
     runner: str | None
     dtype: str | None
     shape: Sizes
     context: int
     rms_norm_eps: float
-    rope_theta: float
     rope_scaling: dict[str, float] | None
     tied: bool
     tree: ModuleNode
-    flops_per_token: int
     attention_flops_per_position: int
     kv_bytes_per_token: int
     num_bytes: int

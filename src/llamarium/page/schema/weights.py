@@ -81,7 +81,6 @@ class CodesView(View):
     """
 
     module: str
-    num_rows: int
     num_columns: int
     start: int
     weights: tuple[WeightView, ...]
