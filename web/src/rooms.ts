@@ -1,5 +1,6 @@
 /** The page's rooms, each with its views. To add a view: write its component, and a line in the list of its room. */
 import { asking } from "./ask";
+import { building } from "./build";
 import { chat } from "./chat";
 import { comparisons } from "./compare";
 import { course } from "./learn";
@@ -20,6 +21,7 @@ export const rooms: readonly Room[] = [
   { title: "Learn", views: course, hasText: false },
   { title: "Ask", views: asking, hasText: true },
   { title: "Compare", views: comparisons, hasText: true },
+  { title: "Build", views: building, hasText: false },
   { title: "Chat", views: chat, hasText: false },
 ];
 

@@ -15,6 +15,7 @@ from typing import Any
 from llamarium.build.check import Result
 from llamarium.build.folder import COURSE, Course, keep, progress, solution, start, step_named
 from llamarium.build.process import check_in_process
+from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, escape
 
@@ -69,7 +70,12 @@ def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
         raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name one with --folder, or run it")
     depth = depth or min(3, progress(folder).get(found.name, {}).get("hints", 0) + 1)
     keep(folder, hints={found.name: depth})
-    return depth, "\n".join(found.hints[:depth]) + (f"\n\n{solution(found)}" if depth == 3 else "")
+    return depth, "\n\n".join(hints_of(found, depth))
+
+
+def hints_of(step: Step, depth: int) -> tuple[str, ...]:
+    """Return the first hints of a step; the third is the solution."""
+    return (*step.hints, solution(step))[:depth]
 
 
 def _chosen(folder: Path, course: Course, step: str | None) -> str:

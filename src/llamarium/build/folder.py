@@ -138,6 +138,13 @@ def template(step: Step) -> str:
     return f'"""{about}\n"""\n\nimport numpy as np\n\n{letters}\n\n{_unparsed(function)}\n'
 
 
+def definition(step: Step) -> str:
+    """Return the function's head and what it takes and returns, in words."""
+    function = _plain_source(step)
+    function.body = function.body[:1]
+    return _unparsed(function)
+
+
 def solution(step: Step) -> str:
     """Return the right function, as it could stand in the file."""
     function = _plain_source(step)

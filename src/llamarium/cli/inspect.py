@@ -7,6 +7,7 @@ opened with a ticket instead, which lets it in once.
   llamarium inspect "The cat sat on the mat"
   llamarium inspect "The cat sat" -m meta-llama/Llama-3.2-1B
   llamarium inspect --no-browser --port 8765
+  llamarium inspect --build my_llama
 """
 
 import argparse
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -43,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
     serve.add_inspect_requests(parser)
     serve.add_compared(parser)
+    what = "a folder of `llamarium build`: the page checks its functions, and runs them on this machine"
+    parser.add_argument("--build", type=Path, metavar="FOLDER", help=what)
     parser.set_defaults(
         prompt_lookup=False, draft_model=None, kv_memory=None, max_num_seqs=Settings().max_num_seqs,
         kv_cache_dtype="auto", max_context=None, served_model_name=[],
@@ -64,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
     check_adapters(args)
     serve.check_compared(args)
+    _check_build(args)
     names = serve.served_names(args)
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
     with listen(settings) as listener:
@@ -74,15 +79,25 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.server.lifecycle.service import Service
 
         way_in = None if args.no_browser else Ticket(settings.api_keys[0])
-        _show(settings, listener, text, way_in, **({"stage": "checkpoints"} if args.checkpoints else {}))
+        stage = "checkpoints" if args.checkpoints else "build" if args.build else ""
+        _show(settings, listener, text, way_in, **({"stage": stage} if stage else {}))
         extension = page(
             way_in,
             inspects_requests=args.inspect_requests,
             loaded_with=loaded_with(args),
             prepares=True,
             compared=serve.compared(args),
+            build_folder=None if args.build is None else args.build.resolve(),
         )
         return run(Service(loading, settings), names, listener, [extension])
+
+
+def _check_build(args: argparse.Namespace) -> None:
+    """Check that `--build` names a learner's folder."""
+    if args.build is not None:
+        from llamarium.build.folder import COURSE, Course
+
+        Course.read(args.build / COURSE)
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":

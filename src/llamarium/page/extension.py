@@ -1,10 +1,12 @@
 """The page as the server takes it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from fastapi import FastAPI
 
 from llamarium.page.assets import asset_routes, read_assets
+from llamarium.page.build import routes as build
 from llamarium.page.compare import routes as compare
 from llamarium.page.compare import run_routes as runs
 from llamarium.page.compare.others import Others
@@ -34,7 +36,7 @@ from llamarium.server.errors import ErrorBody, documented
 ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
     sampling.router, weights.router, words.router, compare.router, runs.router,
-    translation.router,
+    translation.router, build.router,
 )  # fmt: skip
 
 
@@ -45,6 +47,7 @@ def page(
     loaded_with: Mapping[str, str | int | bool] | None = None,
     prepares: bool = False,
     compared: tuple[Runs, References] | None = None,
+    build_folder: Path | None = None,
 ) -> Extension:
     """Return the page: its files at `/`, open without a key, and the routes below `/inspect`, which need one.
 
@@ -55,6 +58,7 @@ def page(
             program needs for the same numbers.
         prepares: The first pass that is named has its first answers computed ahead.
         compared: The training runs whose checkpoints may be looked at, and the models that are compared in fewer bits.
+        build_folder: A learner's folder, whose functions may be checked from this machine.
     """
     assets = read_assets()
 
@@ -65,6 +69,7 @@ def page(
         app.state.preparation = Preparation(app.state.passes, prepares)
         app.state.others = Others()
         app.state.runs, app.state.references = compared or (Runs(), References())
+        app.state.build_folder = build_folder
         for router in ROUTERS:
             app.include_router(router, responses=documented(ErrorBody))
         if way_in is not None:

@@ -1,0 +1,1 @@
+"""The room where a learner's own functions are checked."""
