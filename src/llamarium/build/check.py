@@ -50,7 +50,8 @@ class Result:
         words: One sentence about it.
         cause: What is often done wrong and was done here, or "".
         section: Where the course explains it.
-        place: Where the first number parts: layer, head, position ..., with "yours" and "right"; empty if none does.
+        place: Where the first number parts: "layer", its index by axis ("T" a position of the text), the "output", "yours"
+            and "right"; inside a pass the "ids" that ran. Empty if none does.
         printed: What the function printed.
         checked: On what it was checked, if it passed.
         seconds: How long the check took.
@@ -137,6 +138,8 @@ class _Run:
         self._rng = check.rng(step)
         self._calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         self._spent_s, self._num_calls, self._deepest = 0.0, 0, None
+        self._ids: list[int] = []
+        self._start = 0
 
     def result(self) -> Result:
         """Compare small random shapes, then the model's own numbers, then other shapes; report where it parts first."""
@@ -179,6 +182,8 @@ class _Run:
             raise _PartsError("shape", problem, None, layer, inside)
         difference = first_difference(self._step.outputs, yours, right)
         if difference is not None:
+            if inside and "T" in difference.at:
+                difference.at["T"] += self._start
             raise _PartsError("parts", _where(self._step, difference, layer, inside), difference, layer, inside)
         if inside and self._spent_s > BUDGET_S:
             self._deepest = layer
@@ -195,6 +200,7 @@ class _Run:
                 prompt, rest = np.array(ids[:-2]), ids[-2:]
                 past = running.empty()
                 for part in (prompt, *(np.array([token]) for token in rest)):
+                    self._ids, self._start = ids, len(past[0][0])
                     _, past = running.logits(part, past)
                 self._calls = self._calls[:64]
 
@@ -217,6 +223,8 @@ class _Run:
         if error.difference is not None:
             found = error.difference
             place = {"inside": error.inside, "layer": error.layer, **found.at, "output": found.output}
+            if error.inside and self._ids:
+                place["ids"] = self._ids
             place |= {"yours": _plain(found.yours), "right": _plain(found.right)}
         words = "" if cause is None else cause.cause
         return Result(self._step.name, error.status, error.words, words, section, place)

@@ -16,8 +16,8 @@ export function stepAt(steps: readonly StepView[], name: string): StepView | und
 
 /** A link to the stage where two numbers part, with the tokens that ran; undefined where the check was on random numbers. */
 export function linkToPlace(view: View, step: StepView, place: Readonly<Record<string, unknown>>): string | undefined {
-  const { ids, layer, position, N, K } = place;
+  const { ids, layer, T, N, K } = place;
   if (!Array.isArray(ids)) return undefined;
   const whole = (value: unknown): number => (typeof value === "number" ? value : 0);
-  return writeLink({ ...view, stage: step.stage, fields: {}, ids: ids as number[], answer: undefined, token: undefined, layer: whole(layer), pos: whole(position), head: whole(N ?? K) });
+  return writeLink({ ...view, stage: step.stage, fields: {}, ids: ids as number[], answer: undefined, token: undefined, layer: whole(layer), pos: whole(T), head: whole(N ?? K) });
 }

@@ -1,0 +1,99 @@
+"""The room Build: functions of the folder that was named are checked from the page, and no other code runs."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from llamarium.api import Llama
+from llamarium.build import start
+from llamarium.build.folder import file_of, solution, step_named
+from llamarium.page import assets
+from llamarium.page.extension import page as page_extension
+from page_browser import KEY, check_fits_and_is_open, link, settled
+from page_bundle import built_page
+from serving import Running, serving, small_llama
+
+pytest_plugins = ["page_browser"]
+pytestmark = pytest.mark.timeout(600)
+
+ATTEND = step_named("attend")
+WRONG = re.sub(r"np\.repeat\((\w+), N // K, axis=1\)", r"np.tile(\1, (1, N // K, 1))", solution(ATTEND))
+
+
+@pytest.fixture(scope="module")
+def llama(smollm2_path: object) -> Llama:
+    return small_llama(smollm2_path)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learner") / "my_llama"
+    start(folder)
+    (folder / file_of(ATTEND)).write_text(WRONG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(llama: Llama, folder: Path) -> Iterator[Running]:
+    bundle, before = built_page(), assets.read_assets.__defaults__
+    assets.read_assets.__defaults__ = (bundle,)
+    try:
+        with serving(llama, extensions=[page_extension(build_folder=folder)], api_keys=(KEY,)) as found:
+            yield found
+    finally:
+        assets.read_assets.__defaults__ = before
+
+
+def test_a_step_is_checked_its_place_is_opened_and_hints_come_one_by_one(
+    page: Page, served: Running, folder: Path
+) -> None:
+    page.goto(link(served, stage="build", step="attend"))
+    page.get_by_role("button", name="Check").click()
+    result = page.locator(".result")
+    expect(result).to_contain_text("repeated as a whole (0 1 0 1)", timeout=60_000)
+    expect(result).to_contain_text("layer 0, head 1")
+    settled(page)
+    check_fits_and_is_open(page)
+    for name in ("A hint", "A hint", "The solution"):
+        page.get_by_role("button", name=name).click()
+        settled(page)
+    assert page.locator(".hint").count() == 2
+    expect(page.get_by_text("The solution")).to_be_visible()
+    page.get_by_role("link", name="See the place").click()
+    expect(page.get_by_role("heading", name="Attention", exact=True)).to_be_visible()
+    assert "layer=0" in page.url and "head=1" in page.url and "ids=" in page.url
+
+    (folder / file_of(ATTEND)).write_text(solution(ATTEND))
+    page.goto(link(served, stage="build", step="attend"))
+    page.get_by_role("button", name="Check").click()
+    expect(page.locator(".result")).to_contain_text("Right.", timeout=60_000)
+    expect(page.get_by_role("navigation", name="Steps")).to_contain_text("1 of 18 are right")
+
+
+def test_code_runs_only_with_the_key_and_only_a_step_of_the_course(served: Running) -> None:
+    asked = {"step": "attend"}
+    with httpx.Client(base_url=served.url) as client:
+        assert client.post("/inspect/build/checks", json=asked).status_code == 401
+        client.headers["authorization"] = f"Bearer {KEY}"
+        unknown = client.post("/inspect/build/checks", json={"step": "../../etc"})
+        code = client.post("/inspect/build/checks", json=asked | {"code": "print(1)"})
+    assert (unknown.status_code, code.status_code) == (404, 400)
+    assert "no step ../../etc" in unknown.json()["error"]["message"]
+
+
+def test_without_a_folder_or_a_key_nothing_runs(llama: Llama, tmp_path: Path) -> None:
+    start(tmp_path / "my_llama")
+    for extension, words in (
+        (page_extension(), "llamarium inspect --build my_llama"),
+        (page_extension(build_folder=tmp_path / "my_llama"), "has the server's key"),
+    ):
+        with serving(llama, extensions=[extension]) as running, httpx.Client(base_url=running.url) as client:
+            for route in ("checks", "hints"):
+                refused = client.post(f"/inspect/build/{route}", json={"step": "attend"})
+                assert refused.status_code == 403
+                assert words in refused.json()["error"]["message"]
+            assert len(client.get("/inspect/build").json()["steps"]) == 18
