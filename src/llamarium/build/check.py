@@ -50,8 +50,8 @@ class Result:
         words: One sentence about it.
         cause: What is often done wrong and was done here, or "".
         section: Where the course explains it.
-        place: Where the first number parts: "layer", its index by axis ("T" a position of the text), the "output", "yours"
-            and "right"; inside a pass the "ids" that ran. Empty if none does.
+        place: Where the first number parts: "layer", its index by axis ("T" a position of the text), the "output",
+            "yours" and "right"; inside a pass the "ids" that ran. Empty if none does.
         printed: What the function printed.
         checked: On what it was checked, if it passed.
         seconds: How long the check took.
