@@ -1,5 +1,6 @@
 """Experiments: what is swapped in does what it says, no variant pretends to be a Llama, and the page compares them."""
 
+import html
 import importlib.util
 import json
 import random
@@ -20,8 +21,8 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
 from llamarium.train.experiments.peeking import measure_peeking
-from llamarium.train.experiments.running import restore_variant, verdict
-from llamarium.train.experiments.variants import EXPERIMENTS, NoNorm, replace_norms, without_rope
+from llamarium.train.experiments.running import restore_variant
+from llamarium.train.experiments.variants import EXPERIMENTS, NoNorm, replace_norms, without_part, without_rope
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.step import bidirectional_trunk
@@ -66,19 +67,14 @@ def test_a_tied_head_explodes_where_the_embedding_begins_wide(
     assert "embedding_std: of no effect in the experiment rope" in capsys.readouterr().err
 
 
-def test_several_seeds_have_a_mean_and_a_spread(text: Path, tmp_path: Path) -> None:
+def test_several_seeds_have_a_mean_and_a_spread(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "norm", *arguments(text, tmp_path, seeds=2)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("±") == 3 and "Mean validation losses over 2 seeds" in printed
     page = (tmp_path / "norm" / "report.html").read_text()
-    assert "±" in page and "Over 2 seeds" in page
+    assert page.count("±") == 4 and "losses over 2 seeds" in page and "are the first seed's" in html.unescape(page)
+    assert page.index("mean ± deviation</th>") < page.index("validation loss</th>")
     assert (tmp_path / "norm" / "layernorm-seed-1" / "metrics.jsonl").exists()
-
-
-def test_a_verdict_ranks_only_what_differs_by_more_than_seeds_do() -> None:
-    measured = {"mha": [2.091, 2.096, 2.061], "gqa": [2.061, 2.078, 2.065], "mqa": [2.068, 2.086, 2.059]}
-    assert "differ by no more than seeds do" in verdict(measured) and "gqa and mqa" in verdict(measured)
-    assert "the best first" in verdict({"a": [2.0, 2.01], "b": [3.0, 3.01]}) and "a, b" in verdict(
-        {"b": [3.0, 3.01], "a": [2.0, 2.01]}
-    )
 
 
 def test_the_command_offers_every_experiment() -> None:
@@ -93,12 +89,19 @@ def test_the_command_offers_every_experiment() -> None:
         ("causal", ["causal", "bidirectional"]),
         ("heads", ["mha", "gqa", "mqa"]),
         ("norm", ["rmsnorm", "layernorm", "no-norm"]),
+        ("depth", ["1-layer", "2-layers", "4-layers"]),
+        ("width", ["width-8", "width-16", "width-32", "width-64"]),
+        ("parts", ["both", "attention", "mlp"]),
     ],
 )
 def test_each_experiment_trains_its_variants_and_compares_them(
     name: str, variants: list[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["experiment", name, *arguments(text, tmp_path)]) == 0
+    words = arguments(text, tmp_path)
+    if name == "width":
+        at = words.index("--intermediate-size")
+        del words[at : at + 2]
+    assert main(["experiment", name, *words]) == 0
     assert f"report: {tmp_path / name / 'report.html'}" in capsys.readouterr().err
     html = (tmp_path / name / "report.html").read_text()
     assert EXPERIMENTS[name].title in html
@@ -116,14 +119,15 @@ def test_each_experiment_trains_its_variants_and_compares_them(
 
 
 def check_what_was_saved(folder: Path, variant: str) -> None:
-    if variant in ("no-rope", "no-norm", "layernorm", "bidirectional"):
+    if variant in ("no-rope", "no-norm", "layernorm", "bidirectional", "attention", "mlp"):
         assert not (folder / "config.json").exists()
         assert json.loads((folder / "variant.json").read_text())["variant"] == variant
         for path in (folder, folder / "variant.safetensors"):
             with pytest.raises(LlamariumError):
                 llamarium.load(str(path))
     else:
-        assert llamarium.load(str(folder)).model.config.hidden_size == 32
+        width = int(variant.removeprefix("width-")) if variant.startswith("width") else 32
+        assert llamarium.load(str(folder)).model.config.hidden_size == width
 
 
 def check_what_differs(name: str, starts: list[dict[str, Any]], events: list[list[dict[str, Any]]]) -> None:
@@ -133,6 +137,13 @@ def check_what_differs(name: str, starts: list[dict[str, Any]], events: list[lis
     elif name == "tied":
         assert [start["model"]["tie_word_embeddings"] for start in starts] == [True, False]
         assert starts[1]["parameters"] - starts[0]["parameters"] == 32 * starts[0]["model"]["vocab_size"]
+    elif name == "depth":
+        assert [start["model"]["num_hidden_layers"] for start in starts] == [1, 2, 4]
+    elif name == "width":
+        assert [start["model"]["head_dim"] for start in starts] == [2, 4, 8, 16]
+    elif name == "parts":
+        whole, attention, mlp = (start["parameters"] for start in starts)
+        assert whole - attention == 2 * (3 * 32 * 48 + 32) and whole - mlp == 2 * (4 * 32 * 32 + 32)
     else:
         assert starts[0]["model"] == starts[1]["model"] and starts[0]["settings"] == starts[1]["settings"]
         assert starts[0]["parameters"] - starts[-1]["parameters"] == (5 * 32 if name == "norm" else 0)
@@ -157,7 +168,9 @@ def test_a_refused_experiment_changes_nothing_and_the_report_is_named(
 ) -> None:
     assert main(["experiment", "tied", *arguments(text, tmp_path), "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert events[-1] == {"event": "report", "path": str(tmp_path / "tied" / "report.html")}
+    assert events[-1]["path"] == str(tmp_path / "tied" / "report.html")
+    assert [len(events[-1]["arms"][arm]["losses"]) for arm in ("tied", "untied")] == [1, 1]
+    assert events[-1]["verdict"].startswith("Each was trained once.")
     settings = (tmp_path / "tied" / "experiment.toml").read_text()
     assert main(["experiment", "tied", *arguments(text, tmp_path), "--resume", "--seed", "9"]) == 1
     assert (tmp_path / "tied" / "experiment.toml").read_text() == settings
@@ -186,6 +199,8 @@ def shape_of(text: Path, **changes: Any) -> dict[str, Any]:
         (["heads", "--num-attention-heads", "2"], "num_attention_heads is 2; expected a number that can be grouped"),
         (["heads", "--num-key-value-heads", "4"], "num_key_value_heads is 4; expected one between 1 and 4"),
         (["causal", "--validation", "0"], "validation is 0"),
+        (["ngrams", "--validation", "0"], "validation is 0"),
+        (["width", "--head-dim", "8"], "decides intermediate_size and head_dim itself"),
         (["rope", "--tensor-parallel", "2"], "in one process"),
     ],
 )
@@ -211,6 +226,29 @@ def test_without_rope_the_positions_do_not_matter() -> None:
     assert dict(model.named_parameters()).keys() == weights.keys()
     q = torch.randn(1, 4, 4, 32)
     assert torch.equal(model.model.rotary_emb(scattered, torch.float32).rotate(q), q)
+
+
+def test_without_a_part_a_layer_adds_only_the_other() -> None:
+    ids = torch.tensor([[5, 9, 3, 7]])
+    alone, mixing = model_of(), model_of()
+    without_part(alone, "self_attn", "input_layernorm")
+    assert torch.allclose(alone(ids)[0, -1], alone(ids[:, -1:])[0, -1], atol=1e-5)  # a token sees itself only
+    without_part(mixing, "mlp", "post_attention_layernorm")
+    assert not torch.allclose(mixing(ids)[0, -1], mixing(ids[:, -1:])[0, -1], atol=1e-4)
+    names = {name.split(".")[3] for name, _ in mixing.named_parameters() if ".layers." in name}
+    assert names == {"self_attn", "input_layernorm"}
+
+
+def test_n_grams_come_before_a_llama(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "ngrams", *arguments(text, tmp_path, seeds=2), "--json"]) == 0
+    end = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(end["arms"]) == ["2-gram", "4-gram", "6-gram", "llama"]
+    losses = {label: arm["losses"] for label, arm in end["arms"].items()}
+    assert losses["4-gram"] < losses["2-gram"] and len({*losses["2-gram"]}) == 1
+    assert "4-gram is below 2-gram by" in end["verdict"] and len({*losses["llama"]}) == 2
+    assert '<th scope="row">6-gram</th>' in (tmp_path / "ngrams" / "report.html").read_text()
+    assert (tmp_path / "ngrams" / "6-gram" / "report.html").exists()
+    assert main(["experiment", "ngrams", "--out", str(tmp_path), "--resume"]) == 0
 
 
 def test_without_norms_the_stream_is_scaled_by_nothing() -> None:

@@ -5,32 +5,41 @@
   causal   a token sees those before it, or its whole row: then it cheats
   heads    MHA, GQA and MQA: loss, cache and speed
   norm     RMSNorm, LayerNorm, or none
+  depth    half as many layers, as many, and twice as many
+  width    a quarter, half, once and twice the width
+  parts    layers of attention, of an MLP, or of both
+  ngrams   counts of 2, 4 and 6 tokens beside a Llama
 
+The verdict says which variants differ by more than seeds do (--seeds).
 The runs live in OUT/EXPERIMENT/VARIANT, the page is OUT/EXPERIMENT/report.html.
 Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
 
   llamarium experiment rope
   llamarium experiment heads --data story.txt --steps 1000 --seeds 3
   llamarium experiment tied --embedding-std 1
+  llamarium experiment ngrams --data shakespeare --steps 2000
   llamarium experiment causal --out runs --resume
 """
 
 import argparse
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, importing_torch
-from llamarium.cli.output import emit, note
+from llamarium.cli.output import emit, note, show
 from llamarium.cli.settings import add_report_to, add_settings, given_settings, named_folder, settings_file
+from llamarium.cli.tables import table
 from llamarium.cli.threads import set_threads
 from llamarium.train.config import ExperimentConfig
 
 if TYPE_CHECKING:
+    from llamarium.train.experiments.running import Outcome
     from llamarium.train.setup import Emit
 
-NAMES = ("tied", "rope", "causal", "heads", "norm")
+NAMES = ("tied", "rope", "causal", "heads", "norm", "depth", "width", "parts", "ngrams")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +84,23 @@ def run(args: argparse.Namespace) -> int:
         note("saved; go on with --resume")
         return 128 + outcome.signal
     if args.json:
-        emit({"event": "report", "path": str(outcome.report)})
+        arms = {label: asdict(arm) for label, arm in outcome.arms.items()}
+        emit({"event": "report", "path": str(outcome.report), "arms": arms, "verdict": outcome.verdict})
+    else:
+        _print(outcome)
     note(f"report: {outcome.report}")
     return 0
+
+
+def _print(outcome: "Outcome") -> None:
+    from llamarium.train.experiments.verdict import spread_of
+
+    heading = "validation loss"
+    shown = table("", "parameters", heading, right=("parameters", heading))
+    for label, arm in outcome.arms.items():
+        shown.add_row(label, f"{arm.parameters:,}", spread_of(arm.losses) if arm.losses else "-")
+    show(shown)
+    if outcome.verdict:
+        from rich.text import Text
+
+        show(Text(f"\n{outcome.verdict}"))

@@ -134,6 +134,12 @@ class _Sums:
 
 
 @torch.no_grad()
+def measured_rows(rows: Rows, max_rows: int) -> range:
+    """Return the indices of at most `max_rows` rows of epoch 0, spread evenly; 0 is all."""
+    every = range(rows.num_rows(0))
+    return every[:: max(1, math.ceil(len(every) / max_rows)) if max_rows else 1]
+
+
 def measure(
     model: LlamaForCausalLM,
     rows: Rows,
@@ -151,9 +157,7 @@ def measure(
     """
     was_training = model.training
     model.eval()
-    every = range(rows.num_rows(0))
-    step = max(1, math.ceil(len(every) / max_rows)) if max_rows else 1
-    chosen, sums, count = every[::step], _Sums(model.device), 0
+    chosen, sums, count = measured_rows(rows, max_rows), _Sums(model.device), 0
     for start in range(0, len(chosen), batch_rows):
         batch = _shard(rows, chosen[start : start + batch_rows], process_group)
         count += objective.count(batch)

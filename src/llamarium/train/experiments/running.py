@@ -1,10 +1,9 @@
 """Run an experiment: train every variant with every seed in its own folder, and write a page that compares them."""
 
 import os
-import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -23,10 +22,12 @@ from llamarium.kernels.threads import computing_with
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.conduct import conduct, is_acceptance, save_settings
 from llamarium.train.config import ExperimentConfig
+from llamarium.train.experiments.ngrams import conduct_ngrams
 from llamarium.train.experiments.peeking import Peeking, about_peeking, measure_peeking
 from llamarium.train.experiments.variants import EXPERIMENTS, TrainingExperiment, Variant, set_embedding_std
+from llamarium.train.experiments.verdict import spread_of, verdict
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.history import History
+from llamarium.train.report.history import History, number_of
 from llamarium.train.report.write import compare, write_report
 from llamarium.train.setup import Emit, Event, Setup
 from llamarium.train.state.lock import run_lock
@@ -37,18 +38,26 @@ Watch = Callable[[str], AbstractContextManager[Emit]]
 _WEIGHTS, _ABOUT = "variant.safetensors", "variant.json"
 _FORMAT = "weights of an experiment: no Llama config describes this model, and only its experiment can go on from it"
 
-SINGLE = (
-    "Each was trained once. Another seed moves a loss, often by as much as such runs differ; --seeds 3 trains each "
-    "three times and shows it."
-)
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A variant's number of parameters, and its best validation loss with each seed, in nats; none if not measured."""
+
+    parameters: int
+    losses: list[float] = field(default_factory=list[float])
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of an experiment: its page, or None if a signal ended it early, and that signal."""
+    """Result of an experiment: its page, or None if a signal ended it early, and that signal; the arms and the verdict.
+
+    The verdict is empty without validation.
+    """
 
     report: Path | None
     signal: int | None
+    arms: Mapping[str, Arm] = field(default_factory=dict[str, Arm])
+    verdict: str = ""
 
 
 def run_experiment(
@@ -68,74 +77,67 @@ def run_experiment(
     variants = EXPERIMENTS[name].variants(config)
     measured: dict[str, Peeking] = {}
     threads: int | None = None  # the first run's for all, as their speeds are compared
-    losses: dict[str, list[float]] = {label: [] for label in variants}
+    arms: dict[str, Arm] = {}
     with run_lock(out):
         for (label, variant), seed in product(variants.items(), range(config.seed, config.seed + config.seeds)):
             run_name = label if seed == config.seed else f"{label}-seed-{seed}"
             make = cache(partial(_setup, label, variant, replace(config, seed=seed), out, threads))
             watching = _settling(watch(run_name), config, out / "experiment.toml")
+            if variant.order:
+                if label not in arms:
+                    arms[label] = _count(make(), variant, config, out / label, watching)
+                continue
             ending = conduct(make, out / run_name, resume=resume, allow_changes=allow_changes, watch=watching)
             if ending.signal is not None:
                 return Outcome(None, ending.signal)
             write_report(out / run_name)
             history = History.read(out / run_name)
             threads = threads or history.start.get("threads")
+            arm = arms.setdefault(label, Arm(int(number_of(history.start.get("parameters")) or 0)))
             if best := history.best():
-                losses[label].append(best[1])
+                arm.losses.append(best[1])
             if seed != config.seed:
                 continue
             if name == "causal" and (validation := make().validation) is not None:
                 with computing_with(threads):
                     measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
-        return Outcome(_write_page(EXPERIMENTS[name], config, out, losses, measured), None)
+        found = verdict({label: arm.losses for label, arm in arms.items()}) if config.validation else ""
+        return Outcome(_write_page(EXPERIMENTS[name], config, out, arms, measured, found), None, arms, found)
 
 
 def _write_page(
     experiment: TrainingExperiment,
     config: ExperimentConfig,
     out: Path,
-    losses: Mapping[str, Sequence[float]],
+    arms: Mapping[str, Arm],
     measured: Mapping[str, Peeking],
+    found: str,
 ) -> Path:
-    notes = [experiment.note, *(about_peeking(label, found) for label, found in measured.items() if found.share > 0)]
+    notes = [experiment.note, *(about_peeking(label, seen) for label, seen in measured.items() if seen.share > 0)]
     columns: dict[str, dict[str, str]] = {}
-    if all(losses.values()):
-        notes.append(SINGLE if config.seeds == 1 else verdict(losses))
+    if found:
+        notes.append(found)
         if config.seeds > 1:
-            columns["validation loss, mean ± deviation of seeds"] = {k: spread_of(v) for k, v in losses.items()}
+            notes.append("Mean and deviation are over the seeds; other columns, curves and texts are the first seed's.")
+            columns["validation loss, mean ± deviation"] = {k: spread_of(arm.losses) for k, arm in arms.items()}
     if config.embedding_std is not None:
-        first = {label: History.read(out / label).curve("step", "loss") for label in losses}
+        first = {label: History.read(out / label).curve("step", "loss") for label in arms}
         columns["loss at the first step told"] = {k: f"{points[0][1]:.4g}" for k, points in first.items() if points}
     if measured:
-        columns["loss without looking ahead"] = {k: f"{found.loss_without:.4g}" for k, found in measured.items()}
-        columns["attention on the next token"] = {k: f"{found.share:.0%}" for k, found in measured.items()}
-    folders, title = {label: out / label for label in losses}, f"Experiment: {experiment.title}"
+        columns["loss without looking ahead"] = {k: f"{seen.loss_without:.4g}" for k, seen in measured.items()}
+        columns["attention on the next token"] = {k: f"{seen.share:.0%}" for k, seen in measured.items()}
+    folders, title = {label: out / label for label in arms}, f"Experiment: {experiment.title}"
     return compare(folders, out / "report.html", title, notes=notes, columns=columns)
 
 
-def spread_of(losses: Sequence[float]) -> str:
-    """Return mean and standard deviation of losses, as text."""
-    return f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"
-
-
-def verdict(losses: Mapping[str, Sequence[float]]) -> str:
-    """Name the runs that differ by more than seeds do.
-
-    Two count as different if their means are further apart than twice the standard error of that difference.
-    """
-    means = {name: statistics.mean(values) for name, values in losses.items()}
-    errors = {name: statistics.variance(values) / len(values) for name, values in losses.items()}
-    order = sorted(means, key=means.__getitem__)
-    close = [
-        f"{one} and {other}"
-        for i, one in enumerate(order)
-        for other in order[i + 1 :]
-        if means[other] - means[one] <= 2 * (errors[one] + errors[other]) ** 0.5
-    ]
-    count = len(next(iter(losses.values())))
-    if not close:
-        return f"Over {count} seeds all differences are larger than what seeds do: {', '.join(order)}, the best first."
-    return f"Over {count} seeds these differ by no more than seeds do, so this does not rank them: {'; '.join(close)}."
+def _count(
+    setup: Setup, variant: Variant, config: ExperimentConfig, out: Path, watch: AbstractContextManager[Emit]
+) -> Arm:
+    """Count an n-gram model, which no seed changes."""
+    with watch as show:
+        parameters, loss = conduct_ngrams(setup, config, variant.order, out, show)
+    write_report(out)
+    return Arm(parameters, [loss] * config.seeds)
 
 
 @contextmanager

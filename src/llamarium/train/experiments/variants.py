@@ -45,16 +45,36 @@ class NoNorm(nn.Module):
         return x_BTD
 
 
+class NoPart(nn.Module):
+    """Replaces a layer's attention or its MLP: adds nothing to the residual stream; `layer_idx` stays for runners."""
+
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+
+    def forward(self, x_BTD: Tensor, *_: object) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(x_BTD)
+
+
+def without_part(model: LlamaForCausalLM, part: str, norm: str) -> None:
+    """Remove `self_attn` or `mlp`, and the norm before it, from every layer, in place."""
+    for i, layer in enumerate(model.model.layers):
+        layer.set_submodule(part, NoPart(i))
+    replace_norms(model, NoNorm, named=norm)
+
+
 def without_rope(model: LlamaForCausalLM) -> None:
     """Remove RoPE, in place."""
     model.model.set_submodule("rotary_emb", NoRotary())
 
 
-def replace_norms(model: LlamaForCausalLM, make: Callable[[LlamaRMSNorm], nn.Module]) -> None:
-    """Replace every norm, in place."""
+def replace_norms(model: LlamaForCausalLM, make: Callable[[LlamaRMSNorm], nn.Module], named: str = "") -> None:
+    """Replace every norm whose name ends in `named`, in place."""
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, LlamaRMSNorm)]
     for name, module in norms:
-        model.set_submodule(name, make(module))
+        if name.endswith(named):
+            model.set_submodule(name, make(module))
 
 
 def layer_norm(norm: LlamaRMSNorm) -> nn.LayerNorm:
@@ -73,13 +93,15 @@ def set_embedding_std(model: LlamaForCausalLM, std: float, seed: int) -> None:
 class Variant:
     """One variant of a run: changed settings, model, or trunk.
 
-    `embedding_std` is the initial standard deviation of the embedding table; None is that of all matrices.
+    `embedding_std` is the initial standard deviation of the embedding table; None is that of all matrices. `order`, if
+    not 0, makes it an n-gram model of so many tokens, which is counted and not trained.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     transform: Callable[[LlamaForCausalLM], None] | None = None
     trunk: Trunk = causal_trunk
     embedding_std: float | None = None
+    order: int = 0
 
     @property
     def is_llama(self) -> bool:
@@ -129,6 +151,32 @@ def _heads(config: ExperimentConfig) -> dict[str, Variant]:
     return {name: Variant({"num_key_value_heads": count}) for name, count in counts.items()}
 
 
+def _depth(config: ExperimentConfig) -> dict[str, Variant]:
+    middle = config.num_hidden_layers or preset(config.preset).num_hidden_layers
+    counts = sorted({max(1, middle // 2), middle, 2 * middle})
+    return {f"{n}-layer{'s' if n > 1 else ''}": Variant({"num_hidden_layers": n}) for n in counts}
+
+
+def _width(config: ExperimentConfig) -> dict[str, Variant]:
+    if config.intermediate_size is not None or config.head_dim is not None:
+        raise TrainingError("the experiment decides intermediate_size and head_dim itself; leave them out")
+    base = preset(config.preset)
+    width, heads = config.hidden_size or base.hidden_size, config.num_attention_heads or base.num_attention_heads
+    widths = [w for w in (width // 4, width // 2, width, 2 * width) if w and w % (2 * heads) == 0]
+    if len(widths) < 3:
+        raise TrainingError(
+            f"hidden_size is {width}; expected a multiple of {4 * heads}, so that half of it gives each of {heads} "
+            "heads an even number"
+        )
+    return {f"width-{w}": Variant({"hidden_size": w}) for w in widths}
+
+
+def _ngrams(config: ExperimentConfig) -> dict[str, Variant]:
+    if config.validation == 0:
+        raise TrainingError("validation is 0; expected a share above it, on which the models are compared")
+    return {**{f"{n}-gram": Variant(order=n) for n in (2, 4, 6)}, "llama": Variant()}
+
+
 EXPERIMENTS: Mapping[str, TrainingExperiment] = {
     "tied": TrainingExperiment(
         "Tied against untied embeddings",
@@ -168,5 +216,38 @@ EXPERIMENTS: Mapping[str, TrainingExperiment] = {
             "layernorm": Variant(transform=partial(replace_norms, make=layer_norm)),
             "no-norm": Variant(transform=partial(replace_norms, make=NoNorm)),
         },
+    ),
+    "depth": TrainingExperiment(
+        "Half as many layers, and twice as many",
+        "A layer can only use what the layers before it have written. One layer can look at other tokens, but not at "
+        "what those have found by looking; two can copy what followed the last time (an induction head). Deeper models "
+        "also have more parameters and cost more: the table says how many, and the speed.",
+        _depth,
+    ),
+    "width": TrainingExperiment(
+        "A narrower and a wider residual stream",
+        "All that a token carries from layer to layer is as many numbers as the stream is wide. Most matrices grow "
+        "with the square of it. Each variant's checkpoints are models like any other: one Llama at a few sizes.",
+        _width,
+    ),
+    "parts": TrainingExperiment(
+        "Layers of attention alone, of an MLP alone, and of both",
+        "Attention is the only part that moves anything between tokens. With MLPs alone a token sees itself and "
+        "nothing else, so the model can be no better than a table of which token follows which: a 2-gram model (see "
+        "the experiment ngrams). With attention alone tokens are mixed, and the only thing computed from the mixture "
+        "is where to look next.",
+        lambda config: {
+            "both": Variant(),
+            "attention": Variant(transform=partial(without_part, part="mlp", norm="post_attention_layernorm")),
+            "mlp": Variant(transform=partial(without_part, part="self_attn", norm="input_layernorm")),
+        },
+    ),
+    "ngrams": TrainingExperiment(
+        "n-grams before Llamas",
+        "An n-gram model counts which token follows each n - 1 others (with Kneser-Ney smoothing). It is counted, not "
+        "trained: no seed changes it, its parameters are its counts, and its curve is level. A longer n finds ever "
+        "fewer of its contexts again. A Llama sees its whole row, and what it learns of one context serves similar "
+        "ones; with steps enough (--steps) it passes the best of them.",
+        _ngrams,
     ),
 }

@@ -56,7 +56,7 @@ def compare(
 ) -> Path:
     """Write a page with several runs, by name, on one plot, and return its path.
 
-    `notes` are introductory paragraphs, plain text; `columns` are more of the table, by heading, then by the run's
+    `notes` are introductory paragraphs, plain text; `columns` are the table's first, by heading, then by the run's
     name.
     """
     if not 1 <= len(runs) <= page.NUM_STYLES:
@@ -200,17 +200,17 @@ def _comparison(histories: Mapping[str, History], columns: Mapping[str, Mapping[
         best, validations = history.best(), history.last("validation", "loss")
         return (
             name,
+            *(values.get(name, "-") for values in columns.values()),
             number(validations),
             "-" if best is None else f"{number(best[1])} (step {best[0]:,.0f})",
             number(history.last("step", "loss")),
             number(number_of(history.start.get("parameters"))),
             number(history.kv_bytes()),
             number(history.tokens_per_s()),
-            *(values.get(name, "-") for values in columns.values()),
         )
 
     heads = (
-        "run", "validation loss", "best", "training loss", "parameters", "KV cache, bytes/token", "tokens/s", *columns,
+        "run", *columns, "validation loss", "best", "training loss", "parameters", "KV cache, bytes/token", "tokens/s",
     )  # fmt: skip
     return page.table(
         "Losses are nats per token; the cache is counted in bfloat16.", heads, (row(n, h) for n, h in histories.items())

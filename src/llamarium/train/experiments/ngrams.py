@@ -1,0 +1,172 @@
+"""n-gram models: the next token from the few before it, by counting alone.
+
+They wrote the text before neural networks did, and say what a Llama has to beat. The chance of a token after n - 1
+others is how often it stood there, less a discount; what the discounts leave is given out as the model of n - 1 says,
+and so on down to chances that are all alike. In the models below n, what counts is not how often a token stood
+somewhere, but after how many different tokens: "Francisco" is frequent, and hardly ever new. This is Kneser-Ney
+smoothing, interpolated, with one discount for each n.
+
+Source: Kneser and Ney 1995; Chen and Goodman 1999, "An empirical study of smoothing techniques", section 2.7.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.errors import LlamariumError
+from llamarium.train.conduct import save_settings
+from llamarium.train.config import ExperimentConfig
+from llamarium.train.data.batch import IGNORED
+from llamarium.train.data.packing import PackedRows
+from llamarium.train.report.journal import Journal
+from llamarium.train.setup import Emit, Event, Setup
+from llamarium.train.step import measured_rows
+
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Level:
+    """The k-grams of a text: a context, which is a (k-1)-gram, and a token.
+
+    Attributes:
+        keys: Ascending; context * V + token. A gram's place is its id, a context of the next level.
+        counts: Of each gram, or of the tokens before it.
+        totals, kinds: By context: the sum of its grams' counts, and their number.
+        discount: What is taken from each count, above 0 and below 1.
+    """
+
+    keys: _Ints
+    counts: _Ints
+    totals: _Ints
+    kinds: _Ints
+    discount: float
+
+    def find(self, keys: _Ints) -> _Ints:
+        """Return the ids of grams, -1 for those that the text does not have."""
+        places = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
+        return np.where(self.keys[places] == keys, places, -1)
+
+
+class NGramModel:
+    """A model of n tokens: counts of a stream of ids, none across two documents."""
+
+    def __init__(self, ids_S: _Ints, starts: _Ints, order: int, vocab_size: int) -> None:
+        """Count a stream; `starts` are its documents' first places, `order` is n."""
+        self.order, self.vocab_size = order, vocab_size
+        places = np.arange(len(ids_S))
+        within_S = places - starts[np.searchsorted(starts, places, side="right") - 1]
+        firsts: list[_Ints] = []
+        grams: list[_Ints] = [np.zeros(len(ids_S), np.int64)]  # the id of the gram that ends at each place
+        found: list[tuple[_Ints, _Ints]] = []
+        for k in range(1, order + 1):
+            here = np.flatnonzero(within_S >= k - 1)
+            if not len(here):
+                break  # no document is so long
+            contexts = grams[-1][here - 1] if k > 1 else grams[0][here]
+            keys, first, ids, counts = np.unique(contexts * vocab_size + ids_S[here], True, True, True)
+            grams.append(np.full(len(ids_S), -1))
+            grams[-1][here] = ids
+            firsts.append(here[first])
+            found.append((keys, counts))
+        for k in range(len(found) - 1):  # the different tokens before each gram; at least one, where a document begins
+            before = np.bincount(grams[k + 1][firsts[k + 1]], minlength=len(found[k][0]))
+            found[k] = found[k][0], before.clip(min=1)
+        sizes = [1, *(len(keys) for keys, _ in found)]
+        self.levels = [self._level(*pair, size) for pair, size in zip(found, sizes, strict=False)]
+
+    def _level(self, keys: _Ints, counts: _Ints, num_contexts: int) -> _Level:
+        contexts = keys // self.vocab_size
+        kinds = np.bincount(contexts, minlength=num_contexts)
+        totals = np.bincount(contexts, counts, num_contexts).astype(np.int64)
+        once, twice = ((counts == n).sum() + 1 for n in (1, 2))  # + 1 keeps the discount within 0 and 1
+        return _Level(keys, counts, totals, kinds, float(once / (once + 2 * twice)))
+
+    @property
+    def num_counts(self) -> int:
+        """The number of counts that the model is."""
+        return sum(len(level.keys) for level in self.levels)
+
+    def contexts(self, ids_BT: _Ints, positions_BT: _Ints) -> list[_Ints]:
+        """Return for k = 0 to n - 1 the id of the k-gram that ends at each place, -1 where none is known."""
+        found = [np.zeros_like(ids_BT)]
+        for k, level in enumerate(self.levels[:-1], start=1):
+            before = found[-1] if k == 1 else np.pad(found[-1], ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+            known = (before >= 0) & (positions_BT >= k - 1)
+            found.append(np.where(known, level.find(before * self.vocab_size + ids_BT), -1))
+        return found
+
+    def chances(self, contexts: Sequence[_Ints], next_ids: _Ints) -> _Floats:
+        """Return the probability of each next token; arrays of one shape, or that broadcast."""
+        chance = np.full(np.broadcast(contexts[0], next_ids).shape, 1 / self.vocab_size)
+        for context, level in zip(contexts, self.levels, strict=True):
+            totals = np.where(context >= 0, level.totals[context], 0)  # 0: nothing ever followed this context
+            gram = level.find(context * self.vocab_size + next_ids)
+            counts = np.where(gram >= 0, level.counts[gram] - level.discount, 0.0)
+            spread = level.discount * level.kinds[context] * chance
+            chance = np.where(totals > 0, (counts + spread) / totals.clip(min=1), chance)
+        return chance
+
+    def loss(self, rows: PackedRows, max_rows: int) -> float:
+        """Return the mean of -log P in nats over the rows that a Llama is measured on."""
+        nats, count = 0.0, 0
+        for row in measured_rows(rows, max_rows):
+            batch = rows.batch(0, [row])
+            labels = batch.labels_BT.numpy()
+            learned = labels != IGNORED
+            contexts = self.contexts(batch.ids_BT.numpy(), batch.positions_BT.numpy())
+            nats -= float(np.log(self.chances(contexts, np.where(learned, labels, 0)))[learned].sum())
+            count += int(learned.sum())
+        return nats / max(count, 1)
+
+    def continue_text(self, ids: Sequence[int], num_tokens: int, seed: int) -> Iterator[int]:
+        """Yield tokens drawn one after the other."""
+        generator, written = np.random.default_rng(seed), list(ids)
+        for _ in range(num_tokens):
+            last = np.array([written[-self.order :] or [0]])
+            positions = np.arange(last.shape[1])[None]
+            ends = [context[0, -1:] for context in self.contexts(last, positions)]
+            chances = self.chances(ends, np.arange(self.vocab_size))
+            written.append(int(generator.choice(self.vocab_size, p=chances / chances.sum())))
+            yield written[-1]
+
+
+def conduct_ngrams(setup: Setup, config: ExperimentConfig, order: int, out: Path, show: Emit) -> tuple[int, float]:
+    """Count a model of `order` tokens, write its journal as a run's; return its size and validation loss.
+
+    The setup's rows are `PackedRows`, with validation.
+    """
+    train, validation = setup.train, setup.validation
+    assert isinstance(train, PackedRows) and isinstance(validation, PackedRows)
+    ids, starts = train.corpus.ids.numpy().astype(np.int64), train.corpus.starts.numpy()
+    model = NGramModel(ids, starts, order, setup.tokenizer.vocab_size)
+    loss, steps = model.loss(validation, config.eval_rows), config.steps
+    out.mkdir(parents=True, exist_ok=True)
+    save_settings(config, out / "train.toml")
+    about = {"settings": asdict(config), "parameters": model.num_counts, "trainable": model.num_counts}
+    journal = Journal(out)
+    journal({"event": "start", "step": 0, **about, "device": "cpu"})
+    journal({"event": "validation", "step": 0, "loss": loss, "best": True})
+    events: list[Event] = [{"event": "validation", "step": steps, "loss": loss, "best": False}]
+    if config.sample_every:
+        sample = _sample(model, setup, config)
+        events.append({"event": "sample", "step": steps, "prompt": config.sample_prompt, **sample})
+    for event in (*events, {"event": "end", "step": steps, "signal": None}):
+        journal(event)
+        show(event)
+    return model.num_counts, loss
+
+
+def _sample(model: NGramModel, setup: Setup, config: ExperimentConfig) -> Mapping[str, Any]:
+    try:
+        prompt = setup.tokenizer.encode(config.sample_prompt)
+    except LlamariumError as error:  # a prompt that the tokenizer lacks, say
+        return {"error": str(error)}
+    decoder = setup.tokenizer.stream(continuation=True)
+    written = model.continue_text(prompt, config.sample_tokens, config.seed)
+    return {"text": "".join([decoder.push(i) for i in written]) + decoder.finish()}
