@@ -1,5 +1,6 @@
 """DPO: the loss against its formula in float64, pairs from JSONL, the reference, and runs that resume to the bit."""
 
+import importlib.util
 import json
 import math
 from collections.abc import Callable
@@ -319,3 +320,17 @@ def test_answers_that_differ_in_blanks_alone_are_the_same_where_the_dialog_forma
     file.write_text(json.dumps({"prompt": "p", "chosen": "a", "rejected": "a\n"}))
     with pytest.raises(TrainingError, match=r"pairs.jsonl:1: chosen and rejected are the same tokens"):
         read_pairs(file, load_tokenizer_file(llama3_tokenizer_path))
+
+
+def test_the_drawing_of_the_loss_is_what_its_script_draws() -> None:
+    """Its points are the formula's."""
+    script = Path(__file__).parents[2] / "docs/images/dpo.py"
+    spec = importlib.util.spec_from_file_location("dpo", script)
+    assert spec is not None and spec.loader is not None
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    assert script.with_suffix(".svg").read_text(encoding="utf-8") == draw.picture()
+    for margin, loss, pull in zip(*draw.curves(5), strict=True):
+        assert loss == pytest.approx(math.log1p(math.exp(-margin))) and pull == pytest.approx(
+            1 / (1 + math.exp(margin))
+        )
