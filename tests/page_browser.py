@@ -52,9 +52,13 @@ def browser(served: Running) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def window(browser: Browser) -> Iterator[BrowserContext]:
-    """Where a module's pages are opened: the page's files are loaded and compiled once, not for each of them."""
+def window(browser: Browser, served: Running) -> Iterator[BrowserContext]:
+    """Where a module's pages are opened: the page's files are loaded and compiled once, not for each of them.
+
+    A page that stays open keeps the process that shows them all.
+    """
     with browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce") as found:
+        found.new_page().goto(f"{served.url}/health")
         yield found
 
 
