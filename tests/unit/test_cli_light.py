@@ -99,7 +99,8 @@ def test_models_are_quantized_and_exported_without_pytorch(hiding: Path, tmp_pat
     ("words", "extra"),
     [
         ("pretrain --steps 1", "train"),
-        ("experiment rope", "train"),
+        ("experiment parts", "train"),
+        ("bench learn-and-write", "train"),
         ("finetune --data missing.jsonl", "train"),
         ("dpo --data missing.jsonl", "train"),
         ("report missing", "train"),

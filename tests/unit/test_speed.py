@@ -1,10 +1,13 @@
 """What `llamarium bench` says of a model: the arithmetic on known numbers, and what is timed."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 
+from llamarium.cli.bench_learn import explain
+from llamarium.cli.main import main
 from llamarium.errors import ContextLengthError
 from llamarium.inspect.measures import speed
 from llamarium.inspect.measures.speed import Round, Work, measure, step_bytes, summarize, weight_bytes
@@ -109,3 +112,40 @@ def test_what_is_timed(work: Work, positions: list[int], steps: int, monkeypatch
 def test_what_does_not_fit_the_context_is_refused() -> None:
     with pytest.raises(ContextLengthError, match="132 positions are needed, and the model's context holds 128"):
         measure(ModuleRunner(tiny(tied=True)), Work(num_cached=128, num_new=2), num_rounds=1)
+
+
+# --- learning and writing ---------------------------------------------------------------------------------------------
+
+
+def test_learning_and_writing_are_measured_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "learn-and-write", "-n", "24", "--rounds", "1"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["num_tokens"]) == ("shakespeare-char", 24)
+    assert list(found["tokens_per_s"]) == ["learn", "write", "read", "answer"]
+    assert all(speed > 0 for speed in found["tokens_per_s"].values())
+    assert found["why"] == explain(found["tokens_per_s"], 24)
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "one text of 24 tokens, on cpu" in printed and printed.count(" µs") == 4
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("learn", "said"), [(300.0, "3.0 times as fast as writing"), (50.0, "2.0 times as slow as")])
+def test_the_sentence_follows_what_was_measured(learn: float, said: str) -> None:
+    assert said in explain({"learn": learn, "write": 100.0}, 128)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["-n", "255"], 1, "255 tokens; the model's context holds 256: use at most 254"),
+        (["--lengths", "8"], 2, "has no --lengths"),
+        (["--kv-cache-dtype", "int8"], 2, "has no --kv-cache-dtype"),
+    ],
+)
+def test_what_it_cannot_measure_is_refused(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "learn-and-write", *words]) == code
+    assert message in capsys.readouterr().err

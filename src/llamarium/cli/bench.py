@@ -7,6 +7,10 @@
   cache     one prompt continued greedily with and without the KV cache, for
             --lengths new tokens: what the cache saves. The tokens must be the
             same; computed in float32, unless --dtype names another
+  learn-and-write
+            learning a text of -n tokens, all at once, against writing one, a
+            token at a time: tokens/s, and why (shakespeare-char, unless -m
+            names another)
   serve     a server, under load: `llamarium bench serve --help`
 
 For the first four, numbers are medians of the rounds:
@@ -33,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli import bench_cache
+from llamarium.cli import bench_cache, bench_learn
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, load_llama, positive, whole_numbers
 from llamarium.cli.output import emit, show, status
 from llamarium.cli.tables import percent, size, table
@@ -53,6 +57,7 @@ _OPTIONS = {  # what each takes besides the model
     "batch": {"rows", "max_tokens", "rounds"},
     "all": {"lengths", "depths", "rows", "max_tokens", "rounds"},
     "cache": {"lengths"},
+    "learn-and-write": {"max_tokens", "rounds"},
 }
 
 
@@ -80,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.what == "cache":
         return bench_cache.run(args)
+    if args.what == "learn-and-write":
+        return bench_learn.run(args)
     llama = load_llama(args)
     results = [_measure(llama, work, args) for work in _works(args, llama.config)]
     if not args.json:
@@ -91,6 +98,8 @@ def _check_options(args: argparse.Namespace) -> None:
     """Refuse an option that the chosen measurement does not have, and numbers below 1."""
     if args.what == "cache" and args.kv_cache_dtype != "auto":
         raise UsageError("bench cache has no --kv-cache-dtype; its tokens would differ from those without a cache")
+    if args.what == "learn-and-write" and args.kv_cache_dtype != "auto":
+        raise UsageError("bench learn-and-write has no --kv-cache-dtype; learning keeps no cache")
     for name in ("lengths", "depths", "rows", "max_tokens", "rounds"):
         given = getattr(args, name)
         if given is None:
