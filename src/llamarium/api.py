@@ -19,6 +19,7 @@ from llamarium.generation.dialog import ChatOptions, read_dialog, split_tools
 from llamarium.generation.loop import DialogEngine
 from llamarium.generation.options import AnswerOptions, EngineOptions, split_options
 from llamarium.generation.text_engine import TextEngine
+from llamarium.hub.own_folders import is_learner_folder
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import METHODS, chosen_type
 from llamarium.runtime.device import choose_device
@@ -97,7 +98,7 @@ def load(
         check_choice(name, flag, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
-        device=choose_device(device),
+        device=choose_device("cpu" if device == "auto" and _is_learners(model) else device),
         quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
         dequantize=dequantize,
         strict=strict,
@@ -105,6 +106,11 @@ def load(
         input_bits=input_bits,
     )
     return _load(model, adapter, options, progress)
+
+
+def _is_learners(model: object) -> bool:
+    """Return whether a model is a folder of `llamarium build`, which no GPU runs."""
+    return isinstance(model, (str, Path)) and is_learner_folder(Path(model).expanduser())
 
 
 def _load(

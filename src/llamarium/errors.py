@@ -27,6 +27,7 @@
     ├── EngineStoppedError       a request to an engine that is closed or broken, or that ended with it
     ├── AnswerError              an answer that the model cannot go on with: its numbers are none, or no token fits
     ├── GaveWayError             an answer that was ended as there was no memory for all that were run
+    ├── FunctionError            a function of a model that is code of its own did something else than return a result
     └── SlowReaderError          an answer that was ended as it was not read as fast as it came
 
 A message says what was found, what was expected and what to do, and names the file and the item.
@@ -170,6 +171,10 @@ class AnswerError(LlamariumError):
 
 class GaveWayError(LlamariumError):
     """An answer that was ended as there was no memory for all that were run."""
+
+
+class FunctionError(LlamariumError):
+    """A function of a model that is code of its own (`llamarium build`) did something else than return a result."""
 
 
 class SlowReaderError(LlamariumError):

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.build.check import Result
-from llamarium.build.folder import COURSE, Course, keep, progress, solution, start, step_named
+from llamarium.build.folder import Course, keep, progress, solution, start, step_named
 from llamarium.build.process import check_in_process
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, escape
+from llamarium.hub.own_folders import COURSE, note
 
 __all__ = ["STEPS", "Course", "Result", "check_folder", "hint", "start"]
 
@@ -43,6 +44,7 @@ def check_folder(
     if not (folder / COURSE).is_file():
         raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name one with --folder, or run it")
     course = Course.read(folder / COURSE)
+    note(folder)
     steps = course.steps if every else (_chosen(folder, course, step),)
     results: list[Result] = []
     for result in check_in_process(folder, steps, model=course.model, texts=course.texts, seed=seed):

@@ -14,9 +14,10 @@ from llamarium.build.check import SENTENCES, Result
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, OutputError, UnknownNameError, escape
+from llamarium.hub.own_folders import COURSE, note
 from llamarium.io import atomic_file, write_json
 
-COURSE, PROGRESS = "course.json", "progress.json"
+PROGRESS = "progress.json"
 MODEL = "smollm2-135m"
 FORMAT = 1
 
@@ -118,6 +119,7 @@ def start(folder: Path, course: Course | None = None) -> list[Path]:
         course = Course.read(folder / COURSE) if (folder / COURSE).is_file() else Course()
     if not (folder / COURSE).is_file():
         course.write(folder / COURSE)
+        note(folder)
     elif Course.read(folder / COURSE) != course:
         raise OutputError(f"{escape(folder)} belongs to another course; name a new folder")
     written = [folder / file_of(step) for step in map(step_named, course.steps)]
@@ -143,6 +145,18 @@ def definition(step: Step) -> str:
     function = _plain_source(step)
     function.body = function.body[:1]
     return _unparsed(function)
+
+
+def is_empty(step: Step, path: Path) -> bool:
+    """Return whether a step's file is missing, or its function ends as the template's does."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except OSError:
+        return True
+    except (SyntaxError, ValueError):  # which importing it will say better
+        return False
+    ends = [node.body[-1] for node in body if isinstance(node, ast.FunctionDef) and node.name == step.name]
+    return bool(ends) and isinstance(ends[-1], ast.Raise) and "NotImplementedError" in ast.unparse(ends[-1])
 
 
 def solution(step: Step) -> str:

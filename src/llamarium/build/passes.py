@@ -76,6 +76,10 @@ class Pass:
         )
         return hidden_TD, kept
 
+    def read_stream(self, x_TD: Floats) -> Floats:
+        """Return what the last norm and the head make of rows of the residual stream: (T, D) to logits (T, V)."""
+        return self._functions["head"](self._norm("model.norm.weight", "final_norm", x_TD), self._weights.head)
+
     def empty(self) -> list[KeysAndValues]:
         """Return the keys and values of no tokens."""
         config = self._weights.config
@@ -133,7 +137,8 @@ class Pass:
 
     def _mlp(self, prefix: str, x_TD: Floats) -> Floats:
         gate, up, down = (self._weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down"))
-        if self._taps is not None:  # a swiglu hands out its result alone
+        halves = {(name, self.layer) for name in ("gate", "up", "act", "gated")}
+        if self._taps is not None and halves & self._taps.wanted:  # a swiglu hands out its result alone
             self._tap_halves(x_TD @ gate.T, x_TD @ up.T)
         return self._tap("mlp_out", self._functions["swiglu"](x_TD, gate, up, down))
 

@@ -36,7 +36,7 @@ def main() -> int:
         llama = llamarium.load(asked["model"])
         folder = Path(asked["folder"])
         check = Check(Weights(llama.runner), llama.tokenizer, asked["texts"], asked["seed"])
-        _bound_memory()
+        bound_memory(600 << 20)  # the model's weights as float32 come yet
         os.chdir(folder)
         sys.dont_write_bytecode = True
         for name in asked["steps"]:
@@ -82,14 +82,14 @@ def _printed() -> Generator[io.StringIO]:
         yield printed
 
 
-def _bound_memory() -> None:
-    """Bound the memory of this process by what it has and `MEMORY_BYTES`, where the system can."""
+def bound_memory(more_bytes: int) -> None:
+    """Bound the memory of this process by what it has, `MEMORY_BYTES` and so many more, where the system can."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
         used = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) << 10
     except OSError:
         return
-    limit = used + MEMORY_BYTES + (600 << 20)  # the model's weights as float32 come yet
+    limit = used + MEMORY_BYTES + more_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 

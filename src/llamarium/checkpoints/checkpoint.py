@@ -21,7 +21,7 @@ CONFIG_LIMIT_BYTES = 2 * 2**20
 """Of a JSON file beside weights, or a safetensors file's header: a table of 405B's 6,000 tensors in 4 bits takes half
 of it; parsed JSON takes up to 30 times its text."""
 
-FormatName = Literal["huggingface", "meta", "gguf", "packed"]
+FormatName = Literal["huggingface", "meta", "gguf", "packed", "build"]
 
 
 @dataclass(frozen=True, slots=True)

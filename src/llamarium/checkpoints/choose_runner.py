@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from llamarium.checkpoints.checkpoint import Checkpoint
+from llamarium.checkpoints.learner import LearnerCheckpoint, check_learner_options
 from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.errors import OptionError, escape
@@ -27,7 +28,10 @@ def load_weights(
     Raises:
         CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
         OptionError: If an option does not fit the checkpoint.
+        FunctionError: If the functions of a learner's folder cannot begin.
     """
+    if isinstance(checkpoint, LearnerCheckpoint):
+        return _load_learner(checkpoint, options, progress)
     weights = native_weights(checkpoint, options, progress)
     if weights is None:
         return _load_modules(checkpoint, options, progress)
@@ -40,6 +44,23 @@ def load_weights(
     runner = _runner(checkpoint, weights, options)
     loaded = LoadedModel(runner, build, deterministic=options.deterministic, check=checkpoint.check_unchanged)
     return loaded, sources_of(checkpoint, weights)
+
+
+def _load_learner(
+    checkpoint: LearnerCheckpoint, options: LoadOptions, progress: Progress | None
+) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
+    """Load the model whose weights are used, to look at, and start the process that computes."""
+    check_learner_options(checkpoint.path, options)
+    base, sources = load_weights(checkpoint.base, LoadOptions(strict=options.strict), progress)
+
+    def build() -> "LlamaForCausalLM":
+        raise OptionError(
+            f"{escape(checkpoint.path)}: functions in a process of their own compute, so there are no modules to read, "
+            f"edit or train; load {escape(checkpoint.model)} for those"
+        )
+
+    runner = checkpoint.runner(base.runner())
+    return LoadedModel(runner, build, check=checkpoint.check_unchanged), sources
 
 
 def _load_modules(

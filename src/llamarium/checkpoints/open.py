@@ -1,13 +1,14 @@
 """Which reader a path needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llamarium.checkpoints.checkpoint import Checkpoint, list_some
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import INDEX, SINGLE, HuggingFaceCheckpoint
+from llamarium.checkpoints.learner import LearnerCheckpoint, model_of_course
 from llamarium.checkpoints.packed.folder import PackedCheckpoint, is_packed_folder
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig
@@ -21,6 +22,7 @@ from llamarium.errors import (
 )
 from llamarium.extras import need_torch
 from llamarium.hub.builtin import recommended
+from llamarium.hub.own_folders import is_learner_folder
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
 
@@ -59,19 +61,31 @@ def open_model(name: str | Path, *, with_tokenizer: bool = True) -> OpenedModel:
     """Find a model, fetching it when needed, and open it with its tokenizer.
 
     Args:
-        name: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
+        name: A built-in name, a folder (Hugging Face, Meta, `llamarium build`), a `.gguf` file, or `org/name` on
+            the Hugging Face hub.
         with_tokenizer: Look at its tokenizer too.
 
     Raises:
         LlamariumError: If there is nothing of that name, or something in it is refused; see `open_checkpoint`.
     """
     path = resolve(name)
+    if is_learner_folder(path):
+        return _open_learner(str(name), path, with_tokenizer=with_tokenizer)
     checkpoint = open_checkpoint(path)
     tokenizer, why_none = (
         _find_tokenizer(name, path, checkpoint) if with_tokenizer else (None, "it was opened without its tokenizer")
     )
     generation_config = checkpoint.generation_config or recommended(path)
     return OpenedModel(str(name), path, checkpoint, generation_config, tokenizer, why_none)
+
+
+def _open_learner(name: str, path: Path, *, with_tokenizer: bool) -> OpenedModel:
+    """Open a folder of `llamarium build` with the model whose weights and tokenizer it uses."""
+    model = model_of_course(path)
+    if is_learner_folder(resolve(model)):
+        raise CheckpointError(f"{escape(path)}: its course names {escape(model)}, which has no weights of its own")
+    base = open_model(model, with_tokenizer=with_tokenizer)
+    return replace(base, name=name, path=path, checkpoint=LearnerCheckpoint(path, model, base.checkpoint))
 
 
 def _find_tokenizer(name: str | Path, path: Path, checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:

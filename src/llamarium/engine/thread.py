@@ -16,7 +16,7 @@ from llamarium.engine.counts import Counts
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.sequence import EngineSequence
-from llamarium.errors import EngineStoppedError, GaveWayError, MemoryBudgetError
+from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
 """Takes a step's events of one request, or the error that ends it."""
@@ -24,6 +24,8 @@ Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
 State = Literal["ready", "draining", "stopped", "broken"]
 
 T = TypeVar("T")
+
+_CLOSED = "the engine was closed before the answer came to its end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class EngineThread:
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return self.failure is None
-        self._commands.put(_Command(self._end_all))
+        self._commands.put(_Command(lambda: self._end_all(EngineStoppedError(_CLOSED))))
         self._thread.join()
         return False
 
@@ -137,6 +139,8 @@ class EngineThread:
                     events = self.engine.step()
                 except MemoryBudgetError as error:
                     self._abort_largest(error)
+                except FunctionError as error:  # the pass of all of them has failed; the next one may not
+                    self._end_all(error)
                 else:
                     self._hand_out(events)
         except BaseException as error:  # noqa: BLE001 - whatever it was, waiting callers get it
@@ -180,10 +184,10 @@ class EngineThread:
         if not self.engine.is_live(number):
             self._deliver.pop(number, None)
 
-    def _end_all(self) -> None:
+    def _end_all(self, error: Exception) -> None:
         for number in list(self._deliver):
             self.engine.abort(number)
-            self._end(number, EngineStoppedError("the engine was closed before the answer came to its end"))
+            self._end(number, error)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.config import ModelConfig
+
 Key = tuple[str, int | None]
 """An activation's name, and its layer; None for those outside of the layers."""
 
@@ -60,6 +62,15 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     }
 )
 """Every activation by its public name, in the order of computation."""
+
+_FIELDS = {"D": "hidden_size", "N": "num_attention_heads", "K": "num_key_value_heads", "H": "head_dim",
+           "F": "intermediate_size"}  # fmt: skip
+
+
+def sizes_of(name: str, config: ModelConfig) -> list[int]:
+    """Return the sizes of an activation's axes after the first, of tokens."""
+    return [getattr(config, _FIELDS[axis]) for axis in ACTIVATIONS[name].axes[1:]]
+
 
 FROM_CACHE = ("k_rot", "scores", "pattern")
 """Those that follow from the queries and what the cache holds."""

@@ -31,6 +31,7 @@ _FAILURES: tuple[tuple[type[errors.LlamariumError], int, str, str], ...] = (
     (errors.GaveWayError, 503, "overloaded", _NO_MEMORY),
     (errors.SlowReaderError, 408, "slow_reader", ""),
     (errors.AnswerError, 500, "model_error", ""),
+    (errors.FunctionError, 500, "model_error", ""),
     (errors.MissingPackageError, 501, "missing_package", ""),
 )
 """Errors of answers under way: status, code, and a message in place of the error's own."""

@@ -29,10 +29,7 @@ from llamarium.runtime.native.cache import C_DTYPES, NativeCache
 from llamarium.runtime.native.weights import Weight
 from llamarium.runtime.rope import rope_frequencies
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
-from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
-
-_AXES = {"D": "hidden_size", "N": "num_attention_heads", "K": "num_key_value_heads", "H": "head_dim",
-         "F": "intermediate_size"}  # fmt: skip
+from llamarium.runtime.taps import Key, Taps, sizes_of
 
 
 class NativeRunner:
@@ -188,10 +185,7 @@ class NativeRunner:
 
     def _arrays(self, taps: Taps, num_tokens: int) -> dict[Key, NDArray[np.float32]]:
         """Return the memory for what is wanted of so many tokens: (M, ...) as the activation's axes say."""
-        return {key: np.empty((num_tokens, *self._sizes(key[0])), np.float32) for key in taps.wanted}
-
-    def _sizes(self, name: str) -> list[int]:
-        return [getattr(self._config, _AXES[axis]) for axis in ACTIVATIONS[name].axes[1:]]
+        return {key: np.empty((num_tokens, *sizes_of(key[0], self._config)), np.float32) for key in taps.wanted}
 
 
 def _norm(weight: Weight) -> NDArray[Any]:

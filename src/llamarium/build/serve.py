@@ -1,0 +1,221 @@
+"""A learner's Llama that answers: `python -m llamarium.build.serve FOLDER MODEL DESCRIPTOR`.
+
+`runtime/process/runner.py` starts it and asks over the connection that it was given; the cache's file comes with each
+request. The learner's functions run here alone. What they do instead of returning a result is answered in words.
+"""
+
+import faulthandler
+import fcntl
+import os
+import resource
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import llamarium
+from llamarium.build.compare import shape_problem
+from llamarium.build.folder import file_of, is_empty, step_named
+from llamarium.build.learner import Learner, LearnerError
+from llamarium.build.passes import KeysAndValues, Pass, Weights
+from llamarium.build.step import Function, Step
+from llamarium.build.steps.types import Floats, Ints
+from llamarium.build.worker import bound_memory
+from llamarium.runtime.process.cache import block_bytes, mapped, read_past
+from llamarium.runtime.process.frames import read_arrays, read_header, send
+from llamarium.runtime.taps import Key, Taps, sizes_of
+
+STEPS_OF_A_PASS = tuple(
+    step_named(name)
+    for name in (
+        "embed", "rms_norm", "project", "rotate", "attend", "join", "swiglu", "layer", "trunk", "head", "attend_cached",
+    )
+)  # fmt: skip
+"""What a pass is made of; text, choices and the loop are the library's."""
+
+_FIELDS = {
+    "V": "vocab_size", "D": "hidden_size", "F": "intermediate_size", "N": "num_attention_heads",
+    "K": "num_key_value_heads", "H": "head_dim",
+}  # fmt: skip
+
+
+class PlacedError(LearnerError):
+    """What a function did instead of returning a result, and in which layer."""
+
+    def __init__(self, step: str, layer: int | None, words: str) -> None:
+        place = step if layer is None else f"{step}, layer {layer}"
+        super().__init__("raised", f"{place}: {words}")
+
+
+def main(folder: str, model: str, descriptor: str) -> int:
+    """Load the model and the functions, and answer until the other side ends."""
+    _end_with_parent()
+    with socket.socket(fileno=int(descriptor)) as channel:
+        try:
+            answering = Answering(llamarium.load(model, device="cpu").runner, Path(folder), channel)
+        except LearnerError as error:
+            send(channel, {"error": str(error)})
+            return 1
+        send(channel, {"begins": True})
+        while True:
+            begun, descriptors, _, _ = socket.recv_fds(channel, 4, 1)
+            if not begun:
+                return 0
+            answering.answer(read_header(channel, begun=begun), descriptors)
+
+
+class Answering:
+    """Answers requests.
+
+    Args:
+        runner: Has the model's weights.
+        folder: The learner's.
+        channel: Where the requests come from.
+
+    Raises:
+        LearnerError: If a function of a pass is missing, empty or cannot be imported.
+    """
+
+    def __init__(self, runner: Any, folder: Path, channel: socket.socket) -> None:
+        if empty := [step.name for step in STEPS_OF_A_PASS if is_empty(step, folder / file_of(step))]:
+            words = f"these steps are missing or still empty: {', '.join(empty)}; `llamarium build check` leads to them"
+            raise LearnerError("empty", words)
+        self._weights, self._channel, self._config = Weights(runner), channel, runner.config
+        for key in runner.weights:
+            self._weights[key]  # before the memory is bounded
+        self._sizes = {axis: getattr(self._config, field) for axis, field in _FIELDS.items()}
+        self._mapped: tuple[tuple[int, ...], Floats] = (), np.empty(0, np.float32)
+        self._layer: int | None = None
+        self._pass = Pass(self._weights)
+        past_bytes = self._config.max_position_embeddings * block_bytes(self._config, 1)
+        bound_memory(3 * past_bytes)  # what was kept, what is returned, and the copies for the heads
+        os.chdir(folder)
+        sys.dont_write_bytecode = True
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+        learners = [(step, Learner(step, folder / file_of(step))) for step in STEPS_OF_A_PASS]
+        self._functions = {step.name: self._checked(step, learner.plain()) for step, learner in learners}
+
+    def answer(self, header: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Answer one request."""
+        arrays = read_arrays(self._channel, header)
+        try:
+            if header["ask"] == "run":
+                cache = self._cache(descriptors[0], header["block_size"])
+                answers = self._run(cache, [(name, layer) for name, layer in header["taps"]], *arrays)
+            else:
+                answers = [self._begin(len(arrays[0]), 0, None).read_stream(arrays[0])]
+        except LearnerError as error:
+            send(self._channel, {"error": str(error)})
+        else:
+            send(self._channel, {}, answers)
+
+    def _cache(self, descriptor: int, block_size: int) -> Floats:
+        """Return the cache whose file this is; the last one stays mapped."""
+        status = os.fstat(descriptor)
+        which = status.st_dev, status.st_ino, status.st_size, block_size
+        if which != self._mapped[0]:
+            self._mapped = which, mapped(descriptor, self._config, block_size)
+        os.close(descriptor)
+        return self._mapped[1]
+
+    def _run(
+        self, cache: Floats, keys: Sequence[Key], ids_M: Ints, positions_M: Ints, sequences_M: Ints,
+        block_tables: Ints, rows_W: Ints,
+    ) -> list[Floats]:  # fmt: skip
+        """Run the sequences of a batch one by one; return the logits, and what is tapped."""
+        borders = (np.flatnonzero(np.diff(sequences_M)) + 1).tolist()
+        parts: list[list[Floats]] = []
+        for begin, end in zip([0, *borders], [*borders, len(ids_M)], strict=True):
+            rows = rows_W[(rows_W >= begin) & (rows_W < end)] - begin
+            table = block_tables[sequences_M[begin]]
+            parts.append(self._run_sequence(cache, keys, ids_M[begin:end], int(positions_M[begin]), table, rows))
+        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+    def _run_sequence(
+        self, cache: Floats, keys: Sequence[Key], ids_T: Ints, start: int, table: Ints, rows_W: Ints
+    ) -> list[Floats]:
+        past = [read_past(cache, layer, table.tolist(), start) for layer in range(self._config.num_hidden_layers)]
+        taps = Taps(keys) if keys else None
+        running = self._begin(len(ids_T), start, taps)
+        hidden_TD, kept = running.hidden(ids_T, past)
+        self._keep(cache, table, past, kept)
+        tapped = [] if taps is None else [self._tapped(taps, key) for key in keys]
+        self._sizes["T"] = len(rows_W)
+        if not len(rows_W):
+            return [np.empty((0, self._config.vocab_size), np.float32), *tapped]
+        return [self._functions["head"](hidden_TD[rows_W], self._weights.head), *tapped]
+
+    def _begin(self, num_tokens: int, num_past: int, taps: Taps | None) -> Pass:
+        self._sizes |= {"T": num_tokens, "S": num_past + num_tokens}
+        self._pass = Pass(self._weights, self._functions, taps)
+        return self._pass
+
+    def _keep(
+        self, cache: Floats, table: Ints, past: Sequence[KeysAndValues], kept: Sequence[KeysAndValues]
+    ) -> None:  # fmt: skip
+        """Write the new keys and values; those of earlier tokens belong to other sequences too, and stay."""
+        num_all, start = self._sizes["S"], len(past[0][0])
+        positions_T = np.arange(start, num_all)
+        blocks_T, slots_T = table[positions_T // cache.shape[3]], positions_T % cache.shape[3]
+        for layer, (before, after) in enumerate(zip(past, kept, strict=True)):
+            for part, (old, new) in enumerate(zip(before, after, strict=True)):
+                if len(new) != num_all:
+                    raise PlacedError("layer", layer, "does not call attention")
+                if not np.array_equal(old, new[:start]):
+                    raise PlacedError("attend_cached", layer, "changes keys or values that were kept")
+                cache[blocks_T, layer, part, slots_T] = new[start:]
+
+    def _tapped(self, taps: Taps, key: Key) -> Floats:
+        """Return an activation of a sequence: what was computed last, if it was more than once."""
+        name, layer = key
+        found = taps.kept[key]
+        if not found:
+            raise PlacedError("trunk" if layer is None else "layer", layer, f"does not compute {name}")
+        shape = (self._sizes["T"], *sizes_of(name, self._config))
+        if np.shape(found[-1]) != shape:
+            raise PlacedError("layer", layer, f"{name} has shape {np.shape(found[-1])}; expected {shape}")
+        return np.asarray(found[-1], np.float32)
+
+    def _checked(self, step: Step, function: Function) -> Function:
+        """Return a function whose results have the right shapes, as float32, or are an error that names it."""
+
+        def call(*args: Any) -> Any:
+            layer = self._say_layer()
+            try:
+                found = function(*args)
+            except PlacedError:
+                raise
+            except LearnerError as error:
+                raise PlacedError(step.name, layer, str(error)) from None
+            results = found if isinstance(found, tuple) else (found,)
+            shapes = ([self._sizes[axis] for axis in output.split()[1]] for output in step.outputs)
+            problem = shape_problem(step.outputs, results, [np.broadcast_to(np.float32(0), shape) for shape in shapes])
+            if problem is not None:
+                raise PlacedError(step.name, layer, problem)
+            floats = tuple(np.asarray(result, np.float32) for result in results)
+            return floats if len(floats) > 1 else floats[0]
+
+        return call
+
+    def _say_layer(self) -> int | None:
+        """Tell the other side in which layer this is, should it be the last that it hears."""
+        layer = self._pass.layer
+        if layer != self._layer:
+            self._layer = layer
+            send(self._channel, {"layer": layer})
+        return layer
+
+
+def _end_with_parent() -> None:
+    """Be ended by the system when the parent is, whatever runs here then; say where it was when it is aborted."""
+    faulthandler.enable(2, all_threads=False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Folders of `llamarium build` whose code may be run as a model: those that were begun or checked on this machine.
+
+No model file can run code; a learner's functions are code. So a folder that came from somewhere else is refused until
+`llamarium build check` was asked to run it. The list lies in the cache folder, an absolute path a line, as JSON.
+"""
+
+import json
+from pathlib import Path
+
+from llamarium.errors import LlamariumError, escape, warn_caller
+from llamarium.hub.builtin import cache_folder
+
+COURSE = "course.json"
+"""The file by which such a folder is known: steps, texts, and the model whose weights are used."""
+
+
+def is_learner_folder(path: Path) -> bool:
+    """Return whether a folder holds a course of `llamarium build`, and no model of its own."""
+    return (path / COURSE).is_file() and not (path / "config.json").exists()
+
+
+def note(folder: Path) -> None:
+    """Note that a folder's code may be run; a warning says so if that cannot be written."""
+    if is_noted(folder):
+        return
+    try:
+        path = _list()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(str(folder.resolve())) + "\n")
+    except (OSError, LlamariumError) as error:
+        warn_caller(f"that {escape(folder)} is yours could not be noted ({escape(error)}), so -m will refuse it")
+
+
+def is_noted(folder: Path) -> bool:
+    """Return whether a folder's code may be run."""
+    try:
+        lines = _list().read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError, LlamariumError):
+        return False
+    return json.dumps(str(folder.resolve())) in lines
+
+
+def _list() -> Path:
+    return cache_folder() / "own_folders.jsonl"

@@ -1,0 +1,1 @@
+"""A runner whose passes run in another process."""

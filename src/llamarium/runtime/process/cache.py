@@ -1,0 +1,98 @@
+"""Keys and values that two processes see: float32, in an unnamed file that both have mapped. Never torch."""
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.config import ModelConfig
+from llamarium.errors import MemoryBudgetError
+from llamarium.runtime.batch import BLOCK_SIZE
+
+
+class SharedCache:
+    """Keys and values of every layer.
+
+    They lie in this process, so they outlive the other one. Pages are taken as they are written.
+
+    Args:
+        block_size: P, slots of a block.
+
+    Raises:
+        MemoryBudgetError: If there is no room for it.
+
+    Attributes:
+        descriptor: The open file.
+        blocks: float32 (num_blocks, L, 2, P, K, H): keys at 0, values at 1.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int = BLOCK_SIZE) -> None:
+        self.config, self.block_size = config, block_size
+        self.descriptor = _unnamed_file()
+        weakref.finalize(self, os.close, self.descriptor)
+        self.grow(num_blocks)
+
+    @property
+    def num_bytes(self) -> int:
+        """What keys and values occupy once all blocks are used."""
+        return self.blocks.nbytes
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block's content to another, in all layers."""
+        self.blocks[target] = self.blocks[source]
+
+    def grow(self, num_blocks: int) -> None:
+        """Become larger; what the blocks hold stays.
+
+        Raises:
+            MemoryBudgetError: If there is no room for it.
+        """
+        num_bytes = num_blocks * block_bytes(self.config, self.block_size)
+        try:
+            os.ftruncate(self.descriptor, num_bytes)
+            self.blocks = mapped(self.descriptor, self.config, self.block_size)
+        except (OSError, OverflowError, ValueError):
+            raise MemoryBudgetError(
+                f"keys and values of {num_blocks * self.block_size} positions take {num_bytes / 1e9:,.1f} GB, more "
+                "than there is; ask for fewer tokens (max_tokens) or fewer answers at once (n)"
+            ) from None
+        self.num_blocks = num_blocks
+
+    def read(
+        self, layer_idx: int, blocks: Sequence[int], num_slots: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the keys and values of a sequence's first positions: (S, K, H) each."""
+        return read_past(self.blocks, layer_idx, blocks, num_slots)
+
+
+def mapped(descriptor: int, config: ModelConfig, block_size: int) -> NDArray[np.float32]:
+    """Return all blocks of a cache's file, (num_blocks, L, 2, P, K, H)."""
+    shape = (config.num_hidden_layers, 2, block_size, config.num_key_value_heads, config.head_dim)
+    memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    return np.frombuffer(memory, np.float32).reshape(-1, *shape)
+
+
+def read_past(
+    cache: NDArray[np.float32], layer_idx: int, blocks: Sequence[int], num_slots: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return a copy of the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
+    used = list(blocks[: -(-num_slots // cache.shape[3])])
+    k_SKH, v_SKH = (cache[used, layer_idx, part].reshape(-1, *cache.shape[4:])[:num_slots] for part in (0, 1))
+    return k_SKH, v_SKH
+
+
+def block_bytes(config: ModelConfig, block_size: int) -> int:
+    """Return what a block takes, in all layers."""
+    return config.num_hidden_layers * 2 * block_size * config.num_key_value_heads * config.head_dim * 4
+
+
+def _unnamed_file() -> int:
+    """Return an open file without a name: of memory on Linux, of the temporary folder elsewhere."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("llamarium-cache")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

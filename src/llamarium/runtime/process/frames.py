@@ -1,0 +1,76 @@
+"""What a runner and its process say to each other: a JSON header, then the raw bytes of arrays. Never torch.
+
+Nothing of a header is code, and how many bytes an answer has is known by whoever asked: the other side cannot ask for
+memory. The cache's file travels beside a request, as a descriptor.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_BYTES = 1 << 20
+"""Of a header at most."""
+
+
+def send(
+    channel: socket.socket,
+    header: Mapping[str, Any],
+    arrays: Sequence[NDArray[Any]] = (),
+    descriptor: int | None = None,
+) -> None:
+    """Send a header, arrays whose dtypes and shapes it then names, and an open file."""
+    described = [[array.dtype.str, array.shape] for array in arrays]
+    text = json.dumps({**header, "arrays": described}).encode()
+    length = len(text).to_bytes(4, "big")
+    sent = channel.send(length) if descriptor is None else socket.send_fds(channel, [length], [descriptor])
+    channel.sendall(length[sent:] + text)
+    for array in arrays:
+        channel.sendall(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+
+
+def read_header(channel: socket.socket, deadline: float | None = None, begun: bytes = b"") -> dict[str, Any]:
+    """Return the next header; `begun` is what has been read of it.
+
+    Raises:
+        EOFError: If the other side has ended.
+        TimeoutError: If it does not come in time; `deadline` is of `time.monotonic`.
+        ValueError: If it is none.
+    """
+    length = int.from_bytes(begun + _read(channel, 4 - len(begun), deadline), "big")
+    if length > HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes")
+    header = json.loads(_read(channel, length, deadline))
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no object")
+    return header  # pyright: ignore[reportUnknownVariableType]
+
+
+def read_arrays(channel: socket.socket, header: Mapping[str, Any]) -> list[NDArray[Any]]:
+    """Return the arrays that a header of the library's own names."""
+    arrays = [np.empty(shape, dtype) for dtype, shape in header["arrays"]]
+    for array in arrays:
+        read_into(channel, array)
+    return arrays
+
+
+def read_into(channel: socket.socket, array: NDArray[Any], deadline: float | None = None) -> None:
+    """Fill a contiguous array; errors as of `read_header`."""
+    view = memoryview(array).cast("B") if array.size else memoryview(b"")
+    while view:
+        if deadline is not None:
+            channel.settimeout(max(1e-3, deadline - time.monotonic()))
+        count = channel.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+
+
+def _read(channel: socket.socket, count: int, deadline: float | None) -> bytes:
+    found = np.empty(count, np.uint8)
+    read_into(channel, found, deadline)
+    return found.tobytes()

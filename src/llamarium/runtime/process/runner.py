@@ -1,0 +1,125 @@
+"""A runner whose passes run in another process: functions that are not the library's own compute. Never torch."""
+
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.config import ModelConfig
+from llamarium.errors import InputError, OptionError
+from llamarium.quant.codes import Codes
+from llamarium.runtime.adapter import Adapter
+from llamarium.runtime.batch import BLOCK_SIZE, Batch
+from llamarium.runtime.process.cache import SharedCache
+from llamarium.runtime.process.child import Child
+from llamarium.runtime.runner import Cache, CacheDtype, Logits, Runner
+from llamarium.runtime.taps import Taps, sizes_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight as the process has it: float32."""
+
+    key: str
+    shape: tuple[int, ...]
+    type_name: str = "F32"
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * math.prod(self.shape)
+
+
+class ProcessRunner:
+    """Runs a model in a process, in float32.
+
+    Args:
+        base: Has the weights, for whoever wants to look at them.
+        child: The process, which has them too.
+        name: Display name.
+    """
+
+    is_row_exact: bool = False
+    reads_in_place: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
+    kv_dtype: str = "float32"
+    input_bits: None = None
+    num_adapters: None = None
+
+    def __init__(self, base: Runner, child: Child, name: str) -> None:
+        self._base, self._child, self.name = base, child, name
+        self.weights: Mapping[str, _Weight] = {key: _Weight(key, info.shape) for key, info in base.weights.items()}
+        self.addresses: Collection[int] = ()
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._base.config
+
+    @property
+    def base(self) -> Runner:
+        """The library's runner of the same weights."""
+        return self._base
+
+    def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> SharedCache:
+        """Return an empty cache; see `Runner.new_cache`. OptionError for 8 bits."""
+        if dtype != "auto":
+            raise OptionError(
+                f"kv_cache_dtype is {dtype}, and {self.name} keep keys and values in float32; leave it out"
+            )
+        return SharedCache(self.config, num_blocks, block_size)
+
+    def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
+        """Run the batch's tokens; see `Runner.run`.
+
+        Raises:
+            FunctionError: If a function does not return a result.
+        """
+        if not isinstance(cache, SharedCache) or cache.config != self.config:
+            raise InputError("the cache is another model's; expected one that this runner's new_cache made")
+        num_tokens, keys = len(batch.token_ids), [] if taps is None else list(taps.wanted)
+        logits_WV = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
+        tapped = [np.empty((num_tokens, *sizes_of(name, self.config)), np.float32) for name, _ in keys]
+        arrays = (batch.token_ids, batch.positions, batch.sequences, batch.block_tables, batch.logit_rows)
+        header = {"ask": "run", "block_size": cache.block_size, "taps": keys}
+        self._child.ask(header, arrays, [logits_WV, *tapped], cache.descriptor, num_tokens=num_tokens)
+        for key, array in zip(keys, tapped, strict=True):
+            assert taps is not None
+            taps.put(key, array)
+        return logits_WV
+
+    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what the norm and the head of the process make of rows; see `Runner.read_stream`."""
+        logits_MV = np.empty((len(x_MD), self.config.vocab_size), np.float32)
+        self._child.ask({"ask": "read_stream"}, [x_MD], [logits_MV], num_tokens=len(x_MD))
+        return logits_MV
+
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
+        """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
+        return self._base.dequantize(key, rows, adapted=adapted)
+
+    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Multiply by a matrix in float32; see `Runner.product`."""
+        return x_MI @ self.dequantize(key).T
+
+    def codes(self, key: str, rows: Sequence[int]) -> Codes:
+        """Refuse: the functions multiply by numbers."""
+        raise InputError(
+            f"{self.name} multiply by float32 alone, which has no codes; ask the model whose weights it has"
+        )
+
+    def backend_of(self, key: str) -> str:
+        """Return the display name of what multiplies by a matrix."""
+        return self.name
+
+    def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> NoReturn:
+        """Refuse: the functions know of none."""
+        raise OptionError(f"{self.name} take no adapters; put them on the model whose weights it has")
+
+    def fresh(self) -> "ProcessRunner":
+        """Return another runner over the same process; see `Runner.fresh`."""
+        return copy.copy(self)
