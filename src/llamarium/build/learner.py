@@ -43,7 +43,7 @@ class Learner:
     """
 
     def __init__(self, step: Step, path: Path) -> None:
-        self.step, self.path = step, path
+        self.step, self.path, self._folder = step, path, path.parent.resolve()
         if not path.is_file():
             raise LearnerError("missing", f"{path.name} is not there; `llamarium build` writes it anew")
         module = self._import()
@@ -62,7 +62,7 @@ class Learner:
             LearnerError: If it raises, changes its input, opens files, or is still empty.
         """
         given = [self._given(arg) for arg in args]
-        with self._explained(), guarded(self.path.parent):
+        with self._explained(), guarded(self._folder):
             result = self._function(*given)
         for name, before, after in zip(self._names(), args, given, strict=False):
             is_changed = (
@@ -117,7 +117,7 @@ class Learner:
         module = importlib.util.module_from_spec(spec)
         if str(self.path.parent) not in sys.path:
             sys.path.insert(0, str(self.path.parent))
-        with self._explained(), guarded(self.path.parent):
+        with self._explained(), guarded(self._folder):
             spec.loader.exec_module(module)
         return module
 
@@ -190,13 +190,14 @@ _is_installed = False
 def guarded(folder: Path) -> Generator[None]:
     """Refuse files outside of `folder` and of Python itself, other processes and the network, while code runs.
 
-    This keeps a check honest about what a function needs; it is no sandbox against code that means harm.
+    `folder` is a path without links. This keeps a check honest about what a function needs; it is no sandbox against
+    code that means harm.
     """
     global _is_installed  # a hook can be added, and never removed
     if not _is_installed:
         sys.addaudithook(_audit)
         _is_installed = True
-    _guard.append(folder.resolve())
+    _guard.append(folder)
     try:
         yield
     finally:

@@ -14,7 +14,6 @@ from llamarium.build.step import Function
 from llamarium.build.steps import STEPS
 from llamarium.build.steps.types import Floats, Ints
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
-from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Taps
 
 RIGHT: Mapping[str, Function] = {step.name: step.right for step in STEPS}
@@ -23,16 +22,15 @@ KeysAndValues = tuple[Floats, Floats]
 
 
 class Weights:
-    """A model's weights as float32, each unpacked at its first use."""
+    """A model's weights as float32, each read by its key at its first use."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.config: ModelConfig = runner.config
-        self._runner = runner
+    def __init__(self, config: ModelConfig, read: Callable[[str], Floats]) -> None:
+        self.config, self._read = config, read
         self._found: dict[str, Floats] = {}
 
     def __getitem__(self, key: str) -> Floats:
         if key not in self._found:
-            self._found[key] = self._runner.dequantize(key)
+            self._found[key] = self._read(key)
         return self._found[key]
 
     @cached_property

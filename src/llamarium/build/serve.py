@@ -1,11 +1,12 @@
-"""A learner's Llama that answers: `python -m llamarium.build.serve FOLDER MODEL DESCRIPTOR`.
+"""A learner's Llama that answers: `python -m llamarium.build.serve FOLDER MODEL CONNECTION PLACE`.
 
-`runtime/process/runner.py` starts it and asks over the connection that it was given; the cache's file comes with each
-request. The learner's functions run here alone. What they do instead of returning a result is answered in words.
+`runtime/process/runner.py` starts it and asks over the connection; the cache's file comes with each request. The
+learner's functions run here alone. What they do instead of returning a result is answered in words.
 """
 
 import faulthandler
 import fcntl
+import mmap
 import os
 import resource
 import socket
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-import llamarium
 from llamarium.build.compare import shape_problem
 from llamarium.build.folder import file_of, is_empty, step_named
 from llamarium.build.learner import Learner, LearnerError
@@ -24,6 +24,11 @@ from llamarium.build.passes import KeysAndValues, Pass, Weights
 from llamarium.build.step import Function, Step
 from llamarium.build.steps.types import Floats, Ints
 from llamarium.build.worker import bound_memory
+from llamarium.checkpoints.native_weights import native_weights
+from llamarium.checkpoints.open import open_model
+from llamarium.checkpoints.options import LoadOptions
+from llamarium.config import HEAD
+from llamarium.errors import LlamariumError, OptionError, escape
 from llamarium.runtime.process.cache import block_bytes, mapped, read_past
 from llamarium.runtime.process.frames import read_arrays, read_header, send
 from llamarium.runtime.taps import Key, Taps, sizes_of
@@ -50,13 +55,13 @@ class PlacedError(LearnerError):
         super().__init__("raised", f"{place}: {words}")
 
 
-def main(folder: str, model: str, descriptor: str) -> int:
+def main(folder: str, model: str, connection: str, place: str) -> int:
     """Load the model and the functions, and answer until the other side ends."""
     _end_with_parent()
-    with socket.socket(fileno=int(descriptor)) as channel:
+    with socket.socket(fileno=int(connection)) as channel:
         try:
-            answering = Answering(llamarium.load(model, device="cpu").runner, Path(folder), channel)
-        except LearnerError as error:
+            answering = Answering(read_weights(model), Path(folder), channel, int(place))
+        except LlamariumError as error:
             send(channel, {"error": str(error)})
             return 1
         send(channel, {"begins": True})
@@ -67,28 +72,41 @@ def main(folder: str, model: str, descriptor: str) -> int:
             answering.answer(read_header(channel, begun=begun), descriptors)
 
 
+def read_weights(model: str) -> Weights:
+    """Return a model's weights, all read, as float32.
+
+    Raises:
+        LlamariumError: If they cannot be read, or are not all finite.
+    """
+    checkpoint = open_model(model, with_tokenizer=False).checkpoint
+    found = native_weights(checkpoint, LoadOptions(dtype="float32", strict=True))
+    if found is None:
+        raise OptionError(f"the weights of {escape(model)} are NF4, or the C kernels are missing; name another model")
+    return Weights(checkpoint.config, {key: weight.data for key, weight in found.items()}.__getitem__)
+
+
 class Answering:
     """Answers requests.
 
     Args:
-        runner: Has the model's weights.
+        weights: The model's.
         folder: The learner's.
         channel: Where the requests come from.
+        place: Descriptor of the file in which the layer is noted that computes.
 
     Raises:
         LearnerError: If a function of a pass is missing, empty or cannot be imported.
     """
 
-    def __init__(self, runner: Any, folder: Path, channel: socket.socket) -> None:
+    def __init__(self, weights: Weights, folder: Path, channel: socket.socket, place: int) -> None:
         if empty := [step.name for step in STEPS_OF_A_PASS if is_empty(step, folder / file_of(step))]:
             words = f"these steps are missing or still empty: {', '.join(empty)}; `llamarium build check` leads to them"
             raise LearnerError("empty", words)
-        self._weights, self._channel, self._config = Weights(runner), channel, runner.config
-        for key in runner.weights:
-            self._weights[key]  # before the memory is bounded
+        self._weights, self._channel, self._config = weights, channel, weights.config
         self._sizes = {axis: getattr(self._config, field) for axis, field in _FIELDS.items()}
         self._mapped: tuple[tuple[int, ...], Floats] = (), np.empty(0, np.float32)
-        self._layer: int | None = None
+        self._place = np.frombuffer(mmap.mmap(place, 8), np.int64)
+        self._place[0] = -1
         self._pass = Pass(self._weights)
         past_bytes = self._config.max_position_embeddings * block_bytes(self._config, 1)
         bound_memory(3 * past_bytes)  # what was kept, what is returned, and the copies for the heads
@@ -105,6 +123,9 @@ class Answering:
             if header["ask"] == "run":
                 cache = self._cache(descriptors[0], header["block_size"])
                 answers = self._run(cache, [(name, layer) for name, layer in header["taps"]], *arrays)
+            elif header["ask"] == "weight":
+                whole = self._weights.head if header["key"] == HEAD else self._weights[header["key"]]
+                answers = [whole[rows] for rows in arrays] or [whole]
             else:
                 answers = [self._begin(len(arrays[0]), 0, None).read_stream(arrays[0])]
         except LearnerError as error:
@@ -183,7 +204,8 @@ class Answering:
         """Return a function whose results have the right shapes, as float32, or are an error that names it."""
 
         def call(*args: Any) -> Any:
-            layer = self._say_layer()
+            layer = self._pass.layer
+            self._place[0] = -1 if layer is None else layer
             try:
                 found = function(*args)
             except PlacedError:
@@ -195,18 +217,10 @@ class Answering:
             problem = shape_problem(step.outputs, results, [np.broadcast_to(np.float32(0), shape) for shape in shapes])
             if problem is not None:
                 raise PlacedError(step.name, layer, problem)
-            floats = tuple(np.asarray(result, np.float32) for result in results)
-            return floats if len(floats) > 1 else floats[0]
+            floats = [np.asarray(result, np.float32) for result in results]
+            return tuple(floats) if len(floats) > 1 else floats[0]
 
         return call
-
-    def _say_layer(self) -> int | None:
-        """Tell the other side in which layer this is, should it be the last that it hears."""
-        layer = self._pass.layer
-        if layer != self._layer:
-            self._layer = layer
-            send(self._channel, {"layer": layer})
-        return layer
 
 
 def _end_with_parent() -> None:

@@ -35,7 +35,7 @@ def main() -> int:
     with os.fdopen(asked["descriptor"], "w", encoding="utf-8", buffering=1) as answers:
         llama = llamarium.load(asked["model"])
         folder = Path(asked["folder"])
-        check = Check(Weights(llama.runner), llama.tokenizer, asked["texts"], asked["seed"])
+        check = Check(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, asked["texts"], asked["seed"])
         bound_memory(600 << 20)  # the model's weights as float32 come yet
         os.chdir(folder)
         sys.dont_write_bytecode = True

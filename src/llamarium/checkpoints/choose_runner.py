@@ -31,7 +31,7 @@ def load_weights(
         FunctionError: If the functions of a learner's folder cannot begin.
     """
     if isinstance(checkpoint, LearnerCheckpoint):
-        return _load_learner(checkpoint, options, progress)
+        return _load_learner(checkpoint, options)
     weights = native_weights(checkpoint, options, progress)
     if weights is None:
         return _load_modules(checkpoint, options, progress)
@@ -46,12 +46,9 @@ def load_weights(
     return loaded, sources_of(checkpoint, weights)
 
 
-def _load_learner(
-    checkpoint: LearnerCheckpoint, options: LoadOptions, progress: Progress | None
-) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
-    """Load the model whose weights are used, to look at, and start the process that computes."""
+def _load_learner(checkpoint: LearnerCheckpoint, options: LoadOptions) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
+    """Start the process that computes."""
     check_learner_options(checkpoint.path, options)
-    base, sources = load_weights(checkpoint.base, LoadOptions(strict=options.strict), progress)
 
     def build() -> "LlamaForCausalLM":
         raise OptionError(
@@ -59,8 +56,7 @@ def _load_learner(
             f"edit or train; load {escape(checkpoint.model)} for those"
         )
 
-    runner = checkpoint.runner(base.runner())
-    return LoadedModel(runner, build, check=checkpoint.check_unchanged), sources
+    return LoadedModel(checkpoint.runner(), build, check=checkpoint.check_unchanged), checkpoint.sources()
 
 
 def _load_modules(

@@ -4,13 +4,14 @@ Nothing of the folder is imported here: a process of its own runs the functions 
 folder that was begun or checked on this machine.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llamarium.checkpoints.checkpoint import Checkpoint, FormatName, TensorEntry
-from llamarium.checkpoints.options import LoadOptions
+from llamarium.checkpoints.checkpoint import Checkpoint, FormatName, TensorEntry, expected_shapes
+from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
 from llamarium.hub.own_folders import COURSE, is_noted
@@ -56,13 +57,18 @@ class LearnerCheckpoint:
                 f"{escape(self.path)}: {escape(min(changed))} has changed since it was loaded; load the model anew"
             )
 
-    def runner(self, base: Runner) -> Runner:
-        """Return what runs the functions over a runner's weights; FunctionError if they cannot begin."""
+    def runner(self) -> Runner:
+        """Return what runs the functions over the model's weights; FunctionError if they cannot begin."""
         # -P: the working folder, which may be anybody's, has no modules for us
         command = (sys.executable, "-P", "-m", "llamarium.build.serve", str(self.path.resolve()), self.model)
         child = Child(command, self.path.resolve())
         child.start()
-        return ProcessRunner(base, child, f"the functions in {escape(self.path.resolve().name)}")
+        name = f"the functions in {escape(self.path.resolve().name)}"
+        return ProcessRunner(self.config, expected_shapes(self.config), child, name, self.model)
+
+    def sources(self) -> tuple[TensorSource, ...]:
+        """Return where each weight came from."""
+        return tuple(TensorSource.of(e, "F32", 4 * math.prod(e.shape)) for e in self.entries.values())
 
     def _look(self) -> dict[str, tuple[int, int]]:
         try:

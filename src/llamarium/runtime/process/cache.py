@@ -32,7 +32,7 @@ class SharedCache:
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int = BLOCK_SIZE) -> None:
         self.config, self.block_size = config, block_size
-        self.descriptor = _unnamed_file()
+        self.descriptor = unnamed_file()
         weakref.finalize(self, os.close, self.descriptor)
         self.grow(num_blocks)
 
@@ -90,7 +90,7 @@ def block_bytes(config: ModelConfig, block_size: int) -> int:
     return config.num_hidden_layers * 2 * block_size * config.num_key_value_heads * config.head_dim * 4
 
 
-def _unnamed_file() -> int:
+def unnamed_file() -> int:
     """Return an open file without a name: of memory on Linux, of the temporary folder elsewhere."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("llamarium-cache")

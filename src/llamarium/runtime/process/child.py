@@ -21,6 +21,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from llamarium.errors import FunctionError, escape
+from llamarium.runtime.process.cache import unnamed_file
 from llamarium.runtime.process.frames import read_header, read_into, send
 
 BEGIN_S = 60.0
@@ -34,7 +35,8 @@ class Child:
     """A process that answers requests, one at a time; started anew after one that failed.
 
     Args:
-        command: What to start; the number of its end of the connection is appended.
+        command: What to start; appended are the number of its end of the connection, and that of a file of 8 bytes, in
+            which it notes the layer that it computes, -1 outside of layers.
         folder: Whose code it runs: errors name lines of files in it.
     """
 
@@ -42,7 +44,6 @@ class Child:
         self._command, self._folder = command, folder
         self._lock = threading.Lock()
         self._process: _Process | None = None
-        self._layer: int | None = None
 
     def start(self) -> None:
         """Start the process; FunctionError if it cannot begin."""
@@ -106,9 +107,7 @@ class Child:
             self._process = None
 
     def _read(self, channel: socket.socket, answers: Sequence[NDArray[Any]], deadline: float) -> None:
-        self._layer = None
-        while "layer" in (answer := read_header(channel, deadline)):
-            self._layer = answer["layer"] if isinstance(answer["layer"], int) else None
+        answer = read_header(channel, deadline)
         if "error" in answer:
             raise FunctionError(f"{escape(self._folder.name)}: {escape(answer['error'], 500)}")
         for array in answers:
@@ -117,9 +116,9 @@ class Child:
     def _stopped(self, words: str) -> FunctionError:
         """End the process and say what it did, and where, as far as that is known."""
         assert self._process is not None
-        code, said = self._process.last_words(is_running=bool(words))
+        code, layer, said = self._process.last_words(is_running=bool(words))
         self._end()
-        place = "" if self._layer is None else f"layer {self._layer}, "
+        place = f"layer {layer}, " if layer >= 0 else ""
         found = re.search(rf'{re.escape(self._folder.name)}/([^/"]+)", line (\d+)', said)
         place += f"{escape(found[1])}, line {found[2]}: " if found else ""
         return FunctionError(f"{escape(self._folder.name)}: {place}{words or _ending(code, said)}")
@@ -130,21 +129,27 @@ class _Process:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.channel, theirs = socket.socketpair()
+        self._place = place = unnamed_file()
+        os.ftruncate(place, 8)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         with theirs:
             self.popen = subprocess.Popen(
-                [*command, str(theirs.fileno())], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said,
-                pass_fds=(theirs.fileno(),), start_new_session=True,
+                [*command, str(theirs.fileno()), str(place)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                stderr=self._said, pass_fds=(theirs.fileno(), place), start_new_session=True,
             )  # fmt: skip
 
-    def last_words(self, *, is_running: bool) -> tuple[int | None, str]:
-        """Return the exit code, None if it goes on, and what it wrote; one that is running says first where it is."""
+    def last_words(self, *, is_running: bool) -> tuple[int | None, int, str]:
+        """Return the exit code, None if it goes on, its layer, -1 for none, and what it wrote.
+
+        One that is running says first where it is.
+        """
         if is_running:
             self.popen.send_signal(signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(1)
         self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - (1 << 16)))
-        return self.popen.poll(), self._said.read().decode("utf-8", "replace")
+        layer = int.from_bytes(os.pread(self._place, 8, 0), "little", signed=True)
+        return self.popen.poll(), layer, self._said.read().decode("utf-8", "replace")
 
     def end(self) -> None:
         """End it and all that it started."""
@@ -154,6 +159,7 @@ class _Process:
         assert self.popen.stdin is not None
         for file in (self.popen.stdin, self.channel, self._said):
             file.close()
+        os.close(self._place)
 
 
 def _ending(code: int | None, said: str) -> str:

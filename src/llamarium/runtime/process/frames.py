@@ -30,7 +30,7 @@ def send(
     sent = channel.send(length) if descriptor is None else socket.send_fds(channel, [length], [descriptor])
     channel.sendall(length[sent:] + text)
     for array in arrays:
-        channel.sendall(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+        channel.sendall(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def read_header(channel: socket.socket, deadline: float | None = None, begun: bytes = b"") -> dict[str, Any]:
@@ -60,7 +60,7 @@ def read_arrays(channel: socket.socket, header: Mapping[str, Any]) -> list[NDArr
 
 def read_into(channel: socket.socket, array: NDArray[Any], deadline: float | None = None) -> None:
     """Fill a contiguous array; errors as of `read_header`."""
-    view = memoryview(array).cast("B") if array.size else memoryview(b"")
+    view = array.reshape(-1).view(np.uint8).data
     while view:
         if deadline is not None:
             channel.settimeout(max(1e-3, deadline - time.monotonic()))

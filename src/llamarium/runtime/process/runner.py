@@ -9,14 +9,14 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError, OptionError
 from llamarium.quant.codes import Codes
 from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.process.cache import SharedCache
 from llamarium.runtime.process.child import Child
-from llamarium.runtime.runner import Cache, CacheDtype, Logits, Runner
+from llamarium.runtime.runner import Cache, CacheDtype, Logits
 from llamarium.runtime.taps import Taps, sizes_of
 
 
@@ -37,9 +37,9 @@ class ProcessRunner:
     """Runs a model in a process, in float32.
 
     Args:
-        base: Has the weights, for whoever wants to look at them.
-        child: The process, which has them too.
+        shapes: Of all weights by key, as the process has them.
         name: Display name.
+        model: The model whose weights they are, for those who load it beside.
     """
 
     is_row_exact: bool = False
@@ -50,20 +50,17 @@ class ProcessRunner:
     input_bits: None = None
     num_adapters: None = None
 
-    def __init__(self, base: Runner, child: Child, name: str) -> None:
-        self._base, self._child, self.name = base, child, name
-        self.weights: Mapping[str, _Weight] = {key: _Weight(key, info.shape) for key, info in base.weights.items()}
+    def __init__(
+        self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], child: Child, name: str, model: str
+    ) -> None:
+        self._config, self._child, self.name, self.model = config, child, name, model
+        self.weights: Mapping[str, _Weight] = {key: _Weight(key, shape) for key, shape in shapes.items()}
         self.addresses: Collection[int] = ()
 
     @property
     def config(self) -> ModelConfig:
         """The model's shape."""
-        return self._base.config
-
-    @property
-    def base(self) -> Runner:
-        """The library's runner of the same weights."""
-        return self._base
+        return self._config
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> SharedCache:
         """Return an empty cache; see `Runner.new_cache`. OptionError for 8 bits."""
@@ -100,7 +97,11 @@ class ProcessRunner:
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
         """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
-        return self._base.dequantize(key, rows, adapted=adapted)
+        shape = self.weights[EMBEDDING if key == HEAD and self._config.tie_word_embeddings else key].shape
+        wanted = [] if rows is None else [np.arange(shape[0])[np.array(rows, np.int64)]]  # IndexError, as promised
+        found = np.empty(shape if rows is None else (len(rows), *shape[1:]), np.float32)
+        self._child.ask({"ask": "weight", "key": key}, wanted, [found])
+        return found
 
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
         """Multiply by a matrix in float32; see `Runner.product`."""
@@ -108,9 +109,7 @@ class ProcessRunner:
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         """Refuse: the functions multiply by numbers."""
-        raise InputError(
-            f"{self.name} multiply by float32 alone, which has no codes; ask the model whose weights it has"
-        )
+        raise InputError(f"{self.name} multiply by float32 alone, which has no codes; ask {self.model}")
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix."""
@@ -118,7 +117,7 @@ class ProcessRunner:
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> NoReturn:
         """Refuse: the functions know of none."""
-        raise OptionError(f"{self.name} take no adapters; put them on the model whose weights it has")
+        raise OptionError(f"{self.name} take no adapters; put them on {self.model}")
 
     def fresh(self) -> "ProcessRunner":
         """Return another runner over the same process; see `Runner.fresh`."""
