@@ -14,7 +14,7 @@ from typing import Any
 
 from llamarium.build.check import Result
 from llamarium.build.folder import Course, keep, progress, solution, start, step_named
-from llamarium.build.process import check_in_process
+from llamarium.build.process import LIMIT_S, check_in_process
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, escape
@@ -24,7 +24,7 @@ __all__ = ["STEPS", "Course", "Result", "check_folder", "hint", "start"]
 
 
 def check_folder(
-    folder: Path, step: str | None = None, *, every: bool = False, seed: int = 0
+    folder: Path, step: str | None = None, *, every: bool = False, seed: int = 0, limit_s: float = LIMIT_S
 ) -> Iterator[Result | dict[str, Any]]:
     """Check a learner's folder in a process of its own, and keep the progress in it.
 
@@ -33,6 +33,7 @@ def check_folder(
         step: A step's name or number; None is the first that has not been right yet, or the last.
         every: Check all steps of the course instead, and the whole model if all of the steps are right.
         seed: Of sentences, shapes and numbers.
+        limit_s: How long the check of one step may compute.
 
     Yields:
         A `Result` for each step; last, for a whole model, what `whole.whole` returns.
@@ -47,13 +48,15 @@ def check_folder(
     note(folder)
     steps = course.steps if every else (_chosen(folder, course, step),)
     results: list[Result] = []
-    for result in check_in_process(folder, steps, model=course.model, texts=course.texts, seed=seed):
+    for result in check_in_process(folder, steps, model=course.model, texts=course.texts, seed=seed, limit_s=limit_s):
         assert isinstance(result, Result)
         results.append(result)
         keep(folder, [result])
         yield result
     if every and len(results) == len(STEPS) and all(result.passed for result in results):
-        yield from check_in_process(folder, (), model=course.model, texts=course.texts, seed=seed, whole=True)
+        yield from check_in_process(
+            folder, (), model=course.model, texts=course.texts, seed=seed, whole=True, limit_s=limit_s
+        )
 
 
 def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:

@@ -97,45 +97,116 @@ def _array_problem(output: str, mine: Any, expected: NDArray[Any]) -> str | None
         return f"{name} has dtype {mine.dtype}; expected float32"
     if mine.shape != expected.shape:
         letters = "" if axes == "*" else f" ({', '.join(axes)})"
-        return f"{name} has shape {mine.shape}; expected {expected.shape}{letters}"
+        return f"{name} has shape {mine.shape}; expected {expected.shape}{letters}{_why(mine, expected, axes)}"
     if not np.isfinite(mine).all():
-        count = int((~np.isfinite(mine)).sum())
-        return f"{name} holds {_count(count, 'number')} that {'is' if count == 1 else 'are'} NaN or infinite"
+        wrong = np.argwhere(~np.isfinite(mine))
+        at = ", ".join(map(str, wrong[0].tolist()))
+        what = f"{_count(len(wrong), 'number')} that {'is' if len(wrong) == 1 else 'are'} NaN or infinite"
+        return f"{name} holds {what}, first at [{at}]"
     return None
+
+
+def _why(mine: NDArray[Any], expected: NDArray[Any], axes: str) -> str:
+    """Say what a shape looks like that is not the expected one; "" where that is not clear."""
+    if axes != "*" and len(set(expected.shape)) == expected.ndim == mine.ndim:
+        order = [expected.shape.index(size) for size in mine.shape if size in expected.shape]
+        if len(set(order)) == expected.ndim:
+            return f": the axes lie as ({', '.join(axes[i] for i in order)})"
+    if mine.size == expected.size and [n for n in mine.shape if n > 1] == [n for n in expected.shape if n > 1]:
+        more = mine.ndim > expected.ndim
+        return f": there is an axis of size 1 too {'many; there is no batch' if more else 'few'}"
+    if mine.size == expected.size:
+        return ": the numbers are as many, their axes are not these"
+    return ""
 
 
 def _value_problem(mine: Any, expected: Any) -> str | None:
     if isinstance(expected, list):
-        kind = "bytes" if expected and isinstance(expected[0], bytes) else "ids"
+        is_item, kind = (
+            (_is_bytes, "bytes") if expected and isinstance(expected[0], bytes) else (_is_whole, "ids (int)")
+        )
         if not isinstance(mine, (list, tuple)):
             return f"returned {_kind(mine)}; expected a list of {kind}"
-        return None
-    wanted = int if isinstance(expected, int) else float
-    if isinstance(mine, np.ndarray) and mine.size != 1:
+        odd = [item for item in mine if not is_item(item)]  # pyright: ignore[reportUnknownVariableType]
+        return f"returned a list with {_kind(odd[0])} in it; expected a list of {kind}" if odd else None
+    if isinstance(mine, np.ndarray) and mine.ndim:
         return f"returned an array of shape {mine.shape}; expected one number"
-    if wanted is float and isinstance(mine, (float, int, np.number, np.ndarray)):
-        return None if np.isfinite(float(mine)) else f"returned {float(mine)}, which is no finite number"
-    if wanted is int and isinstance(mine, (int, np.integer)) and not isinstance(mine, bool):
-        return None
-    if wanted is int and isinstance(mine, np.ndarray) and mine.dtype.kind in "iu":
-        return None
-    return f"returned {_kind(mine)}; expected {'an id (int)' if wanted is int else 'a number (float)'}"
+    if isinstance(expected, int):
+        return None if _is_whole(mine) else f"returned {_kind(mine)}; expected an id (int)"
+    if isinstance(mine, bool) or not isinstance(mine, (float, int, np.number, np.ndarray)) or np.iscomplexobj(mine):
+        return f"returned {_kind(mine)}; expected a number (float)"
+    return None if np.isfinite(float(mine)) else f"returned {float(mine)}, which is no finite number"
+
+
+def _is_bytes(item: Any) -> bool:
+    return isinstance(item, bytes)
+
+
+def _is_whole(item: Any) -> bool:
+    if isinstance(item, np.ndarray):
+        return item.ndim == 0 and item.dtype.kind in "iu"
+    return isinstance(item, (int, np.integer)) and not isinstance(item, bool)
+
+
+def where(found: Difference, arguments: str, layer: int | None, inside: bool) -> str:
+    """Say where two results part."""
+    within = "inside the model" if inside else "on random numbers"
+    if not found.output:
+        return f"{arguments} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
+    places = [] if layer is None else [f"layer {layer}"]
+    places += [f"{_AXES.get(axis, 'number')} {number}" for axis, number in found.at.items()]
+    at = ", ".join(places)
+    return f"parts in {found.output} at {at} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
+
+
+_AXES = {"T": "token", "N": "head", "K": "head", "S": "key", "L": "layer", "V": "id", "W": "weight"}
+
+
+def given(names: Sequence[str], args: Sequence[Any]) -> str:
+    """Return the arguments that are no arrays, as a learner would write them."""
+    shown = [
+        f"{name}={_shown(arg)}"
+        for name, arg in zip(names, args, strict=True)
+        if arg is None
+        or (isinstance(arg, (bytes, int, float, list)) and not any(map(callable, arg if isinstance(arg, list) else ())))
+    ]
+    return f"for {', '.join(shown)}" if shown else "parts"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"[:200]  # pyright: ignore[reportUnknownArgumentType]
+    return f"{value:.6g}" if isinstance(value, float) else repr(value if isinstance(value, bytes) else plain(value))
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 def _same_value(mine: Any, expected: Any) -> bool:
     if isinstance(expected, list):
-        return [_plain(item) for item in mine] == expected
+        return [_as_int(item) for item in mine] == expected
     if isinstance(expected, float):
         return abs(float(mine) - expected) <= RELATIVE * max(abs(expected), 1e-3)
     return int(mine) == expected
 
 
-def _plain(item: Any) -> Any:
+def _as_int(item: Any) -> Any:
     return int(item) if isinstance(item, (np.integer, np.ndarray)) else item
 
 
 def _kind(value: Any) -> str:
-    return "None: is `return` missing?" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None: is `return` missing?"
+    kind = type(value).__name__
+    return f"a{'n' if kind[0] in 'aeiou' else ''} {kind}" + (
+        ": is `yield` meant as `return`?" if kind == "generator" else ""
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from llamarium.build.check import SENTENCES, Result
+from llamarium.build.arguments import SENTENCES
+from llamarium.build.check import Result
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, OutputError, UnknownNameError, escape

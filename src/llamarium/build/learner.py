@@ -3,7 +3,10 @@
 A file that imports torch gets tensors, another one numpy's arrays.
 """
 
+import ast
 import importlib.util
+import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
@@ -38,22 +41,23 @@ class Learner:
         step: The step.
         path: Its file.
 
+    Attributes:
+        names: The names of the function's arguments.
+
     Raises:
         LearnerError: If the file is not there, cannot be imported, or lacks the function.
     """
 
     def __init__(self, step: Step, path: Path) -> None:
         self.step, self.path, self._folder = step, path, path.parent.resolve()
+        code = step.right.__code__
+        self.names: Sequence[str] = code.co_varnames[: code.co_argcount]
         if not path.is_file():
             raise LearnerError("missing", f"{path.name} is not there; `llamarium build` writes it anew")
-        module = self._import()
-        self._torch = sys.modules.get("torch") if _uses_torch(module) else None
-        found = getattr(module, step.name, None)
-        if not callable(found):
-            raise LearnerError(
-                "missing", f"{path.name} has no function {step.name}; the file of the step began with it"
-            )
-        self._function = found
+        with self._explained(), guarded(self._folder):
+            module = self._import()
+            self._torch = sys.modules.get("torch") if _imports_torch(path) else None
+        self._function = self._found(module)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Call the function with what cannot be written, and return its results as numpy's arrays.
@@ -64,15 +68,12 @@ class Learner:
         given = [self._given(arg) for arg in args]
         with self._explained(), guarded(self._folder):
             result = self._function(*given)
-        for name, before, after in zip(self._names(), args, given, strict=False):
-            is_changed = (
-                before != after
-                if isinstance(before, list) and not any(map(callable, before))
-                else bool(getattr(after, "_version", 0))
-            )
-            if is_changed:
+            is_several = isinstance(result, tuple) or (isinstance(result, list) and len(self.step.outputs) > 1)
+            results = tuple(map(_from_learner, result if is_several else (result,)))
+        for name, before, after in zip(self.names, args, given, strict=True):
+            if _is_changed(before, after):
                 raise LearnerError("changed", _CHANGED.format(f" {name}"))
-        return tuple(map(_from_learner, result)) if isinstance(result, tuple) else (_from_learner(result),)
+        return results
 
     def plain(self) -> Callable[..., Any]:
         """Return the function as the others call it: one result as itself, several as a tuple."""
@@ -83,15 +84,30 @@ class Learner:
 
         return call
 
-    def _names(self) -> Sequence[str]:
-        code = self.step.right.__code__
-        return code.co_varnames[: code.co_argcount]
+    def _found(self, module: ModuleType) -> Callable[..., Any]:
+        """Return the function of the file, which takes the arguments of the step."""
+        name = self.step.name
+        found = getattr(module, name, None)
+        if not callable(found):
+            raise LearnerError(
+                "missing", f"{self.path.name} has no function {name}; the file of the step began with it"
+            )
+        try:
+            inspect.signature(found).bind(*self.names)
+        except TypeError:
+            wanted = f"{name}({', '.join(self.names)})"
+            raise LearnerError(
+                "missing", f"{name}{inspect.signature(found)} takes other arguments than {wanted}"
+            ) from None
+        except ValueError:  # what has no signature shows when it is called
+            pass
+        return found
 
     def _given(self, arg: Any) -> Any:
         """Return an argument as the learner's file wants it."""
         if isinstance(arg, np.ndarray):
             if self._torch is not None:
-                return self._torch.from_numpy(arg)
+                return self._torch.from_numpy(arg.copy() if arg.nbytes <= _COPIED_BYTES else arg)
             view = arg.view()
             view.flags.writeable = False
             return view
@@ -109,16 +125,14 @@ class Learner:
             return tuple(map(self._as_tensors, result))  # pyright: ignore[reportUnknownArgumentType]
         return self._given(result) if isinstance(result, np.ndarray) else result
 
-    def _import(self) -> Any:
-        name = f"my_llama_{self.path.stem}"
-        spec = importlib.util.spec_from_file_location(name, self.path)
+    def _import(self) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"my_llama_{self.path.stem}", self.path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         if str(self.path.parent) not in sys.path:
             sys.path.insert(0, str(self.path.parent))
-        with self._explained(), guarded(self._folder):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
         return module
 
     @contextmanager
@@ -130,21 +144,11 @@ class Learner:
             raise
         except NotImplementedError as error:
             raise LearnerError("empty", str(error) or "is still empty") from None
-        except MemoryError:
-            raise LearnerError(
-                "memory", f"asks for more memory than a check gives{self._line(sys.exc_info()[1])}"
-            ) from None
         except SyntaxError as error:
             raise LearnerError("raised", f"{self.path.name}, line {error.lineno}: {error.msg}") from None
-        except RecursionError as error:
-            raise LearnerError("raised", f"calls itself without an end{self._line(error)}") from None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a learner does becomes words
-            if isinstance(error, ValueError) and "read-only" in str(error):
-                raise LearnerError("changed", _CHANGED.format("") + self._line(error)) from None
-            if "memory" in str(error).lower():  # torch's allocator raises a RuntimeError
-                raise LearnerError("memory", f"asks for more memory than a check gives{self._line(error)}") from None
-            said = f": {escape(error)}" if str(error) else ""
-            raise LearnerError("raised", f"raises {type(error).__name__}{said}{self._line(error)}") from None
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever a learner does becomes words
+            kind, words = _described(error)
+            raise LearnerError(kind, words + self._line(error)) from None
 
     def _line(self, error: BaseException | None) -> str:
         """Say in which line of the learner's file something happened."""
@@ -153,27 +157,60 @@ class Learner:
         return f" (line {lines[-1].lineno}: {escape(lines[-1].line or '')})" if lines else ""
 
 
+_COPIED_BYTES = 1 << 20
+"""Up to which size a tensor is a copy; numpy's arrays can be made read-only, tensors cannot."""
+
 _CHANGED = "changes its input{}; work on a new array (x = x + y, not x += y)"
 
 
-def _uses_torch(module: Any) -> bool:
-    """Return whether a file has imported torch, or something of it by its own name."""
-    modules = (value for value in vars(module).values() if isinstance(value, ModuleType))
-    return any(value.__name__.partition(".")[0] == "torch" for value in modules)
+def _described(error: BaseException) -> tuple[str, str]:
+    """Return the kind of an error, and what to say of it."""
+    said = str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in said):
+        return "memory", "asks for more memory than a check gives"
+    if isinstance(error, ValueError) and "read-only" in said:
+        return "changed", _CHANGED.format("")
+    if isinstance(error, RecursionError):
+        return "raised", "calls itself without an end"
+    if isinstance(error, ModuleNotFoundError):
+        return "raised", f"imports {escape(error.name)}, which is not installed here; NumPy alone is enough"
+    return "raised", f"raises {type(error).__name__}" + (f": {escape(said)}" if said else "")
+
+
+def _imports_torch(path: Path) -> bool:
+    """Return whether a file imports torch, or something of it."""
+    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return any(name.partition(".")[0] == "torch" for name in names)
+
+
+def _is_changed(before: Any, after: Any) -> bool:
+    """Return whether an argument that was given is another one after the call; numpy's arrays cannot be written."""
+    if isinstance(before, np.ndarray):
+        if isinstance(after, np.ndarray):
+            return False
+        return bool(after._version) or not (before.nbytes > _COPIED_BYTES or np.array_equal(before, after.numpy()))
+    return isinstance(before, list) and not any(map(callable, before)) and before != after  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _from_learner(value: Any) -> Any:
     """Return a result as numpy's array, where it is a tensor."""
+    if isinstance(value, list):
+        return [_from_learner(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
-        return value.half().numpy() if value.dtype.itemsize == 2 else value.numpy()  # numpy has no bfloat16
+        if str(value.dtype) == "torch.bfloat16":  # which numpy has not
+            raise LearnerError("shape", "returned a tensor of dtype bfloat16; expected float32")
+        return value.numpy()
     return value
 
 
 # --- what a step needs no more than its arguments for -----------------------------------------------------------------
 
 _REFUSED = (
-    "socket.connect", "socket.bind", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.spawn",
+    "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto",
+    "socket.sendmsg", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.spawn",
     "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
     "os.kill", "os.chmod", "os.chown", "shutil.rmtree", "shutil.move", "shutil.copyfile",
 )  # fmt: skip
@@ -184,6 +221,7 @@ _HOMES = (
 
 _guard: list[Path] = []
 _is_installed = False
+_modules: dict[str, ModuleType] = {}
 
 
 @contextmanager
@@ -198,10 +236,14 @@ def guarded(folder: Path) -> Generator[None]:
         sys.addaudithook(_audit)
         _is_installed = True
     _guard.append(folder)
+    if len(sys.modules) > len(_modules):
+        _modules.update(sys.modules)
     try:
         yield
     finally:
         _guard.pop()
+        if len(sys.modules) < len(_modules):  # a check goes on, whatever was deleted
+            sys.modules.update(_modules)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -211,7 +253,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         raise LearnerError("files", f"does more than compute ({event}); a step needs its arguments alone")
     if event == "open" and isinstance(args[0], (str, bytes)):
         path = args[0].decode("utf-8", "replace") if isinstance(args[0], bytes) else args[0]
-        writes = isinstance(args[1], str) and any(letter in args[1] for letter in "wax+")
+        writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if writes or not _is_readable(path):
             how = "writes" if writes else "reads"
             raise LearnerError("files", f"{how} the file {escape(path)}; a step needs its arguments alone")

@@ -5,7 +5,7 @@ every call; `worker.py` runs a whole model of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,16 @@ class Weights:
             self._found[key] = self._read(key)
         return self._found[key]
 
-    @cached_property
+    def forget(self) -> None:
+        """Unpack anew what is asked for from here on, as something has written to the arrays."""
+        self._found.clear()
+
+    @property
     def table(self) -> Floats:
         """The embedding table, (V, D)."""
         return self[EMBEDDING]
 
-    @cached_property
+    @property
     def head(self) -> Floats:
         """The head's table, (V, D): the embedding's where it is tied."""
         return self.table if self.config.tie_word_embeddings else self[HEAD]

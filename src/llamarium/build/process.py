@@ -13,17 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.build.check import Result
-from llamarium.errors import InputError
+from llamarium.build.folder import step_named
+from llamarium.errors import InputError, escape
 
-STEP_S = 20.0
-"""How long the check of one step may take."""
+LIMIT_S = 15.0
+"""How long the check of one step may compute; it may wait for the processor, or sleep, three times as long."""
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A check's products are small; several threads of them wait for each other, long on a busy machine."""
 
 BEGIN_S = 60.0
 """How long the process may take until it begins: it loads a model."""
 
 
 def check_in_process(
-    folder: Path, steps: Sequence[str], *, model: str, texts: Sequence[str], seed: int, whole: bool = False
+    folder: Path,
+    steps: Sequence[str],
+    *,
+    model: str,
+    texts: Sequence[str],
+    seed: int,
+    whole: bool = False,
+    limit_s: float = LIMIT_S,
 ) -> Iterator[Result | dict[str, Any]]:
     """Yield what the check of each step found, and last, where it is asked for, what the whole model does.
 
@@ -33,7 +44,7 @@ def check_in_process(
     left = list(steps)
     while left or whole:
         request = {"folder": str(folder.resolve()), "steps": left, "model": model, "texts": list(texts), "seed": seed}
-        for name, answer in _answers(request | {"whole": whole}):
+        for name, answer in _answers(request | {"whole": whole, "limit_s": limit_s}):
             yield answer
             if name == "whole":
                 whole = False
@@ -48,13 +59,15 @@ def _answers(request: dict[str, Any]) -> Iterator[tuple[str, Result | dict[str, 
         worker = subprocess.Popen(
             [sys.executable, "-m", "llamarium.build.worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=said, pass_fds=(write,), text=True, encoding="utf-8", start_new_session=True,
+            env=os.environ | ({} if request["steps"] == [] else _ONE_THREAD),
         )  # fmt: skip
         os.close(write)
         try:
             yield from _read_answers(worker, read, request | {"descriptor": write})
         except _StoppedError as stopped:
             said.seek(0)
-            yield _stopped(worker.wait(), stopped.running, said.read().decode("utf-8", "replace"))
+            lines = said.read().decode("utf-8", "replace").strip().splitlines()
+            yield _stopped(worker.wait(), stopped.running, request["limit_s"], lines[-1] if lines else "")
         finally:
             _kill(worker)
 
@@ -74,7 +87,7 @@ def _read_answers(
     with os.fdopen(read, "rb", buffering=0) as lines:
         with worker.stdin:
             worker.stdin.write(json.dumps(request) + "\n")
-        for line in _lines(lines.fileno(), worker):
+        for line in _lines(lines.fileno(), worker, 3 * request["limit_s"]):
             answer = json.loads(line)
             if "begins" in answer:
                 running = answer["begins"]
@@ -86,8 +99,8 @@ def _read_answers(
         raise _StoppedError(running)
 
 
-def _lines(descriptor: int, worker: "subprocess.Popen[str]") -> Iterator[bytes]:
-    """Yield the lines that come, until the process ends or takes longer than it may."""
+def _lines(descriptor: int, worker: "subprocess.Popen[str]", most_s: float) -> Iterator[bytes]:
+    """Yield the lines that come, until the process ends or one takes longer than it may."""
     buffer, deadline = b"", time.monotonic() + BEGIN_S
     while True:
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
@@ -100,21 +113,24 @@ def _lines(descriptor: int, worker: "subprocess.Popen[str]") -> Iterator[bytes]:
         *found, buffer = (buffer + data).split(b"\n")
         for line in found:
             yield line
-            deadline = time.monotonic() + STEP_S
+            deadline = time.monotonic() + most_s
 
 
-def _stopped(code: int, running: str | None, said: str) -> tuple[str, Result | dict[str, Any]]:
-    """Return what to say of a process that did not finish."""
+def _stopped(code: int, running: str | None, limit_s: float, said: str) -> tuple[str, Result | dict[str, Any]]:
+    """Return what to say of a process that did not finish; `said` is the last that it said."""
     if running is None:
-        lines = said.strip().splitlines()
-        raise InputError(f"the model could not be loaded for a check: {lines[-1] if lines else f'exit code {code}'}")
-    if code == -signal.SIGKILL:
-        status, words = "time", f"does not end within {STEP_S:.0f} s, or was stopped for its memory"
+        raise InputError(f"the model could not be loaded for a check: {said or f'exit code {code}'}")
+    if code in (-signal.SIGKILL, -signal.SIGXCPU):
+        status, words = "time", f"does not end within {limit_s:.0f} s"
     elif code < 0:
         status, words = "ended", f"crashes the process ({signal.Signals(-code).name})"
+    elif code == 1 and said:
+        status, words = "ended", f"disturbs the check itself: {escape(said)}"
     else:
         status, words = "ended", f"ends the process (exit code {code}); a step returns a result"
-    return running, {"error": words} if running == "whole" else Result(running, status, words)
+    if running == "whole":
+        return running, {"error": words}
+    return running, Result(running, status, words, section=step_named(running).section)
 
 
 def _kill(worker: "subprocess.Popen[str]") -> None:

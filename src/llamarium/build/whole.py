@@ -78,7 +78,7 @@ def _write(check: Check, mine: dict[str, Function]) -> tuple[str, float]:
 
     stop_ids = sorted(stop_ids_of(check.weights.config, check.tokenizer, ()))
     started = time.perf_counter()
-    new = mine["generate"](ids, check.tokenizer.bos_token_id, stop_ids, NUM_TOKENS, next_logits, greedy)
+    new = mine["generate"](ids, check.bos_id, stop_ids, NUM_TOKENS, next_logits, greedy)
     seconds = time.perf_counter() - started
     return check.tokenizer.decode(list(map(int, new))), len(new) / seconds
 

@@ -6,6 +6,7 @@ function prints is kept; the memory that it may take is bounded, and the parent 
 
 import io
 import json
+import math
 import os
 import resource
 import sys
@@ -37,12 +38,16 @@ def main() -> int:
         folder = Path(asked["folder"])
         check = Check(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, asked["texts"], asked["seed"])
         bound_memory(600 << 20)  # the model's weights as float32 come yet
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # what it says on stderr lies in a file
         os.chdir(folder)
         sys.dont_write_bytecode = True
         for name in asked["steps"]:
+            _bound_time(asked["limit_s"])
             answers.write(json.dumps({"begins": name}) + "\n")
             answers.write(json.dumps({"result": asdict(_check(check, folder, name))}) + "\n")
         if asked["whole"]:
+            _bound_time(3 * asked["limit_s"])
             answers.write(json.dumps({"begins": "whole"}) + "\n")
             answers.write(json.dumps({"whole": _whole(asked["model"], check, folder)}) + "\n")
     return 0
@@ -80,6 +85,13 @@ def _printed() -> Generator[io.StringIO]:
     printed = _Bounded()
     with redirect_stdout(printed), redirect_stderr(printed):
         yield printed
+
+
+def _bound_time(limit_s: float) -> None:
+    """Let this process compute for so long from now on; then it is ended (SIGXCPU)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(usage.ru_utime + usage.ru_stime + limit_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def bound_memory(more_bytes: int) -> None:
