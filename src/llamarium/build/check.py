@@ -36,7 +36,8 @@ class Result:
         words: One sentence about it.
         cause: What is often done wrong and was done here, or "".
         section: Where the course explains it.
-        place: Where the first number parts: layer, head, token ..., with "yours" and "right"; empty if none does.
+        place: Where the first number parts: "layer", its index by axis ("T" a position of the text), the "output",
+            "yours" and "right"; inside a pass the "ids" that ran. Empty if none does.
         printed: What the function printed.
         checked: On what it was checked, if it passed.
         seconds: How long the check took.
@@ -100,6 +101,8 @@ class _Run:
         self._calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         self._spent_s, self._num_calls = 0.0, 0
         self._slow = ""
+        self._ids: list[int] = []
+        self._start = 0
 
     def result(self) -> Result:
         """Compare small random shapes, then the model's own numbers, then other shapes; report where it parts first.
@@ -140,6 +143,8 @@ class _Run:
             raise _PartsError("shape", problem, None, layer, inside)
         difference = first_difference(self._step.outputs, yours, right)
         if difference is not None:
+            if inside and "T" in difference.at:
+                difference.at["T"] += self._start
             words = where(difference, given(self._learner.names, args), layer, inside)
             raise _PartsError("parts", words, difference, layer, inside)
         if inside:
@@ -171,14 +176,17 @@ class _Run:
         for ids in self._check.sentences(self._rng):
             past = running.empty()
             for part in (ids[:-2], ids[-2:-1], ids[-1:]):
+                self._ids, self._start = ids, len(past[0][0])
                 _, past = running.logits(np.array(part), past)
             self._calls = self._calls[:64]  # enough to tell the mistakes apart
 
     def _failed(self, error: _PartsError, cause: Mistake | None) -> Result:
-        place = {}
+        place: dict[str, Any] = {}
         if error.difference is not None:
             found = error.difference
             place = {"inside": error.inside, "layer": error.layer, **found.at, "output": found.output}
+            if error.inside and self._ids:
+                place["ids"] = self._ids
             place |= {"yours": plain(found.yours), "right": plain(found.right)}
         words, section = ("", "") if cause is None else (cause.cause, cause.section)
         return Result(self._step.name, error.status, error.words, words, section or self._step.section, place)

@@ -154,7 +154,8 @@ def where(found: Difference, arguments: str, layer: int | None, inside: bool) ->
     if not found.output:
         return f"{arguments} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
     places = [] if layer is None else [f"layer {layer}"]
-    places += [f"{_AXES.get(axis, 'number')} {number}" for axis, number in found.at.items()]
+    names = _AXES | {"T": "position"} if inside else _AXES
+    places += [f"{names.get(axis, 'number')} {number}" for axis, number in found.at.items()]
     at = ", ".join(places)
     return f"parts in {found.output} at {at} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
 
