@@ -64,11 +64,11 @@ def measure(config: "ModelConfig", device: str, num_tokens: int, num_rounds: int
     with importing_torch():
         import torch
 
+        from llamarium.api import Llama
         from llamarium.inspect.measures.speed import Work
         from llamarium.inspect.measures.speed import measure as measure_runner
         from llamarium.model import LlamaForCausalLM
         from llamarium.model.init import init_weights
-        from llamarium.runtime.module_runner import ModuleRunner
         from llamarium.train.data.batch import TrainingBatch
         from llamarium.train.optim import make_optimizers
         from llamarium.train.step import train_step
@@ -83,7 +83,9 @@ def measure(config: "ModelConfig", device: str, num_tokens: int, num_rounds: int
         train_step(model, optimizers, [batch])  # sync: it returns the loss as a number
         seconds.append(time.perf_counter() - start)
     model.requires_grad_(False)
-    written = measure_runner(ModuleRunner(model.eval()), Work(num_new=num_tokens), num_rounds=num_rounds)
+    written = measure_runner(
+        Llama("the modules", model.eval(), None).runner, Work(num_new=num_tokens), num_rounds=num_rounds
+    )
     return {"learn": num_tokens / statistics.median(seconds[1:]), "write": written.tokens_per_s}
 
 
