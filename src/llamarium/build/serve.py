@@ -107,14 +107,14 @@ class Answering:
         self._mapped: tuple[tuple[int, ...], Floats] = (), np.empty(0, np.float32)
         self._place = np.frombuffer(mmap.mmap(place, 8), np.int64)
         self._place[0] = -1
+        self._num_layers = 0
         self._pass = Pass(self._weights)
         past_bytes = self._config.max_position_embeddings * block_bytes(self._config, 1)
         bound_memory(3 * past_bytes)  # what was kept, what is returned, and the copies for the heads
         os.chdir(folder)
         sys.dont_write_bytecode = True
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
-        learners = [(step, Learner(step, folder / file_of(step))) for step in STEPS_OF_A_PASS]
-        self._functions = {step.name: self._checked(step, learner.plain()) for step, learner in learners}
+        self._functions = {step.name: self._imported(step, folder / file_of(step)) for step in STEPS_OF_A_PASS}
 
     def answer(self, header: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Answer one request."""
@@ -170,6 +170,7 @@ class Answering:
         return [self._functions["head"](hidden_TD[rows_W], self._weights.head), *tapped]
 
     def _begin(self, num_tokens: int, num_past: int, taps: Taps | None) -> Pass:
+        self._num_layers = 0
         self._sizes |= {"T": num_tokens, "S": num_past + num_tokens}
         self._pass = Pass(self._weights, self._functions, taps)
         return self._pass
@@ -200,12 +201,21 @@ class Answering:
             raise PlacedError("layer", layer, f"{name} has shape {np.shape(found[-1])}; expected {shape}")
         return np.asarray(found[-1], np.float32)
 
+    def _imported(self, step: Step, path: Path) -> Function:
+        try:
+            return self._checked(step, Learner(step, path).plain())
+        except LearnerError as error:
+            raise PlacedError(step.name, None, str(error)) from None
+
     def _checked(self, step: Step, function: Function) -> Function:
         """Return a function whose results have the right shapes, as float32, or are an error that names it."""
 
         def call(*args: Any) -> Any:
             layer = self._pass.layer
             self._place[0] = -1 if layer is None else layer
+            self._num_layers += step.name == "layer"
+            if self._num_layers > 4 * self._config.num_hidden_layers:
+                raise PlacedError("trunk", None, "runs the layers over and over")
             try:
                 found = function(*args)
             except PlacedError:

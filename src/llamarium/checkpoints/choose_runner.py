@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from llamarium.checkpoints.build.folder import LearnerCheckpoint, check_learner_options
 from llamarium.checkpoints.checkpoint import Checkpoint
-from llamarium.checkpoints.learner import LearnerCheckpoint, check_learner_options
 from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.errors import OptionError, escape

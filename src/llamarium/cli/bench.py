@@ -88,10 +88,26 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "learn-and-write":
         return bench_learn.run(args)
     llama = load_llama(args)
-    results = [_measure(llama, work, args) for work in _works(args, llama.config)]
+    works = _works(args, llama.config)
+    results = [_measure(llama, work, args) for work in works]
+    beside = _library_beside(llama)
+    theirs = [] if beside is None else [_measure(beside, work, args) for work in works]
     if not args.json:
         _print(llama, results)
+        for mine, library in zip(results, theirs, strict=False):
+            rates = (
+                f"{library.tokens_per_s:,.1f} tokens/s, {library.tokens_per_s / mine.tokens_per_s:,.1f} times as many"
+            )
+            print(f"the library, {_name(mine.work)}: {rates}")
     return 0
+
+
+def _library_beside(llama: "Llama") -> "Llama | None":
+    """Return the library's model with the weights of a learner's, in float32 too; None for any other model."""
+    import llamarium
+
+    model = getattr(llama.runner, "weights_of", None)
+    return llamarium.load(model, dtype="float32", device="cpu") if isinstance(model, str) else None
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -173,7 +189,7 @@ def _name(work: "Work") -> str:
 
 def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     setting = _setting(llama)
-    computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else "PyTorch"
+    computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else llama.runner.name
     threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
     print(f"{llama.name} in {setting['dtype']}, keys and values in {llama.runner.kv_dtype}, on {setting['device']}")
     print(f"{computes}, {threads}")

@@ -130,7 +130,7 @@ class _Process:
     def __init__(self, command: Sequence[str]) -> None:
         self.channel, theirs = socket.socketpair()
         self._place = place = unnamed_file()
-        os.ftruncate(place, 8)
+        os.write(place, (-1).to_bytes(8, "little", signed=True))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         with theirs:
             self.popen = subprocess.Popen(

@@ -39,7 +39,7 @@ class ProcessRunner:
     Args:
         shapes: Of all weights by key, as the process has them.
         name: Display name.
-        model: The model whose weights they are, for those who load it beside.
+        weights_of: The model whose weights they are, for those who load it beside.
     """
 
     is_row_exact: bool = False
@@ -51,9 +51,9 @@ class ProcessRunner:
     num_adapters: None = None
 
     def __init__(
-        self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], child: Child, name: str, model: str
+        self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], child: Child, name: str, weights_of: str
     ) -> None:
-        self._config, self._child, self.name, self.model = config, child, name, model
+        self._config, self._child, self.name, self.weights_of = config, child, name, weights_of
         self.weights: Mapping[str, _Weight] = {key: _Weight(key, shape) for key, shape in shapes.items()}
         self.addresses: Collection[int] = ()
 
@@ -109,7 +109,7 @@ class ProcessRunner:
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         """Refuse: the functions multiply by numbers."""
-        raise InputError(f"{self.name} multiply by float32 alone, which has no codes; ask {self.model}")
+        raise InputError(f"{self.name} multiply by float32 alone, which has no codes; ask {self.weights_of}")
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix."""
@@ -117,7 +117,7 @@ class ProcessRunner:
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> NoReturn:
         """Refuse: the functions know of none."""
-        raise OptionError(f"{self.name} take no adapters; put them on {self.model}")
+        raise OptionError(f"{self.name} take no adapters; put them on {self.weights_of}")
 
     def fresh(self) -> "ProcessRunner":
         """Return another runner over the same process; see `Runner.fresh`."""
