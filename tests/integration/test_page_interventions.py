@@ -270,6 +270,25 @@ def test_the_picture_of_a_pass_is_its_far_view(client: httpx.Client, path: str, 
     assert len(some) == (5 * 2 + 1) * 2 + 2 * 3  # tokens 1 and 5; two layers, three pairs
 
 
+def test_a_picture_in_blocks_has_every_token(
+    client: httpx.Client, llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, as memory has them; only the picture has blocks."""
+    ids = [(7 * i) % 400 for i in range(200)]
+    path = f"/inspect/passes/{client.post('/inspect/passes', json={'ids': ids}).json()['id']}"
+    monkeypatch.setattr("llamarium.page.routes.probes._PATTERN_BYTES", 4 * 2 * 2 * 200 * 70)  # of 70 tokens
+    columns = range(7, 200, 24)
+    asked = {"start": 7, "stop": 200, "stride": 24, "blocks": True}
+    found = np.frombuffer(client.get(f"{path}/picture", params=asked).content, "<f4")
+    seen = [llama.trace(ids, names=names) for names in (picture.OF_ALL, picture.OF_A_TOKEN)]
+    expected = picture.far_view(seen[:1], seen[1:], columns, in_blocks=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    monkeypatch.setattr("llamarium.page.routes.probes.MAX_BLOCK_TOKENS", 199)
+    answer = client.get(f"{path}/picture", params=asked)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "blocks")
+    assert client.get(f"{path}/lens/grid?blocks=1&stop=9").status_code == 400
+
+
 @pytest.mark.parametrize(("asked", "param"), [("stop=7", "stop"), ("start=6", "start"), ("stride=0", "stride")])
 def test_the_picture_refuses_by_its_field(client: httpx.Client, path: str, asked: str, param: str) -> None:
     answer = client.get(f"{path}/picture?{asked}")
@@ -281,7 +300,7 @@ def test_a_picture_of_too_many_numbers_is_refused_before_it_is_computed(
 ) -> None:
     one = client.post("/inspect/passes", json={"ids": [1] * 400}).json()
     monkeypatch.setattr("llamarium.page.binary.MAX_BYTES", 4 * 2 * 400 * 401 // 2 - 1)
-    monkeypatch.setattr(picture, "far_view", lambda *_: pytest.fail("it was computed"))
+    monkeypatch.setattr(picture, "far_view", lambda *_, **__: pytest.fail("it was computed"))
     answer = client.get(f"/inspect/passes/{one['id']}/picture")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stride"), answer.text
     assert "641,600 bytes" in answer.json()["error"]["message"]

@@ -2,20 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llamarium.inspect.probes.picture import OF_A_TOKEN, OF_ALL, far_view
+from llamarium.inspect.probes.picture import OF_A_TOKEN, OF_ALL, far_view, tokens_of
 from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.module_runner import ModuleRunner
 
-CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2)
+CONFIG = replace(
+    preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2, max_position_embeddings=2048
+)
 IDS = [7, 3, 150, 3, 42, 199, 8]
 LAYERS = range(3)
 
@@ -90,6 +93,31 @@ def test_every_third_token_and_what_it_takes_of_those_between(runner: ModuleRunn
             expected = every["attention"][:, row, max(0, key - 2) : key + 1].sum(-1)
             np.testing.assert_allclose(found["attention"][:, q, k], expected, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(found["attention"].sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("num_tokens", "start", "step"), [(1500, 1499 % 24, 24), (7, 0, 3), (7, 2, 3)])
+def test_a_block_has_the_means_of_its_tokens_and_the_largest_share(
+    runner: ModuleRunner, num_tokens: int, start: int, step: int
+) -> None:
+    """Of a long text, from traces of some columns each; only the first block may be smaller."""
+    ids = [(7 * i) % 200 for i in range(num_tokens)]
+    columns, layer = range(start, num_tokens, step), 1
+    borders = [max(0, start - step + 1), *(end + 1 for end in columns)]
+    whole = trace(runner, ids, names=[*OF_ALL, *OF_A_TOKEN], budget_mb=4096)
+    parts = [whole.select(positions=tokens_of(columns[at : at + 9])) for at in range(0, len(columns), 9)]
+    numbers = far_view([whole], parts, columns, in_blocks=True)
+    found = read(numbers, len(LAYERS), len(columns), start // step)
+    blocks = list(pairwise(borders))
+    of = {"lengths": length(whole, "layers.1.resid"), "keys": length(whole, "layers.1.k").mean(-1)}
+    for name, values in of.items():
+        means = [values[a:b].mean() for a, b in blocks]
+        np.testing.assert_allclose(found[name][layer + (name == "lengths")], means, rtol=1e-5)
+    shares_SS = whole["layers.1.pattern"].numpy().mean(0)
+    keys = [0, *borders] if borders[0] else borders
+    for q, (begin, end) in enumerate(blocks):
+        for k, (a, b) in enumerate(pairwise(keys[: len(keys) - len(blocks) + q + 1])):
+            expected = shares_SS[begin:end, a:b].sum(-1).max()
+            np.testing.assert_allclose(found["attention"][layer, q, k], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_rows_are_whole_where_tokens_look_ahead(whole: Trace) -> None:

@@ -48,6 +48,9 @@ MAX_GRID_TOKENS = 64
 MAX_DISTANCES = 4096
 """Of one answer."""
 
+MAX_BLOCK_TOKENS = 2048
+"""Of a picture in blocks: each of them looks at each."""
+
 _PATTERN_BYTES = 64 * 2**20
 """Of the patterns of all layers that are held at once."""
 
@@ -140,17 +143,19 @@ async def lens_grid(requested: OfPass, query: Annotated[schema.LensGridQuery, Qu
 async def picture(requested: OfPass, query: Annotated[schema.PictureQuery, Query()]) -> Response:
     """Send what a pass is drawn from as a whole, as `inspect/probes/picture.py` says; axis P."""
     columns = _window(requested.one, query.start, query.stop, query.stride)
+    if query.blocks and columns.stop > MAX_BLOCK_TOKENS:
+        message = f"{columns.stop} tokens; {MAX_BLOCK_TOKENS} at most are shown in blocks: give stride alone"
+        raise ApiError(400, message, code="invalid_parameter", param="blocks")
 
     def read(known: OpenPass) -> Response:
         check_size(pictures.num_pairs(columns) * len(known.layers), "float32")
         of_a_token = 4 * len(known.layers) * known.llama.config.num_attention_heads * len(known.one.ids)
-        step = max(1, _PATTERN_BYTES // of_a_token)
+        step = max(1, _PATTERN_BYTES // of_a_token // (columns.step if query.blocks else 1))
         kept = [known.trace(pictures.OF_ALL, [layer]) for layer in known.layers]
-        parts = (
-            known.trace(pictures.OF_A_TOKEN, known.layers, columns[at : at + step])
-            for at in range(0, len(columns), step)
-        )
-        return respond(Numbers(pictures.far_view(kept, parts, columns), "P"), "float32")
+        some = (columns[at : at + step] for at in range(0, len(columns), step))
+        rows = map(pictures.tokens_of, some) if query.blocks else some
+        parts = (known.trace(pictures.OF_A_TOKEN, known.layers, one) for one in rows)
+        return respond(Numbers(pictures.far_view(kept, parts, columns, in_blocks=query.blocks), "P"), "float32")
 
     return await requested.read("stop", read)
 

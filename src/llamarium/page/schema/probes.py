@@ -57,8 +57,8 @@ class LensQuery(Query):
     token_id: int | None = Field(None, ge=0)
 
 
-class PictureQuery(Query):
-    """`GET /inspect/passes/{id}/picture`: a pass as a whole, in a few numbers for each column and layer.
+class WindowQuery(Query):
+    """Some tokens of a text.
 
     Attributes:
         start: The first token.
@@ -71,7 +71,17 @@ class PictureQuery(Query):
     stride: int = Field(1, ge=1)
 
 
-class LensGridQuery(PictureQuery):
+class PictureQuery(WindowQuery):
+    """`GET /inspect/passes/{id}/picture`: a pass as a whole, in a few numbers for each column and layer.
+
+    Attributes:
+        blocks: A column is all tokens up to its own from the column before, and not its own alone.
+    """
+
+    blocks: bool = False
+
+
+class LensGridQuery(WindowQuery):
     """`GET /inspect/passes/{id}/lens/grid`: what the stream would say at each layer and token, 64 tokens at most.
 
     Attributes:
