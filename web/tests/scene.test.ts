@@ -1,7 +1,8 @@
 /** Scenes as data: a far mark is a number of the reply, and the camera keeps what it shows. */
 import { describe, expect, test } from "vitest";
 import { onTheWay, project, unproject } from "../src/scene/places/camera";
-import { columnOf, middleOf, pairOf, REST, tokenOf, type Data, type Far } from "../src/scene/data/data";
+import { beginOf, columnOf, middleOf, pairOf, REST, tokenOf, type Data, type Far } from "../src/scene/data/data";
+import { readFar } from "../src/scene/data/far";
 import { frameOf } from "../src/scene/places/layout";
 import { scene } from "../src/scene/scene";
 import { sinkOf } from "../src/scene/depths/whole";
@@ -94,6 +95,42 @@ test("a window's rows of attention begin with the columns before it", () => {
   expect(pairOf(far, 0, 1, 0)).toBe(3);
   expect(pairOf(far, 1, 0, 0)).toBe(7);
   expect(middleOf(far, 1)).toBe(3);
+});
+
+describe("a long text in blocks", () => {
+  const [tokens, block, columns] = [1500, 24, 63];
+  const pairs = (columns * (columns + 1)) / 2;
+  const window = { start: (tokens - 1) % block, stop: tokens, block, isMean: true };
+  const values = Float32Array.from({ length: (5 * L + 1) * columns + L * pairs }, (_, i) => (i < (5 * L + 1) * columns ? 10 + (i % 7) : 0.001 * (1 + (i % 97))));
+  const far = readFar(values, window, L);
+  const data: Data = { ...dataOf(far), extent: { tokens, layers: L }, tokens: Array.from({ length: tokens }, (_, id) => ({ id, text: ` w${id}` })), said: undefined, chosen: { pos: tokens - 1, layer: 1, head: 0 } };
+  const seen = scene(data, { ...camera, rect: frameOf({ depth: 0, pos: 0, layer: 0, head: 0 }, data.extent) });
+
+  test("every token is in one column, whose numbers are said to be means", () => {
+    expect([beginOf(far, 0), beginOf(far, 1), tokenOf(far, columns - 1)]).toEqual([0, 12, tokens - 1]);
+    const stream = seen.find((one) => one.id === "c1.l0.stream");
+    expect(stream?.says).toEqual({ name: "stream of tokens 12 to 35 after layer 0, mean", value: far.lengths[columns + 1], unit: "length" });
+    expect(stream?.enter?.pos).toBe(35);
+  });
+
+  test("the six largest shares of each block are drawn, the larger the stronger", () => {
+    const curves = seen.filter((one) => one.kind === "curve" && one.id.startsWith("l1.q62."));
+    const row = Array.from({ length: 61 }, (_, i) => far.attention[pairOf(far, 1, 62, i + 1)] as number);
+    expect(curves.map((one) => one.says?.value).toSorted().toReversed()).toEqual(row.toSorted().toReversed().slice(0, 6));
+    const widths = curves.toSorted((a, b) => Number(a.says?.value) - Number(b.says?.value)).map((one) => (one.kind === "curve" ? one.width : 0));
+    expect(widths).toEqual(widths.toSorted((a, b) => a - b));
+    expect(widths[0]).toBeGreaterThan(1); // 9 % of 24 tokens are seen
+    expect(curves[0]?.says?.name).toMatch(/the most that one of tokens 1476 to 1499 takes from tokens \d+ to \d+, mean of the heads/);
+    expect(seen.length).toBeLessThan(64 * L * 16);
+  });
+});
+
+test("where tokens look ahead every row has all columns, and what comes later is drawn too", () => {
+  const whole = readFar(Float32Array.from({ length: (5 * L + 1) * T + L * T * T }, (_, i) => 0.1 + 0.01 * (i % 5)), { start: 0, stop: T, block: 1 }, L);
+  const ahead = scene({ ...dataOf(whole), said: undefined }, camera).find((one) => one.id === "l1.q1.k3");
+  expect([whole.isWhole, farOf().isWhole]).toEqual([true, undefined]);
+  expect(ahead?.says?.value).toBe(whole.attention[T * T + T + 3]);
+  expect(() => readFar(new Float32Array((5 * L + 1) * T + 7), { start: 0, stop: T, block: 1 }, L)).toThrow("numbers came for 4 columns");
 });
 
 describe("the camera", () => {

@@ -200,7 +200,7 @@ export const api = {
   activation: (pass: PassView, name: string, selection: Selection = {}): Promise<Numbers> =>
     ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/activations/${name}${query(selection)}`)),
   /** A pass as a whole, as `inspect/probes/picture.py` says. */
-  picture: (pass: PassView, asked: { start: number; stop: number; stride: number }): Promise<Numbers> =>
+  picture: (pass: PassView, asked: { start: number; stop: number; stride: number; blocks?: boolean }): Promise<Numbers> =>
     ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/picture${query(asked)}`)),
   word: (body: WordRequest): Promise<TokenView> => post("/inspect/word", body),
   rope: (position: number, shape?: string): Promise<RopeView> => get(`/inspect/rope${query({ position, shape })}`),

@@ -12,6 +12,7 @@ import type { Subject } from "./subject";
 /** Of more tokens than these only some are columns, until a window of them is entered. */
 export const MOST_TOKENS = 72;
 const COLUMNS = 64; // of a long text
+const MOST_IN_BLOCKS = 2048; // tokens of one whose blocks are computed; of a longer one columns are single tokens
 export const WINDOW = 48; // tokens of one that are drawn one by one
 const AT_ONCE = 4; // tokens of the lens
 const CANDIDATES = 8;
@@ -19,10 +20,10 @@ const CANDIDATES = 8;
 /** Every so many tokens of a long text: there are at most `COLUMNS`. */
 const strideOf = (tokens: number): number => (tokens <= MOST_TOKENS ? 1 : Math.ceil(tokens / COLUMNS));
 
-/** All tokens, or some: the last one is a column in any case. */
+/** All tokens, one by one or in blocks, or some: the last one ends a column in any case. */
 function whole(tokens: number): Window {
   const block = strideOf(tokens);
-  return { start: (tokens - 1) % block, stop: tokens, block };
+  return { start: (tokens - 1) % block, stop: tokens, block, isMean: block > 1 && tokens <= MOST_IN_BLOCKS };
 }
 
 export class PictureData {
@@ -88,7 +89,7 @@ export class PictureData {
   async #askFar(pass: PassView, layers: number): Promise<{ pass: PassView; far: Far }> {
     const tokens = pass.tokens.length;
     const window: Window = this.window ? { ...this.window, block: 1 } : whole(tokens);
-    const numbers = await api.picture(pass, { start: window.start, stop: window.stop, stride: window.block });
+    const numbers = await api.picture(pass, { start: window.start, stop: window.stop, stride: window.block, ...(window.isMean && { blocks: true }) });
     return { pass, far: readFar(numbers.values, window, layers) };
   }
 

@@ -8,6 +8,10 @@ export interface Far {
   /** The first column's token, and the distance to the next one's. */
   readonly start: number;
   readonly block: number;
+  /** Whether a column's numbers are the means of its tokens, and its shares the largest among them; else they are its last token's. */
+  readonly isMean?: boolean;
+  /** Whether tokens look ahead: every row of attention has all columns. */
+  readonly isWhole?: boolean;
   readonly columns: number;
   readonly layers: number;
   /** Length of the residual stream, (L + 1) by columns: the row of the table, then after each layer. */
@@ -71,6 +75,7 @@ export const REST: Moment = { from: Infinity, height: Infinity, share: 1 };
 /** Where the share that a column takes from another stands in `Far.attention`; keys are columns up to the query's own. */
 export function pairOf(far: Far, layer: number, query: number, key: number): number {
   const first = columnsBefore(far);
+  if (far.isWhole) return (layer * far.columns + query) * (first + far.columns) + key;
   const row = (c: number): number => (c * (c + 1)) / 2 + c * first;
   return layer * row(far.columns) + row(query) + key;
 }
@@ -87,6 +92,9 @@ export function columnAlone(far: Far | undefined, pos: number): number | undefin
   const column = pos - (far?.start ?? 0);
   return far?.block === 1 && column >= 0 && column < far.columns ? column : undefined;
 }
+
+/** The first token of a column. */
+export const beginOf = (far: Far, column: number): number => Math.max(0, tokenOf(far, column) - far.block + 1);
 
 /** The middle of a column in the world. */
 export const middleOf = (far: Far, column: number): number => tokenOf(far, column) - (far.block - 1) / 2;

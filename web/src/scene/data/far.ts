@@ -7,10 +7,12 @@ export interface Window {
   readonly start: number;
   readonly stop: number;
   readonly block: number;
+  /** Whether a column is all of its tokens. */
+  readonly isMean?: boolean;
 }
 
 /** Read the reply; one of another size is none of this model and window. */
-export function readFar(values: Float32Array, { start, stop, block }: Window, layers: number): Far {
+export function readFar(values: Float32Array, { start, stop, block, isMean = false }: Window, layers: number): Far {
   const columns = Math.ceil((stop - start) / block);
   let at = 0;
   const take = (count: number): Float32Array => values.subarray(at, (at += count));
@@ -18,8 +20,9 @@ export function readFar(values: Float32Array, { start, stop, block }: Window, la
   const [attentionAdded, mlpAdded, keys, valueLengths] = [take(layers * columns), take(layers * columns), take(layers * columns), take(layers * columns)];
   const attention = values.subarray(at);
   const pairs = (columns * (columns + 1)) / 2 + columns * columnsBefore({ start, block });
-  if (attention.length !== layers * pairs) throw new Error(`${values.length} numbers came for ${columns} columns of ${layers} layers`);
-  return { start, block, columns, layers, lengths, attention, attentionAdded, mlpAdded, keys, values: valueLengths };
+  const isWhole = attention.length !== layers * pairs;
+  if (isWhole && attention.length !== layers * columns * (columns + columnsBefore({ start, block }))) throw new Error(`${values.length} numbers came for ${columns} columns of ${layers} layers`);
+  return { start, block, isMean, isWhole, columns, layers, lengths, attention, attentionAdded, mlpAdded, keys, values: valueLengths };
 }
 
 /** A lens of some tokens, put beside what has come of others. */

@@ -1,7 +1,7 @@
 /** Depth 0: the whole pass. Streams rise through the layers, curves are what attention brings, dots what the MLPs add, words what the lens reads. */
 
 import { scaleOf, type Camera } from "../places/camera";
-import { columnOf, columnsBefore, middleOf, pairOf, REST, tokenOf, type Data, type Far, type Moment } from "../data/data";
+import { beginOf, columnOf, columnsBefore, middleOf, pairOf, REST, tokenOf, type Data, type Far, type Moment } from "../data/data";
 import type { DepthScene } from "./depth";
 import { blockStrength, layerNearness } from "./entered";
 import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "../places/layout";
@@ -11,6 +11,9 @@ import type { Place } from "../places/place";
 
 /** A thread of attention that is thinner is not drawn; the table of a layer has all of them. */
 const LEAST_SHARE = 0.06;
+/** In blocks shares are thin: the largest of each block are drawn, on a scale of logarithms that begins here. */
+const LEAST_OF_BLOCK = 0.01;
+const LARGEST_OF_BLOCK = 6;
 const EVERY = 5; // layers with a rule and a number
 const BOXED = 52; // pixels of a column in which a token has a box
 
@@ -36,8 +39,19 @@ const place = (pos: number, layer: number, data: Data, depth: Place["depth"] = 1
 export function nameOf(data: Data, far: Far, column: number): string {
   const pos = tokenOf(far, column);
   const text = `“${data.tokens[pos]?.text ?? ""}”`;
+  if (far.isMean) return `tokens ${beginOf(far, column)} to ${pos}`;
   return far.block === 1 ? text : `token ${pos}, ${text}`;
 }
+
+/** What is said of a number that is of several tokens. */
+const meanOf = (far: Far): string => (far.isMean ? ", mean" : "");
+
+/** Of one row of attention, the least share that is drawn. */
+function leastOf(far: Far, shares: readonly number[]): number {
+  return far.isMean ? Math.max(LEAST_OF_BLOCK, shares.toSorted((a, b) => b - a)[LARGEST_OF_BLOCK - 1] ?? 0) : LEAST_SHARE;
+}
+
+const strengthOf = (far: Far, share: number): number => (far.isMean ? 1 - Math.log(share) / Math.log(LEAST_OF_BLOCK) : share);
 
 function* streams(data: Data, far: Far, l: number): Generator<Placed> {
   const { columns, block } = far;
@@ -47,7 +61,7 @@ function* streams(data: Data, far: Far, l: number): Generator<Placed> {
     return [[x - a, l], [x + a, l], [x + b, l + 1], [x - b, l + 1]];
   };
   for (let c = 0; c < columns; c++) {
-    const says = { name: `stream of ${nameOf(data, far, c)} after layer ${l}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
+    const says = { name: `stream of ${nameOf(data, far, c)} after layer ${l}${meanOf(far)}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
     yield { column: c, y: l + 1, mark: { kind: "area", id: `c${c}.l${l}.stream`, points: outline(c), ink: "stream", says, enter: place(tokenOf(far, c), l, data) } };
   }
   for (let c = 0; c < columns; c++) {
@@ -61,20 +75,24 @@ function* attention(data: Data, far: Far, { sx }: Detail, l: number): Generator<
   const chosen = columnOf(far, data.chosen.pos);
   const before = columnsBefore(far);
   const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
-  for (let q = 1; q < far.columns; q++) {
-    for (let k = before === 0 ? 1 : 0; k < q; k++) {
-      const share = far.attention[pairOf(far, l, q, k + before)] as number;
-      if (share < LEAST_SHARE) continue;
+  const firstKey = before === 0 ? 1 : 0;
+  for (let q = far.isWhole ? 0 : 1; q < far.columns; q++) {
+    const shares = Array.from({ length: (far.isWhole ? far.columns : q) - firstKey }, (_, i) => (i + firstKey === q ? 0 : (far.attention[pairOf(far, l, q, i + firstKey + before)] as number)));
+    const least = leastOf(far, shares);
+    for (const [i, share] of shares.entries()) {
+      if (share < least) continue;
+      const k = i + firstKey;
       const [from, to] = [middleOf(far, k), middleOf(far, q)];
-      const bend = Math.min(0.45 * (to - from), 0.6 * far.block);
+      const bend = Math.sign(to - from) * Math.min(0.45 * Math.abs(to - from), 0.6 * far.block);
       const isChosen = q === chosen; // what the chosen token takes stands out
-      const others = far.block > 1 ? ` and the ${far.block - 1} before it` : "";
+      const others = far.block > 1 && !far.isMean ? ` and the ${far.block - 1} before it` : "";
+      const strength = strengthOf(far, share);
       yield {
         column: q, y: y1,
         mark: {
-          kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * share, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * share),
+          kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * strength, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * strength),
           points: [[from, y0], [from + bend, y0 + 0.05], [to - bend, y1 - 0.1], [to, y1]],
-          says: { name: `layer ${l}: ${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}${others}, mean of the heads`, value: share, unit: "share" },
+          says: { name: `layer ${l}: ${far.isMean ? "the most that one of " : ""}${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}${others}, mean of the heads`, value: share, unit: "share" },
           enter: place(tokenOf(far, q), l, data),
         },
       };
@@ -103,7 +121,7 @@ function* mlps(data: Data, far: Far, { sx, sy }: Detail, l: number): Generator<P
   if (most < 0.8) return;
   for (let c = 0; c < far.columns; c++) {
     const share = far.mlpAdded[l * far.columns + c] as number;
-    const says = { name: `layer ${l}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream`, value: share };
+    const says = { name: `layer ${l}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream${meanOf(far)}`, value: share };
     yield { column: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [middleOf(far, c), l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", alpha: 0.85, says, enter: place(tokenOf(far, c), l, data) } };
   }
 }
@@ -116,7 +134,7 @@ function* cells(data: Data, far: Far, { sx }: Detail, l: number): Generator<Plac
     const x = middleOf(far, c) - 0.16 * far.block;
     for (const [i, what] of (["key", "value"] as const).entries()) {
       const x0 = x + (i - 1) * size * 1.25;
-      const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
+      const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups${far.isMean ? " and tokens" : ""}`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
       yield { column: c, y: l + 0.3, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.14, y1: l + 0.5 }, ink: what, alpha: 0.6, says, enter: place(tokenOf(far, c), l, data) } };
     }
   }
@@ -136,7 +154,7 @@ function* words(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Pla
       const [text, p] = [said.words[at], said.probabilities[at] as number];
       if (text === undefined || (l > 0 && said.words[under] === text) || p < 0.1 || (below - l) * sy < 13) continue;
       below = l - (turned ? (widthOf(shown(text), "small") - 4) / sy : 0);
-      const says = { name: `after layer ${l} the lens reads, behind ${nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
+      const says = { name: `after layer ${l} the lens reads, behind ${far.isMean ? `token ${tokenOf(far, c)}` : nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
       yield {
         column: c, y: l + 1,
         mark: {
@@ -189,7 +207,7 @@ function* staggered(data: Data, far: Far, { sx, sy, turned }: Detail): Generator
     if (c % every && !isChosen) continue;
     const line = Math.floor(c / every) % lines;
     const at: Point = turned ? [x, -0.3 * foot] : [x, -foot * (0.24 + 0.29 * line)];
-    const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: `${nameOf(data, far, c)}, of every ${far.block}`, value: data.tokens[pos]?.id ?? 0, unit: "id" };
+    const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: far.isMean ? `token ${pos}, the last of ${nameOf(data, far, c)}` : `${nameOf(data, far, c)}, of every ${far.block}`, value: data.tokens[pos]?.id ?? 0, unit: "id" };
     const text = far.block === 1 ? written(data, pos).trim() || "␣" : String(pos);
     const enter: Place = { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head };
     yield { column: c, y: -1, mark: { kind: "text", id: `c${c}.token`, at, text, size: "small", align: turned ? "right" : "center", ink: isChosen ? "chosen" : "ink", most: turned ? 2.2 * foot * sy : wide * lines * every - 5, says, enter } };
