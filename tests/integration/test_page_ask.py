@@ -140,6 +140,16 @@ def test_a_logit_is_divided_among_heads_and_mlps(page: Page, served: Running, ll
             assert shown(page, f"logit-{named}") == as_shown(one.logit, 4)
 
 
+def test_a_pass_that_rounds_its_stream_says_so(page: Page, served: Running) -> None:
+    def in_bfloat16(route: Any) -> None:
+        found = route.fetch()
+        route.fulfill(response=found, json={**found.json(), "dtype": "bfloat16"})
+
+    page.route(re.compile("/inspect/passes$"), in_bfloat16)
+    page.goto(link(served, stage="attribution", layer=1, pos=4, token=900))
+    expect(page.get_by_text("This pass keeps its stream in bfloat16")).to_be_visible()
+
+
 def test_edits_are_added_compared_and_removed(page: Page, served: Running, llama: Llama) -> None:
     page.goto(link(served, stage="ablate", layer=1, head=1, pos=4, token=900))
     expect(page.locator('[data-number="divergence"]')).to_have_text("0")

@@ -1,5 +1,6 @@
 """Two models over one text, and a run's checkpoints, asked over HTTP: the numbers are the library's, to the bit."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ def test_what_cannot_be_compared_is_refused(client: httpx.Client) -> None:
     for body in ({"text": TEXT, "adapter": "one"}, {"text": TEXT, "experiment": {"rotation": False}}):
         code, param, message = refused(client, f"{named(client, **body)}/compare", side="model", against="NF4")
         assert (code, param) == (400, "id") and "which a side names" in message
-    assert ask(client, "/inspect/runs") == {"runs": [], "max_tokens": 128}
+    assert ask(client, "/inspect/runs") == {"unreadable": [], "runs": [], "max_tokens": 128}
     code, param, message = refused(client, f"{path}/moment", run="x", step=1, layer=0)
     assert (code, param) == (404, "run") and "--checkpoints RUN" in message
 
@@ -253,6 +254,24 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(
     monkeypatch.setattr(Runs, "steps", lambda self, name: [1])
     (told,) = ask(student, "/inspect/runs")["runs"]
     assert (told["steps"], told["num_bytes"]) == ([1], 0)
+
+
+def test_a_run_that_cannot_be_read_is_named_and_the_others_are_compared(
+    llama: Llama, run: Path, tmp_path: Path
+) -> None:
+    """Its newest configuration is damaged while the server runs."""
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    runs = Runs([run, damaged])
+    next(damaged.glob("step-00000024/config.json")).write_text("{")
+    with (
+        serving(llama, extensions=[page(compared=(runs, References()))]) as found,
+        httpx.Client(base_url=found.url) as client,
+    ):
+        told, sides = ask(client, "/inspect/runs"), [one["id"] for one in ask(client, "/inspect/compare")["sides"]]
+        moment = refused(client, f"{named(client, text=WORDS)}/moment", run="damaged", step=5, layer=0)
+    assert (told["unreadable"], [one["name"] for one in told["runs"]]) == (["damaged"], ["story"])
+    assert "checkpoint:story:5" in sides and not any("damaged" in side for side in sides)
+    assert moment[:2] == (404, "run") and "`llamarium info` on its folder says why" in moment[2]
 
 
 def test_a_run_of_another_vocabulary_reads_the_text_in_its_own_tokens(llama: Llama, run: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from llamarium.config import EMBEDDING
-from llamarium.errors import ContextLengthError, InputError, TokenizerError
+from llamarium.errors import AnswerError, ContextLengthError, InputError, TokenizerError
 from llamarium.inspect import forward
+from llamarium.inspect.lens import lens
 from llamarium.inspect.neighbors import neighbors, similarity
 from llamarium.inspect.next_tokens import NextStep, follow_next_tokens
 from llamarium.inspect.score import Score, TokenScore, score, score_text
+from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -115,6 +117,18 @@ def test_a_long_text_never_holds_all_logits(model: LlamaForCausalLM, monkeypatch
 def test_a_single_token_has_no_probability(model: LlamaForCausalLM) -> None:
     found = score(ModuleRunner(model), [5])
     assert (found.logprobs, found.total_logprob, found.perplexity) == ((None,), 0.0, None)
+
+
+def test_a_model_whose_logits_are_not_finite_predicts_nothing(tokenizer: Tokenizer) -> None:
+    model = init_weights(LlamaForCausalLM(CONFIG), seed=0).requires_grad_(False)
+    model.model.layers[1].mlp.down_proj.get_parameter("weight").fill_(math.nan)
+    runner = ModuleRunner(model)
+    seen = trace(runner, [1, 2], names=["resid"])
+    assert len(lens(runner, seen.select(layers=[0])).layers) == 1  # what comes before is as it is
+    followed = follow_next_tokens(runner, tokenizer, "ab")
+    for ask in (lambda: next(followed), lambda: score(runner, [1, 2]), lambda: lens(runner, seen)):
+        with pytest.raises(AnswerError, match="logits are not finite"):
+            ask()
 
 
 def test_a_perplexity_beyond_float64_is_infinite_and_of_nan_is_nan() -> None:

@@ -1,8 +1,9 @@
-import { describe, expect, it } from "vitest";
+import { afterEach, describe, expect, it, vi } from "vitest";
 import { dot, length, principal, rms } from "../src/lib/algebra";
 import { color, gradient, limitOf, pixels, table } from "../src/lib/colors";
 import { bytes, count, large, number, percent, tex, visible } from "../src/lib/format";
 import { readLink, writeLink } from "../src/lib/link";
+import { recall, remember } from "../src/lib/memory";
 import { at, decode, half } from "../src/lib/numbers";
 
 const headers = (fields: Record<string, string>): Headers => new Headers(fields);
@@ -107,5 +108,18 @@ describe("algebra", () => {
     expect(apart(0, 1)).toBeCloseTo(4);
     expect(apart(0, 2)).toBeCloseTo(1);
     expect(apart(0, 3)).toBeCloseTo(Math.sqrt(17));
+  });
+});
+
+describe("what the browser keeps", () => {
+  afterEach(() => vi.unstubAllGlobals());
+  it("is nothing where its storage is full or switched off, and nothing else breaks", () => {
+    const full = (): never => {
+      throw new DOMException("full", "QuotaExceededError");
+    };
+    vi.stubGlobal("localStorage", { getItem: () => "kept", setItem: full, removeItem: () => undefined });
+    expect([remember("a", "b"), remember("a", undefined), recall("a")]).toEqual([false, true, "kept"]);
+    vi.stubGlobal("localStorage", new Proxy({}, { get: full }));
+    expect([remember("a", "b"), recall("a")]).toEqual([false, null]);
   });
 });

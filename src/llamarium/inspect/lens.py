@@ -93,6 +93,7 @@ def lens(
 
     Raises:
         InputError: If the trace holds no residual stream, or for a `k` or a token outside the vocabulary.
+        AnswerError: If what the head makes of a stream is not finite.
     """
     vocab_size = runner.config.vocab_size
     check_count(k, "k", vocab_size)

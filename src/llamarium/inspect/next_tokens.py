@@ -48,6 +48,7 @@ def follow_next_tokens(
     Raises:
         InputError: If the text has no tokens, or `k` or `steps` are out of range.
         ContextLengthError: If text and steps are more than the context holds.
+        AnswerError: If the model's logits are not finite.
     """
     check_count(k, "k", runner.config.vocab_size)
     check_count(steps, "steps", runner.config.max_position_embeddings)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llamarium.inspect.forward import logits_of
 from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats
-from llamarium.inspect.tokens import check_ids
+from llamarium.inspect.tokens import check_ids, check_logits
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.sampler import Sampler
 from llamarium.tokenizer.base import Tokenizer
@@ -87,11 +87,13 @@ def score(runner: Runner, ids: Sequence[int]) -> Score:
     Raises:
         InputError: If there are none, or ids outside the vocabulary.
         ContextLengthError: If there are more than the context holds.
+        AnswerError: If the model's logits are not finite.
     """
     known = check_ids(runner.config, ids)
     scored = [TokenScore(known[0], None, None)]
     sampler = Sampler(runner.config.vocab_size)
     for logits_CV in logits_of(runner, known[:-1]) if len(known) > 1 else ():
+        check_logits(logits_CV)
         ids = known[len(scored) : len(scored) + len(logits_CV)]
         (found,) = scored_tokens([logits_CV], ids)
         logprobs = [sampler.logprobs(*row, 0).logprob for row in zip(logits_CV, ids, strict=True)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamarium.config import ModelConfig
-from llamarium.errors import ContextLengthError, InputError, show_value
+from llamarium.errors import AnswerError, ContextLengthError, InputError, show_value
 from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats, largest, log_softmax
 from llamarium.tokenizer.base import Tokenizer
@@ -63,8 +63,21 @@ def check_ids(config: ModelConfig, ids: "Sequence[int] | Tensor") -> list[int]:
     return ids_T.tolist()
 
 
+def check_logits(logits_TV: Floats) -> None:
+    """Refuse logits that predict nothing, with an AnswerError."""
+    if not np.isfinite(logits_TV).all():
+        raise AnswerError(
+            "the model's logits are not finite (NaN or infinite), so that they predict no token; `llamarium info` "
+            "counts weights that are not finite, and --dtype float32 has the widest range"
+        )
+
+
 def top_candidates(logits_TV: Floats, k: int) -> list[tuple[Candidate, ...]]:
-    """Return the k most probable tokens of each row, the best first, the lowest id among equals."""
+    """Return the k most probable tokens of each row, the best first, the lowest id among equals.
+
+    AnswerError if logits are not finite.
+    """
+    check_logits(logits_TV)
     return [_best(logprobs_V, k) for logprobs_V in log_softmax(logits_TV)]
 
 

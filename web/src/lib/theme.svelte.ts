@@ -1,4 +1,6 @@
 /** Light or dark: as the system says, unless the reader chooses. */
+import { recall, remember } from "./memory";
+
 const KEY = "llamarium-theme";
 
 class Theme {
@@ -9,7 +11,7 @@ class Theme {
     const query = matchMedia("(prefers-color-scheme: dark)");
     this.#system = query.matches;
     query.addEventListener("change", (event) => (this.#system = event.matches));
-    const stored = localStorage.getItem(KEY);
+    const stored = recall(KEY);
     if (stored === "light" || stored === "dark") this.choose(stored);
   }
 
@@ -19,8 +21,7 @@ class Theme {
 
   choose(theme: "auto" | "light" | "dark"): void {
     this.chosen = theme;
-    if (theme === "auto") localStorage.removeItem(KEY);
-    else localStorage.setItem(KEY, theme);
+    remember(KEY, theme === "auto" ? undefined : theme);
     document.documentElement.dataset["theme"] = theme;
   }
 }

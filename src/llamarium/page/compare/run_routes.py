@@ -35,8 +35,10 @@ async def runs(request: Request) -> schema.RunsView:
     def read(llama: object, engine: object) -> schema.RunsView:
         known = runs_of(request)
         steps = {name: found for name in known.names if (found := known.steps(name))}
+        unreadable = tuple(name for name in steps if name not in known.readable)
         return schema.RunsView(
-            runs=tuple(_run(known, name, found) for name, found in steps.items()),
+            unreadable=unreadable,
+            runs=tuple(_run(known, name, found) for name, found in steps.items() if name not in unreadable),
             max_tokens=MAX_TOKENS,
         )
 

@@ -57,6 +57,18 @@ class Runs:
         """What they are called."""
         return tuple(self._folders)
 
+    @property
+    def readable(self) -> tuple[str, ...]:
+        """Those whose newest checkpoint can be opened."""
+        return tuple(name for name in self._folders if self._is_readable(name))
+
+    def _is_readable(self, name: str) -> bool:
+        try:
+            self._opened(name)
+        except UnknownNameError:
+            return False
+        return True
+
     def folder(self, name: str) -> Path:
         """Return the folder of a run that the server was started with."""
         if name not in self._folders:
@@ -73,8 +85,8 @@ class Runs:
         return sum(size for size, _ in _weights(checkpoint_folder(self.folder(name), step)))
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
-        """Yield every checkpoint as a side; one that is removed meanwhile is left out."""
-        for name in self._folders:
+        """Yield every checkpoint as a side; what is removed meanwhile, or cannot be read, is left out."""
+        for name in self.readable:
             found = (self._side(llama, name, step) for step in self.steps(name))
             yield from (side for side in found if side is not None)
 

@@ -116,8 +116,9 @@ class RunView(View):
 
 
 class RunsView(View):
-    """The runs whose checkpoints can be looked at, and the most tokens of a text that they read."""
+    """The runs whose checkpoints can be looked at, those that cannot be opened, and the most tokens that they read."""
 
+    unreadable: tuple[str, ...]
     runs: tuple[RunView, ...]
     max_tokens: int
 

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.forward import PREFILL_CHUNK
+from llamarium.inspect.numbers import Floats
 from llamarium.page.binary import respond
 from llamarium.page.executor import Pass
 from llamarium.page.prepare import Preparation
@@ -23,8 +23,6 @@ from llamarium.server.openai.fields import dialog_ids
 from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from llamarium.api import Llama
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
@@ -68,8 +66,6 @@ async def following(requested: OfPass, query: Annotated[schema.NextQuery, Query(
 
     def read(known: OpenPass) -> schema.NextView:
         logits_1V = known.numbers("logits", None, range(at, at + 1))
-        if not np.isfinite(logits_1V).all():
-            raise ApiError(500, f"the model's logits after token {at} are not finite", code="model_error")
         return schema.NextView(position=at, candidates=_candidates(logits_1V, query.k, known.llama.tokenizer))
 
     return await requested.read("position", read)
@@ -145,7 +141,7 @@ def pass_view(known: OpenPass) -> schema.PassView:
     )
 
 
-def _candidates(logits_1V: "NDArray[np.float32]", k: int, tokenizer: Tokenizer) -> tuple[schema.CandidateView, ...]:
+def _candidates(logits_1V: Floats, k: int, tokenizer: Tokenizer) -> tuple[schema.CandidateView, ...]:
     from llamarium.inspect.tokens import name_candidates, top_candidates
 
     best = top_candidates(logits_1V, min(k, logits_1V.shape[1]))[0]
