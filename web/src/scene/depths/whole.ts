@@ -13,7 +13,7 @@ import type { Place } from "../places/place";
 const LEAST_SHARE = 0.06;
 /** In blocks shares are thin: the largest of each block are drawn, on a scale of logarithms that begins here. */
 const LEAST_OF_BLOCK = 0.01;
-const LARGEST_OF_BLOCK = 6;
+const LARGEST_OF_BLOCK = 3;
 const EVERY = 5; // layers with a rule and a number
 const BOXED = 52; // pixels of a column in which a token has a box
 
@@ -51,7 +51,7 @@ function leastOf(far: Far, shares: readonly number[]): number {
   return far.isMean ? Math.max(LEAST_OF_BLOCK, shares.toSorted((a, b) => b - a)[LARGEST_OF_BLOCK - 1] ?? 0) : LEAST_SHARE;
 }
 
-const strengthOf = (far: Far, share: number): number => (far.isMean ? 1 - Math.log(share) / Math.log(LEAST_OF_BLOCK) : share);
+const strengthOf = (far: Far, share: number): number => (far.isMean ? (1 - Math.log(share) / Math.log(LEAST_OF_BLOCK)) ** 2 : share);
 
 function* streams(data: Data, far: Far, l: number): Generator<Placed> {
   const { columns, block } = far;
