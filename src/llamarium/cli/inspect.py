@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from llamarium.cli import serve
-from llamarium.cli.options import add_model, check_adapters, loaded_with
+from llamarium.cli.options import add_model
 from llamarium.cli.output import note
 from llamarium.cli.text import add_text, read_text
 from llamarium.errors import OptionError
@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "TEXT", "what to begin with", required=False)
     parser.add_argument("--port", type=serve.PORT, default=0, metavar="N", help="to listen at (default: a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
-    serve.add_inspect_requests(parser)
-    serve.add_compared(parser)
+    serve.add_page(parser)
     what = "a folder of `llamarium build`: the page checks its functions, and runs them on this machine"
     parser.add_argument("--build", type=Path, metavar="FOLDER", help=what)
     parser.set_defaults(
@@ -58,46 +57,22 @@ def run(args: argparse.Namespace) -> int:
     """Serve the page until a signal stops the server."""
     serve.require_packages("llamarium inspect")
     from llamarium.page.assets import HOW_TO_BUILD, is_built
-    from llamarium.server.hosts import listen
-    from llamarium.server.lifecycle.loading import ModelLoader
 
     if not is_built():
         raise OptionError(f"llamarium was installed without its page; {HOW_TO_BUILD}")
     text = read_text(args)
     if text is not None and len(text) > _MAX_LINK_TEXT:
         raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
-    check_adapters(args)
-    serve.check_compared(args)
-    _check_build(args)
-    names = serve.served_names(args)
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
-    with listen(settings) as listener:
-        loading = ModelLoader(lambda report: _load(args, report))
-        from llamarium.page.extension import page
+
+    def begin(listener: socket.socket) -> "Ticket | None":
         from llamarium.page.ticket import Ticket
-        from llamarium.server.lifecycle.run import run
-        from llamarium.server.lifecycle.service import Service
 
         way_in = None if args.no_browser else Ticket(settings.api_keys[0])
-        stage = "checkpoints" if args.checkpoints else "build" if args.build else ""
-        _show(settings, listener, text, way_in, **({"stage": stage} if stage else {}))
-        extension = page(
-            way_in,
-            inspects_requests=args.inspect_requests,
-            loaded_with=loaded_with(args),
-            prepares=True,
-            compared=serve.compared(args),
-            build_folder=None if args.build is None else args.build.resolve(),
-        )
-        return run(Service(loading, settings), names, listener, [extension])
+        _show(settings, listener, text, way_in, **({"stage": "checkpoints"} if args.checkpoints else {}))
+        return way_in
 
-
-def _check_build(args: argparse.Namespace) -> None:
-    """Check that `--build` names a learner's folder."""
-    if args.build is not None:
-        from llamarium.build.folder import COURSE, Course
-
-        Course.read(args.build / COURSE)
+    return serve.serve_page(args, settings, lambda report: _load(args, report), begin)
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":

@@ -12,6 +12,7 @@ browser the server shows the model from the inside (`llamarium inspect`).
 import argparse
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -39,9 +40,12 @@ from llamarium.server.settings import Settings
 from llamarium.tokenizer.tools.forms import ToolForm
 
 if TYPE_CHECKING:
+    import socket
+
     from llamarium.generation.text_engine import TextEngine
     from llamarium.page.compare.references import References
     from llamarium.page.compare.runs import Runs
+    from llamarium.page.ticket import Ticket
     from llamarium.server.lifecycle.loading import Progress
     from llamarium.server.lifecycle.service import ServedModel
 
@@ -56,13 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = f"{parser.prog} [OPTION ...]"
     _add_place(parser.add_argument_group("where it listens"))
-    _add_access(parser.add_argument_group("access"))
+    access = parser.add_argument_group("access")
+    _add_access(access)
     bounds = parser.add_argument_group("how much at once")
     add_engine(bounds)
     _add_bounds(bounds)
     add_served_names(parser)
     add_tool_form(parser)
-    add_compared(parser)
+    add_page(parser, access)
     text = "of the lines on stderr (default: %(default)s)"
     parser.add_argument("--log-format", choices=("text", "json"), default=_DEFAULTS.log_format, help=text)
     add_kv_cache(parser)
@@ -83,16 +88,18 @@ def served_names(args: argparse.Namespace) -> tuple[str, ...]:
     return names
 
 
-def add_compared(parser: argparse.ArgumentParser) -> None:
-    """Add the models that the page compares besides the served one; `compared` opens them."""
+def add_page(parser: argparse.ArgumentParser, access: "argparse._ActionsContainer | None" = None) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add what the page shows besides the served model; `serve_page` opens it."""
+    text = "show the requests of all clients in the page, to every client with a key"
+    (access or parser).add_argument("--inspect-requests", action="store_true", help=text)
     what = "a training run whose checkpoints the page shows; without -m its newest one is the model"
     add_repeatable(parser, ("--checkpoints", Path, "RUN", what))
     what = "weights in 16 or 32 bits, such as -m was quantized from: the page measures fewer bits against them"
     add_repeatable(parser, ("--reference", str, "MODEL", what))
 
 
-def check_compared(args: argparse.Namespace) -> None:
-    """Check `add_compared`'s options before loading; a run's newest checkpoint is the model where none is named."""
+def _check_compared(args: argparse.Namespace) -> None:
+    """Check `add_page`'s options before loading; a run's newest checkpoint is the model where none is named."""
     if not args.checkpoints and not args.reference:
         return  # the imports take as long as the server's own modules
     from llamarium.page.compare.references import References
@@ -156,13 +163,6 @@ def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
     text = "listen for other machines without a key: every machine that reaches it may send requests"
     group.add_argument("--allow-anyone", action="store_true", help=text)
-    add_inspect_requests(group)
-
-
-def add_inspect_requests(group: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
-    """Add `--inspect-requests`."""
-    text = "show the requests of all clients in the page, to every client with a key"
-    group.add_argument("--inspect-requests", action="store_true", help=text)
 
 
 def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
@@ -179,21 +179,35 @@ def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
+    settings = _settings(args)
+    require_packages("llamarium serve")
+    return serve_page(args, settings, lambda report: load_engine(args, report))
+
+
+def serve_page(
+    args: argparse.Namespace,
+    settings: Settings,
+    load: "Callable[[Progress], tuple[ServedModel, TextEngine]]",
+    begin: "Callable[[socket.socket], Ticket | None]" = lambda _: None,
+) -> int:
+    """Serve what `load` loads, and the page on it, until a signal stops the server.
+
+    `begin` is called once the server listens and loads; it may return what lets a browser in.
+    """
     from llamarium.server.hosts import listen
     from llamarium.server.lifecycle.loading import ModelLoader
 
-    settings = _settings(args)
-    require_packages("llamarium serve")
     check_adapters(args)
-    check_compared(args)
+    _check_compared(args)
     names = served_names(args)
     with listen(settings) as listener:
-        loading = ModelLoader(lambda report: load_engine(args, report))
+        loading = ModelLoader(load)
         from llamarium.page.extension import page  # while the model is being loaded: this takes half a second
         from llamarium.server.lifecycle.run import run
         from llamarium.server.lifecycle.service import Service
 
         extension = page(
+            begin(listener),
             inspects_requests=args.inspect_requests,
             loaded_with=loaded_with(args),
             prepares=True,
