@@ -37,7 +37,7 @@ from llamarium.train.setup import Event, Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.state.lock import run_lock
 from llamarium.train.step import Evaluation
-from tiny_run import tiny_config, write_words
+from tiny_run import WORDS, tiny_config, write_words
 
 
 class KilledError(BaseException):
@@ -314,6 +314,23 @@ def test_a_checkpoint_is_a_model(text: Path, tmp_path: Path) -> None:
     assert llama.tokenizer.decode(llama.tokenizer.encode("the cat")) == "the cat"
     assert llama.generate("the", max_new_tokens=5, temperature=0.0).text
     assert llama.model.lm_head.weight is llama.model.model.embed_tokens.weight
+
+
+def test_a_model_of_words_says_what_it_does_not_know(text: Path, tmp_path: Path) -> None:
+    config = tiny_config(text, tokenizer="words", vocab_size=8, steps=3, sample_every=3)
+    samples: list[Event] = []
+    with pytest.warns(UserWarning, match=r"% of the tokens of .* are <.unknown.>: the vocabulary has 8 tokens"):
+        ending = go(config, tmp_path / "run", samples.append)
+    assert any(event["event"] == "sample" for event in samples)
+    llama = llamarium.load(ending.checkpoint, dtype="float32")
+    first, second = (llama.decode([i]) for i in (2, 3))
+    assert llama.config.vocab_size == 8 and llama.encode(f"{first} {second} {first}") == [2, 3, 2]
+    assert llama.generate(first, max_new_tokens=4, temperature=0.0).text.startswith((" ", "<"))
+    assert llama.score(f"{first} {second}").tokens[-1].text == f" {second}"
+    with pytest.raises(llamarium.LlamariumError, match="' zebra'"):
+        llama.generate(f"{first} zebra", max_new_tokens=4)
+    known = tiny_config(text, tokenizer="words", steps=1, warmup_steps=0)
+    assert prepare(known, tmp_path / "all").tokenizer.vocab_size == len({*WORDS}) + 3  # no warning: all are known
 
 
 @pytest.mark.parametrize(

@@ -322,3 +322,10 @@ def test_a_frozen_base_computes_in_what_the_processor_multiplies(
 ) -> None:
     monkeypatch.setattr(finetune, "cpu_has_native_bf16", lambda: is_native)
     assert finetune.base_dtype(FinetuneConfig(dtype=asked), device) == expected
+
+
+def test_the_short_name_of_characters_is_the_same_setting() -> None:
+    short = PretrainConfig(tokenizer="chars")
+    assert short == PretrainConfig() and 'tokenizer = "characters"' in short.to_toml()
+    with pytest.raises(TrainingError, match="vocab_size: of no effect where tokenizer is characters"):
+        PretrainConfig(tokenizer="chars", vocab_size=300)
