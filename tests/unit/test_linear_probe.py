@@ -18,7 +18,10 @@ def letters() -> llamarium.Llama:
 
 def test_streams_are_those_of_a_trace(letters: llamarium.Llama) -> None:
     """Whatever company a prompt has in its batch."""
-    prompts = [letters.encode(text) for text in ("O Romeo", "To be, or not to be", "a")]
+    prompts = [
+        letters.encode(text)
+        for text in ("O Romeo", "To be", "To be, or not to be", "To be, or not to be", "a", "ab", "b")
+    ]
     streams_LED = np.concatenate(list(_streams(letters.runner, [Example(ids, "", "") for ids in prompts], int)), axis=1)
     for at, ids in enumerate(prompts):
         seen = letters.trace(ids, names=["embed", "resid"], positions=[-1]).arrays

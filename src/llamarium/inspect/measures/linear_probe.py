@@ -130,17 +130,30 @@ def _streams(runner: Runner, examples: Sequence[Example], before_batch: Callable
     """Yield the streams of some examples' last tokens, side by side: (L + 1, C, D), from the embedding on."""
     c = runner.config
     keys: list[Key] = [("embed", None), *(("resid", layer) for layer in range(c.num_hidden_layers))]
-    waiting = [check_ids(c, one.prompt_ids) for one in examples]
+    waiting = _texts([check_ids(c, one.prompt_ids) for one in examples])
     while waiting:
         before_batch()
-        count = max(1, int((np.cumsum([len(ids) for ids in waiting]) <= _TOKENS).sum()))
+        count = max(1, int((np.cumsum([len(ids) for ids, _ in waiting]) <= _TOKENS).sum()))
         texts, waiting = waiting[:count], waiting[count:]
-        memory = Memory(runner, sum(blocks_for(len(ids)) for ids in texts) * BLOCK_SIZE)
-        spans = [Span(ids, 0, memory.begin(ids, len(ids)).table.blocks, num_logits=0) for ids in texts]
+        memory = Memory(runner, sum(blocks_for(len(ids)) for ids, _ in texts) * BLOCK_SIZE)
+        spans = [Span(ids, 0, memory.begin(ids, len(ids)).table.blocks, num_logits=0) for ids, _ in texts]
         taps = Taps(keys)
         runner.run(pack(spans), memory.cache, taps)
-        last_C = np.cumsum([len(ids) for ids in texts]) - 1
-        yield np.stack([np.concatenate(taps.kept[key])[last_C] for key in keys])
+        starts = np.cumsum([0, *(len(ids) for ids, _ in texts)])
+        rows_C = np.concatenate([start + np.array(ends) for start, (_, ends) in zip(starts, texts, strict=False)])
+        yield np.stack([np.concatenate(taps.kept[key])[rows_C] for key in keys])
+
+
+def _texts(prompts: Sequence[list[int]]) -> list[tuple[list[int], list[int]]]:
+    """Return the texts to run, and which tokens of each are read.
+
+    A prompt that begins with the one before it is that text, gone on.
+    """
+    found = list[tuple[list[int], list[int]]]()
+    for ids in prompts:
+        ends = found.pop()[1] if found and ids[: len(found[-1][0])] == found[-1][0] else []
+        found.append((ids, [*ends, len(ids) - 1]))
+    return found
 
 
 def _accuracy(x_ED: Floats, label_E: NDArray[np.int64], test_E: NDArray[np.bool_], ridge: float) -> float:
