@@ -74,7 +74,7 @@ def _model_logits(source: Source, ids: Sequence[int]) -> Any:
 
 def _choices(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     for logits_V in _model_logits(source, source.sentences(rng, 1)[0]):
-        for temperature, top_p in ((0.0, 1.0), (0.8, 0.9), (1.0, 0.5), (1.3, 1.0)):
+        for temperature, top_p in ((0.0, 1.0), (0.8, 0.9), (1.0, 0.5), (1.3, 0.99)):
             yield logits_V, temperature, top_p, float(rng.random())
 
 

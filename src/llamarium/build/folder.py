@@ -138,7 +138,7 @@ def template(step: Step) -> str:
     function.body = [docstring, *ast.parse(f"raise NotImplementedError({'is still empty'!r})").body]
     about = f"Step {number_of(step)}: {step.title}.\n\n{step.about}\n\nThe course: {section_words(step.section)}."
     letters = _letters(step)
-    return f'"""{about}\n"""\n\nimport numpy as np\n\n{letters}\n\n{_unparsed(function)}\n'
+    return f'"""{about}\n"""\n\nimport numpy as np\n{letters}\n\n{_unparsed(function)}\n'
 
 
 def definition(step: Step) -> str:
@@ -199,16 +199,17 @@ def _unparsed(function: ast.FunctionDef) -> str:
 
 
 def _letters(step: Step) -> str:
-    """Explain the letters of the shapes that a step uses."""
+    """Explain the letters of the shapes that a step uses, in a comment."""
     meanings = {
         "T": "tokens", "D": "numbers of a row", "N": "query heads", "K": "heads of keys and values",
         "H": "numbers of a head", "S": "tokens up to now", "F": "numbers inside the MLP",
         "V": "tokens of the vocabulary", "R": "the rank", "I": "numbers that go in", "O": "numbers that come out",
+        "W": "weights of a block",
     }  # fmt: skip
     text = (step.right.__doc__ or "") + " ".join(step.outputs)
     words = [word.strip("().,;*:") for word in text.split()]
     used = [letter for letter in meanings if any(letter in word for word in words if word.isupper())]
-    return "# " + ", ".join(f"{letter}: {meanings[letter]}" for letter in used) if used else "# Shapes: see below."
+    return "\n# " + ", ".join(f"{letter}: {meanings[letter]}" for letter in used) + "\n" if used else ""
 
 
 # --- what was reached -------------------------------------------------------------------------------------------------

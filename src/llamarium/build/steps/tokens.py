@@ -79,6 +79,7 @@ def _merge_characters(piece: bytes, rank: Rank) -> list[bytes]:
 
 def _merge_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     """Yield pieces over a vocabulary that was made at random: any two tokens of up to three bytes may merge."""
+    yield b"aaa", lambda left, right: 1 if left == right == b"a" else None
     letters = "abcé€"
     for _ in range(24):
         ranks: dict[tuple[bytes, bytes], int] = {}
@@ -116,7 +117,12 @@ STEPS = (
         (
             Mistake("The first pair that has a rank is joined; the pair with the lowest rank goes first.",
                     _merge_by(lambda ranked: min(ranked, key=lambda pair: pair[1]))),
-            Mistake("The pair with the highest rank is joined first; the lowest was learned first.", _merge_by(max)),
+            Mistake("The pair with the highest rank is joined first; the lowest was learned first.",
+                    _merge_by(lambda ranked: max(ranked, key=lambda pair: (pair[0], -pair[1])))),
+            Mistake("The pair with the highest rank is joined first, the rightmost of equals; the lowest was learned "
+                    "first.", _merge_by(max)),
+            Mistake("Of equal pairs the rightmost is joined; the leftmost goes first.",
+                    _merge_by(lambda ranked: min(ranked, key=lambda pair: (pair[0], -pair[1])))),
             Mistake("Only one merge is made; repeat until no neighbours have a rank.", _merge_by(min, 1)),
             Mistake("Nothing is merged: each byte is a token of its own.", _merge_by(min, 0)),
             Mistake("The piece is cut into characters; it begins as bytes, and é is two of them.", _merge_characters),

@@ -1,0 +1,22 @@
+"""`llamarium build`: right functions pass, however they are written."""
+
+from pathlib import Path
+
+import pytest
+
+from learners import STYLES, check_source
+from llamarium.build.folder import solution, step_named
+from llamarium.build.steps import STEPS
+
+
+@pytest.mark.parametrize(("name", "style"), [(name, style) for name in STYLES for style in STYLES[name]])
+def test_a_right_function_passes(name: str, style: str, tmp_path: Path) -> None:
+    result = check_source(tmp_path, name, STYLES[name][style])
+    assert result.passed, result
+    assert "slow" not in result.checked
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_the_solution_passes(step: str, tmp_path: Path) -> None:
+    result = check_source(tmp_path, step.name, solution(step_named(step.name)))
+    assert result.passed, result
