@@ -157,6 +157,10 @@ class MissingPackageError(OptionError):
     """A question that needs an optional package; the message has the command that installs it."""
 
 
+class NoModulesError(OptionError):
+    """A question that needs a model's modules, asked of one that is functions in a process of their own."""
+
+
 class RequestTimeoutError(LlamariumError):
     """A request that was not answered by its deadline."""
 

@@ -25,10 +25,9 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     """
     runner = loaded.runner()
     if runner.num_adapters is None:
-        model = loaded.model  # first: it says so where there are none
         from llamarium.adapters.modules import put_on
 
-        put_on(model, saved)
+        put_on(loaded.model, saved)
         return loaded.with_modules()
     base = WeightBase(runner, saved)
     check_base(base, saved)

@@ -49,14 +49,7 @@ def load_weights(
 def _load_learner(checkpoint: LearnerCheckpoint, options: LoadOptions) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
     """Start the process that computes."""
     check_learner_options(checkpoint.path, options)
-
-    def build() -> "LlamaForCausalLM":
-        raise OptionError(
-            f"{escape(checkpoint.path)}: functions in a process of their own compute, so there are no modules to read, "
-            f"edit or train; load {escape(checkpoint.model)} for those"
-        )
-
-    return LoadedModel(checkpoint.runner(), build, check=checkpoint.check_unchanged), checkpoint.sources()
+    return LoadedModel(checkpoint.runner(), None, check=checkpoint.check_unchanged), checkpoint.sources()
 
 
 def _load_modules(

@@ -23,7 +23,7 @@ from llamarium.checkpoints.options import (
 )
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
-from llamarium.errors import CheckpointError, escape, warn_caller
+from llamarium.errors import CheckpointError, OptionError, escape, warn_caller
 from llamarium.kernels import native
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import PACKED_FORMATS
@@ -78,7 +78,8 @@ def sources_of(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> tuple[T
 
 def replaced_in_c(runner: Runner, config: ModelConfig, values: Mapping[str, NDArray[np.float32]]) -> Runner:
     """Return a runner like one in C, of another shape, and with these values in the place of some or all weights."""
-    assert isinstance(runner, NativeRunner)
+    if not isinstance(runner, NativeRunner):
+        raise OptionError(f"{runner.name} cannot run other weights or another shape; load the model for the C kernels")
     others = {key: Weight(key, "F32", array.shape, np.ascontiguousarray(array)) for key, array in values.items()}
     return runner.replaced(config, {key: others.get(key) or runner.weights[key] for key in expected_shapes(config)})
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from llamarium.config import ModelConfig
-from llamarium.errors import OptionError, warn_caller
+from llamarium.errors import NoModulesError, OptionError, warn_caller
 from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.runner import Runner
 
@@ -33,13 +33,14 @@ class LoadedModel:
     def __init__(
         self,
         chosen: Runner | None,
-        build: "Callable[[], LlamaForCausalLM]",
+        build: "Callable[[], LlamaForCausalLM] | None",
         *,
         deterministic: bool = False,
         check: Callable[[], None] | None = None,
     ) -> None:
         self._chosen = chosen
-        self._build, self._check = build, check
+        self.has_modules = build is not None
+        self._build, self._check = build or _no_modules, check
         self._deterministic = deterministic
         self._model: LlamaForCausalLM | None = None
         self._snapshot: ModuleSnapshot | None = None
@@ -85,7 +86,7 @@ class LoadedModel:
     def model(self) -> "LlamaForCausalLM":
         """The modules: plain, editable, over the memory that the runner reads.
 
-        CheckpointError if a file whose bytes are in use has been changed.
+        CheckpointError if a file whose bytes are in use has been changed; NoModulesError if there can be none.
         """
         if self._check is not None:
             self._check()
@@ -143,6 +144,13 @@ class LoadedModel:
             "the model's modules have been edited (a hook, an adapter, a patched method, a replaced weight): PyTorch "
             "answers from now on, as the C kernels do not see that"
         )
+
+
+def _no_modules() -> NoReturn:
+    raise NoModulesError(
+        "this model is functions in a process of their own, so there are no modules to read, edit or train; load the "
+        "model whose weights they use for that"
+    )
 
 
 def runner_of(model: "LlamaForCausalLM") -> Runner:

@@ -33,6 +33,7 @@ _FAILURES: tuple[tuple[type[errors.LlamariumError], int, str, str], ...] = (
     (errors.AnswerError, 500, "model_error", ""),
     (errors.FunctionError, 500, "model_error", ""),
     (errors.MissingPackageError, 501, "missing_package", ""),
+    (errors.NoModulesError, 501, "no_modules", ""),
 )
 """Errors of answers under way: status, code, and a message in place of the error's own."""
 

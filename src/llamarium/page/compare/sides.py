@@ -45,7 +45,8 @@ _HEADS = {
 
 def sides_of(llama: "Llama", engine: TextEngine, references: References, runs: Runs) -> list[Side]:
     """Return what can be compared; the first is the model as it answers."""
-    found = _at_hand(llama, engine), _variants(llama, engine), references.sides(llama), runs.sides(llama)
+    variants = _variants(llama, engine) if llama.loaded.has_modules else ()
+    found = _at_hand(llama, engine), variants, references.sides(llama), runs.sides(llama)
     return [*chain.from_iterable(found)]
 
 
