@@ -54,9 +54,12 @@ class Learner:
         self.names: Sequence[str] = code.co_varnames[: code.co_argcount]
         if not path.is_file():
             raise LearnerError("missing", f"{path.name} is not there; `llamarium build` writes it anew")
-        with self._explained(), guarded(self._folder):
-            module = self._import()
-            self._torch = sys.modules.get("torch") if _imports_torch(path) else None
+        with self._explained():
+            if (uses_torch := _imports_torch(path)) and importlib.util.find_spec("torch") is not None:
+                importlib.import_module("torch")  # whose first import writes files
+            with guarded(self._folder):
+                module = self._import()
+            self._torch = sys.modules.get("torch") if uses_torch else None
         self._function = self._found(module)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:

@@ -92,9 +92,9 @@ class LoadedModel:
             self._check()
         with _looking:
             if self._model is None:
-                from llamarium.runtime.edits import ModuleSnapshot
-
                 model = self._build()
+                from llamarium.runtime.edits import ModuleSnapshot  # now that there are modules, there is torch
+
                 self._snapshot = ModuleSnapshot(model, () if self._chosen is None else self._chosen.addresses)
                 self._model = model
             return self._model
