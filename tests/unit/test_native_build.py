@@ -191,7 +191,7 @@ LIBRARY = "llamarium/kernels/_native.so"
 def project(tmp_path: Path) -> Path:
     """A copy of what is packaged; the library of this environment stays as it is."""
     copy = tmp_path / "project"
-    for name in ("src", "native"):
+    for name in ("src", "native", "examples"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("hatch_build.py", "hatch_page.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, copy / name)
@@ -317,3 +317,4 @@ def test_the_source_distribution_can_be_compiled(project: Path, tmp_path: Path) 
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"hatch_build.py", *(f"native/{path.name}" for path in (ROOT / "native").iterdir())} <= names
+    assert {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")} <= names
