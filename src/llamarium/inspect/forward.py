@@ -55,7 +55,7 @@ class Memory:
         """
         missing = sequence.table.missing(len(ids)) - self._pool.num_free
         if missing > 0:
-            self.cache.grow(max(self.cache.num_blocks + missing, 2 * self.cache.num_blocks))
+            self.cache.grow(self.cache.num_blocks + max(missing, self.cache.num_blocks // 4))  # for tokens to come
             self._pool.add(self.cache.num_blocks - self._pool.num_blocks)
         sequence.table.reserve(len(ids))
         sequence.num_computed = min(sequence.num_computed, num_shared(sequence.ids, ids))
