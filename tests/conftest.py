@@ -25,7 +25,8 @@ pytest.register_assert_rewrite("page_browser")  # a plugin of the modules that i
 _HAS_TORCH = find_spec("torch") is not None
 if _HAS_TORCH:
     model_files = importlib.import_module("model_files")._model_files
-LONGEST = ("test_native_build.py", "test_wheels.py", "test_docs.py", "test_native_runner.py", "test_python_o.py")
+FORKS = ("test_train_checkpoint.py",)  # a hundred times: each copies the map of all memory that the process has by then
+FIRST = ("test_native_build.py", "test_wheels.py", *FORKS, "test_docs.py", "test_native_runner.py", "test_python_o.py")
 LIGHT = frozenset(Path(__file__).with_name("light.txt").read_text().split())
 
 
@@ -55,7 +56,7 @@ def has_none_of(source: str, marks: str) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process is left to run one by itself at the end."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,5 +29,5 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     target: "es2022",
   },
-  test: { include: ["tests/**/*.test.ts"], environment: "node", testTimeout: 20_000 },
+  test: { include: ["tests/**/*.test.ts"], environment: "node", testTimeout: 20_000, isolate: false },
 });
