@@ -141,6 +141,41 @@ def _check_view(page: Page) -> None:
     assert found.violations_count == 0, found.generate_report()
 
 
+_MEASURED = """
+() => {
+  const place = (one) => one && (({ top, bottom }) => [top, bottom])(one.getBoundingClientRect());
+  const words = document.querySelector(".entered .words") ?? document.querySelector("article > .lead");
+  return {
+    high: document.documentElement.scrollHeight,
+    figure: place(document.querySelector(".picture canvas, article .body :is(canvas, svg, table)")),
+    picture: document.querySelector(".picture") !== null,
+    sentence: place(words.querySelector("p") ?? words),
+    words: words.innerText.split(/\\s+/).length,
+  };
+}
+"""
+
+
+def check_two_screens(page: Page, views: dict[str, str]) -> None:
+    """Hold views, named with their links, to two screens, wide and on a phone, before their details are opened.
+
+    The picture is above the fold, of another figure its begin; a sentence stands over it, or beside a wide picture.
+    """
+    wrong = list[tuple[object, ...]]()
+    for width, height in ((1280, 800), (360, 740)):
+        page.set_viewport_size({"width": width, "height": height})
+        for name, url in views.items():
+            page.goto(url)
+            settled(page)
+            seen = page.evaluate(_MEASURED)
+            (top, bottom), sentence = seen["figure"] or (height, height), seen["sentence"]
+            is_seen = (bottom if seen["picture"] else top + min(bottom - top, 120)) <= height
+            is_led = sentence[1] <= top or (seen["picture"] and width == 1280 and sentence[0] < bottom)
+            if not (seen["high"] <= 2 * height and is_seen and is_led and 5 < seen["words"] <= 40):
+                wrong.append((name, width, seen))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
 def check_text_is_text(page: Page, url: str) -> None:
     """Hold a view of `HOSTILE` to showing it as it is: no markup of it, nothing run, nothing asked elsewhere."""
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))

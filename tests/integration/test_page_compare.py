@@ -15,7 +15,7 @@ from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page as page_extension
 from llamarium.train.report.embeddings import row_paths
-from page_browser import KEY, as_shown, check_fits_and_is_open, link, settled, shown
+from page_browser import KEY, as_shown, check_fits_and_is_open, check_two_screens, link, settled, shown
 from page_bundle import built_page
 from serving import Running, serving
 from tiny_run import tiny_run
@@ -24,6 +24,7 @@ pytest_plugins = ["page_browser"]
 pytestmark = pytest.mark.timeout(600)
 
 TEXT = "the cat sat on a mat"
+VIEWS = ("bits-cost", "compare", "checkpoints")
 STEPS = (5, 10, 15, 20, 24)
 
 
@@ -59,19 +60,19 @@ def view(served: Running, **named: Any) -> str:
     return link(served, TEXT, **named)
 
 
-@pytest.mark.parametrize("stage", ["bits-cost", "compare", "checkpoints"])
+@pytest.mark.parametrize("stage", VIEWS)
 def test_a_view_fits_and_is_open_to_everybody(page: Page, served: Running, stage: str) -> None:
     check_fits_and_is_open(page, view(served, stage=stage, layer=1, pos=3))
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (360, 740)])
-@pytest.mark.parametrize("stage", ["bits-cost", "compare", "checkpoints"])
-def test_the_figure_stands_above_the_fold(page: Page, served: Running, stage: str, width: int, height: int) -> None:
-    page.set_viewport_size({"width": width, "height": height})
+def test_every_view_is_two_screens_with_its_figure_above_the_fold(page: Page, served: Running) -> None:
+    check_two_screens(page, {stage: view(served, stage=stage, details=0) for stage in VIEWS})
+
+
+@pytest.mark.parametrize("stage", VIEWS)
+def test_a_control_is_near_the_title_by_keyboard(page: Page, served: Running, stage: str) -> None:
     page.goto(view(served, stage=stage))
     settled(page)
-    figure = page.locator("article .body svg, article .body canvas").first.bounding_box()
-    assert figure is not None and figure["y"] + min(figure["height"], 120) < height
     page.locator("#stage-title").focus()
     for _ in range(6):
         page.keyboard.press("Tab")

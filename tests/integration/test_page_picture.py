@@ -173,12 +173,3 @@ def test_what_is_drawn_without_an_adapter_is_marked_where_the_adapters_numbers_d
 
 def test_the_picture_fits_and_is_open(page: Page, served: Running) -> None:
     check_fits_and_is_open(page, link(served, stage="map", pos=2))
-
-
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (360, 740)])
-def test_the_picture_is_above_the_fold(page: Page, served: Running, width: int, height: int) -> None:
-    page.set_viewport_size({"width": width, "height": height})
-    page.goto(link(served, stage="map", pos=2))
-    drawn(page)
-    box = page.locator(".picture canvas").first.bounding_box()
-    assert box is not None and box["y"] + box["height"] <= height and box["height"] >= 300

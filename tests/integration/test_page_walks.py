@@ -11,14 +11,16 @@ from llamarium.api import Llama
 from llamarium.cli.inspect import link_to
 from llamarium.inspect.measures.streams import stream_errors
 from llamarium.inspect.probes.quantized import streams_as
-from page_browser import KEY, as_shown, link, settled, shown
+from page_browser import KEY, as_shown, check_two_screens, link, settled, shown
 from serving import Running
 
 TEXT = "The cat that the dog chased ran"
-STAGES = (
+VIEWS = (
     "map", "tokens", "embedding", "norm", "qkv", "rope", "attention", "heads", "mlp", "residual", "lens", "context",
-    "sampler", "growth", "bits", "learning",
+    "sampler", "growth", "bits", "learning", "encoder",
+    "lens-grid", "heads-looking", "attribution", "ablate", "patch", "steer",
 )  # fmt: skip
+FIELDS = {"patch": {"source": "The dog that the cat chased ran"}}
 LONG = 60_000
 MOST_CLICKS = 4
 
@@ -129,15 +131,9 @@ def test_what_four_bits_change(page: Page, llama: Llama, click: Callable[[Locato
 # --- two screens, forty words -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_is_two_screens_and_forty_words(page: Page, served: Running, name: str) -> None:
-    page.set_viewport_size({"width": 1280, "height": 800})
-    page.goto(link(served, TEXT, stage=name, layer=10, pos=6, details=0))
-    settled(page)
-    assert page.evaluate("document.documentElement.scrollHeight") <= 1600
-    words = page.locator(".entered aside .words").inner_text()
-    assert 5 < len(words.split()) <= 40
-    assert page.get_by_role("main").locator("article details").count() > 0
+def test_every_view_is_two_screens_with_its_figure_above_the_fold(page: Page, served: Running) -> None:
+    views = {name: link(served, TEXT, stage=name, layer=10, pos=6, details=0, **FIELDS.get(name, {})) for name in VIEWS}
+    check_two_screens(page, views)
 
 
 def test_details_stay_open_from_stage_to_stage_and_in_the_link(page: Page, served: Running) -> None:
@@ -191,6 +187,8 @@ def test_on_a_phone_nothing_is_cut_without_a_cue(page: Page, served: Running, ro
     cut = dict[str, list[str]]()
     for title in page.locator("nav.views a .title").all_inner_texts():
         page.get_by_role("navigation", name=f"{room}: views").get_by_role("link", name=title, exact=False).first.click()
+        settled(page)
+        page.evaluate("document.querySelectorAll('article details:not([open])').forEach((one) => (one.open = true))")
         settled(page)
         if found := page.evaluate(_CUT):
             cut[title] = found

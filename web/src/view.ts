@@ -7,10 +7,14 @@ export interface ViewEntry {
   /** Its place in the course, for a stage; places may be free. */
   number?: number;
   title: string;
+  /** What the strip of a narrow or full room calls it. */
+  short?: string;
   /** Loads it: a view comes when it is opened. */
   component: () => Promise<{ default: Component }>;
   /** It draws a figure of its own in the place of the picture. */
   draws?: true;
+  /** It has a way on of its own. */
+  leads?: true;
   /** Which selectors stand above it. */
   uses: readonly ("layer" | "head")[];
 }

@@ -3,7 +3,7 @@ import { chapters } from "virtual:course";
 import type { ViewEntry } from "../view";
 
 export const course: readonly ViewEntry[] = [
-  { id: "start", title: "Start here", component: () => import("./Start.svelte"), uses: [] },
+  { id: "start", title: "Start here", component: () => import("./Start.svelte"), uses: [], leads: true },
   ...chapters.map(({ id, title }, i) => ({ id, number: i + 1, title, component: () => import("./Chapter.svelte"), uses: [] })),
   { id: "glossary", title: "Glossary", component: () => import("./Glossary.svelte"), uses: [] },
 ];

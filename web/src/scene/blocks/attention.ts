@@ -3,7 +3,7 @@
 import { limitOf } from "../../lib/colors";
 import { number, percent, visible } from "../../lib/format";
 import type { Data } from "../data/data";
-import { hueOf, type Leaf } from "../depths/leaf";
+import type { Leaf } from "../depths/leaf";
 import type { AttentionNumbers } from "../data/near";
 import { lengthOf, lengthText, once, rowOf, tokenAt } from "./shared";
 
@@ -38,7 +38,7 @@ export function attention(leaf: Leaf, numbers: AttentionNumbers, data: Data): vo
   const shown = keysOf(pos, scores.length, most);
   const step = (to - from) / Math.max(shown.length, 5);
   const keys = shown.map((key, i): Key => ({ key, u0: from + (i + 0.12) * step, u1: from + (i + 0.88) * step, middle: from + (i + 0.5) * step, wide: step * leaf.size.width }));
-  const hue = hueOf(Math.floor((head * K) / N), K);
+  const hue = Math.floor((head * K) / N);
   names(leaf, numbers, data, keys);
   scoreBars(leaf, numbers, data, keys);
   shareBars(leaf, numbers, data, keys, hue);
@@ -62,8 +62,9 @@ export function attention(leaf: Leaf, numbers: AttentionNumbers, data: Data): vo
 export const weighted = ({ pattern, values }: Pick<AttentionNumbers, "pattern" | "values">, size: number): Float32Array =>
   values.map((value, i) => value * (pattern[Math.floor(i / size)] as number));
 
-function label(leaf: Leaf, id: string, v: readonly [number, number], text: string): void {
-  if (leaf.isNarrow) leaf.text(id, [0, v[1]], text, { shift: [0, -TEXT / 2 - 12], most: leaf.size.width });
+/** Beside its band; on a narrow picture above it, and above what is written there. */
+function label(leaf: Leaf, id: string, v: readonly [number, number], text: string, above = 15): void {
+  if (leaf.isNarrow) leaf.text(id, [0, v[1]], text, { shift: [0, -TEXT / 2 - above], most: leaf.size.width });
   else leaf.text(id, [0, (v[0] + v[1]) / 2], text, { size: "normal", most: 0.13 * leaf.size.width });
 }
 
@@ -101,7 +102,7 @@ function scoreBars(leaf: Leaf, { scores, pos, head }: AttentionNumbers, data: Da
 function shareBars(leaf: Leaf, { pattern, pos, head }: AttentionNumbers, data: Data, keys: readonly Key[], hue: number): void {
   const [v0, v1] = BANDS.shares;
   label(leaf, "shares", BANDS.shares, leaf.isNarrow ? "softmax: shares of 1" : "softmax");
-  label(leaf, "values", BANDS.values, "share × value");
+  label(leaf, "values", BANDS.values, "share × value", 1);
   for (const { key, u0, u1, middle, wide } of keys) {
     if (key > pos) continue;
     const share = pattern[key] as number;

@@ -3,7 +3,7 @@
 import { limitOf } from "../../lib/colors";
 import { number, percent } from "../../lib/format";
 import type { Data } from "../data/data";
-import { hueOf, type Leaf } from "../depths/leaf";
+import type { Leaf } from "../depths/leaf";
 import type { HeadsNumbers } from "../data/near";
 import { productPart } from "../places/sheet";
 import { lengthOf, lengthText, productPlace, rowOf, tokenAt } from "./shared";
@@ -23,7 +23,7 @@ export function heads(leaf: Leaf, numbers: HeadsNumbers, data: Data): void {
   const most = Math.max(...numbers.shares.map(Math.abs), 1e-9);
   for (let head = 0; head < N; head++) {
     const v1 = HEAD - head * step;
-    one(leaf, numbers, data, { head, most, hue: hueOf(Math.floor((head * K) / N), K), v0: v1 - 0.85 * step, v1, alpha: leaf.done((0.7 * head) / N, (0.7 * (head + 1)) / N + 0.1) });
+    one(leaf, numbers, data, { head, most, hue: Math.floor((head * K) / N), v0: v1 - 0.85 * step, v1, alpha: leaf.done((0.7 * head) / N, (0.7 * (head + 1)) / N + 0.1) });
   }
   const off = rounding > 0.01 * Math.hypot(...numbers.norms) ? `, but for rounding of length ${number(rounding, 2)}` : "";
   leaf.row("out", [0.89, 0.985], out, {

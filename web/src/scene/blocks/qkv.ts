@@ -4,7 +4,7 @@ import { limitOf } from "../../lib/colors";
 import { length } from "../../lib/algebra";
 import { number } from "../../lib/format";
 import type { Data } from "../data/data";
-import { hueOf, type Leaf } from "../depths/leaf";
+import type { Leaf } from "../depths/leaf";
 import type { QkvNumbers } from "../data/near";
 import { productPart } from "../places/sheet";
 import { lengthOf, lengthText, productPlace, rowOf, tokenAt } from "./shared";
@@ -39,8 +39,7 @@ function groups(leaf: Leaf, numbers: QkvNumbers, data: Data, limits: Record<"q" 
     const [column, line] = [group % columns, Math.floor(group / columns)];
     const [u0, u1] = [column * wide + gap / 2, (column + 1) * wide - gap / 2];
     const top = HEAD - line * high;
-    const hue = hueOf(group, K);
-    leaf.box(`g${group}`, { u0: u0 - gap / 4, u1: u1 + gap / 4, v0: top - high + leaf.down(4), v1: top }, "attention", { outlined: true, corner: 5, hue, alpha: 0.7 * leaf.done(0.3, 0.6) });
+    leaf.box(`g${group}`, { u0: u0 - gap / 4, u1: u1 + gap / 4, v0: top - high + leaf.down(4), v1: top }, "attention", { outlined: true, corner: 5, hue: group, alpha: 0.7 * leaf.done(0.3, 0.6) });
     for (let i = 0; i < strips; i++) {
       const what = i < N / K ? "q" : i === N / K ? "k" : "v";
       const head = what === "q" ? group * (N / K) + i : group;

@@ -2,7 +2,7 @@
 
 import { number } from "../../lib/format";
 import type { Data } from "../data/data";
-import { hueOf, type Leaf } from "../depths/leaf";
+import type { Leaf } from "../depths/leaf";
 import type { RopeNumbers } from "../data/near";
 import type { Part } from "../places/sheet";
 import { tokenAt } from "./shared";
@@ -26,9 +26,8 @@ export function rope(leaf: Leaf, numbers: RopeNumbers, data: Data): void {
   const [left, right]: readonly [Part, Part] = leaf.isNarrow
     ? [{ u0: 0, u1: 1, v0: foot, v1: 0.49 }, { u0: 0, u1: 1, v0: 0.52, v1: 1 }]
     : [{ u0: 0, u1: 0.485, v0: foot, v1: 1 }, { u0: 0.515, u1: 1, v0: foot, v1: 1 }];
-  const hue = hueOf(group, K);
-  hands(leaf, numbers, hue, { id: "q", title: `query of head ${head}`, before: numbers.q, after: numbers.qTurned, part: leaf.isNarrow ? right : left });
-  hands(leaf, numbers, hue, { id: "k", title: `key of its group, ${group}`, before: numbers.k, after: numbers.kTurned, part: leaf.isNarrow ? left : right });
+  hands(leaf, numbers, group, { id: "q", title: `query of head ${head}`, before: numbers.q, after: numbers.qTurned, part: leaf.isNarrow ? right : left });
+  hands(leaf, numbers, group, { id: "k", title: `key of its group, ${group}`, before: numbers.k, after: numbers.kTurned, part: leaf.isNarrow ? left : right });
   const [first, last] = [frequencies[0] ?? 0, frequencies.at(-1) ?? 0];
   leaf.text("law", [0, foot], `${tokenAt(data, pos)} stands at position ${pos}: pair i turns by ${pos} · θᵢ`, { size: leaf.isNarrow ? "small" : "normal", ink: "ink", shift: [0, LINE], most: leaf.size.width });
   leaf.text("ends", [0, foot], `the first by ${number(pos * first, 3)} rad, the last by ${number(pos * last, 3)} rad; pale: before`, { size: leaf.isNarrow ? "small" : "normal", shift: [0, 2 * LINE], most: leaf.size.width });

@@ -8,7 +8,6 @@ import type { Camera } from "../places/camera";
 import type { Data, Moment } from "../data/data";
 import type { DepthScene } from "./depth";
 import { blockStrength, layerNearness } from "./entered";
-import { hueOf } from "./leaf";
 import { frameOf, STEPS, SUM_OF_ATTENTION, SUM_OF_MLP } from "../places/layout";
 import { SIZES, widthOf } from "../marks/look";
 import type { Mark, Point, Rect } from "../marks/marks";
@@ -175,7 +174,7 @@ function* attention(drawn: Drawn): Generator<Placed> {
     yield {
       column: query, y: y1,
       mark: {
-        kind: "curve", id: `n.h${head}.q${query}.k${key}`, ink: "attention", hue: hueOf(Math.floor((head * K) / N), K), width: (isChosen ? 1 : 0.6) + 7 * share, alpha,
+        kind: "curve", id: `n.h${head}.q${query}.k${key}`, ink: "attention", hue: Math.floor((head * K) / N), width: (isChosen ? 1 : 0.6) + 7 * share, alpha,
         points: [[from, y0], [from + bend, y0 + 0.03], [to - bend, y1], [to, y1]],
         says: { name: `layer ${l}, head ${head}: ${named(drawn, query)} takes from ${named(drawn, key)}`, value: share, unit: "share" }, enter: enter(drawn, query, "attention", head),
       },
@@ -186,7 +185,7 @@ function* attention(drawn: Drawn): Generator<Placed> {
     const share = numbers.pattern[(data.chosen.head * numbers.count + t) * numbers.sources + x] as number;
     const says = { name: `layer ${l}, head ${data.chosen.head}: ${named(drawn, x)} takes from itself`, value: share, unit: "share" };
     const at: Point = [x + MIDDLE, y1];
-    yield { column: x, y: y1, mark: { kind: "dot", id: `n.h${data.chosen.head}.q${x}.k${x}`, at, radius: 3 + 5 * share, ink: "attention", hue: hueOf(Math.floor((data.chosen.head * K) / N), K), says, enter: enter(drawn, x, "attention") } };
+    yield { column: x, y: y1, mark: { kind: "dot", id: `n.h${data.chosen.head}.q${x}.k${x}`, at, radius: 3 + 5 * share, ink: "attention", hue: Math.floor((data.chosen.head * K) / N), says, enter: enter(drawn, x, "attention") } };
   }
 }
 

@@ -174,6 +174,3 @@ export function rowsFor(count: number, most: number): number {
   for (let rows = 1; rows < count; rows++) if (count % rows === 0 && count / rows <= most) return rows;
   return Math.max(1, count);
 }
-
-/** The hue of a group of heads, by turns around the circle. */
-export const hueOf = (group: number, groups: number): number => Math.round(30 + (360 * group) / groups) % 360;

@@ -15,6 +15,8 @@ const LEAST_SHARE = 0.06;
 const LEAST_OF_BLOCK = 0.01;
 const LARGEST_OF_BLOCK = 3;
 const EVERY = 5; // layers with a rule and a number
+const SINK = -0.26; // where the bars of the sink begin, beside the first column
+const CACHE = -0.135; // where the cells of the cache end, for a column's width
 const BOXED = 52; // pixels of a column in which a token has a box
 
 /** A mark with its column, -1 of none, and the height that a pass has to reach before it is there. */
@@ -70,8 +72,8 @@ function* streams(data: Data, far: Far, l: number): Generator<Placed> {
   }
 }
 
-function* attention(data: Data, far: Far, { sx }: Detail, l: number): Generator<Placed> {
-  const most = Math.min(9, 2.5 + 0.08 * sx * far.block);
+function* attention(data: Data, far: Far, { sx, sy, turned }: Detail, l: number): Generator<Placed> {
+  const most = Math.min(turned ? 0.4 * sy : 9, 2.5 + 0.08 * sx * far.block);
   const chosen = columnOf(far, data.chosen.pos);
   const before = columnsBefore(far);
   const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
@@ -107,13 +109,15 @@ export function sinkOf(far: Far, layer: number): number {
   return far.columns > 1 ? sum / (far.columns - 1) : 0;
 }
 
-function* sinks(data: Data, far: Far, { sy }: Detail, l: number): Generator<Placed> {
-  if (far.start !== 0 || far.block !== 1 || far.columns < 2) return;
+const hasSink = (far: Far): boolean => far.start === 0 && far.block === 1 && far.columns > 1;
+
+/** Left of the first column in each layer: a bar as long as what later tokens leave there. */
+function* sinks(data: Data, far: Far, l: number): Generator<Placed> {
+  if (!hasSink(far)) return;
   const share = sinkOf(far, l);
-  const radius = share * Math.min(6, 0.42 * sy);
-  if (radius < 0.5) return;
+  if (share < 0.02) return;
   const says = { name: `layer ${l}: later tokens leave at the first, mean of all and of the heads`, value: share, unit: "share" };
-  yield { column: 0, y: l + 0.3, mark: { kind: "dot", id: `l${l}.sink`, at: [-0.3, l + 0.3], radius, ink: "attention", outlined: true, alpha: 0.6, says, enter: place(0, l, data) } };
+  yield { column: 0, y: l + 0.3, mark: { kind: "box", id: `l${l}.sink`, rect: { x0: SINK - 0.2 * share, x1: SINK, y0: l + 0.36, y1: l + 0.64 }, ink: "attention", alpha: 0.5, says, enter: place(0, l, data) } };
 }
 
 function* mlps(data: Data, far: Far, { sx, sy }: Detail, l: number): Generator<Placed> {
@@ -126,16 +130,16 @@ function* mlps(data: Data, far: Far, { sx, sy }: Detail, l: number): Generator<P
   }
 }
 
-/** Keys and values that stay beside the column: the cache. */
+/** Keys and values that stay beside the column: the cache, a narrow ladder with a rung for each layer. */
 function* cells(data: Data, far: Far, { sx }: Detail, l: number): Generator<Placed> {
   if (sx * far.block < 26) return;
-  const size = Math.min(0.045 * far.block, 5 / sx);
+  const size = Math.min(0.035 * far.block, 3.5 / sx);
   for (let c = 0; c < far.columns; c++) {
-    const x = middleOf(far, c) - 0.16 * far.block;
+    const x = middleOf(far, c) + CACHE * far.block;
     for (const [i, what] of (["key", "value"] as const).entries()) {
-      const x0 = x + (i - 1) * size * 1.25;
+      const x0 = x + (i - 2) * size;
       const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups${far.isMean ? " and tokens" : ""}`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
-      yield { column: c, y: l + 0.3, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.14, y1: l + 0.5 }, ink: what, alpha: 0.6, says, enter: place(tokenOf(far, c), l, data) } };
+      yield { column: c, y: l + 0.3, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.04, y1: l + 0.96 }, ink: what, alpha: 0.4, says, enter: place(tokenOf(far, c), l, data) } };
     }
   }
 }
@@ -218,6 +222,7 @@ function* rules(data: Data, { turned }: Detail): Generator<Placed> {
   const { layers, tokens: count } = data.extent;
   const { layer } = data.chosen;
   const end = count - 0.4;
+  if (data.far && hasSink(data.far) && !turned) yield { column: -1, y: -1, mark: { kind: "text", id: "sink.name", at: [SINK, layers], text: "sink", size: "small", align: "right", ink: "soft", shift: [0, -8] } };
   yield { column: -1, y: -1, mark: { kind: "box", id: "chosen.layer", rect: { x0: -0.5, x1: end, y0: layer, y1: layer + 1 }, ink: "line", alpha: 0.6 } };
   for (let l = 0; l <= layers; l += EVERY) {
     const at = { column: -1, y: -1 };
@@ -299,7 +304,7 @@ class Built {
     this.#words ??= [...words(data, far, detail)];
     const all = [
       ...attention(data, far, detail, l), ...streams(data, far, l), ...cells(data, far, detail, l), ...mlps(data, far, detail, l),
-      ...sinks(data, far, detail, l), ...this.#words.filter((one) => one.y === l + 1),
+      ...sinks(data, far, l), ...this.#words.filter((one) => one.y === l + 1),
     ];
     const band = { all, marks: all.map(({ mark }) => mark) };
     this.#bands.set(l, band);

@@ -5,15 +5,29 @@ import type { Ink, Text } from "./marks";
 export const INKS: Readonly<Record<"light" | "dark", Readonly<Record<Ink | "paper", string>>>> = {
   light: {
     paper: "#fbfaf7", panel: "#ffffff", ink: "#22211e", soft: "#6e6a61", line: "#e4e0d7",
-    says: "#1f5aa6", attention: "#c8701a", mlp: "#27805a", stream: "#8f9aab", chosen: "#1f5aa6",
-    key: "#8a5a9e", value: "#b0885c", negative: "#aa1828", positive: "#055096",
+    says: "#2160b0", attention: "#cf7a1c", mlp: "#0b4f33", stream: "#8f9aab", chosen: "#0b2a56",
+    key: "#4a3f35", value: "#b9ac97", negative: "#aa1828", positive: "#055096",
   },
   dark: {
     paper: "#131416", panel: "#1d1f22", ink: "#eceae4", soft: "#a19d94", line: "#2e3033",
-    says: "#7fb2f5", attention: "#f0a04b", mlp: "#5cc294", stream: "#5f6977", chosen: "#7fb2f5",
-    key: "#c39ad6", value: "#d8b48a", negative: "#ffa678", positive: "#82c4fa",
+    says: "#7fb2f5", attention: "#f5a94f", mlp: "#2f9a8c", stream: "#5f6977", chosen: "#dceaff",
+    key: "#ead9c2", value: "#93836c", negative: "#ffa678", positive: "#82c4fa",
   },
 };
+
+/** Colours of the groups of heads, in their order, then from the first again. None is the MLP's; neighbours are told apart by every eye (`tests/colors.test.ts`). */
+export const HEADS: Readonly<Record<"light" | "dark", readonly string[]>> = {
+  light: ["#cf7a1c", "#17115f", "#638ee3", "#7a21ba", "#3d7a8f", "#581579", "#9c56e1", "#25a9d4"],
+  dark: ["#f5a94f", "#6b45de", "#86c0ea", "#b23434", "#f3f3ba", "#a86ce5", "#b4d7e9", "#da562b"],
+};
+
+export const headColor = (group: number, dark: boolean): string => {
+  const all = HEADS[dark ? "dark" : "light"];
+  return all[group % all.length] as string;
+};
+
+/** The colour of a mark. */
+export const inkColor = ({ ink, hue }: { ink: Ink; hue?: number | undefined }, dark: boolean): string => (hue === undefined ? INKS[dark ? "dark" : "light"][ink] : headColor(hue, dark));
 
 /** Four sizes, in CSS pixels. */
 export const SIZES: Readonly<Record<Text["size"], number>> = { small: 11, normal: 13, large: 16, title: 21 };

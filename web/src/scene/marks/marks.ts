@@ -20,7 +20,7 @@ interface Common {
   readonly id: string;
   /** From 0 to 1; 1 where none is given. */
   readonly alpha?: number;
-  /** In degrees: a head's own colour, which its group shares (`hueOf`); drawn in place of the ink's. */
+  /** A group of heads, whose colour (`headColor`) is drawn in place of the ink's. */
   readonly hue?: number;
   /** What it shows, in words and as the exact number: the hover, and its row in the table. Marks without it are rules and labels. */
   readonly says?: { readonly name: string; readonly value: number | string; readonly unit?: string };

@@ -5,8 +5,8 @@
 
 import { color, pixels, table } from "../../lib/colors";
 import { project, scaleOf, type Camera } from "../places/camera";
-import { fontOf, INKS } from "./look";
-import type { Area, Box, Cells, Curve, Dot, Hand, Line, Mark, Text } from "./marks";
+import { fontOf, inkColor, INKS } from "./look";
+import type { Area, Box, Cells, Curve, Dot, Hand, Ink, Line, Mark, Text } from "./marks";
 import type { Sheet } from "../scene";
 
 type Pathed = Area | Line | Curve | Box;
@@ -15,7 +15,7 @@ type Placed = Dot | Hand | Text | Cells | Box;
 /** What is drawn in one go. */
 interface Batch {
   readonly kind: Mark["kind"];
-  readonly ink: Mark extends { ink: infer I } ? I : string;
+  readonly ink: Ink;
   readonly hue: number | undefined;
   readonly alpha: number;
   /** Of a line; 0 is filled. */
@@ -114,15 +114,10 @@ function trace(path: Path2D, mark: Pathed): void {
   }
 }
 
-function colorOf({ ink, hue }: Batch, dark: boolean): string {
-  if (hue !== undefined) return `hsl(${hue} ${dark ? "60% 66%" : "58% 42%"})`;
-  return INKS[dark ? "dark" : "light"][ink as keyof typeof INKS.light];
-}
-
 function draw(context: CanvasRenderingContext2D, batch: Batch, strength: number, camera: Camera, toScreen: DOMMatrix, dark: boolean): void {
   const { path, width } = batch;
   context.globalAlpha = batch.alpha * strength;
-  context.fillStyle = context.strokeStyle = colorOf(batch, dark);
+  context.fillStyle = context.strokeStyle = inkColor(batch, dark);
   context.lineWidth = width || HAIR;
   if (path && width) {
     const moved = new Path2D(); // a line's width is in pixels, so it is the path that is moved
