@@ -188,7 +188,7 @@ def test_on_a_phone_nothing_is_cut_without_a_cue(page: Page, served: Running, ro
     for title in page.locator("nav.views a .title").all_inner_texts():
         page.get_by_role("navigation", name=f"{room}: views").get_by_role("link", name=title, exact=False).first.click()
         settled(page)
-        page.evaluate("document.querySelectorAll('article details:not([open])').forEach((one) => (one.open = true))")
+        page.evaluate("document.querySelectorAll('details.part').forEach((one) => (one.open = true))")
         settled(page)
         if found := page.evaluate(_CUT):
             cut[title] = found
@@ -288,6 +288,8 @@ def test_names_on_the_map_of_rows_do_not_overprint(page: Page, served: Running) 
         page.set_viewport_size({"width": width, "height": 800})
         page.goto(link(served, TEXT, stage="embedding", pos=6))
         settled(page)
+        if width == 360:
+            page.get_by_text("A map of them").click()
         boxes = page.locator("svg[aria-label^='The rows'] text").evaluate_all(
             "all => all.map((one) => one.getBoundingClientRect())"
             ".map(({ left, right, top, bottom }) => [left, right, top + 3, bottom - 3])"
