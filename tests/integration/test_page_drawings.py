@@ -5,7 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from llamarium.api import Llama
 from page_browser import TEXT, as_shown, link, settled, shown
@@ -117,7 +117,42 @@ def test_what_is_saved_says_what_it_shows(page: Page, served: Running) -> None:
     legend = ramp.evaluate("one => getComputedStyle(one).backgroundImage")
     low, *_, high = [tuple(map(int, rgb)) for rgb in re.findall(r"rgb\((\d+), (\d+), (\d+)\)", legend)]
     apart = [[sum(abs(a - b) for a, b in zip(one, end, strict=True)) for one in foot] for end in (low, high)]
+    check_a_cell_has_its_legends_color(page, matrix, legend)
     assert max(map(min, apart)) < 20 and apart[0].index(min(apart[0])) < apart[1].index(min(apart[1]))
+
+
+_CELL = """
+(canvas, [row, col, rows, cols]) => {
+  const [x, y] = [((col + 0.5) * canvas.width) / cols, ((row + 0.5) * canvas.height) / rows];
+  const one = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  one.drawImage(canvas, -Math.floor(x), -Math.floor(y));
+  return [...one.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+}
+"""
+
+
+def check_a_cell_has_its_legends_color(page: Page, matrix: Locator, legend: str) -> None:
+    """Hold two cells of other signs, as they are read out and drawn, to the place of their number on the legend."""
+    stops = [list(map(int, rgb)) for rgb in re.findall(r"rgb\((\d+), (\d+), (\d+)\)", legend)]
+    rows, cols = map(int, re.findall(r": (\d+) by (\d+)", matrix.get_attribute("aria-label") or "")[0])
+    foot = page.locator(".matrix").filter(has=matrix).locator(".foot")
+    end = as_number(foot.locator(".scale .number").last.inner_text())
+    matrix.focus()
+    signs = set[bool]()
+    for col in range(1, 12):
+        page.keyboard.press("ArrowRight")
+        value = as_number(foot.locator(".readout").inner_text().rsplit(": ", 1)[1])
+        signs.add(value > 0)
+        at = min(1, max(0, 0.5 + value / end / 2)) * (len(stops) - 1)
+        left = min(len(stops) - 2, int(at))
+        wanted = [a + (b - a) * (at - left) for a, b in zip(stops[left], stops[left + 1], strict=True)]
+        drawn = matrix.evaluate(_CELL, [0, col, rows, cols])
+        assert max(abs(a - b) for a, b in zip(drawn, wanted, strict=True)) < 4, (col, value)
+    assert signs == {True, False}
+
+
+def as_number(text: str) -> float:
+    return float(text.replace("\u2212", "-").replace("\u202f", "").split()[0])
 
 
 def test_what_is_typed_stays_until_it_is_asked(page: Page, served: Running) -> None:

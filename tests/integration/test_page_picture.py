@@ -56,8 +56,36 @@ def test_every_number_of_the_whole_is_of_the_pass(page: Page, served: Running, l
     shown = page.locator('[data-mark$=".word"]').evaluate_all("(rows) => rows.map((row) => row.dataset.mark)")
     assert set(shown) <= {mark for mark, probability in words.items() if probability >= 0.1}
     assert all(said(page, mark) == pytest.approx(words[mark], rel=1e-5) for mark in shown)
+    assert_colors_are_the_legends(page)
     logits = trace["logits"][-1]
     assert said(page, "next0") == pytest.approx(logits.softmax(-1).max().item(), rel=1e-5)
+
+
+_COLORS = """
+([x, y]) => {
+  const canvas = document.querySelector(".picture canvas");
+  const sharp = canvas.width / canvas.clientWidth;
+  const one = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  one.drawImage(canvas, -Math.round(x * sharp), -Math.round(y * sharp));
+  const drawn = one.getImageData(0, 0, 1, 1).data;
+  return [[...drawn.slice(0, 3)], getComputedStyle(document.querySelector(".legend .mlp"), "::before").backgroundColor];
+}
+"""
+
+
+def assert_colors_are_the_legends(page: Page) -> None:
+    """What an MLP has added is drawn in the colour that the legend gives it, light and dark."""
+    seen = list[list[int]]()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.wait_for_timeout(100)
+        box = page.locator(".picture canvas").first.bounding_box()
+        x, y = _over(page, 0.79)
+        assert box is not None
+        drawn, legend = page.evaluate(_COLORS, [x - box["x"], y - box["y"]])
+        assert drawn == [int(part) for part in re.findall(r"\d+", legend)], scheme
+        seen.append(drawn)
+    assert seen[0] != seen[1]
 
 
 def test_a_place_is_entered_left_and_named_by_its_link(page: Page, served: Running) -> None:
@@ -97,12 +125,52 @@ def test_a_click_enters_the_layer_under_it_and_a_hover_says_the_number(
     expect(page.locator('.strip [aria-checked="true"]')).to_contain_text("on")
 
 
-def _over(page: Page) -> tuple[float, float]:
-    """A point of the stream of token 3 in layer 0, by where the whole stands: 6 tokens, 2 layers."""
+def _over(page: Page, up: float = 0.62) -> tuple[float, float]:
+    """A point of the stream of token 3 in layer 0, so far up in it, by where the whole stands: 6 tokens, 2 layers."""
     box = page.locator(".picture canvas").first.bounding_box()
     assert box is not None
     x0, x1, y0, y1 = -0.9, 6.9, -2.4, 2 + 3
-    return box["x"] + box["width"] * (3 - x0) / (x1 - x0), box["y"] + box["height"] * (1 - (0.62 - y0) / (y1 - y0))
+    return box["x"] + box["width"] * (3 - x0) / (x1 - x0), box["y"] + box["height"] * (1 - (up - y0) / (y1 - y0))
+
+
+def test_wheel_drag_and_fingers_move_the_picture(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="map", pos=3))
+    drawn(page)
+    x, y = _over(page)
+    page.mouse.move(x, y)
+    for _ in range(3):
+        page.mouse.wheel(0, -70)
+        page.wait_for_timeout(100)  # turns of one frame come as one
+    expect(page.get_by_role("heading", name="The residual stream")).to_be_visible()
+    page.mouse.wheel(0, 70)
+    expect(page.get_by_role("heading", name="The map")).to_be_visible()
+    touch = page.context.new_cdp_session(page)
+
+    def fingers(kind: str, *apart: float) -> None:
+        points = [{"x": x + side * part / 2, "y": y, "id": side} for part in apart for side in (0, 1)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def pinch(*apart: float) -> None:
+        fingers("touchStart", apart[0])
+        for part in apart[1:]:
+            fingers("touchMove", part)
+            page.wait_for_timeout(100)
+        fingers("touchEnd")
+
+    pinch(40, 60, 90, 140)
+    expect(page.get_by_role("heading", name="The residual stream")).to_be_visible()
+    pinch(140, 90)
+    expect(page.get_by_role("heading", name="The map")).to_be_visible()
+    page.goto(link(served, stage="attention", layer=1, pos=3))
+    drawn(page)
+    before = page.locator(".picture canvas").first.screenshot()
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y + 20)
+    page.mouse.move(x + 90, y + 40)
+    page.mouse.up()
+    assert page.locator(".picture canvas").first.screenshot() != before
+    assert where(page) == "attention"  # no click
 
 
 def test_a_token_more_is_a_column_more(page: Page, served: Running, llama: Llama) -> None:

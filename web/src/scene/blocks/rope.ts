@@ -29,7 +29,7 @@ export function rope(leaf: Leaf, numbers: RopeNumbers, data: Data): void {
   hands(leaf, numbers, group, { id: "q", title: `query of head ${head}`, before: numbers.q, after: numbers.qTurned, part: leaf.isNarrow ? right : left });
   hands(leaf, numbers, group, { id: "k", title: `key of its group, ${group}`, before: numbers.k, after: numbers.kTurned, part: leaf.isNarrow ? left : right });
   const [first, last] = [frequencies[0] ?? 0, frequencies.at(-1) ?? 0];
-  leaf.text("law", [0, foot], `${tokenAt(data, pos)} stands at position ${pos}: pair i turns by ${pos} · θᵢ`, { size: leaf.isNarrow ? "small" : "normal", ink: "ink", shift: [0, LINE], most: leaf.size.width });
+  leaf.text("law", [0, foot], `${tokenAt(data, pos)} stands at position ${pos}: each pair turns by ${pos} times its frequency`, { size: leaf.isNarrow ? "small" : "normal", ink: "ink", shift: [0, LINE], most: leaf.size.width });
   leaf.text("ends", [0, foot], `the first by ${number(pos * first, 3)} rad, the last by ${number(pos * last, 3)} rad; pale: before`, { size: leaf.isNarrow ? "small" : "normal", shift: [0, 2 * LINE], most: leaf.size.width });
 }
 

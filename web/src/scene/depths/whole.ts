@@ -126,7 +126,7 @@ function* mlps(data: Data, far: Far, { sx, sy }: Detail, l: number): Generator<P
   for (let c = 0; c < far.columns; c++) {
     const share = far.mlpAdded[l * far.columns + c] as number;
     const says = { name: `layer ${l}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream${meanOf(far)}`, value: share };
-    yield { column: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [middleOf(far, c), l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", alpha: 0.85, says, enter: place(tokenOf(far, c), l, data) } };
+    yield { column: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [middleOf(far, c), l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", says, enter: place(tokenOf(far, c), l, data) } };
   }
 }
 
