@@ -53,8 +53,13 @@ def test_a_matrix_wider_than_its_place_scrolls_and_names_the_cell_under_the_poin
 
 def test_letters_keep_their_size_in_a_narrow_window(page: Page, served: Running) -> None:
     page.set_viewport_size({"width": 320, "height": 800})
-    for stage, label in (("embedding", "^The rows of the text's tokens"), ("bits", "^The levels of NF4")):
+    figures = (
+        ("embedding", "A map of them", "^The rows of the text's tokens"),
+        ("bits", "levels of NF4", "^The levels of NF4"),
+    )
+    for stage, title, label in figures:
         page.goto(link(served, stage=stage, layer=1))
+        page.locator("summary", has_text=title).click()
         letters = page.get_by_role("img", name=re.compile(label)).locator("text")
         expect(letters.first).to_be_visible()
         settled(page)
