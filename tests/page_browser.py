@@ -162,10 +162,10 @@ def check_two_screens(page: Page, views: dict[str, str]) -> None:
     The picture is above the fold, of another figure its begin; a sentence stands over it, or beside a wide picture.
     """
     wrong = list[tuple[object, ...]]()
-    for width, height in ((1280, 800), (360, 740)):
-        page.set_viewport_size({"width": width, "height": height})
-        for name, url in views.items():
-            page.goto(url)
+    for name, url in views.items():
+        page.goto(url)
+        for width, height in ((1280, 800), (360, 740)):
+            page.set_viewport_size({"width": width, "height": height})
             settled(page)
             seen = page.evaluate(_MEASURED)
             (top, bottom), sentence = seen["figure"] or (height, height), seen["sentence"]

@@ -16,6 +16,7 @@ from page_browser import (
     as_shown,
     check_fits_and_is_open,
     check_text_is_text,
+    check_two_screens,
     link,
     settled,
     shown,
@@ -333,6 +334,12 @@ def test_a_grid_that_is_stopped_before_its_first_cell_says_of_how_many(
     expect(page.get_by_text("stopped after 0 of 12 cells")).to_be_visible()
     goes_on.set()
     served.wait(lambda: served.service.in_flight == 0)
+
+
+def test_views_are_two_screens_with_their_figure_above_the_fold(page: Page, served: Running) -> None:
+    """Those whose height depends on no layer; the others are held where the model has 30."""
+    named = {view: link(served, stage=view, pos=5, details=0) for view in ("ablate", "steer", "probes")}
+    check_two_screens(page, named)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -18,7 +18,7 @@ TEXT = "The cat that the dog chased ran"
 VIEWS = (
     "map", "tokens", "embedding", "norm", "qkv", "rope", "attention", "heads", "mlp", "residual", "lens", "context",
     "sampler", "growth", "bits", "learning", "encoder",
-    "lens-grid", "heads-looking", "attribution", "ablate", "patch", "steer",
+    "lens-grid", "heads-looking", "attribution", "patch",
 )  # fmt: skip
 FIELDS = {"patch": {"source": "The dog that the cat chased ran"}}
 LONG = 60_000
