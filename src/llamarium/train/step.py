@@ -133,13 +133,13 @@ class _Sums:
         return Evaluation(loss, dict(zip(self.metrics, others, strict=True)))
 
 
-@torch.no_grad()
 def measured_rows(rows: Rows, max_rows: int) -> range:
     """Return the indices of at most `max_rows` rows of epoch 0, spread evenly; 0 is all."""
     every = range(rows.num_rows(0))
     return every[:: max(1, math.ceil(len(every) / max_rows)) if max_rows else 1]
 
 
+@torch.no_grad()
 def measure(
     model: LlamaForCausalLM,
     rows: Rows,
