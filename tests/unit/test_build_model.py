@@ -30,6 +30,7 @@ from llamarium.errors import (
     OptionError,
 )
 from llamarium.hub import own_folders
+from llamarium.kernels.threads import num_threads
 from llamarium.presets import preset
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.process import child
@@ -45,6 +46,7 @@ def _own_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the list of own folders out of the real cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLAMARIUM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")  # its threads wait for each other where cores are shared
         yield
 
 
@@ -382,6 +384,13 @@ def test_ctrl_c_ends_the_exchange_and_the_next_request_works(tmp_path: Path, the
         signal.signal(signal.SIGALRM, before)
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 3}
     assert mine.generate("O", **options).text == theirs.generate("O", **options).text
+
+
+def test_the_process_has_as_many_threads_as_the_kernels(tmp_path: Path) -> None:
+    asks = "import os\ndef embed(ids, table):\n    raise ValueError(os.environ['OMP_NUM_THREADS'])\n"
+    mine = llamarium.load(solved(tmp_path / "my_llama", embed=asks))
+    with pytest.raises(FunctionError, match=f"ValueError: {num_threads()} "):
+        mine.generate("O", max_tokens=1)
 
 
 def test_a_shared_cache_grows_copies_and_reads(theirs: Llama) -> None:

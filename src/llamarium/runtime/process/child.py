@@ -21,6 +21,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from llamarium.errors import FunctionError, escape
+from llamarium.kernels.threads import num_threads
 from llamarium.runtime.process.cache import unnamed_file
 from llamarium.runtime.process.frames import read_header, read_into, send
 
@@ -133,9 +134,10 @@ class _Process:
         os.write(place, (-1).to_bytes(8, "little", signed=True))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         with theirs:
+            passed = theirs.fileno(), place
             self.popen = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(place)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                stderr=self._said, pass_fds=(theirs.fileno(), place), start_new_session=True,
+                [*command, *map(str, passed)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said,
+                pass_fds=passed, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": str(num_threads())},
             )  # fmt: skip
 
     def last_words(self, *, is_running: bool) -> tuple[int | None, int, str]:
