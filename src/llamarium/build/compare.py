@@ -76,6 +76,7 @@ def same(outputs: Sequence[str], yours: Sequence[Any], wrong: Sequence[Any]) -> 
 def _same_array(mine: Any, wrong: NDArray[Any]) -> bool:
     if (
         not isinstance(mine, np.ndarray)
+        or mine.dtype.kind not in "fiu"
         or mine.shape != wrong.shape
         or not np.array_equal(np.isnan(mine), np.isnan(wrong))
     ):

@@ -12,6 +12,7 @@ from typing import Any
 
 from llamarium.build.arguments import SENTENCES
 from llamarium.build.check import Result
+from llamarium.build.learner import EMPTY
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, OutputError, UnknownNameError, escape
@@ -135,7 +136,7 @@ def template(step: Step) -> str:
     """Return the file of a step: its text, and the function, empty."""
     function = _plain_source(step)
     docstring = function.body[0]
-    function.body = [docstring, *ast.parse(f"raise NotImplementedError({'is still empty'!r})").body]
+    function.body = [docstring, *ast.parse(f"raise NotImplementedError({EMPTY!r})").body]
     about = f"Step {number_of(step)}: {step.title}.\n\n{step.about}\n\nThe course: {section_words(step.section)}."
     letters = _letters(step)
     return f'"""{about}\n"""\n\nimport numpy as np\n{letters}\n\n{_unparsed(function)}\n'

@@ -145,13 +145,11 @@ class Learner:
             yield
         except LearnerError:
             raise
-        except NotImplementedError as error:
-            raise LearnerError("empty", str(error) or "is still empty") from None
         except SyntaxError as error:
             raise LearnerError("raised", f"{self.path.name}, line {error.lineno}: {error.msg}") from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever a learner does becomes words
             kind, words = _described(error)
-            raise LearnerError(kind, words + self._line(error)) from None
+            raise LearnerError(kind, words if kind == "empty" else words + self._line(error)) from None
 
     def _line(self, error: BaseException | None) -> str:
         """Say in which line of the learner's file something happened."""
@@ -159,6 +157,9 @@ class Learner:
         lines = [frame for frame in frames if Path(frame.filename) == self.path]
         return f" (line {lines[-1].lineno}: {escape(lines[-1].line or '')})" if lines else ""
 
+
+EMPTY = "is still empty"
+"""With what a step's file ends until it is written."""
 
 _COPIED_BYTES = 1 << 20
 """Up to which size a tensor is a copy; numpy's arrays can be made read-only, tensors cannot."""
@@ -169,6 +170,8 @@ _CHANGED = "changes its input{}; work on a new array (x = x + y, not x += y)"
 def _described(error: BaseException) -> tuple[str, str]:
     """Return the kind of an error, and what to say of it."""
     said = str(error)
+    if isinstance(error, NotImplementedError) and said in ("", EMPTY):
+        return "empty", EMPTY
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in said):
         return "memory", "asks for more memory than a check gives"
     if isinstance(error, ValueError) and "read-only" in said:

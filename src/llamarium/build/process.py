@@ -83,6 +83,7 @@ def _read_answers(
     worker: "subprocess.Popen[str]", read: int, request: dict[str, Any]
 ) -> Iterator[tuple[str, Result | dict[str, Any]]]:
     running: str | None = None
+    num_answers = 0
     assert worker.stdin is not None
     with os.fdopen(read, "rb", buffering=0) as lines:
         with worker.stdin:
@@ -94,8 +95,8 @@ def _read_answers(
                 continue
             assert running is not None
             yield running, Result(**answer["result"]) if "result" in answer else answer["whole"]
-            running = None
-    if running is not None or worker.wait() != 0:
+            running, num_answers = None, num_answers + 1
+    if running is not None or (worker.wait() != 0 and not num_answers):  # between two steps: the rest is asked anew
         raise _StoppedError(running)
 
 

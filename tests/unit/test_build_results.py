@@ -1,0 +1,146 @@
+"""`llamarium build`: whatever a learner's function does is a result in words, in this process or in one of its own."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from learners import check_source
+from llamarium.build import check_folder, start
+from llamarium.build.check import Result
+from llamarium.build.folder import Course, file_of, progress, solution, step_named
+
+RIGHT = "x / np.sqrt((x ** 2).mean(-1, keepdims=True) + eps) * gamma"
+HEAD = "def rms_norm(x, gamma, eps):\n    "
+
+CASES: dict[str, tuple[str, str, str]] = {
+    "raises": ("raise KeyError('no')", "raised", "raises KeyError: 'no' (line 3: raise KeyError('no'))"),
+    "none": ("x + 1", "shape", "y is None: is `return` missing?; expected an array of shape (5, 8)"),
+    "a list": ("return x.tolist()", "shape", "y is a list; expected an array"),
+    "a generator": ("yield x", "shape", "y is a generator: is `yield` meant as `return`?; expected"),
+    "two results": ("return x, x", "shape", "returned 2 results; expected 1: y"),
+    "a transposed result": (f"return ({RIGHT}).T", "shape", "(8, 5); expected (5, 8) (T, D): the axes lie as (D, T)"),
+    "a batch": (f"return ({RIGHT})[None]", "shape", "an axis of size 1 too many; there is no batch"),
+    "another shape": (f"return ({RIGHT})[1:]", "shape", "y has shape (4, 8); expected (5, 8) (T, D)"),
+    "a flat result": (f"return ({RIGHT}).ravel()", "shape", "the numbers are as many, their axes are not these"),
+    "whole numbers": (f"return ({RIGHT}).astype(int)", "shape", "y has dtype int64; expected float32"),
+    "half": (f"return ({RIGHT}).astype('float16')", "shape", "y has dtype float16; expected float32"),
+    "complex": (f"return ({RIGHT}) + 0j", "shape", "y has dtype complex"),
+    "objects": (f"return ({RIGHT}).astype(object)", "shape", "y has dtype object; expected float32"),
+    "NaN": (f"y = {RIGHT}; y[2, 1] = np.nan; return y", "shape", "1 number that is NaN or infinite, first at [2, 1]"),
+    "changed input": ("x += 1; return x", "changed", "changes its input; work on a new array"),
+    "another file": ("open('/etc/hostname').read()", "files", "reads the file /etc/hostname"),
+    "a written file": ("open('kept.txt', 'w')", "files", "writes the file kept.txt"),
+    "a file by its descriptor": ("import os; os.open('kept.txt', os.O_CREAT)", "files", "writes the file kept.txt"),
+    "a socket": ("import socket; socket.create_connection(('localhost', 1))", "files", "does more than compute"),
+    "a process": ("import subprocess; subprocess.run(['true'])", "files", "does more than compute (subprocess.Popen)"),
+    "a fork": ("import os; os.fork()", "files", "does more than compute (os.fork)"),
+    "exit": ("raise SystemExit(3)", "raised", "raises SystemExit: 3"),
+    "an interrupt": ("raise KeyboardInterrupt", "raised", "raises KeyboardInterrupt"),
+    "recursion": ("return rms_norm(x, gamma, eps)", "raised", "calls itself without an end (line"),
+    "a missing package": ("import einops_of_nobody", "raised", "imports einops_of_nobody, which is not installed here"),
+    "memory": ("raise MemoryError", "memory", "asks for more memory than a check gives"),
+    "still empty": ("raise NotImplementedError('is still empty')", "empty", "is still empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_no_result_is_said(case: str, tmp_path: Path) -> None:
+    body, status, words = CASES[case]
+    result = check_source(tmp_path, "rms_norm", HEAD + body + "\n")
+    assert result.status == status
+    assert words in result.words, result.words
+    assert result.cause == "" and result.section
+    assert not (tmp_path / "kept.txt").exists()
+
+
+FILES = {
+    "a syntax error": ("def rms_norm(x:\n    return x\n", "raised", "step03_rms_norm.py, line 2: '(' was never closed"),
+    "no function": ("def norm(x, gamma, eps): return x\n", "missing", "step03_rms_norm.py has no function rms_norm"),
+    "no function of that name": ("rms_norm = 3\n", "missing", "has no function rms_norm"),
+    "other arguments": ("def rms_norm(x, gamma): return x\n", "missing",
+                        "rms_norm(x, gamma) takes other arguments than rms_norm(x_TD, gamma_D, eps)"),
+    "an error at import": ("1 / 0\n", "raised", "raises ZeroDivisionError: division by zero (line 2: 1 / 0)"),
+    "not UTF-8": ("# coding: latin-2\nraise ValueError('\\x1b[2J')\n", "raised", "\\x1b[2J"),
+    "null bytes": ("\0\n", "raised", "null bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_what_is_wrong_with_a_file_is_said(case: str, tmp_path: Path) -> None:
+    source, status, words = FILES[case]
+    result = check_source(tmp_path, "rms_norm", source)
+    assert (result.status, words in result.words) == (status, True), result.words
+    assert "\x1b" not in result.words
+
+
+def test_what_a_function_prints_is_kept_and_no_failure(tmp_path: Path) -> None:
+    result = check_source(tmp_path, "rms_norm", f"{HEAD}print('x' * 10 ** 5); return {RIGHT}\n")
+    assert result.passed
+    assert result.printed == "x" * 2000
+
+
+def test_modules_that_a_function_deletes_are_there_again(tmp_path: Path) -> None:
+    result = check_source(tmp_path, "rms_norm", f"import sys\n{HEAD}sys.modules.clear(); return {RIGHT}\n")
+    assert result.passed
+    assert socket.create_connection
+
+
+def test_two_mistakes_at_once_are_a_place_without_a_cause(tmp_path: Path) -> None:
+    result = check_source(tmp_path, "rms_norm", f"{HEAD}return ({RIGHT}) / gamma - x.mean()\n")
+    assert (result.status, result.cause) == ("parts", "")
+    assert result.words.startswith("parts in y at layer 0, position 0, number 0 (inside the model): yours ")
+    assert result.place["inside"] and result.place["layer"] == 0 and result.place["T"] == 0
+
+
+def test_an_error_alone_is_no_known_mistake(tmp_path: Path) -> None:
+    """Where no call returned there is nothing that a mistake could be recognised by."""
+    result = check_source(tmp_path, "rotate", "def rotate(q, k, v, positions, theta):\n    return q @ k @ v\n")
+    assert (result.status, result.cause) == ("raised", "")
+
+
+def test_what_is_slow_inside_the_model_is_right_as_far_as_it_was_compared(tmp_path: Path) -> None:
+    slow = f"{HEAD}\n    if x.shape[1] == 32:\n        for _ in range(3 * 10 ** 6): pass\n    return {RIGHT}\n"
+    result = check_source(tmp_path, "rms_norm", slow, budget_s=0.2)
+    assert result.passed
+    assert result.checked.endswith(": it is slow")
+    endless = slow.replace("range(3 * 10 ** 6)", "iter(int, 1)")
+    result = check_source(tmp_path, "rms_norm", endless, budget_s=0.1)
+    assert result.passed and "0 calls inside the model: it is slow" in result.checked
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------
+
+ENDS = {
+    "rms_norm": ("import os\ndef rms_norm(x, gamma, eps): os._exit(7)\n", "ended", "ends the process (exit code 7)"),
+    "project": ("import ctypes\ndef project(x, w_q, w_k, w_v, n, k): ctypes.string_at(0)\n", "ended",
+                "crashes the process (SIGSEGV)"),
+    "rotate": ("while True: pass\n", "time", "does not end within 1 s"),
+    "attend": ("import numpy as np\ndef attend(q, k, v, positions):\n    return np.ones(1 << 33, 'u1')\n", "memory",
+               "asks for more memory than a check gives (line 3"),
+    "join": ("import json\njson.dumps = None\ndef join(heads, w_o): return None\n", "shape", "out is None"),
+    "head": ("import numpy as np\nnp.argwhere = None\ndef head(x, table): return x @ table.T\n", "ended",
+             "disturbs the check itself: TypeError: 'NoneType' object is not callable"),
+    "layer": ("import time\ndef layer(x, norm_1, attention, norm_2, mlp): time.sleep(600)\n", "time",
+              "does not end within 1 s"),
+    "swiglu": ("import os\ndef swiglu(x, gate, up, down):\n    while True: os.write(2, b'x' * 65536)\n", "raised",
+               "raises OSError: [Errno 27] File too large"),
+}  # fmt: skip
+
+
+def test_a_process_that_ends_is_a_result_of_its_step(tmp_path: Path) -> None:
+    """One folder with one that ends, crashes, never returns ...; the step after each is checked all the same."""
+    folder = tmp_path / "my_llama"
+    start(folder, Course.of([*ENDS, "embed", "lora"], ["one two three four"]))
+    for name, (source, _, _) in ENDS.items():
+        (folder / file_of(step_named(name))).write_text(source)
+    (folder / file_of(step_named("lora"))).write_text(solution(step_named("lora")))
+    results = [result for result in check_folder(folder, every=True, limit_s=1.0) if isinstance(result, Result)]
+    found = {result.step: result for result in results}
+    for name, (_, status, words) in ENDS.items():
+        assert (found[name].status, words in found[name].words) == (status, True), found[name]
+        assert found[name].section
+    assert found["embed"].status == "empty" and found["lora"].passed
+    assert [name for name, entry in progress(folder).items() if entry["passed"]] == ["lora"]
+    json.dumps([result.words for result in results])
