@@ -51,8 +51,10 @@ def check_folder(
     for result in check_in_process(folder, steps, model=course.model, texts=course.texts, seed=seed, limit_s=limit_s):
         assert isinstance(result, Result)
         results.append(result)
-        keep(folder, [result])
-        yield result
+        try:
+            yield result
+        finally:
+            keep(folder, [result])
     if every and len(results) == len(STEPS) and all(result.passed for result in results):
         yield from check_in_process(
             folder, (), model=course.model, texts=course.texts, seed=seed, whole=True, limit_s=limit_s

@@ -67,7 +67,7 @@ def _answers(request: dict[str, Any]) -> Iterator[tuple[str, Result | dict[str, 
         except _StoppedError as stopped:
             said.seek(0)
             lines = said.read().decode("utf-8", "replace").strip().splitlines()
-            yield _stopped(worker.wait(), stopped.running, request["limit_s"], lines[-1] if lines else "")
+            yield _stopped(worker.wait(), stopped.running, request["limit_s"], lines[-1][:200] if lines else "")
         finally:
             _kill(worker)
 
@@ -122,7 +122,7 @@ def _stopped(code: int, running: str | None, limit_s: float, said: str) -> tuple
     if running is None:
         raise InputError(f"the model could not be loaded for a check: {said or f'exit code {code}'}")
     if code in (-signal.SIGKILL, -signal.SIGXCPU):
-        status, words = "time", f"does not end within {limit_s:.0f} s"
+        status, words = "time", f"does not end within {limit_s:g} s"
     elif code < 0:
         status, words = "ended", f"crashes the process ({signal.Signals(-code).name})"
     elif code == 1 and said:

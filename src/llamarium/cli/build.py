@@ -23,6 +23,11 @@ from llamarium.errors import escape
 FOLDER = "my_llama"
 
 
+def option(folder: str) -> str:
+    """Return what a command needs to mean this folder."""
+    return "" if folder == FOLDER else f" --folder {escape(folder)}"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("folder", nargs="?", default=FOLDER, help=f"to write to (default: {FOLDER})")
@@ -39,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
         files = "1 file" if len(written) == 1 else f"{len(written)} files"
         note(f"wrote {files} to {escape(folder)}; begin with {written[0].name}")
     show_progress(folder)
-    where = "" if args.folder == FOLDER else f" --folder {escape(folder)}"
-    note(f"\nNext: fill in the function, then `llamarium build check{where}`")
+    note(f"\nNext: fill in the function, then `llamarium build check{option(args.folder)}`")
     return 0
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.build import FOLDER
+from llamarium.cli.build import FOLDER, option
 from llamarium.cli.options import UsageError, add_json, whole_number
 from llamarium.cli.output import emit, note, printable, show, status
 from llamarium.cli.tables import table
@@ -62,12 +62,12 @@ def _shown(args: argparse.Namespace, folder: Path, found: "Iterator[Result | dic
         if args.json:
             emit({"folder": str(folder), **(asdict(one) if isinstance(one, Result) else {"whole": one})})
         elif len(args.folder) == 1:
-            _say(one)
+            _say(one, str(folder))
         if isinstance(one, Result):
             yield one
 
 
-def _say(found: "Result | dict[str, Any]") -> None:
+def _say(found: "Result | dict[str, Any]", folder: str) -> None:
     """Print what was found in words."""
     from llamarium.build.folder import number_of, section_words, step_named
 
@@ -83,7 +83,7 @@ def _say(found: "Result | dict[str, Any]") -> None:
     print(printable(f"{name}: {found.words}"))
     if found.cause:
         print(printable(f"  {found.cause}"))
-    print(f"  See {section_words(found.section)}; `llamarium build hint {found.step}`")
+    print(f"  See {section_words(found.section)}; `llamarium build hint {found.step}{option(folder)}`")
 
 
 def _say_whole(found: dict[str, Any]) -> None:

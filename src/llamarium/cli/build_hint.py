@@ -8,9 +8,10 @@ Each call shows one more.
 import argparse
 from pathlib import Path
 
-from llamarium.cli.build import FOLDER
+from llamarium.cli.build import FOLDER, option
 from llamarium.cli.options import whole_number
 from llamarium.cli.output import note
+from llamarium.errors import escape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,5 +30,6 @@ def run(args: argparse.Namespace) -> int:
     depth, text = hint(Path(args.folder), args.step, args.depth)
     print(text)
     if depth < 3:
-        note(f"\n{'One more hint' if depth == 1 else 'The solution'}: `llamarium build hint {args.step}`")
+        command = f"llamarium build hint {escape(args.step)}{option(args.folder)}"
+        note(f"\n{'One more hint' if depth == 1 else 'The solution'}: `{command}`")
     return 0

@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
 
     whole = Course()
     texts = whole.texts if args.texts is None else _lines(Path(args.texts))
-    course = Course.of(whole.steps if args.steps is None else args.steps, texts)
+    steps = whole.steps if args.steps is None else args.steps
+    course = Course.of(steps, texts, source="the course" if args.texts is None else args.texts)
     course.write(Path(args.out), force=args.force)
     count = len(course.steps)
     what = f"{count} step{'' if count == 1 else 's'}, {len(course.texts)} texts"

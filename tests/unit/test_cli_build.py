@@ -1,0 +1,208 @@
+"""`llamarium build`, `build check`, `build hint` and `build pack`: what they print, keep and refuse."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learners import STYLES, check_source
+from llamarium import build
+from llamarium.build.check import Result
+from llamarium.build.folder import Course, file_of, progress, solution, step_named
+from llamarium.build.steps import STEPS
+from llamarium.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command beside the folders, its checks in this process on a small model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(build, "check_in_process", in_this_process)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = main(["build", *args])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def in_this_process(
+    folder: Path, steps: tuple[str, ...], *, whole: bool = False, **_: Any
+) -> Iterator[Result | dict[str, Any]]:
+    for name in steps:
+        path = folder / file_of(step_named(name))
+        yield check_source(folder, name, path.read_text().removeprefix("import numpy as np\n"))
+    if whole:
+        yield {"text": " Paris", "library_text": " Paris", "tokens_per_second": 1.5, "library_tokens_per_second": 90.0,
+               "nats": 4e-6}  # fmt: skip
+
+
+def fill(folder: str, *names: str) -> None:
+    for name in names:
+        (Path(folder) / file_of(step_named(name))).write_text(solution(step_named(name)))
+
+
+def test_a_folder_is_written_once_and_shows_how_far_it_is(run: Run) -> None:
+    code, out, err = run()
+    assert code == 0
+    assert "wrote 18 files to my_llama; begin with step01_merge.py" in err
+    rows = {line.split()[1]: line for line in out.splitlines()[2:]}
+    assert list(rows) == [step.name for step in STEPS]
+    assert all("open" in row for row in rows.values())
+    assert max(map(len, out.splitlines())) <= 80
+    fill("my_llama", "embed")
+    mine = Path("my_llama/step02_embed.py").read_text()
+    Path("my_llama/step04_project.py").unlink()
+    _, _, err = run()
+    assert "wrote 1 file to my_llama; begin with step04_project.py" in err
+    assert Path("my_llama/step02_embed.py").read_text() == mine
+
+
+def test_a_check_leads_from_step_to_step(run: Run) -> None:
+    run()
+    code, out, _ = run("check")
+    assert code == 1
+    assert out.splitlines() == [
+        "step 1, merge: is still empty",
+        '  See chapter 1, from text to vectors: "Text becomes ids"; `llamarium build hint merge`',
+    ]
+    fill("my_llama", "merge")
+    code, out, _ = run("check")
+    assert code == 0 and out.startswith("step 1, merge: right (25 random shapes, ")
+    _, out, _ = run("check")
+    assert out.startswith("step 2, embed: is still empty")
+    entry = progress(Path("my_llama"))["merge"]
+    assert entry["passed"] and entry["tries"] == 2
+    path = Path("my_llama/step01_merge.py")
+    path.write_text(path.read_text() + "\n# changed\n")
+    _, out, _ = run("check")
+    assert out.startswith("step 1, merge: right"), "a file that was changed is open again"
+
+
+def test_a_mistake_is_shown_in_three_lines(run: Run) -> None:
+    run("mine")
+    source = STYLES["rotate"]["numbers"].replace("turned(k), v", "turned(k), turned(v)")
+    Path("mine/step05_rotate.py").write_text(source)
+    code, out, _ = run("check", "5", "--folder", "mine")
+    place, cause, section = out.splitlines()
+    assert code == 1
+    assert place.startswith(
+        "step 5, rotate: parts in v at layer 0, position 1, head 0, number 0 (inside the model): yours "
+    )
+    assert cause == "  The values are rotated too; only queries and keys are."
+    assert section.endswith('"A position is a rotation"; `llamarium build hint rotate --folder mine`')
+
+
+def test_results_as_json_and_as_a_table_of_folders(run: Run) -> None:
+    run("pack", "course.json", "--steps", "lora", "3")
+    for folder in ("anna", "ben"):
+        assert run(folder, "--course", "course.json")[0] == 0
+    fill("anna", "rms_norm", "lora")
+    fill("ben", "lora")
+    source = STYLES["rms_norm"]["numbers"].replace("/ x.shape[1] + eps)", "/ x.shape[1]) + eps")
+    Path("ben/step03_rms_norm.py").write_text(source)
+    code, out, _ = run("check", "--all", "--folder", "anna", "ben")
+    assert code == 1
+    assert max(map(len, out.splitlines())) <= 80
+    assert "anna     2 of 2" in out and "ben      1 of 2   rms_norm: eps is added outside" in out
+    code, out, _ = run("check", "--all", "--folder", "anna", "ben", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["folder"], row["step"], row["status"]) for row in rows] == [
+        ("anna", "rms_norm", "passed"), ("anna", "lora", "passed"), ("ben", "rms_norm", "parts"),
+        ("ben", "lora", "passed"),
+    ]  # fmt: skip
+    assert rows[2]["place"]["yours"] != rows[2]["place"]["right"] and rows[2]["cause"].startswith("eps is added")
+    assert run("check", "--all", "--folder", "anna")[0] == 0
+
+
+def test_all_steps_end_with_the_whole_model(run: Run) -> None:
+    run()
+    fill("my_llama", *(step.name for step in STEPS))
+    code, out, _ = run("check", "--all")
+    assert code == 0
+    assert out.count(": right (") == 18
+    assert "1.5 tokens/s (the library's: 90), 4e-06 nats a token apart." in out
+
+
+def test_hints_come_one_by_one_and_are_counted(run: Run) -> None:
+    run()
+    first, second, last = (run("hint", "embed") for _ in range(3))
+    assert first[1].strip() == step_named("embed").hints[0]
+    assert "One more hint: `llamarium build hint embed`" in first[2]
+    assert step_named("embed").hints[1] in second[1] and "The solution: `" in second[2]
+    assert solution(step_named("embed")).strip() in last[1] and last[2] == ""
+    assert progress(Path("my_llama"))["embed"]["hints"] == 3
+    assert run("hint", "embed", "--depth", "1")[1] == first[1]
+    assert progress(Path("my_llama"))["embed"]["hints"] == 3
+
+
+def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
+    run()
+    for damaged in ("{", "[1]", '{"merge": 3, "no such step": {}}', "[" * 100_000):
+        Path("my_llama/progress.json").write_text(damaged)
+        code, out, _ = run()
+        assert code == 0 and out.count("open") == 18
+    Path("my_llama/progress.json").unlink()
+    Path("my_llama/progress.json").mkdir()
+    code, out, err = run("check")
+    assert code == 1 and out.startswith("step 1, merge: is still empty")
+    assert "progress.json" in err and "Traceback" not in err
+    for damaged, words in (
+        ("{", "no course"), ('{"format": 9}', "no course of format 1"), ('{"format": 1}', "steps is None"),
+        ('{"format": 1, "steps": ["embed"], "texts": ["a b c d"], "model": 3}', "model is 3; expected a name"),
+        ('{"format": 1, "steps": ["fly"], "texts": ["a b c d"], "model": "x"}', "no step fly"),
+    ):  # fmt: skip
+        Path("my_llama/course.json").write_text(damaged)
+        code, out, err = run("check")
+        assert (code, out, words in err) == (1, "", True), err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("full",), "full holds other files; name a new folder"),
+        (("file",), "file is a file; name a folder"),
+        (("check", "--folder", "full"), "full is no folder of `llamarium build`"),
+        (("hint", "embed"), "my_llama is no folder of `llamarium build`"),
+        (("hint", "walk"), "no step walk; there are: merge, embed"),
+        (("check", "19", "--folder", "mine"), "no step 19; there are"),
+        (("check", "lora", "--folder", "mine"), "the course of mine has no step lora; it has embed"),
+        (("mine", "--course", "other.json"), "mine belongs to another course; name a new folder"),
+        (("pack", "new.json", "--steps", "embed", "walk"), "no step walk; there are"),
+        (("pack", "new.json", "--texts", "short.txt"), "short.txt: the text 'too short' is too short"),
+        (
+            ("pack", "new.json", "--texts", "empty.txt"),
+            "empty.txt: texts is []; expected a list of texts, at least one",
+        ),
+        (("pack", "new.json", "--texts", "none.txt"), "none.txt: cannot be read as text"),
+        (("pack", "course.json"), "course.json exists; give --force, or another name"),
+        (("again", "--course", "none.json"), "none.json: no course"),
+    ],
+)
+def test_what_cannot_be_done_is_said(args: tuple[str, ...], words: str, run: Run) -> None:
+    Path("full").mkdir()
+    Path("full/notes.txt").touch()
+    Path("file").touch()
+    Path("short.txt").write_text("too short\n")
+    Path("empty.txt").touch()
+    build.start(Path("mine"), Course.of(["embed"], ["one two three four"]))
+    Course().write(Path("course.json"))
+    Course.of(["lora"], ["one two three four"]).write(Path("other.json"))
+    code, out, err = run(*args)
+    assert (code, out) == (1, "")
+    assert words in err
+    assert not Path("new.json").exists()
+
+
+def test_a_step_and_all_steps_are_not_asked_together(run: Run) -> None:
+    run()
+    code, _, err = run("check", "3", "--all")
+    assert code == 2 and "name a step or give --all, not both" in err
