@@ -122,7 +122,8 @@ ENDS = {
     "join": ("import json\njson.dumps = None\ndef join(heads, w_o): return None\n", "shape", "out is None"),
     "head": ("import numpy as np\nnp.argwhere = None\ndef head(x, table): return x @ table.T\n", "ended",
              "disturbs the check itself: TypeError: 'NoneType' object is not callable"),
-    "adamw_step": ("import os\ndef adamw_step(w, g, m, v, step, lr, b1, b2, eps, decay):\n    while True: os.write(2, b'x' * 65536)\n", "raised",
+    "adamw_step": ("import os\ndef adamw_step(w, g, m, v, step, lr, b1, b2, eps, decay):\n"
+                   "    while True: os.write(2, b'x' * 65536)\n", "raised",
                "raises OSError: [Errno 27] File too large"),
 }  # fmt: skip
 
