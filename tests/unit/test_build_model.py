@@ -333,8 +333,8 @@ def test_weights_are_the_librarys(mine: Llama, theirs: Llama) -> None:
 # --- the process and the cache ----------------------------------------------------------------------------------------
 
 
-def pid_of(llama: Llama) -> int:
-    return llama.runner._child._process.popen.pid  # pyright: ignore
+def pid_of(model: Llama) -> int:
+    return model.runner._child._process.popen.pid  # pyright: ignore
 
 
 def has_ended(pid: int) -> bool:
@@ -418,6 +418,9 @@ def test_commands_take_a_folder(tmp_path: Path, mine: Llama, capsys: pytest.Capt
     assert "the library, decode after 20: " in out
     assert main(["info", "-m", mine.name]) == 0
     assert "the functions in my_llama" in capsys.readouterr().out
+    assert main(["tokenize", "To be", "-m", mine.name]) == 0
+    assert main(["tree", mine.name]) == 1
+    assert "and no weights; name the model in its course.json" in capsys.readouterr().err
     bad = solved(tmp_path / "bad", embed="def embed(ids, table):\n    return table\n")
     assert main(["generate", "-m", str(bad), "-p", "O"]) == 1
     assert "bad: embed: x has shape" in capsys.readouterr().err

@@ -153,6 +153,10 @@ def _open_folder(path: Path) -> Checkpoint:
         if is_packed_folder(path):
             raise CheckpointError(f"{escape(path)}: model.safetensors is missing; copy the packed folder anew, whole")
         return HuggingFaceCheckpoint(path)  # whose error says what is missing
+    if is_learner_folder(path):
+        raise ModelNotFoundError(
+            f"{escape(path)}: holds functions of `llamarium build`, and no weights; name the model in its course.json"
+        )
     shown = f"holds {list_some(names)}" if names else "is empty"
     raise ModelNotFoundError(
         f"{escape(path)}: {shown}; expected config.json with safetensors, consolidated.00.pth with params.json, or one "

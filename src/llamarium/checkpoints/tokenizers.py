@@ -7,6 +7,7 @@ from typing import Any
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, TokenizerError
+from llamarium.hub.own_folders import is_learner_folder
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
 
@@ -25,6 +26,10 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         ModelNotFoundError: If there is nothing of that name.
     """
     path = resolve(name, kind="tokenizer")
+    if is_learner_folder(path):
+        from llamarium.checkpoints.build.folder import model_of_course
+
+        return load_tokenizer(model_of_course(path))
     tokenizer = find_tokenizer(path)
     if tokenizer is None:
         raise TokenizerError(f"{path}: no tokenizer; expected one of {', '.join(_FILES)}")
