@@ -298,6 +298,13 @@ def test_options_that_functions_cannot_honour_are_refused_by_name(mine: Llama, o
         llamarium.load(mine.name, **options)
 
 
+def test_where_there_is_a_gpu_functions_run_on_the_cpu(mine: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.api.choose_device", lambda device: "cuda" if device == "auto" else device)
+    assert llamarium.load(mine.name).runner.device == "cpu"
+    with pytest.raises(OptionError, match="my_llama: device is 'cuda'"):
+        llamarium.load(mine.name, device="cuda")
+
+
 def test_what_functions_do_not_have_is_refused(mine: Llama) -> None:
     with pytest.raises(NoModulesError, match="load the model whose weights they use"):
         _ = mine.model

@@ -59,6 +59,8 @@ class LearnerCheckpoint:
 
     def runner(self) -> Runner:
         """Return what runs the functions over the model's weights; FunctionError if they cannot begin."""
+        if sys.platform == "win32":
+            raise OptionError(f"{escape(self.path)}: its process shares memory as Linux and macOS do; use one of them")
         # -P: the working folder, which may be anybody's, has no modules for us
         command = (sys.executable, "-P", "-m", "llamarium.build.serve", str(self.path.resolve()), self.model)
         child = Child(command, self.path.resolve())
