@@ -290,6 +290,7 @@ def test_names_on_the_map_of_rows_do_not_overprint(page: Page, served: Running) 
         settled(page)
         if width == 360:
             page.get_by_text("A map of them").click()
+        expect(page.locator("svg[aria-label^='The rows'] text").first).to_be_visible()
         boxes = page.locator("svg[aria-label^='The rows'] text").evaluate_all(
             "all => all.map((one) => one.getBoundingClientRect())"
             ".map(({ left, right, top, bottom }) => [left, right, top + 3, bottom - 3])"
