@@ -1,6 +1,7 @@
 """What the tests of `llamarium build` share: a small random model, and checks of a learner's source in this process."""
 
 import sys
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -75,6 +76,8 @@ def check_source(folder: Path, name: str, source: str, seed: int = 0, budget_s: 
     (folder / file_of(step_named(name))).write_text(head + source, encoding="utf-8")
     path = list(sys.path)
     try:
-        return _check(Check(weights(), tokenizer(), seed=seed, budget_s=budget_s), folder, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's are no errors in a learner's process
+            return _check(Check(weights(), tokenizer(), seed=seed, budget_s=budget_s), folder, name)
     finally:
         sys.path[:] = path

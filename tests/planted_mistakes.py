@@ -76,6 +76,7 @@ PLANTED: tuple[tuple[str, str, str, str, str], ...] = (
      "    scores -= scores.max(-1, keepdims=True)\n    p = ", "    scores -= scores.max(-1, keepdims=True)\n    p = "
      "(np.arange(S)[None] <= positions[:, None]) * ", "The mask comes after softmax"),
     ("attend", "matmul", "axis=2", "axis=1", "Softmax goes over the queries"),
+    ("attend", "groups", "    scores -= scores.max(-1, keepdims=True)\n", "", "exp overflows"),
     ("join", "concatenate", "heads[:, n, :] for n in range(heads.shape[1])",
      "heads[:, :, h] for h in range(heads.shape[2])", "The heads are joined in the wrong order"),
     ("join", "sum", "heads[:, n] @", "heads[:, N - 1 - n] @", "The heads lie from the last"),

@@ -96,7 +96,9 @@ def test_a_step_is_a_file_that_explains_itself(step: Step) -> None:
     legend = next((line for line in text.splitlines() if line.startswith("# ")), "")
     for letters in letters_of(step):
         for letter in letters:
-            assert f"{letter}: " in legend or f"{letter} is " in text, (letter, legend)
+            assert f"{letter}: " in legend, (letter, legend)
+    if step.name in ("merge", "adamw_step"):
+        assert legend == ""
 
 
 def letters_of(step: Step) -> set[str]:

@@ -6,6 +6,7 @@ first place that parts is the answer, and what is often done wrong is recognised
 
 import signal
 import time
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -201,7 +202,7 @@ class _Run:
 
 def _does(mistake: Mistake, step: Step, args: tuple[Any, ...], yours: tuple[Any, ...]) -> bool:
     try:
-        with np.errstate(all="ignore"):
+        with warnings.catch_warnings(action="ignore"):
             wrong = mistake.wrong(*args)
     except Exception:  # noqa: BLE001 - a mistake may fail where shapes do not fit it
         return False

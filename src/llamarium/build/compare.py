@@ -68,9 +68,17 @@ def same(outputs: Sequence[str], yours: Sequence[Any], wrong: Sequence[Any]) -> 
     if len(yours) != len(wrong):
         return False
     return all(
-        _same_array(mine, other) if output else _value_problem(mine, other) is None and _same_value(mine, other)
+        _same_array(mine, other) if output else _is_nan(mine, other) or _is_same_value(mine, other)
         for output, mine, other in zip(outputs, yours, wrong, strict=True)
     )
+
+
+def _is_nan(mine: Any, wrong: Any) -> bool:
+    return all(isinstance(value, (float, np.floating)) and bool(np.isnan(value)) for value in (mine, wrong))
+
+
+def _is_same_value(mine: Any, wrong: Any) -> bool:
+    return _value_problem(mine, wrong) is None and _same_value(mine, wrong)
 
 
 def _same_array(mine: Any, wrong: NDArray[Any]) -> bool:

@@ -209,7 +209,7 @@ def _letters(step: Step) -> str:
     }  # fmt: skip
     text = (step.right.__doc__ or "") + " ".join(step.outputs)
     words = [word.strip("().,;*:") for word in text.split()]
-    used = [letter for letter in meanings if any(letter in word for word in words if word.isupper())]
+    used = [letter for letter in meanings if any(letter in word for word in words if set(word) <= set(meanings))]
     return "\n# " + ", ".join(f"{letter}: {meanings[letter]}" for letter in used) + "\n" if used else ""
 
 

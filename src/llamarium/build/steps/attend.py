@@ -16,8 +16,9 @@ def attend(q_TNH: Floats, k_SKH: Floats, v_SKH: Floats, positions_T: Ints) -> tu
     """Let each query gather values: scores, mask, softmax, sum.
 
     The score of a query and a key is q·k / sqrt(H). A query at position p sees the keys at positions 0 to p, its own
-    included. Softmax over the keys makes shares of the scores; a head gathers the values by its shares. N / K query
-    heads that follow each other share one head of keys and values: 0, 1 and 2 share the first where N / K is 3.
+    included. Softmax makes shares of a query's scores: exp(score), divided by the sum of them. Large scores overflow
+    exp; subtracting the largest from all changes no share. A head gathers the values, each times its share. N / K query
+    heads that follow each other use one head of keys and values: 0, 1 and 2 use the first where N / K is 3.
 
     Args:
         q_TNH: Queries, (T, N, H), rotated.
@@ -47,6 +48,8 @@ def attend_cached(
     join: Callable[[Floats], Floats],
 ) -> tuple[Floats, Floats, Floats]:
     """Run attention for T new tokens that follow S earlier ones, whose keys and values were kept.
+
+    Positions go on: the first new token stands at S.
 
     Args:
         x_TD: The normalised stream of the new tokens, (T, D).
@@ -95,6 +98,14 @@ def _attend_so(
     shares = shares_of(shares / shares.sum(axis=axis, keepdims=True))
     shares = np.where(mask, shares, 0) if mask_after else shares
     return shares, np.einsum("nts,snh->tnh", shares, v_SNH)
+
+
+def _overflowing(q: Floats, k: Floats, v: Floats, positions: Ints) -> tuple[Floats, Floats]:
+    times = q.shape[1] // k.shape[1]
+    scores = np.einsum("tnh,snh->nts", q, np.repeat(k, times, axis=1)) / np.sqrt(np.float32(q.shape[-1]))
+    powers = np.exp(np.where(np.arange(len(k)) <= positions[:, None], scores, -np.inf))
+    shares = powers / powers.sum(axis=-1, keepdims=True)
+    return shares, np.einsum("nts,snh->tnh", shares, np.repeat(v, times, axis=1))
 
 
 def _strictly_past(past: Ints, now: Ints) -> Bools:
@@ -203,6 +214,7 @@ STEPS = (
                     partial(_attend_so, masked=0.0)),
             Mistake("The mask comes after softmax, and the shares no longer sum to 1; mask the scores.",
                     partial(_attend_so, mask_after=True)),
+            Mistake("exp overflows: subtract the largest score of each query first.", _overflowing),
             Mistake("Softmax goes over the queries; over the keys, the last axis, is meant.",
                     partial(_attend_so, axis=-2)),
             Mistake("Softmax goes over the heads; over the keys, the last axis, is meant.",

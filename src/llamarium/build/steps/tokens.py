@@ -16,15 +16,15 @@ Rank = Callable[[bytes, bytes], int | None]
 def merge(piece: bytes, rank: Rank) -> list[bytes]:
     """Join the bytes of a piece into tokens.
 
-    Begin with one part for each byte. Of all neighbours that have a rank, join the two with the lowest rank, the
-    leftmost of equals. Repeat until no neighbours have a rank.
+    Begin with one part for each byte. Of all pairs of neighbours that have a rank, join the one with the lowest rank,
+    the leftmost of equals. Repeat until no pair of neighbours has a rank.
 
     Args:
         piece: A word with the space before it, as UTF-8 bytes.
         rank: rank(left, right) is a number, or None where the two never merge.
 
     Returns:
-        The tokens, in order; joined they are the piece.
+        The tokens in order, a list of bytes; joined they are the piece.
     """
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while True:

@@ -14,7 +14,9 @@ from llamarium.build.steps.types import Bools, Floats, Ints, floats
 def loss(logits_TV: Floats, ids_T: Ints, is_answer_T: Bools) -> float:
     """Return the mean of -log P(token) over the tokens of the answer.
 
-    The logits at t are of the token at t + 1; so the first token is not predicted, and the last logits are not used.
+    P is the softmax of a row of logits: exp(logit), divided by the sum of them; subtract the largest first, as exp
+    overflows. The logits at t are of the token at t + 1; so the first token is not predicted, and the last logits are
+    not used.
 
     Args:
         logits_TV: (T, V).
@@ -44,8 +46,9 @@ def adamw_step(
 ) -> tuple[Floats, Floats, Floats]:
     """Move weights against their gradient (AdamW).
 
-    m and v are running means of the gradient and of its square: m = beta_1 * m + (1 - beta_1) * gradient. Both begin at
-    0, so they are divided by 1 - beta**step. The weights shrink by learning_rate * weight_decay * w and move by
+    m and v are running means of the gradient and of its square: m = beta_1 * m + (1 - beta_1) * gradient, and v the
+    same with beta_2 and gradient**2. Both begin at 0, so they are corrected before they are used: m is divided by
+    1 - beta_1**step, v by 1 - beta_2**step. The weights shrink by learning_rate * weight_decay * w and move by
     -learning_rate * m / (sqrt(v) + eps), with the corrected m and v.
 
     Args:
