@@ -65,9 +65,10 @@ def _answers(request: dict[str, Any]) -> Iterator[tuple[str, Result | dict[str, 
         try:
             yield from _read_answers(worker, read, request | {"descriptor": write})
         except _StoppedError as stopped:
+            code = _code(worker)
             said.seek(0)
             lines = said.read().decode("utf-8", "replace").strip().splitlines()
-            yield _stopped(worker.wait(), stopped.running, request["limit_s"], lines[-1][:200] if lines else "")
+            yield _stopped(code, stopped.running, request["limit_s"], lines[-1][:200] if lines else "")
         finally:
             _kill(worker)
 
@@ -96,7 +97,7 @@ def _read_answers(
             assert running is not None
             yield running, Result(**answer["result"]) if "result" in answer else answer["whole"]
             running, num_answers = None, num_answers + 1
-    if running is not None or (worker.wait() != 0 and not num_answers):  # between two steps: the rest is asked anew
+    if running is not None or (_code(worker) != 0 and not num_answers):  # between two steps: the rest is asked anew
         raise _StoppedError(running)
 
 
@@ -132,6 +133,15 @@ def _stopped(code: int, running: str | None, limit_s: float, said: str) -> tuple
     if running == "whole":
         return running, {"error": words}
     return running, Result(running, status, words, section=step_named(running).section)
+
+
+def _code(worker: "subprocess.Popen[str]") -> int:
+    """Return the exit code of a process that has closed its answers; end it if it goes on."""
+    try:
+        return worker.wait(5)
+    except subprocess.TimeoutExpired:
+        _kill(worker)
+        return worker.returncode
 
 
 def _kill(worker: "subprocess.Popen[str]") -> None:
