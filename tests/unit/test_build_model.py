@@ -257,7 +257,11 @@ def test_a_folder_from_elsewhere_is_refused_until_it_is_checked(tmp_path: Path, 
     next(iter(llamarium.build.check_folder(folder, "embed")))
     assert llamarium.load(folder).generate("O", temperature=0, max_tokens=3).text
     own_folders.note(folder)
-    assert (own_folders.cache_folder() / "own_folders.jsonl").read_text().count("foreign") == 1
+    listed = own_folders.cache_folder() / "own_folders.jsonl"
+    assert listed.read_text().count("foreign") == 1
+    shutil.rmtree(folder)
+    own_folders.note(tmp_path)
+    assert "foreign" not in listed.read_text()
 
 
 def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llamarium.errors import LlamariumError, escape, warn_caller
 from llamarium.hub.builtin import cache_folder
+from llamarium.io import atomic_file
 
 COURSE = "course.json"
 """The file by which such a folder is known: steps, texts, and the model whose weights are used."""
@@ -20,25 +21,29 @@ def is_learner_folder(path: Path) -> bool:
 
 
 def note(folder: Path) -> None:
-    """Note that a folder's code may be run; a warning says so if that cannot be written."""
+    """Note that a folder's code may be run, and drop those that are gone; a warning says so if it cannot be written."""
     if is_noted(folder):
         return
     try:
         path = _list()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(str(folder.resolve())) + "\n")
-    except (OSError, LlamariumError) as error:
+        kept = [line for line in _lines() if Path(json.loads(line)).is_dir()]
+        with atomic_file(path) as file:
+            file.write("".join(f"{line}\n" for line in (*kept, json.dumps(str(folder.resolve())))).encode())
+    except (OSError, ValueError, TypeError, LlamariumError) as error:
         warn_caller(f"that {escape(folder)} is yours could not be noted ({escape(error)}), so -m will refuse it")
 
 
 def is_noted(folder: Path) -> bool:
     """Return whether a folder's code may be run."""
+    return json.dumps(str(folder.resolve())) in _lines()
+
+
+def _lines() -> list[str]:
     try:
-        lines = _list().read_text(encoding="utf-8").splitlines()
+        return _list().read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, LlamariumError):
-        return False
-    return json.dumps(str(folder.resolve())) in lines
+        return []
 
 
 def _list() -> Path:
