@@ -120,7 +120,7 @@ class _Run:
                     raise
                 found.append(error)
         if not found:
-            inside = f"{self._num_calls} calls inside the model"
+            inside = f"{self._num_calls} call{'' if self._num_calls == 1 else 's'} inside the model"
             return Result(
                 self._step.name, "passed", "is right", checked=f"{len(cases)} random shapes, {inside}{self._slow}"
             )

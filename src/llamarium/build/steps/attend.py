@@ -117,14 +117,15 @@ def _cached_so(
     attend: Callable[..., tuple[Floats, Floats]], join: Callable[[Floats], Floats], *, how: str,
 ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
     """Run attention over a cache with one thing changed."""
-    start = 0 if how == "from 0" else len(k_past)
-    positions = start + np.arange(len(x))
+    now = np.arange(len(x))
+    turned_at = now if how in ("from 0", "rotated from 0") else len(k_past) + now
+    positions = now if how in ("from 0", "seen from 0") else len(k_past) + now
     q, k_new, v_new = project(x)
     if how == "unrotated":
         k_all, v_all = np.concatenate([k_past, k_new]), np.concatenate([v_past, v_new])
         turned = rotate(q, k_new, v_new, positions)[0]
         return join(attend(turned, k_all, v_all, positions)[1]), k_all, v_all
-    q, k_new, v_new = rotate(q, k_new, v_new, positions)
+    q, k_new, v_new = rotate(q, k_new, v_new, turned_at)
     k_all, v_all = np.concatenate([k_past, k_new]), np.concatenate([v_past, v_new])
     if how == "in front":
         k_all, v_all = np.concatenate([k_new, k_past]), np.concatenate([v_new, v_past])
@@ -241,6 +242,10 @@ STEPS = (
                     partial(_cached_so, how="past rotated again")),
             Mistake("Positions begin at 0 in every call; the first new token stands at S.",
                     partial(_cached_so, how="from 0")),
+            Mistake("The new tokens are rotated as if they stood at 0; the first of them stands at S.",
+                    partial(_cached_so, how="rotated from 0")),
+            Mistake("The new tokens see as if they stood at 0; the first of them stands at S, and sees all before it.",
+                    partial(_cached_so, how="seen from 0")),
             Mistake("Keys are kept before their rotation, and the kept ones are used so.",
                     partial(_cached_so, how="unrotated")),
             Mistake("The new keys and values stand in front of the kept ones; they follow them.",
