@@ -140,7 +140,7 @@ PLANTED: tuple[tuple[str, str, str, str, str], ...] = (
     ("attend_cached", "stack", "np.vstack((k_past, k))",
      "np.vstack((rotate(k_past, k_past, v_past, np.arange(start))[1], "
      "k))", "Keys from the cache are rotated again; they"),
-    ("attend_cached", "filled", "project(x), S + np.arange(T)", "project(x), np.arange(T)", "The new tokens are rotated"),
+    ("attend_cached", "filled", "project(x), S + np.arange(T)", "project(x), np.arange(T)", "The new tokens are"),
     ("attend_cached", "filled", "v_all, S + np.arange(T)", "v_all, np.arange(T)", "The new tokens see as if"),
     ("attend_cached", "stack", "np.arange(start, start + x.shape[0])", "np.arange(x.shape[0])", "Positions begin at 0"),
     ("attend_cached", "filled", "q, k_all[S:], v_all[S:] = rotate(*project(x), S + np.arange(T))",
