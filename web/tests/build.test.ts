@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { linkToPlace, stepAt } from "../src/build/build";
+import { linkToPlace, stepAt } from "../src/lib/build";
 import { readLink } from "../src/lib/link";
 import type { StepView } from "../src/schema";
 

@@ -16,7 +16,7 @@ import { blockPlace, sheetStrength } from "./entered";
 import { Leaf } from "./leaf";
 import type { Mark } from "../marks/marks";
 import type { BlockNumbers } from "../data/near";
-import { Once } from "../data/once";
+import { Once } from "../marks/once";
 
 function fill(leaf: Leaf, numbers: BlockNumbers, data: Data): void {
   switch (numbers.block) {

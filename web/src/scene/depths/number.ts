@@ -9,7 +9,7 @@ import { numberStrength, productPlaces } from "./entered";
 import { Leaf } from "./leaf";
 import type { Ink, Mark } from "../marks/marks";
 import type { ProductNumbers } from "../data/near";
-import { Once } from "../data/once";
+import { Once } from "../marks/once";
 
 const SHOWN = { wide: 8, narrow: 6 } as const;
 

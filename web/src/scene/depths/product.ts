@@ -12,7 +12,7 @@ import { Leaf } from "./leaf";
 import type { Mark } from "../marks/marks";
 import type { ProductNumbers } from "../data/near";
 import { termsOf } from "./number";
-import { Once } from "../data/once";
+import { Once } from "../marks/once";
 import type { Product } from "../places/place";
 import { NUMBER } from "../places/sheet";
 

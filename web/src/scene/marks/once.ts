@@ -2,7 +2,7 @@
 
 import type { Camera } from "../places/camera";
 import type { Data } from "./data";
-import type { Mark } from "../marks/marks";
+import type { Mark } from "./marks";
 
 export class Once {
   readonly #kept = new WeakMap<object, { readonly key: string; readonly marks: readonly Mark[] }>();

@@ -1,10 +1,12 @@
 /** What the server says of a learner's folder. */
-import { json } from "../lib/api";
-import { type View, writeLink } from "../lib/link";
+import { get, json } from "./api";
+import { type View, writeLink } from "./link";
 import type { CourseView, HintView, Result, StepView } from "../schema";
 
 export const buildApi = {
   course: (): Promise<CourseView> => json("GET", "/inspect/build"),
+  /** As above, asked for once: which steps there are does not change. */
+  steps: (): Promise<CourseView> => get("/inspect/build"),
   check: (step: string): Promise<Result> => json("POST", "/inspect/build/checks", { step }),
   hint: (step: string): Promise<HintView> => json("POST", "/inspect/build/hints", { step }),
 };
