@@ -1,7 +1,7 @@
 /** The marks of a sheet are made once for its numbers, the picture's size and a moment: a camera that moves paints the same ones. */
 
 import type { Camera } from "../places/camera";
-import type { Data } from "./data";
+import type { Data } from "../data/data";
 import type { Mark } from "./marks";
 
 export class Once {
