@@ -139,8 +139,8 @@ class Inspector(Generic[LlamaT]):
             examples: The name of a bundled task; or (prompt, label, group), where the last token's stream is read, and
                 a group, such as the examples of one word, is fitted or tested on as a whole.
             ridge: The penalty on the map's length, for standardised streams.
-            num_splits: Random halves that are fitted and tested on in turn.
-            seed: Chooses them, and shuffles the labels of the control.
+            num_splits: Random halves of the groups that are tested on in turn, no two alike; all where there are fewer.
+            seed: Chooses them.
         """
         llama = self._llama
         if isinstance(examples, str):

@@ -74,11 +74,11 @@ def surprise_after_error(
     num_tokens: int = 16,
     stride: int = 4,
     seed: int = 0,
-    before_text: Callable[[], object] = int,
+    check_wanted: Callable[[], object] | None = None,
 ) -> AfterError:
     """Replace tokens of texts one at a time; see `Inspector.surprise_after_error`.
 
-    `before_text` is called before each text; an exception of it ends the work.
+    `check_wanted` is called before each text; an exception of it ends the work.
 
     Raises:
         InputError: If no text has room for a place, or a number is out of range.
@@ -91,7 +91,8 @@ def surprise_after_error(
     known, rng = [check_ids(runner.config, ids) for ids in texts], np.random.default_rng(seed)
     pairs_2PD: list[NDArray[np.float64]] = []
     for ids in known:
-        before_text()
+        if check_wanted:
+            check_wanted()
         pairs_2PD.extend(_of_text(runner, ids, kind, num_tokens, stride, rng))
     if not pairs_2PD:
         least = _FIRST + num_tokens + 1

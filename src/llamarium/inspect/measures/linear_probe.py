@@ -2,17 +2,17 @@
 
 A probe is fitted on the streams of some examples and tested on others, whose words it has not seen. An accuracy near
 chance means that no linear map was found; a high one that the property can be read there, not that the model uses it.
-The control is the same probe for labels that were shuffled: what it reaches above chance is the probe's own doing.
 
 Streams are standardised by the mean and deviation of the training half. The probe is ridge regression onto the classes,
-solved in its dual form, as there are fewer examples than columns.
+solved in its dual form, whose time grows with the examples and little with the columns.
 
-Source: Alain & Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt & Liang 2019,
-"Designing and Interpreting Probes with Control Tasks", for the control.
+Source: Alain & Bengio 2016, "Understanding intermediate layers using linear classifier probes".
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -54,19 +54,23 @@ class ProbedLayer:
     Attributes:
         layer: The stream after this layer; None is the embedding row.
         accuracy: Share of the held-out examples whose label is found, the mean over the splits.
-        error: The standard deviation of that over the splits.
-        control: The accuracy for shuffled labels.
+        deviation: The standard deviation of that over the splits.
     """
 
     layer: int | None
     accuracy: float
-    error: float
-    control: float
+    deviation: float
 
 
 @dataclass(frozen=True, slots=True)
 class LinearProbe(JsonView):
-    """Probes of all layers; `chance` is the share of the most frequent of the `labels`."""
+    """Probes of all layers.
+
+    Attributes:
+        labels: The labels, sorted.
+        num_splits: How many different halves were tested on.
+        chance: The share of the most frequent label.
+    """
 
     labels: tuple[str, ...]
     num_examples: int
@@ -82,11 +86,11 @@ def linear_probe(
     ridge: float = 1.0,
     num_splits: int = 5,
     seed: int = 0,
-    before_batch: Callable[[], object] = int,
+    check_wanted: Callable[[], object] | None = None,
 ) -> LinearProbe:
     """Fit and test a probe of each layer; see `Inspector.probe`.
 
-    `before_batch` is called before each batch of prompts; an exception of it ends the work.
+    `check_wanted` is called before each batch of prompts; an exception of it ends the work.
 
     Raises:
         InputError: If there are fewer than two labels or groups, or too many examples, or a number is out of range.
@@ -100,22 +104,17 @@ def linear_probe(
     check_finite("ridge", ridge)
     if ridge <= 0:
         raise InputError(f"ridge is {ridge}; expected a number above 0")
-    streams_LED = np.concatenate(list(_streams(runner, examples, before_batch)), axis=1)
+    streams_LED = np.concatenate(list(_streams(runner, examples, check_wanted)), axis=1)
     if not np.isfinite(streams_LED).all():
         raise LlamariumError("the model's streams are not finite, so nothing can be read from them")
-    rng = np.random.default_rng(seed)
-    tests_SE = [np.isin(group_E, rng.permutation(len(groups))[: len(groups) // 2]) for _ in range(num_splits)]
-    shuffled_E = rng.permutation(label_E)
-    found = [
-        ProbedLayer(
-            None if place == 0 else place - 1,
-            *_mean_and_deviation([_accuracy(x_ED, label_E, test_E, ridge) for test_E in tests_SE]),
-            control=_mean_and_deviation([_accuracy(x_ED, shuffled_E, test_E, ridge) for test_E in tests_SE])[0],
-        )
-        for place, x_ED in enumerate(streams_LED)
-    ]
+    tests_SE = [np.isin(group_E, half) for half in _halves(len(groups), num_splits, seed)]
+    found = list[ProbedLayer]()
+    for place, x_ED in enumerate(streams_LED):
+        accuracies = [_accuracy(x_ED, label_E, test_E, ridge) for test_E in tests_SE]
+        layer = None if place == 0 else place - 1
+        found.append(ProbedLayer(layer, float(np.mean(accuracies)), float(np.std(accuracies))))
     chance = float(np.bincount(label_E).max() / len(label_E))
-    return LinearProbe(labels, len(examples), num_splits, chance, tuple(found))
+    return LinearProbe(labels, len(examples), len(tests_SE), chance, tuple(found))
 
 
 def _numbered(values: Sequence[str], what: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -126,13 +125,27 @@ def _numbered(values: Sequence[str], what: str) -> tuple[tuple[str, ...], NDArra
     return names, np.array([names.index(value) for value in values])
 
 
-def _streams(runner: Runner, examples: Sequence[Example], before_batch: Callable[[], object]) -> Iterator[Floats]:
+def _halves(num_groups: int, num_splits: int, seed: int) -> list[tuple[int, ...]]:
+    """Return the groups that are tested on in each split, no two alike; all there are where these are fewer."""
+    size = num_groups // 2
+    if comb(num_groups, size) <= num_splits:
+        return list(combinations(range(num_groups), size))
+    rng, halves = np.random.default_rng(seed), dict[tuple[int, ...], None]()  # a set that keeps its order
+    while len(halves) < num_splits:
+        halves[tuple(sorted(rng.permutation(num_groups)[:size].tolist()))] = None
+    return list(halves)
+
+
+def _streams(
+    runner: Runner, examples: Sequence[Example], check_wanted: Callable[[], object] | None
+) -> Iterator[Floats]:
     """Yield the streams of some examples' last tokens, side by side: (L + 1, C, D), from the embedding on."""
     c = runner.config
     keys: list[Key] = [("embed", None), *(("resid", layer) for layer in range(c.num_hidden_layers))]
     waiting = _texts([check_ids(c, one.prompt_ids) for one in examples])
     while waiting:
-        before_batch()
+        if check_wanted:
+            check_wanted()
         count = max(1, int((np.cumsum([len(ids) for ids, _ in waiting]) <= _TOKENS).sum()))
         texts, waiting = waiting[:count], waiting[count:]
         memory = Memory(runner, sum(blocks_for(len(ids)) for ids, _ in texts) * BLOCK_SIZE)
@@ -167,7 +180,3 @@ def _accuracy(x_ED: Floats, label_E: NDArray[np.int64], test_E: NDArray[np.bool_
     dual_EC = np.linalg.solve(gram_EE[train_E] + penalty, target_EC[train_E] - bias_C)
     found_E = (gram_EE[test_E] @ dual_EC + bias_C).argmax(1)
     return float((found_E == label_E[test_E]).mean())
-
-
-def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    return float(np.mean(values)), float(np.std(values))

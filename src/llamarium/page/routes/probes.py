@@ -181,7 +181,7 @@ async def linear_probe(request: Request, query: Annotated[schema.LinearProbeQuer
     """Return how well a linear map reads a property from the stream, before and after each layer."""
 
     def read(llama: "Llama", _: object) -> LinearProbe:
-        return probes_of(llama.runner, examples_of(query.task, llama.tokenizer), before_batch=check_wanted)
+        return probes_of(llama.runner, examples_of(query.task, llama.tokenizer), check_wanted=check_wanted)
 
     return await work_on(request, "task", read)
 
@@ -192,7 +192,7 @@ async def after_error(request: Request, query: Annotated[schema.AfterErrorQuery,
 
     def read(llama: "Llama", _: object) -> AfterError:
         texts = [llama.encode(text) for text in errors.TEXTS]
-        return errors.surprise_after_error(llama.runner, texts, kind=query.kind, before_text=check_wanted)
+        return errors.surprise_after_error(llama.runner, texts, kind=query.kind, check_wanted=check_wanted)
 
     return await work_on(request, "kind", read)
 
