@@ -193,7 +193,7 @@ def rotate(q, k, v, positions, theta):
 def attend(q, k, v, positions):
     T, N, H = q.shape
     S, K, _ = k.shape
-    shares = np.zeros((N, T, S), np.float32)
+    pattern = np.zeros((N, T, S), np.float32)
     out = np.zeros((T, N, H), np.float32)
     for n in range(N):
         kv = n // (N // K)
@@ -201,9 +201,9 @@ def attend(q, k, v, positions):
             seen = int(positions[t]) + 1
             scores = k[:seen, kv] @ q[t, n] / H ** 0.5
             e = np.exp(scores - scores.max())
-            shares[n, t, :seen] = e / e.sum()
-            out[t, n] = shares[n, t] @ v[:, kv]
-    return shares, out
+            pattern[n, t, :seen] = e / e.sum()
+            out[t, n] = pattern[n, t] @ v[:, kv]
+    return pattern, out
 """,
         "groups": """
 def attend(q, k, v, positions):

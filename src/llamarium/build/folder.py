@@ -137,7 +137,8 @@ def template(step: Step) -> str:
     function = _plain_source(step)
     docstring = function.body[0]
     function.body = [docstring, *ast.parse(f"raise NotImplementedError({EMPTY!r})").body]
-    about = f"Step {number_of(step)}: {step.title}.\n\n{step.about}\n\nThe course: {section_words(step.section)}."
+    about = textwrap.fill(step.about, 110)
+    about = f"Step {number_of(step)}: {step.title}.\n\n{about}\n\nThe course: {section_words(step.section)}."
     letters = _letters(step)
     return f'"""{about}\n"""\n\nimport numpy as np\n{letters}\n\n{_unparsed(function)}\n'
 

@@ -1,6 +1,4 @@
-"""Steps 6 and 14: scores, mask and softmax, and attention over a cache."""
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The mistakes are functions of any arguments.
+"""Scores, mask and softmax, and attention over a cache."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +7,7 @@ import numpy as np
 
 from llamarium.build.step import Arguments, Mistake, Step
 from llamarium.build.steps.attention import Heads, join, project, random_heads, rotate
-from llamarium.build.steps.types import Bools, Floats, Ints, floats
+from llamarium.build.steps.types import Bools, Floats, Ints, floats, softmax
 
 
 def attend(q_TNH: Floats, k_SKH: Floats, v_SKH: Floats, positions_T: Ints) -> tuple[Floats, Floats]:
@@ -27,15 +25,15 @@ def attend(q_TNH: Floats, k_SKH: Floats, v_SKH: Floats, positions_T: Ints) -> tu
         positions_T: The position of each query, (T,).
 
     Returns:
-        The shares, (N, T, S), and what each head gathers, (T, N, H).
+        The pattern, (N, T, S), which is each query's shares, and what each head gathers, (T, N, H).
     """
     (_, N, H), (S, K, _) = q_TNH.shape, k_SKH.shape
     k_SNH, v_SNH = np.repeat(k_SKH, N // K, axis=1), np.repeat(v_SKH, N // K, axis=1)
     scores_NTS = np.einsum("tnh,snh->nts", q_TNH, k_SNH) / np.sqrt(np.float32(H))
     scores_NTS = np.where(np.arange(S) <= positions_T[:, None], scores_NTS, -np.inf)
-    shares_NTS = np.exp(scores_NTS - scores_NTS.max(axis=-1, keepdims=True))
-    shares_NTS = shares_NTS / shares_NTS.sum(axis=-1, keepdims=True)
-    return shares_NTS, np.einsum("nts,snh->tnh", shares_NTS, v_SNH)
+    pattern_NTS = np.exp(scores_NTS - scores_NTS.max(axis=-1, keepdims=True))
+    pattern_NTS = pattern_NTS / pattern_NTS.sum(axis=-1, keepdims=True)
+    return pattern_NTS, np.einsum("nts,snh->tnh", pattern_NTS, v_SNH)
 
 
 def attend_cached(
@@ -57,7 +55,7 @@ def attend_cached(
         v_past_SKH: The values that were kept, (S, K, H).
         project: project(x) -> q, k, v of the new tokens.
         rotate: rotate(q, k, v, positions) -> q, k, v.
-        attend: attend(q, k, v, positions) -> shares, heads; k and v of all tokens, earlier and new.
+        attend: attend(q, k, v, positions) -> pattern, heads; k and v of all tokens, earlier and new.
         join: join(heads) -> (T, D).
 
     Returns:
@@ -85,7 +83,7 @@ def _attend_so(
     masked: float = -np.inf,
     axis: int = -1,
     mask_after: bool = False,
-    shares_of: Callable[[Floats], Floats] = lambda shares: shares,
+    softmax: Callable[[Floats, int], Floats] = softmax,
 ) -> tuple[Floats, Floats]:
     """Attend with one thing changed."""
     times, num_past = q.shape[1] // k.shape[1], len(k)
@@ -94,22 +92,14 @@ def _attend_so(
     mask = sees(np.arange(num_past), positions[:, None])
     if not mask_after:
         scores = np.where(mask, scores, np.float32(masked))
-    shares = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    shares = shares_of(shares / shares.sum(axis=axis, keepdims=True))
-    shares = np.where(mask, shares, 0) if mask_after else shares
-    return shares, np.einsum("nts,snh->tnh", shares, v_SNH)
+    pattern = softmax(scores, axis)
+    pattern = np.where(mask, pattern, 0) if mask_after else pattern
+    return pattern, np.einsum("nts,snh->tnh", pattern, v_SNH)
 
 
-def _overflowing(q: Floats, k: Floats, v: Floats, positions: Ints) -> tuple[Floats, Floats]:
-    times = q.shape[1] // k.shape[1]
-    scores = np.einsum("tnh,snh->nts", q, np.repeat(k, times, axis=1)) / np.sqrt(np.float32(q.shape[-1]))
-    powers = np.exp(np.where(np.arange(len(k)) <= positions[:, None], scores, -np.inf))
-    shares = powers / powers.sum(axis=-1, keepdims=True)
-    return shares, np.einsum("nts,snh->tnh", shares, np.repeat(v, times, axis=1))
-
-
-def _strictly_past(past: Ints, now: Ints) -> Bools:
-    return past < now
+def _overflowing(scores: Floats, axis: int) -> Floats:
+    powers = np.exp(scores)
+    return powers / powers.sum(axis=axis, keepdims=True)
 
 
 def _cached_so(
@@ -156,12 +146,8 @@ def _project(weights: tuple[Floats, Floats, Floats], num_heads: int, num_kv_head
 
 
 def _cached_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    for tokens, past, heads, kv_heads, size, width in (
-        (5, 0, 4, 2, 8, 8),
-        (1, 6, 4, 2, 4, 8),
-        (3, 4, 3, 3, 6, 10),
-        (1, 2, 2, 1, 4, 6),
-    ):
+    shapes = (5, 0, 4, 2, 8, 8), (1, 6, 4, 2, 4, 8), (3, 4, 3, 3, 6, 10), (1, 2, 2, 1, 4, 6)
+    for tokens, past, heads, kv_heads, size, width in shapes:
         w_q, w_k, w_v = (floats(rng, count * size, width) for count in (heads, kv_heads, kv_heads))
         w_o = floats(rng, width, heads * size)
         yield (
@@ -179,12 +165,11 @@ STEPS = (
     Step(
         attend,
         "Scores, mask, softmax",
-        "Each query is compared with the keys of its past; softmax makes shares of the scores; the head gathers "
-        "values\n"
+        "Each query is compared with the keys of its past; softmax makes shares of the scores; the head gathers values "
         "by these shares.",
         "2-how-attention-works#One head in four lines",
         "attention",
-        ("shares NTS", "heads TNH"),
+        ("pattern NTS", "heads TNH"),
         (
             "Give every query head its keys first: each of the K heads is repeated N / K times, one after the other.",
             "Scores that a query may not see become -inf before softmax; softmax goes over the last axis, the keys.",
@@ -192,15 +177,16 @@ STEPS = (
         _attend_cases,
         (
             Mistake("The heads of keys are repeated as a whole (0 1 0 1); each is repeated by itself (0 0 1 1): "
-                    "np.repeat, "
-                    "torch.repeat_interleave.", partial(_attend_so, spread=lambda x, times: np.tile(x, (1, times, 1))),
+                    "np.repeat, torch.repeat_interleave.",
+                    partial(_attend_so, spread=lambda x, times: np.tile(x, (1, times, 1))),
                     "2-how-attention-works#Groups of heads share keys and values"),
             Mistake("The scores are not divided by the root of H.", partial(_attend_so, divisor=lambda q: 1.0)),
             Mistake("The scores are divided by H; by its root is meant.",
                     partial(_attend_so, divisor=lambda q: q.shape[-1])),
             Mistake("The scores are divided by the root of N * H; each head has H numbers.",
                     partial(_attend_so, divisor=lambda q: (q.shape[-1] * q.shape[-2]) ** 0.5)),
-            Mistake("The mask is off by one: a token does not see itself.", partial(_attend_so, sees=_strictly_past)),
+            Mistake("The mask is off by one: a token does not see itself.",
+                    partial(_attend_so, sees=lambda past, now: past < now)),
             Mistake("The mask is off by one: a token sees the one after it.",
                     partial(_attend_so, sees=lambda past, now: past <= now + 1)),
             Mistake("There is no mask: a token sees those after it.",
@@ -215,7 +201,8 @@ STEPS = (
                     partial(_attend_so, masked=0.0)),
             Mistake("The mask comes after softmax, and the shares no longer sum to 1; mask the scores.",
                     partial(_attend_so, mask_after=True)),
-            Mistake("exp overflows: subtract the largest score of each query first.", _overflowing),
+            Mistake("exp overflows: subtract the largest score of each query first.",
+                    partial(_attend_so, softmax=_overflowing)),
             Mistake("Softmax goes over the queries; over the keys, the last axis, is meant.",
                     partial(_attend_so, axis=-2)),
             Mistake("Softmax goes over the heads; over the keys, the last axis, is meant.",
@@ -225,7 +212,7 @@ STEPS = (
     Step(
         attend_cached,
         "The KV cache",
-        "Keys and values of earlier tokens never change. So they are kept, and a new token costs one row: its query\n"
+        "Keys and values of earlier tokens never change. So they are kept, and a new token costs one row: its query "
         "looks at the kept keys and its own.",
         _CACHE,
         "growth",

@@ -1,6 +1,4 @@
-"""Steps 4, 5 and 7: queries, keys and values, their rotation, and the heads joined."""
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The mistakes are functions of any arguments.
+"""Queries, keys and values, their rotation, and the heads joined."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -171,11 +169,8 @@ def random_heads(rng: np.random.Generator, tokens: int, past: int, heads: int, k
 
 
 def _rotate_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    for tokens, heads, kv_heads, size, theta, start in (
-        (6, 4, 2, 8, 10_000.0, 0),
-        (5, 3, 3, 6, 500_000.0, 7),
-        (1, 2, 1, 4, 100.0, 40),
-    ):
+    settings = (6, 4, 2, 8, 10_000.0, 0), (5, 3, 3, 6, 500_000.0, 7), (1, 2, 1, 4, 100.0, 40)
+    for tokens, heads, kv_heads, size, theta, start in settings:
         yield *random_heads(rng, tokens, tokens, heads, kv_heads, size), start + np.arange(tokens), theta
 
 
@@ -191,8 +186,7 @@ STEPS = (
     Step(
         project,
         "Queries, keys and values in groups",
-        "Each token asks (query), says what it can be found by (key), and holds what it has to give (value). There "
-        "are\n"
+        "Each token asks (query), says what it can be found by (key), and holds what it has to give (value). There are "
         "N heads of queries and fewer heads of keys and values, K: that is grouped-query attention.",
         "2-how-attention-works#Queries, keys, values",
         "qkv",
@@ -222,7 +216,7 @@ STEPS = (
     Step(
         rotate,
         "RoPE",
-        "Attention does not know where a token stands. So queries and keys are turned by their position, each pair of\n"
+        "Attention does not know where a token stands. So queries and keys are turned by their position, each pair of "
         "numbers like a hand of a clock: fast hands first, slow hands last. Their product then depends on the "
         "distance.",
         _PAIRS,

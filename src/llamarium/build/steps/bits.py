@@ -1,4 +1,4 @@
-"""Step 15: a weight in four bits."""
+"""A weight in four bits."""
 
 from collections.abc import Iterator
 from functools import partial

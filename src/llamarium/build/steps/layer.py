@@ -1,6 +1,4 @@
-"""Steps 3, 8 and 9: the norm, the MLP, and the layer that joins them."""
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The mistakes are functions of any arguments.
+"""The norm, the MLP, and the layer that joins them."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -92,10 +90,8 @@ def _norm_cases(rng: np.random.Generator) -> Iterator[Arguments]:
 
 def _mlp_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     for tokens, width, inner in ((5, 8, 8), (4, 6, 14), (1, 5, 7)):
-        yield (
-            floats(rng, tokens, width),
-            *(floats(rng, *shape) for shape in ((inner, width), (inner, width), (width, inner))),
-        )
+        weights = (floats(rng, *shape) for shape in ((inner, width), (inner, width), (width, inner)))
+        yield floats(rng, tokens, width), *weights
 
 
 def _layer_cases(rng: np.random.Generator) -> Iterator[Arguments]:
@@ -114,8 +110,7 @@ STEPS = (
         rms_norm,
         "RMSNorm",
         "Before attention, before the MLP and before the head, each token's row is brought to the same size: divided "
-        "by\n"
-        "the root of the mean of its squares. gamma then gives each of the D numbers a size of its own.",
+        "by the root of the mean of its squares. gamma then gives each of the D numbers a size of its own.",
         "4-what-a-layer-does#The norm comes before, and the stream runs past it",
         "norm",
         ("y TD",),
@@ -146,7 +141,7 @@ STEPS = (
     Step(
         swiglu,
         "SwiGLU",
-        "The MLP works on each token alone. Two products make F numbers each; silu of the first opens or closes the\n"
+        "The MLP works on each token alone. Two products make F numbers each; silu of the first opens or closes the "
         "second, and a third product brings the result back to D.",
         "4-what-a-layer-does#SwiGLU: each token for itself",
         "mlp",
@@ -181,8 +176,7 @@ STEPS = (
         layer,
         "A layer",
         "A layer is two steps of the same form: normalise the stream, compute, add the result to the stream. The "
-        "stream\n"
-        "itself is never normalised; it runs past the norms.",
+        "stream itself is never normalised; it runs past the norms.",
         "4-what-a-layer-does#Everything is added to one stream",
         "residual",
         ("x TD",),

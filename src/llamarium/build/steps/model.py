@@ -1,6 +1,4 @@
-"""Steps 10 and 11: the trunk and the head."""
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The mistakes are functions of any arguments.
+"""The trunk and the head."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
@@ -8,7 +6,7 @@ from functools import partial, reduce
 import numpy as np
 
 from llamarium.build.step import Arguments, Mistake, Step
-from llamarium.build.steps.types import Floats, Ints, floats
+from llamarium.build.steps.types import Floats, Ints, floats, softmax
 
 OnRows = Callable[[Floats], Floats]
 
@@ -48,11 +46,6 @@ def _through(x: Floats, layers: Sequence[OnRows]) -> Floats:
     return reduce(lambda stream, layer: layer(stream), layers, x)
 
 
-def _softmax(x: Floats) -> Floats:
-    powers = np.exp(x - x.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
 def _of_length_1(x: Floats) -> Floats:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
@@ -67,12 +60,8 @@ def _trunk_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     for tokens, width, num_layers in ((4, 6, 3), (3, 8, 2), (2, 5, 4)):
         table = floats(rng, 9, width)
         layers = [partial(layer, floats(rng, width, width)) for _ in range(num_layers)]
-        yield (
-            rng.integers(0, 9, tokens),
-            lambda ids, table=table: table[ids],
-            layers,
-            partial(norm, floats(rng, width) + 2),
-        )
+        last = partial(norm, floats(rng, width) + 2)
+        yield rng.integers(0, 9, tokens), lambda ids, table=table: table[ids], layers, last
 
 
 def _head_cases(rng: np.random.Generator) -> Iterator[Arguments]:
@@ -122,7 +111,7 @@ STEPS = (
             Mistake("The table is transposed: a row of it stands for a token, and the product is x @ table.T.",
                     lambda x, table: x @ table),
             Mistake("Softmax is applied; logits are wanted, and the choice makes probabilities of them.",
-                    lambda x, table: _softmax(head(x, table))),
+                    lambda x, table: softmax(head(x, table))),
             Mistake("The rows are divided by their lengths (a cosine); the plain product is wanted.",
                     lambda x, table: head(_of_length_1(x), _of_length_1(table))),
             Mistake("The logits are divided by the root of D; only attention's scores are divided.",

@@ -1,6 +1,4 @@
-"""Steps 1 and 2: from text to vectors."""
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The mistakes are functions of any arguments.
+"""From text to vectors."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -49,11 +47,23 @@ def embed(ids_T: Ints, table_VD: Floats) -> Floats:
     return table_VD[ids_T]
 
 
-def _merge_by(order: Callable[[list[tuple[int, int]]], tuple[int, int]], times: int = 1 << 30) -> Callable[..., object]:
-    """Return `merge` with another choice among the (rank, place) of the neighbours that merge."""
+def _bytes_of(piece: bytes) -> list[bytes]:
+    return [piece[i : i + 1] for i in range(len(piece))]
+
+
+def _characters_of(piece: bytes) -> list[bytes]:
+    return [character.encode() for character in piece.decode("utf-8", "replace")]
+
+
+def _merge_by(
+    order: Callable[[list[tuple[int, int]]], tuple[int, int]],
+    times: int = 1 << 30,
+    parts_of: Callable[[bytes], list[bytes]] = _bytes_of,
+) -> Callable[..., object]:
+    """Return `merge` with another choice among the (rank, place) of the neighbours that merge, or another beginning."""
 
     def merge_so(piece: bytes, rank: Rank) -> list[bytes]:
-        parts = [piece[i : i + 1] for i in range(len(piece))]
+        parts = parts_of(piece)
         for _ in range(times):
             numbers = [rank(*pair) for pair in pairwise(parts)]
             ranked = [(number, i) for i, number in enumerate(numbers) if number is not None]
@@ -64,17 +74,6 @@ def _merge_by(order: Callable[[list[tuple[int, int]]], tuple[int, int]], times: 
         return parts
 
     return merge_so
-
-
-def _merge_characters(piece: bytes, rank: Rank) -> list[bytes]:
-    parts = [character.encode() for character in piece.decode("utf-8", "replace")]
-    while True:
-        numbers = [rank(*pair) for pair in pairwise(parts)]
-        ranked = [(number, i) for i, number in enumerate(numbers) if number is not None]
-        if not ranked:
-            return parts
-        _, i = min(ranked)
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 
 def _merge_cases(rng: np.random.Generator) -> Iterator[Arguments]:
@@ -104,8 +103,7 @@ STEPS = (
         merge,
         "Bytes and merges",
         "A text becomes bytes, and bytes become tokens. The vocabulary has learned which two neighbours to join, and "
-        "in\n"
-        "which order: the pair that was learned first has the lowest rank.",
+        "in which order: the pair that was learned first has the lowest rank.",
         "1-from-text-to-vectors#Text becomes ids",
         "tokens",
         ("",),
@@ -125,7 +123,8 @@ STEPS = (
                     _merge_by(lambda ranked: min(ranked, key=lambda pair: (pair[0], -pair[1])))),
             Mistake("Only one merge is made; repeat until no neighbours have a rank.", _merge_by(min, 1)),
             Mistake("Nothing is merged: each byte is a token of its own.", _merge_by(min, 0)),
-            Mistake("The piece is cut into characters; it begins as bytes, and é is two of them.", _merge_characters),
+            Mistake("The piece is cut into characters; it begins as bytes, and é is two of them.",
+                    _merge_by(min, parts_of=_characters_of)),
         ),
     ),
     Step(

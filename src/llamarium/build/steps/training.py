@@ -1,6 +1,4 @@
-"""Steps 16 to 18: the loss, a step of AdamW, and LoRA."""
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The mistakes are functions of any arguments.
+"""The loss, a step of AdamW, and LoRA."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -147,45 +145,25 @@ def _loss_cases(rng: np.random.Generator) -> Iterator[Arguments]:
 
 
 def _adamw_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    for step, shape, eps, decay in (
-        (1, (4, 3), 1e-8, 0.1),
-        (2, (5,), 1e-3, 0.5),
-        (7, (3, 6), 1e-2, 0.2),
-        (30, (4, 4), 1e-2, 0.3),
-    ):
+    settings = (1, (4, 3), 1e-8, 0.1), (2, (5,), 1e-3, 0.5), (7, (3, 6), 1e-2, 0.2), (30, (4, 4), 1e-2, 0.3)
+    for step, shape, eps, decay in settings:
         seen = min(step - 1, 1)
         m, v = floats(rng, *shape, scale=0.1) * seen, floats(rng, *shape, scale=0.01) ** 2 * seen
-        gradient = floats(rng, *shape, scale=0.1)
-        yield (
-            floats(rng, *shape),
-            gradient,
-            m.astype(np.float32),
-            v.astype(np.float32),
-            step,
-            0.03,
-            0.9,
-            0.95,
-            eps,
-            decay,
-        )
+        gradient, numbers = floats(rng, *shape, scale=0.1), (step, 0.03, 0.9, 0.95, eps, decay)
+        yield floats(rng, *shape), gradient, m.astype(np.float32), v.astype(np.float32), *numbers
 
 
 def _lora_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     for tokens, inside, out, rank, alpha in ((4, 6, 6, 6, 3.0), (3, 8, 5, 2, 16.0), (5, 4, 9, 3, 1.0)):
-        yield (
-            floats(rng, tokens, inside),
-            floats(rng, out, inside),
-            floats(rng, rank, inside),
-            floats(rng, out, rank),
-            alpha,
-        )
+        matrices = (floats(rng, *shape) for shape in ((out, inside), (rank, inside), (out, rank)))
+        yield floats(rng, tokens, inside), *matrices, alpha
 
 
 STEPS = (
     Step(
         loss,
         "The loss",
-        "A text is its own exercise: at each place the model has given every token a probability, and the next token\n"
+        "A text is its own exercise: at each place the model has given every token a probability, and the next token "
         "is there to see. The loss is the mean surprise at the answer's tokens.",
         "5-how-a-sentence-grows#Learning",
         "learning",
@@ -218,8 +196,7 @@ STEPS = (
         adamw_step,
         "A step of AdamW",
         "Each weight keeps a running mean of its gradient and of the gradient's square, and moves by their quotient: "
-        "about\n"
-        "learning_rate, whatever the gradient's size is.",
+        "about learning_rate, whatever the gradient's size is.",
         "5-how-a-sentence-grows#Learning",
         "learning",
         ("w *", "m *", "v *"),
@@ -250,8 +227,7 @@ STEPS = (
         lora,
         "LoRA",
         "Instead of a whole weight, two thin factors are learned beside it: their product has few numbers and moves "
-        "the\n"
-        "weight's result.",
+        "the weight's result.",
         "5-how-a-sentence-grows#Learning",
         "learning",
         ("y TO",),

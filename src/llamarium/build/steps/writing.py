@@ -1,16 +1,13 @@
-"""Steps 12 and 13: choosing a token, and the loop that writes."""
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The mistakes are functions of any arguments.
+"""Choosing a token, and the loop that writes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from zlib import crc32
 
 import numpy as np
 
 from llamarium.build.step import Arguments, Mistake, Step
-from llamarium.build.steps.types import Floats, floats
+from llamarium.build.steps.types import Floats, Ints, floats, softmax
 
 NextLogits = Callable[[list[int]], Floats]
 Choose = Callable[[Floats], int]
@@ -83,21 +80,6 @@ def generate(
 # --- what is often done wrong -----------------------------------------------------------------------------------------
 
 
-def _softmax(x: Floats) -> Floats:
-    powers = np.exp(x.astype(np.float64) - x.max())
-    return powers / powers.sum()
-
-
-def _pick(p_V: Floats, top_p: float, u: float, *, kept_of: Callable[[Floats, float], int], scaled: bool = True) -> int:
-    order = np.argsort(-p_V, kind="stable")
-    kept = order[: kept_of(p_V[order].cumsum(), top_p)]
-    if not len(kept):
-        return int(order[-1])  # what a search in nothing gives
-    ends = p_V[kept].cumsum()
-    place = np.searchsorted(ends / ends[-1] if scaled else ends, u, side="right")
-    return int(kept[min(place, len(kept) - 1)])
-
-
 def _until(ends: Floats, top_p: float) -> int:
     return int(np.searchsorted(ends, top_p)) + 1
 
@@ -108,52 +90,42 @@ def _choose_so(
     top_p: float,
     u: float,
     *,
-    probabilities: Callable[[Floats, float], Floats] = lambda logits, temperature: _softmax(logits / temperature),
+    probabilities: Callable[[Floats, float], Floats] = lambda logits, temperature: softmax(logits / temperature),
+    order_of: Callable[[Floats], Ints] = lambda p_V: np.argsort(-p_V, kind="stable"),
     kept_of: Callable[[Floats, float], int] = _until,
+    laid: Callable[[Ints], Ints] = lambda kept: kept,
     scaled: bool = True,
 ) -> int:
     """Choose with one thing changed."""
     if temperature == 0:
         return int(logits.argmax())
-    return _pick(probabilities(logits, temperature), top_p, u, kept_of=kept_of, scaled=scaled)
-
-
-def _least_probable_first(logits: Floats, temperature: float, top_p: float, u: float) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    p_V = _softmax(logits / temperature)
-    order = np.argsort(p_V, kind="stable")
-    kept = order[: _until(p_V[order].cumsum(), top_p)]
+    p_V = probabilities(logits, temperature)
+    order = order_of(p_V)
+    kept = laid(order[: kept_of(p_V[order].cumsum(), top_p)])
+    if not len(kept):
+        return int(order[-1])  # what a search in nothing gives
     ends = p_V[kept].cumsum()
-    return int(kept[min(np.searchsorted(ends / ends[-1], u, side="right"), len(kept) - 1)])
-
-
-def _in_order_of_ids(logits: Floats, temperature: float, top_p: float, u: float) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    p_V = _softmax(logits / temperature)
-    order = np.argsort(-p_V, kind="stable")
-    kept = np.sort(order[: _until(p_V[order].cumsum(), top_p)])
-    ends = p_V[kept].cumsum()
-    return int(kept[min(np.searchsorted(ends / ends[-1], u, side="right"), len(kept) - 1)])
+    place = np.searchsorted(ends / ends[-1] if scaled else ends, u, side="right")
+    return int(kept[min(place, len(kept) - 1)])
 
 
 def _generate_so(
     ids: list[int], bos_id: int | None, stop_ids: list[int], max_new_tokens: int, next_logits: NextLogits,
-    choose: Choose, *, bos: str = "once", reads: Callable[[list[int]], list[int]] = lambda text: text,
+    choose: Choose, *, bos: str = "once", reads: Callable[[list[int], int], list[int]] = lambda text, start: text,
     stops: bool = True, keeps_stop: bool = False, extra: int = 0, with_prompt: bool = False,
 ) -> list[int]:  # fmt: skip
-    """Write with one thing changed."""
-    has_bos = bos == "never" or bos_id is None or (bos == "once" and ids[:1] == [bos_id])
-    text = list(ids) if has_bos else [bos_id, *ids]
+    """Write with one thing changed; what was written begins at `start` of the text."""
+    text = list(ids)
+    if bos_id is not None and (bos == "always" or (bos == "once" and ids[:1] != [bos_id])):
+        text = [bos_id, *text]
     start = len(text)
     for _ in range(max_new_tokens + extra):
-        token = choose(next_logits(reads([token for token in text if token is not None])))
+        token = choose(next_logits(reads(text, start)))
         if stops and token in stop_ids:
             text += [token] if keeps_stop else []
             break
         text.append(token)
-    return [token for token in text[0 if with_prompt else start :] if token is not None]
+    return text[0 if with_prompt else start :]
 
 
 # --- random shapes ----------------------------------------------------------------------------------------------------
@@ -204,12 +176,12 @@ STEPS = (
         _choose_cases,
         (
             Mistake("The temperature comes after the softmax; the logits are divided by it, before.",
-                    partial(_choose_so, probabilities=lambda logits, t: _softmax(_softmax(logits) / t))),
+                    partial(_choose_so, probabilities=lambda logits, t: softmax(softmax(logits) / t))),
             Mistake("The temperature has no effect: probabilities that are divided by it and scaled again are what "
                     "they were; divide the logits.",
-                    partial(_choose_so, probabilities=lambda logits, t: _softmax(logits))),
+                    partial(_choose_so, probabilities=lambda logits, t: softmax(logits))),
             Mistake("The logits are multiplied by the temperature; they are divided by it.",
-                    partial(_choose_so, probabilities=lambda logits, t: _softmax(logits * t))),
+                    partial(_choose_so, probabilities=lambda logits, t: softmax(logits * t))),
             Mistake("top-p keeps tokens while their sum is at most top_p, which can leave out the first; the token "
                     "that reaches top_p is kept too.",
                     partial(_choose_so, kept_of=lambda ends, top_p: int((ends <= top_p).sum()))),
@@ -220,9 +192,9 @@ STEPS = (
             Mistake("top-p has no effect.", partial(_choose_so, kept_of=lambda ends, top_p: len(ends))),
             Mistake("The kept probabilities are not scaled to sum to 1 again.", partial(_choose_so, scaled=False)),
             Mistake("The tokens are sorted from the least probable; the most probable come first.",
-                    _least_probable_first),
+                    partial(_choose_so, order_of=partial(np.argsort, kind="stable"))),
             Mistake("The kept tokens lie in the order of their ids; they lie in descending order of probability.",
-                    _in_order_of_ids),
+                    partial(_choose_so, laid=np.sort)),
             Mistake("The choice is always greedy; with a temperature above 0, u chooses.",
                     lambda logits, t, p, u: int(logits.argmax())),
         ),
@@ -244,7 +216,7 @@ STEPS = (
                     partial(_generate_so, bos="always")),
             Mistake("BOS is never put in front of a prompt that lacks it.", partial(_generate_so, bos="never")),
             Mistake("The model reads only the last token; it reads all so far.",
-                    partial(_generate_so, reads=lambda text: text[-1:])),
+                    partial(_generate_so, reads=lambda text, start: text[-1:])),
             Mistake("Stop ids do not end the text.", partial(_generate_so, stops=False)),
             Mistake("The stop id is part of the text; it only ends it.", partial(_generate_so, keeps_stop=True)),
             Mistake("One token too many is written.", partial(_generate_so, extra=1)),
@@ -252,15 +224,7 @@ STEPS = (
             Mistake("The prompt is returned as well; only the new ids are wanted.",
                     partial(_generate_so, with_prompt=True)),
             Mistake("The model reads the prompt each time, without what was written.",
-                    lambda ids, bos, stop, most, logits, choose: _forgetful(ids, bos, stop, most, logits, choose)),
+                    partial(_generate_so, reads=lambda text, start: text[:start])),
         ),
     ),
 )  # fmt: skip
-
-
-def _forgetful(
-    ids: list[int], bos_id: int | None, stop_ids: list[int], most: int, next_logits: NextLogits, choose: Choose
-) -> list[int]:
-    text = ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
-    token = choose(next_logits(text))
-    return [] if token in stop_ids else [token for _, token in zip(range(most), (token for _ in count()), strict=False)]
