@@ -1,6 +1,7 @@
 """A learner's folder as a model: the functions run in a process of their own, over the weights of another model."""
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -9,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ import pytest
 
 import llamarium
 from llamarium.api import Llama
+from llamarium.build import check_step
 from llamarium.build.folder import Course, file_of, solution, start, step_named
 from llamarium.build.steps import STEPS
-from llamarium.checkpoints.build.folder import LearnerCheckpoint
 from llamarium.cli.main import main
 from llamarium.errors import (
     CheckpointError,
@@ -31,7 +31,6 @@ from llamarium.errors import (
 )
 from llamarium.hub import own_folders
 from llamarium.kernels.threads import num_threads
-from llamarium.presets import preset
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.process import child
 from llamarium.runtime.process.cache import SharedCache
@@ -52,7 +51,7 @@ def _own_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def solved(folder: Path, model: str = SMALL, **changed: str) -> Path:
     """Write a folder in which all steps stand; those named in `changed` have that source."""
-    start(folder, Course(model=model))
+    start(folder, Course(model=model, texts=(PROMPT,)))
     for step in STEPS:
         (folder / file_of(step)).write_text(changed.get(step.name, solution(step)))
     return folder
@@ -254,7 +253,7 @@ def test_a_folder_from_elsewhere_is_refused_until_it_is_checked(tmp_path: Path, 
     assert not (folder / "it ran").exists()
     shutil.copy(tmp_path / "first" / "course.json", folder)
     (folder / file_of(step_named("embed"))).write_text(solution(step_named("embed")))
-    next(iter(llamarium.build.check_folder(folder, "embed")))
+    assert check_step(folder, "embed").passed
     assert llamarium.load(folder).generate("O", temperature=0, max_tokens=3).text
     own_folders.note(folder)
     listed = own_folders.cache_folder() / "own_folders.jsonl"
@@ -288,10 +287,25 @@ def test_a_course_names_a_model_with_weights_of_its_own(tmp_path: Path) -> None:
         llamarium.load(inner)
 
 
-def test_rope_scaling_is_refused(tmp_path: Path) -> None:
-    base: Any = SimpleNamespace(config=preset("llama-3.2-1b"), entries={}, generation_config={})
-    with pytest.raises(OptionError, match="has RoPE scaling, which no step does"):
-        LearnerCheckpoint(tmp_path, "llama-3.2-1b", base)
+def test_rope_scaling_is_refused_by_a_check_and_as_a_model(tmp_path: Path) -> None:
+    """Where a check computed without it, rotations would be right that are not."""
+    shutil.copytree(Path(llamarium.__file__).parent / "models" / SMALL, tmp_path / "scaled")
+    config = json.loads((tmp_path / "scaled/config.json").read_text())
+    config["rope_parameters"] = {
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    (tmp_path / "scaled/config.json").write_text(json.dumps(config))
+    folder = tmp_path / "my_llama"
+    start(folder, Course(model=str(tmp_path / "scaled"), texts=(PROMPT,)))
+    for step in STEPS:
+        (folder / file_of(step)).write_text(solution(step))
+    words = "the course's model has RoPE scaling, which no step does; name another model"
+    with pytest.raises(InputError, match=words):
+        check_step(folder, "rotate")
+    with pytest.raises(FunctionError, match=words):
+        llamarium.load(folder)
 
 
 @pytest.mark.parametrize(

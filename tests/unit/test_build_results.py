@@ -2,14 +2,19 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from learners import check_source
-from llamarium.build import check_folder, start
+from learners import check_source, random_weights
+from llamarium.build import check_step, check_steps, start
+from llamarium.build.arguments import Source
 from llamarium.build.check import Result
-from llamarium.build.folder import Course, file_of, progress, solution, step_named
+from llamarium.build.folder import Course, file_of, keep, progress, solution, step_named
+from llamarium.errors import InputError, TokenizerError
 
 RIGHT = "x / np.sqrt((x ** 2).mean(-1, keepdims=True) + eps) * gamma"
 HEAD = "def rms_norm(x, gamma, eps):\n    "
@@ -105,9 +110,14 @@ def test_what_is_slow_inside_the_model_is_right_as_far_as_it_was_compared(tmp_pa
     result = check_source(tmp_path, "rms_norm", slow, budget_s=0.2)
     assert result.passed
     assert result.checked.endswith(": it is slow")
-    endless = slow.replace("range(3 * 10 ** 6)", "iter(int, 1)")
-    result = check_source(tmp_path, "rms_norm", endless, budget_s=0.1)
-    assert result.passed and "0 calls inside the model: it is slow" in result.checked
+
+
+@pytest.mark.parametrize("when", ["True", "len(x) == 1"])
+def test_a_loop_without_an_end_inside_the_model_is_no_slow_function(when: str, tmp_path: Path) -> None:
+    """Neither at the first call there nor later, at a token that reads the cache."""
+    endless = f"{HEAD}\n    while x.shape[1] == 32 and {when}: pass\n    return {RIGHT}\n"
+    result = check_source(tmp_path, "rms_norm", endless, budget_s=0.2)
+    assert (result.status, result.words) == ("time", "does not return within 0.1 s inside the model")
 
 
 # --- in a process of its own ------------------------------------------------------------------------------------------
@@ -135,7 +145,7 @@ def test_a_process_that_ends_is_a_result_of_its_step(tmp_path: Path) -> None:
     for name, (source, _, _) in ENDS.items():
         (folder / file_of(step_named(name))).write_text(source)
     (folder / file_of(step_named("lora"))).write_text(solution(step_named("lora")))
-    results = [result for result in check_folder(folder, every=True, limit_s=2.0) if isinstance(result, Result)]
+    results = check_steps(folder, limit_s=2.0)
     found = {result.step: result for result in results}
     for name, (_, status, words) in ENDS.items():
         assert (found[name].status, words in found[name].words) == (status, True), found[name]
@@ -149,6 +159,39 @@ def test_a_function_that_waits_is_ended_too(tmp_path: Path) -> None:
     start(tmp_path, Course.of(["layer"], ["one two three four"]))
     source = "import time\ndef layer(x, norm_1, attention, norm_2, mlp): time.sleep(600)\n"
     (tmp_path / file_of(step_named("layer"))).write_text(source)
-    (result,) = check_folder(tmp_path, limit_s=0.4)
-    assert isinstance(result, Result)
+    result = check_step(tmp_path, limit_s=0.4)
     assert (result.status, result.words) == ("time", "does not end within 0.4 s")
+
+
+def test_a_model_that_cannot_read_the_courses_texts_is_no_failure_of_a_step(tmp_path: Path) -> None:
+    start(tmp_path / "texts", Course(model="shakespeare-char"))
+    (tmp_path / "texts" / file_of(step_named("rotate"))).write_text(solution(step_named("rotate")))
+    with pytest.raises(InputError, match=r"the text 'Zwölf .*': the course's model cannot read it; make a course of"):
+        check_step(tmp_path / "texts", "rotate")
+    assert progress(tmp_path / "texts") == {}
+
+
+def test_a_model_without_merges_is_refused_before_a_step_is_checked() -> None:
+    def no_merges() -> None:
+        raise TokenizerError("not byte-level")
+
+    backend = SimpleNamespace(byte_level_bpe=no_merges)
+    tokenizer: Any = SimpleNamespace(encode=list, backend=backend)
+    with pytest.raises(InputError, match=r"the course's model has no merges for the step merge \(not byte-level\)"):
+        Source(random_weights(), tokenizer).vocabulary()
+
+
+def test_what_was_found_is_kept_before_it_is_handed_out(tmp_path: Path) -> None:
+    """As many tries as findings, also where the rest is never asked for, and where checks run beside each other."""
+    start(tmp_path, Course.of(["head", "lora"], ["one two three four"]))
+    found = check_steps(tmp_path)
+    assert next(found).status == "empty"
+    assert [(name, entry["tries"]) for name, entry in progress(tmp_path).items()] == [("head", 1)]
+    del found
+
+    def more(_: int) -> None:
+        keep(tmp_path, [Result("lora", "parts", "parts")])
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(more, range(40)))
+    assert progress(tmp_path)["lora"]["tries"] == 40

@@ -1,7 +1,9 @@
 """`llamarium build`, `build check`, `build hint` and `build pack`: what they print, keep and refuse."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from llamarium import build
 from llamarium.build.check import Result
 from llamarium.build.folder import Course, file_of, progress, solution, step_named
 from llamarium.build.steps import STEPS
+from llamarium.build.whole import Whole
 from llamarium.cli.main import main
 
 Run = Callable[..., tuple[int, str, str]]
@@ -25,6 +28,7 @@ def run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(build, "check_in_process", in_this_process)
+    monkeypatch.setattr(build, "whole_in_process", lambda *_, **__: WHOLE)
 
     def call(*args: str) -> tuple[int, str, str]:
         code = main(["build", *args])
@@ -34,15 +38,13 @@ def run(
     return call
 
 
-def in_this_process(
-    folder: Path, steps: tuple[str, ...], *, whole: bool = False, **_: Any
-) -> Iterator[Result | dict[str, Any]]:
+WHOLE = Whole(" Paris", " Paris", 1.5, 90.0, 4e-6)
+
+
+def in_this_process(folder: Path, steps: tuple[str, ...], *_: Any, **__: Any) -> Iterator[Result]:
     for name in steps:
         path = folder / file_of(step_named(name))
         yield check_source(folder, name, path.read_text().removeprefix("import numpy as np\n"))
-    if whole:
-        yield {"text": " Paris", "library_text": " Paris", "tokens_per_second": 1.5, "library_tokens_per_second": 90.0,
-               "nats": 4e-6}  # fmt: skip
 
 
 def fill(folder: str, *names: str) -> None:
@@ -130,6 +132,37 @@ def test_all_steps_end_with_the_whole_model(run: Run) -> None:
     assert code == 0
     assert out.count(": right (") == 18
     assert "1.5 tokens/s (the library's: 90), 4e-06 nats a token apart." in out
+
+
+@pytest.mark.parametrize(
+    ("whole", "words"),
+    [
+        (Whole(error="layer raises KeyError"), "layer raises KeyError"),
+        (replace(WHOLE, nats=0.02), "0.02 nats a token apart; right is at most 0.0001"),
+        (replace(WHOLE, nats=math.nan), "nan nats a token apart; right is at most 0.0001"),
+    ],
+)
+def test_a_whole_model_that_is_not_the_librarys_is_not_right(
+    run: Run, whole: Whole, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "check_in_process", lambda _, steps, *__, **___: passed(steps))
+    run("anna")
+    run("ben")
+    monkeypatch.setattr(build, "whole_in_process", lambda folder, *_, **__: whole if folder.name == "ben" else WHOLE)
+    assert run("check", "--all", "--folder", "anna")[0] == 0
+    code, out, _ = run("check", "--all", "--folder", "ben")
+    assert code == 1 and words in out
+    code, out, _ = run("check", "--all", "--folder", "anna", "ben")
+    assert code == 1 and words.split()[0] in out.splitlines()[3] and "18 of 18" in out
+    code, out, _ = run("check", "--all", "--folder", "anna", "ben", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    found = [(row["folder"], row["whole"]["passed"]) for row in rows if "whole" in row]
+    assert found == [("anna", True), ("ben", False)]
+
+
+def passed(steps: tuple[str, ...]) -> Iterator[Result]:
+    return (Result(step, "passed", "is right") for step in steps)
 
 
 def test_hints_come_one_by_one_and_are_counted(run: Run) -> None:

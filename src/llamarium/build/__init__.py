@@ -1,64 +1,82 @@
 """Build a Llama yourself: steps to write, and checks that run them inside a real model.
 
 from pathlib import Path
-from llamarium.build import start, check_folder, hint
+from llamarium.build import check_step, hint, start
 
 start(Path("my_llama"))
-for result in check_folder(Path("my_llama"), "rotate"):
-    print(result)
+print(check_step(Path("my_llama"), "rotate"))
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from llamarium.build.check import Result
 from llamarium.build.folder import Course, keep, progress, solution, start, step_named
-from llamarium.build.process import LIMIT_S, check_in_process
+from llamarium.build.process import LIMIT_S, check_in_process, whole_in_process
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
-from llamarium.errors import InputError, escape
+from llamarium.build.whole import Whole
+from llamarium.errors import InputError, OptionError, escape, warn_caller
 from llamarium.hub.own_folders import COURSE, note
 
-__all__ = ["STEPS", "Course", "Result", "check_folder", "hint", "start"]
+__all__ = ["STEPS", "Course", "Result", "Whole", "check_step", "check_steps", "check_whole", "hint", "start"]
 
 
-def check_folder(
-    folder: Path, step: str | None = None, *, every: bool = False, seed: int = 0, limit_s: float = LIMIT_S
-) -> Iterator[Result | dict[str, Any]]:
-    """Check a learner's folder in a process of its own, and keep the progress in it.
+def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s: float = LIMIT_S) -> Result:
+    """Check one step of a learner's folder in a process of its own, and keep the progress in the folder.
 
     Args:
         folder: The folder, whose code is run.
         step: A step's name or number; None is the first that has not been right yet, or the last.
-        every: Check all steps of the course instead, and the whole model if all of the steps are right.
         seed: Of sentences, shapes and numbers.
-        limit_s: How long the check of one step may compute.
-
-    Yields:
-        A `Result` for each step; last, for a whole model, what `whole.whole` returns.
+        limit_s: How long the check may compute.
 
     Raises:
-        InputError: If it is no learner's folder, or the model cannot be loaded.
+        InputError: If it is no learner's folder, the course lacks the step, or its model or texts cannot be used.
         UnknownNameError: If there is no such step.
+        OptionError: On Windows.
     """
+    course = _course(folder)
+    (result,) = _checked(folder, course, (_chosen(folder, course, step),), seed, limit_s)
+    return result
+
+
+def check_steps(folder: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Result]:
+    """Yield what the check of each step of the course finds, once it is kept; arguments and errors of `check_step`."""
+    course = _course(folder)
+    return _checked(folder, course, course.steps, seed, limit_s)
+
+
+def check_whole(folder: Path, *, limit_s: float = LIMIT_S) -> Whole:
+    """Compare all functions of a folder together with the library; arguments and errors of `check_step`."""
+    course = _course(folder)
+    note(folder)
+    return whole_in_process(folder, course, limit_s=limit_s)
+
+
+def _checked(folder: Path, course: Course, steps: Sequence[str], seed: int, limit_s: float) -> Iterator[Result]:
+    note(folder)
+    for result in check_in_process(folder, steps, course, seed=seed, limit_s=limit_s):
+        try:
+            keep(folder, [result])
+        except OSError as error:  # what was found is worth more than its note
+            warn_caller(f"what was reached could not be noted in {escape(folder)} ({escape(error)})")
+        yield result
+
+
+def _course(folder: Path) -> Course:
+    """Return the course of a folder whose code can be run here."""
+    if sys.platform == "win32":
+        raise OptionError("the process of a check is bounded as Linux and macOS do it; use one of them")
+    return course_of(folder)
+
+
+def course_of(folder: Path) -> Course:
+    """Return the course of a learner's folder; InputError if it is none."""
     if not (folder / COURSE).is_file():
         raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name one with --folder, or run it")
-    course = Course.read(folder / COURSE)
-    note(folder)
-    steps = course.steps if every else (_chosen(folder, course, step),)
-    results: list[Result] = []
-    for result in check_in_process(folder, steps, model=course.model, texts=course.texts, seed=seed, limit_s=limit_s):
-        assert isinstance(result, Result)
-        results.append(result)
-        try:
-            yield result
-        finally:
-            keep(folder, [result])
-    if every and len(results) == len(STEPS) and all(result.passed for result in results):
-        yield from check_in_process(
-            folder, (), model=course.model, texts=course.texts, seed=seed, whole=True, limit_s=limit_s
-        )
+    return Course.read(folder / COURSE)
 
 
 def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
@@ -73,8 +91,7 @@ def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
         The depth, and the text.
     """
     found = step_named(step)
-    if not (folder / COURSE).is_file():
-        raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name one with --folder, or run it")
+    course_of(folder)
     depth = depth or min(3, progress(folder).get(found.name, {}).get("hints", 0) + 1)
     keep(folder, hints={found.name: depth})
     return depth, "\n\n".join(hints_of(found, depth))

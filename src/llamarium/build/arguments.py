@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from llamarium.build.passes import RIGHT, Pass, Weights
+from llamarium.errors import InputError, TokenizerError, escape
 from llamarium.generation.completion import stop_ids_of
 from llamarium.quant.ggml.encode import encode
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.bpe import ByteLevelBPE
 
 SENTENCES = (
     "The capital of France is Paris.",
@@ -30,6 +32,9 @@ SENTENCES = (
 class Source:
     """What the arguments are made of.
 
+    Raises:
+        InputError: If the tokenizer cannot encode one of the texts.
+
     Attributes:
         weights: A model's weights.
         tokenizer: Its tokenizer.
@@ -40,9 +45,28 @@ class Source:
     tokenizer: Tokenizer
     texts: Sequence[str] = SENTENCES
 
+    def __post_init__(self) -> None:
+        for text in self.texts:
+            try:
+                self.tokenizer.encode(text)
+            except TokenizerError as error:
+                words = "the course's model cannot read it; make a course of other texts with `llamarium build pack`"
+                raise InputError(f"the text {escape(text)!r}: {words} ({escape(error)})") from None
+
     def sentences(self, rng: np.random.Generator, count: int = 2) -> list[list[int]]:
         """Return ids of some of the texts, at most 12 each."""
         return [self.tokenizer.encode(text)[:12] for text in self.some_texts(rng, count)]
+
+    def vocabulary(self) -> ByteLevelBPE:
+        """Return the merges of the model.
+
+        Raises:
+            InputError: If it has none.
+        """
+        try:
+            return self.tokenizer.backend.byte_level_bpe()
+        except TokenizerError as error:
+            raise InputError(f"the course's model has no merges for the step merge ({escape(error)})") from None
 
     @property
     def bos_id(self) -> int | None:
@@ -56,7 +80,7 @@ class Source:
 
 
 def _pieces(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
-    vocabulary = source.tokenizer.backend.byte_level_bpe()
+    vocabulary = source.vocabulary()
     for text in source.some_texts(rng, 4):
         for piece in vocabulary.cut(text):
             yield piece.encode(), vocabulary.rank

@@ -163,6 +163,9 @@ class _Run:
             else:
                 self._passes(reached)
         except _EnoughError:
+            budget_s = self._check.budget_s
+            if self._spent_s < budget_s / 2:  # so this one call took longer than all before it
+                raise LearnerError("time", f"does not return within {budget_s / 2:g} s inside the model") from None
             self._slow = f"{reached[0]}: it is slow"
 
     def _passes(self, reached: list[str]) -> None:

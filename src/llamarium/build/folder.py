@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import json
 import textwrap
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -216,6 +217,9 @@ def _letters(step: Step) -> str:
 
 # --- what was reached -------------------------------------------------------------------------------------------------
 
+_keeping = threading.Lock()
+"""Held while what was reached is read and written; another process finds the file complete, and may be forgotten."""
+
 
 def progress(folder: Path) -> dict[str, dict[str, Any]]:
     """Return by step what was reached: `passed` (the file as it is now was right), `tries`, `hints`."""
@@ -229,16 +233,17 @@ def progress(folder: Path) -> dict[str, dict[str, Any]]:
 
 def keep(folder: Path, results: Sequence[Result] = (), hints: Mapping[str, int] | None = None) -> None:
     """Keep what checks found, and how many hints were read."""
-    kept = _read_progress(folder)
-    for result in results:
-        entry = kept.setdefault(result.step, {})
-        entry["tries"] = entry.get("tries", 0) + 1
-        if result.passed:
-            entry["right"] = _digest(folder / file_of(step_named(result.step)))
-    for name, depth in (hints or {}).items():
-        entry = kept.setdefault(name, {})
-        entry["hints"] = max(depth, entry.get("hints", 0))
-    write_json(folder / PROGRESS, kept)
+    with _keeping:
+        kept = _read_progress(folder)
+        for result in results:
+            entry = kept.setdefault(result.step, {})
+            entry["tries"] = entry.get("tries", 0) + 1
+            if result.passed:
+                entry["right"] = _digest(folder / file_of(step_named(result.step)))
+        for name, depth in (hints or {}).items():
+            entry = kept.setdefault(name, {})
+            entry["hints"] = max(depth, entry.get("hints", 0))
+        write_json(folder / PROGRESS, kept)
 
 
 def _read_progress(folder: Path) -> dict[str, dict[str, Any]]:

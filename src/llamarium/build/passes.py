@@ -14,6 +14,7 @@ from llamarium.build.step import Function
 from llamarium.build.steps import STEPS
 from llamarium.build.steps.types import Floats, Ints
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
+from llamarium.errors import OptionError
 from llamarium.runtime.taps import Taps
 
 RIGHT: Mapping[str, Function] = {step.name: step.right for step in STEPS}
@@ -22,9 +23,15 @@ KeysAndValues = tuple[Floats, Floats]
 
 
 class Weights:
-    """A model's weights as float32, each read by its key at its first use."""
+    """A model's weights as float32, each read by its key at its first use.
+
+    Raises:
+        OptionError: If the model has what no step does.
+    """
 
     def __init__(self, config: ModelConfig, read: Callable[[str], Floats]) -> None:
+        if config.rope_scaling is not None:
+            raise OptionError("the course's model has RoPE scaling, which no step does; name another model")
         self.config, self._read = config, read
         self._found: dict[str, Floats] = {}
 

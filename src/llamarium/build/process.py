@@ -9,11 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from llamarium.build.check import Result
-from llamarium.build.folder import step_named
+from llamarium.build.folder import Course, step_named
+from llamarium.build.whole import Whole
 from llamarium.errors import InputError, escape
 
 LIMIT_S = 15.0
@@ -29,30 +31,35 @@ BEGIN_S = 60.0
 def check_in_process(
     folder: Path,
     steps: Sequence[str],
+    course: Course,
     *,
-    model: str,
-    texts: Sequence[str],
     seed: int,
-    whole: bool = False,
     limit_s: float = LIMIT_S,
-) -> Iterator[Result | dict[str, Any]]:
-    """Yield what the check of each step found, and last, where it is asked for, what the whole model does.
+) -> Iterator[Result]:
+    """Yield what the check of each step found.
 
     Raises:
-        InputError: If the process cannot load the model.
+        InputError: If the process cannot load the model, or the model cannot read the course's texts.
     """
     left = list(steps)
-    while left or whole:
-        request = {"folder": str(folder.resolve()), "steps": left, "model": model, "texts": list(texts), "seed": seed}
-        for name, answer in _answers(request | {"whole": whole, "limit_s": limit_s}):
-            yield answer
-            if name == "whole":
-                whole = False
-            else:
-                left.remove(name)
+    while left:
+        for name, answer in _answers(_request(folder, course, limit_s) | {"steps": left, "seed": seed}):
+            yield Result(**answer)
+            left.remove(name)
 
 
-def _answers(request: dict[str, Any]) -> Iterator[tuple[str, Result | dict[str, Any]]]:
+def whole_in_process(folder: Path, course: Course, *, limit_s: float = LIMIT_S) -> Whole:
+    """Return what the whole model does; errors as of `check_in_process`."""
+    ((_, answer),) = _answers(_request(folder, course, limit_s) | {"whole": True})
+    return Whole(**answer)
+
+
+def _request(folder: Path, course: Course, limit_s: float) -> dict[str, Any]:
+    asked = {"folder": str(folder.resolve()), "model": course.model, "texts": course.texts, "limit_s": limit_s}
+    return asked | {"steps": [], "whole": False, "seed": 0}
+
+
+def _answers(request: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run one process until it ends or is stopped; yield its answers, and one for what stopped it."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as said:
@@ -82,7 +89,7 @@ class _StoppedError(Exception):
 
 def _read_answers(
     worker: "subprocess.Popen[str]", read: int, request: dict[str, Any]
-) -> Iterator[tuple[str, Result | dict[str, Any]]]:
+) -> Iterator[tuple[str, dict[str, Any]]]:
     running: str | None = None
     num_answers = 0
     assert worker.stdin is not None
@@ -91,11 +98,13 @@ def _read_answers(
             worker.stdin.write(json.dumps(request) + "\n")
         for line in _lines(lines.fileno(), worker, 3 * request["limit_s"]):
             answer = json.loads(line)
+            if "error" in answer:
+                raise InputError(answer["error"])
             if "begins" in answer:
                 running = answer["begins"]
                 continue
             assert running is not None
-            yield running, Result(**answer["result"]) if "result" in answer else answer["whole"]
+            yield running, answer["whole" if running == "whole" else "result"]
             running, num_answers = None, num_answers + 1
     if running is not None or (_code(worker) != 0 and not num_answers):  # between two steps: the rest is asked anew
         raise _StoppedError(running)
@@ -118,7 +127,7 @@ def _lines(descriptor: int, worker: "subprocess.Popen[str]", most_s: float) -> I
             deadline = time.monotonic() + most_s
 
 
-def _stopped(code: int, running: str | None, limit_s: float, said: str) -> tuple[str, Result | dict[str, Any]]:
+def _stopped(code: int, running: str | None, limit_s: float, said: str) -> tuple[str, dict[str, Any]]:
     """Return what to say of a process that did not finish; `said` is the last that it said."""
     if running is None:
         raise InputError(f"the model could not be loaded for a check: {said or f'exit code {code}'}")
@@ -131,8 +140,8 @@ def _stopped(code: int, running: str | None, limit_s: float, said: str) -> tuple
     else:
         status, words = "ended", f"ends the process (exit code {code}); a step returns a result"
     if running == "whole":
-        return running, {"error": words}
-    return running, Result(running, status, words, section=step_named(running).section)
+        return running, asdict(Whole(error=words))
+    return running, asdict(Result(running, status, words, section=step_named(running).section))
 
 
 def _code(worker: "subprocess.Popen[str]") -> int:

@@ -79,10 +79,13 @@ def read_weights(model: str) -> Weights:
         LlamariumError: If they cannot be read, or are not all finite.
     """
     checkpoint = open_model(model, with_tokenizer=False).checkpoint
+    read: dict[str, Floats] = {}
+    weights = Weights(checkpoint.config, read.__getitem__)  # refuses a model before its weights are read
     found = native_weights(checkpoint, LoadOptions(dtype="float32", strict=True))
     if found is None:
         raise OptionError(f"the weights of {escape(model)} are NF4, or the C kernels are missing; name another model")
-    return Weights(checkpoint.config, {key: weight.data for key, weight in found.items()}.__getitem__)
+    read.update({key: weight.data for key, weight in found.items()})
+    return weights
 
 
 class Answering:

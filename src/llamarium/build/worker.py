@@ -22,7 +22,8 @@ from llamarium.build.check import Check, Result
 from llamarium.build.folder import file_of, step_named
 from llamarium.build.learner import Learner, LearnerError
 from llamarium.build.passes import Weights
-from llamarium.build.whole import whole
+from llamarium.build.whole import Whole, whole
+from llamarium.errors import LlamariumError
 
 MEMORY_BYTES = 2 << 30
 """What a learner's function may take, beside the model."""
@@ -34,9 +35,12 @@ def main() -> int:
     """Check the steps that are asked for, one line each."""
     asked = json.loads(sys.stdin.readline())
     with os.fdopen(asked["descriptor"], "w", encoding="utf-8", buffering=1) as answers:
-        llama = llamarium.load(asked["model"])
+        try:
+            check = _loaded(asked)
+        except LlamariumError as error:
+            answers.write(json.dumps({"error": str(error)}) + "\n")
+            return 1
         folder = Path(asked["folder"])
-        check = Check(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, asked["texts"], asked["seed"])
         bound_memory(600 << 20)  # the model's weights as float32 come yet
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # what it says on stderr lies in a file
@@ -49,8 +53,17 @@ def main() -> int:
         if asked["whole"]:
             _bound_time(3 * asked["limit_s"])
             answers.write(json.dumps({"begins": "whole"}) + "\n")
-            answers.write(json.dumps({"whole": _whole(asked["model"], check, folder)}) + "\n")
+            answers.write(json.dumps({"whole": asdict(_whole(asked["model"], check, folder))}) + "\n")
     return 0
+
+
+def _loaded(asked: dict[str, Any]) -> Check:
+    """Load the model and read the texts, so that what is wrong with these is not said of a function."""
+    llama = llamarium.load(asked["model"])
+    check = Check(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, asked["texts"], asked["seed"])
+    if asked["whole"] or "merge" in asked["steps"]:
+        check.vocabulary()
+    return check
 
 
 def _check(check: Check, folder: Path, name: str) -> Result:
@@ -64,12 +77,12 @@ def _check(check: Check, folder: Path, name: str) -> Result:
     return replace(result, printed=printed.getvalue(), seconds=round(time.perf_counter() - started, 3))
 
 
-def _whole(model: str, check: Check, folder: Path) -> dict[str, Any]:
+def _whole(model: str, check: Check, folder: Path) -> Whole:
     with _printed():
         try:
             return whole(llamarium.load(model, dtype="float32"), check, folder)
         except LearnerError as error:
-            return {"error": str(error)}
+            return Whole(error=str(error))
 
 
 class _Bounded(io.StringIO):

@@ -12,10 +12,9 @@ The exit code is 0 if all that was checked is right.
 """
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llamarium.cli.build import FOLDER, option
 from llamarium.cli.options import UsageError, add_json, whole_number
@@ -23,7 +22,7 @@ from llamarium.cli.output import emit, note, printable, show, status
 from llamarium.cli.tables import table
 
 if TYPE_CHECKING:
-    from llamarium.build.check import Result
+    from llamarium.build import Result, Whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,41 +38,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print what was found, keep the progress."""
-    from llamarium.build import check_folder
-
     if args.step is not None and args.all:
         raise UsageError("name a step or give --all, not both")
-    folders = [Path(folder) for folder in args.folder]
-    rows: list[tuple[Path, list[Result]]] = []
-    for folder in folders:
+    rows: list[tuple[str, list[Result], Whole | None]] = []
+    for folder in args.folder:
         with status(f"Checking {folder} ..."):
-            found = check_folder(folder, args.step, every=args.all, seed=args.seed)
-            rows.append((folder, list(_shown(args, folder, found))))
-    if len(folders) > 1 and not args.json:
+            rows.append((folder, *_check(args, folder)))
+    if len(rows) > 1 and not args.json:
         _show_table(rows)
-    return 0 if all(result.passed for _, results in rows for result in results) else 1
+    found = [one for _, results, whole in rows for one in (*results, whole) if one is not None]
+    return 0 if all(one.passed for one in found) else 1
 
 
-def _shown(args: argparse.Namespace, folder: Path, found: "Iterator[Result | dict[str, Any]]") -> "Iterator[Result]":
-    """Print each finding as it comes; yield those of steps."""
-    from llamarium.build.check import Result
+def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole | None]":
+    """Check a folder and print each finding as it comes; return those of steps, and that of the whole model."""
+    from llamarium.build import STEPS, check_step, check_steps, check_whole
 
-    for one in found:
+    path = Path(folder)
+    results: list[Result] = []
+    found = check_steps(path, seed=args.seed) if args.all else (check_step(path, args.step, seed=args.seed),)
+    for result in found:
+        results.append(result)
         if args.json:
-            emit({"folder": str(folder), **(asdict(one) if isinstance(one, Result) else {"whole": one})})
+            emit({"folder": folder, **asdict(result)})
         elif len(args.folder) == 1:
-            _say(one, str(folder))
-        if isinstance(one, Result):
-            yield one
+            _say(result, folder)
+    if len(results) < len(STEPS) or not all(result.passed for result in results):
+        return results, None
+    whole = check_whole(path)
+    if args.json:
+        emit({"folder": folder, "whole": {**asdict(whole), "passed": whole.passed}})
+    elif len(args.folder) == 1:
+        _say_whole(whole)
+    return results, whole
 
 
-def _say(found: "Result | dict[str, Any]", folder: str) -> None:
+def _say(found: "Result", folder: str) -> None:
     """Print what was found in words."""
     from llamarium.build.folder import number_of, section_words, step_named
 
-    if isinstance(found, dict):
-        _say_whole(found)
-        return
     if found.printed:
         note(f"printed: {found.printed.rstrip()}")
     name = f"step {number_of(step_named(found.step))}, {found.step}"
@@ -86,22 +89,31 @@ def _say(found: "Result | dict[str, Any]", folder: str) -> None:
     print(f"  See {section_words(found.section)}; `llamarium build hint {found.step}{option(folder)}`")
 
 
-def _say_whole(found: dict[str, Any]) -> None:
-    if "error" in found:
-        print(printable(f"the whole model: {found['error']}"))
-        return
+def _say_whole(found: "Whole") -> None:
     from llamarium.build.whole import PROMPT
 
-    print(printable(f"\nYour Llama continues {PROMPT!r} with {found['text']!r};"))
-    print(printable(f"the library's with {found['library_text']!r}."))
-    mine, library = found["tokens_per_second"], found["library_tokens_per_second"]
-    print(f"{mine:.1f} tokens/s (the library's: {library:.0f}), {found['nats']:.1g} nats a token apart.")
+    if found.error:
+        print(printable(f"the whole model: {found.error}"))
+        return
+    print(printable(f"\nYour Llama continues {PROMPT!r} with {found.text!r};"))
+    print(printable(f"the library's with {found.library_text!r}."))
+    mine, library = found.tokens_per_second, found.library_tokens_per_second
+    print(f"{mine:.1f} tokens/s (the library's: {library:.0f}), {_apart(found)}.")
 
 
-def _show_table(rows: "list[tuple[Path, list[Result]]]") -> None:
-    shown = table("folder", "right", "first that is not", right=("right",))
-    for folder, results in rows:
+def _apart(found: "Whole") -> str:
+    from llamarium.build.whole import MAX_NATS
+
+    return f"{found.nats:.1g} nats a token apart" + ("" if found.passed else f"; right is at most {MAX_NATS:g}")
+
+
+def _show_table(rows: "list[tuple[str, list[Result], Whole | None]]") -> None:
+    last = ("whole model",) if any(whole for _, _, whole in rows) else ()
+    shown = table("folder", "right", "first that is not", *last, right=("right",))
+    for folder, results, whole in rows:
         wrong = next((result for result in results if not result.passed), None)
         why = "" if wrong is None else f"{wrong.step}: {wrong.cause or wrong.words}"
-        shown.add_row(str(folder), f"{sum(result.passed for result in results)} of {len(results)}", why)
+        together = "" if whole is None else "right" if whole.passed else whole.error or _apart(whole)
+        num_right = sum(result.passed for result in results)
+        shown.add_row(folder, f"{num_right} of {len(results)}", why, *(together for _ in last))
     show(shown)

@@ -27,16 +27,9 @@ class LearnerCheckpoint:
         path: The folder.
         model: The model whose weights are used, as the course names it.
         base: That model, opened.
-
-    Raises:
-        OptionError: If the model has what no step does.
     """
 
     def __init__(self, path: Path, model: str, base: Checkpoint) -> None:
-        if base.config.rope_scaling is not None:
-            raise OptionError(
-                f"{escape(path)}: the course's model {escape(model)} has RoPE scaling, which no step does; name another"
-            )
         self.path, self.model, self.base = path, model, base
         self.format: FormatName = "build"
         self.config: ModelConfig = base.config

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from llamarium.build import Result, check_folder, hint, hints_of
+from llamarium.build import Result, check_step, hint, hints_of
 from llamarium.build.folder import COURSE, Course, definition, file_of, number_of, progress, step_named
 from llamarium.page.schema.base import View
 from llamarium.page.work import work_on
@@ -89,9 +89,7 @@ async def check(request: Request, body: StepRequest) -> Result:
 
     def run(_: object, __: object) -> Result:
         with _checking:
-            found = next(iter(check_folder(folder, body.step)))
-        assert isinstance(found, Result)
-        return found
+            return check_step(folder, body.step)
 
     return await work_on(request, "step", run)
 
