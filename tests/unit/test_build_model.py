@@ -441,6 +441,9 @@ def test_commands_take_a_folder(tmp_path: Path, mine: Llama, capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "the functions in my_llama, " in out
     assert "the library, decode after 20: " in out
+    assert main(["bench", "decode", "-m", mine.name, "--depths", "20", "-n", "2", "--rounds", "1", "--json"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["model"] == second["beside"] == mine.name != second["model"] and first["beside"] is None
     assert main(["info", "-m", mine.name]) == 0
     assert "the functions in my_llama" in capsys.readouterr().out
     assert main(["tokenize", "To be", "-m", mine.name]) == 0

@@ -31,7 +31,7 @@ from llamarium.config import HEAD
 from llamarium.errors import LlamariumError, OptionError, escape
 from llamarium.runtime.process.cache import block_bytes, mapped, read_past
 from llamarium.runtime.process.frames import read_arrays, read_header, send
-from llamarium.runtime.taps import Key, Taps, sizes_of
+from llamarium.runtime.taps import Key, Taps, axis_sizes, sizes_of
 
 STEPS_OF_A_PASS = tuple(
     step_named(name)
@@ -40,11 +40,6 @@ STEPS_OF_A_PASS = tuple(
     )
 )  # fmt: skip
 """What a pass is made of; text, choices and the loop are the library's."""
-
-_FIELDS = {
-    "V": "vocab_size", "D": "hidden_size", "F": "intermediate_size", "N": "num_attention_heads",
-    "K": "num_key_value_heads", "H": "head_dim",
-}  # fmt: skip
 
 
 class PlacedError(LearnerError):
@@ -106,7 +101,7 @@ class Answering:
             words = f"these steps are missing or still empty: {', '.join(empty)}; `llamarium build check` leads to them"
             raise LearnerError("empty", words)
         self._weights, self._channel, self._config = weights, channel, weights.config
-        self._sizes = {axis: getattr(self._config, field) for axis, field in _FIELDS.items()}
+        self._sizes = axis_sizes(self._config)
         self._mapped: tuple[tuple[int, ...], Floats] = (), np.empty(0, np.float32)
         self._place = np.frombuffer(mmap.mmap(place, 8), np.int64)
         self._place[0] = -1

@@ -49,7 +49,8 @@ def load_weights(
 def _load_learner(checkpoint: LearnerCheckpoint, options: LoadOptions) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
     """Start the process that computes."""
     check_learner_options(checkpoint.path, options)
-    return LoadedModel(checkpoint.runner(), None, check=checkpoint.check_unchanged), checkpoint.sources()
+    check = checkpoint.check_unchanged
+    return LoadedModel(checkpoint.runner(), None, check=check, weights_of=checkpoint.model), checkpoint.sources()
 
 
 def _load_modules(

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     works = _works(args, llama.config)
     results = [_measure(llama, work, args) for work in works]
     beside = _library_beside(llama)
-    theirs = [] if beside is None else [_measure(beside, work, args) for work in works]
+    theirs = [] if beside is None else [_measure(beside, work, args, beside=llama.name) for work in works]
     if not args.json:
         _print(llama, results)
         for mine, library in zip(results, theirs, strict=False):
@@ -106,8 +106,8 @@ def _library_beside(llama: "Llama") -> "Llama | None":
     """Return the library's model with the weights of a learner's, in float32 too; None for any other model."""
     import llamarium
 
-    model = getattr(llama.runner, "weights_of", None)
-    return llamarium.load(model, dtype="float32", device="cpu") if isinstance(model, str) else None
+    model = llama.loaded.weights_of
+    return None if model is None else llamarium.load(model, dtype="float32", device="cpu")
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -147,14 +147,24 @@ def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
     return works
 
 
-def _measure(llama: "Llama", work: "Work", args: argparse.Namespace) -> "Speed":
+def _measure(llama: "Llama", work: "Work", args: argparse.Namespace, beside: str | None = None) -> "Speed":
+    """Measure; `beside` is the learner's model that this one is measured beside."""
     from llamarium.inspect.measures.speed import measure
 
     with status(f"measuring {_name(work)}"):
         speed = measure(llama.runner, work, num_rounds=args.rounds or _ROUNDS)
     if args.json:
         fields = asdict(speed)
-        emit({"model": llama.name, **_setting(llama), "test": _kind(work), **fields.pop("work"), **fields})
+        emit(
+            {
+                "model": llama.name,
+                **_setting(llama),
+                "beside": beside,
+                "test": _kind(work),
+                **fields.pop("work"),
+                **fields,
+            }
+        )
     return speed
 
 

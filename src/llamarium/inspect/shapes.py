@@ -11,7 +11,7 @@ from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.inspect.forward import PREFILL_CHUNK
 from llamarium.inspect.json_values import JsonView
 from llamarium.runtime.runner import Runner
-from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key
+from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key, axis_sizes
 
 _BYTES = 4  # of a number: all are float32
 
@@ -62,7 +62,7 @@ def selected(
     """
     kept = indices(positions, num_tokens, "positions")
     keys = _keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
-    return keys, kept, axis_sizes(config, len(kept), num_tokens)
+    return keys, kept, {"T": len(kept), "S": num_tokens, **axis_sizes(config)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,6 @@ def parse_key(text: str) -> Key:
     """Return the key of a public name: "layers.3.q" is ("q", 3), "embed" is ("embed", None)."""
     layer, _, name = text.removeprefix("layers.").partition(".")
     return (name, int(layer)) if text.startswith("layers.") and layer.isdecimal() else (text, None)
-
-
-def axis_sizes(config: ModelConfig, num_positions: int, num_tokens: int) -> dict[str, int]:
-    """Return the length of each axis by its letter."""
-    return {
-        "T": num_positions, "S": num_tokens, "D": config.hidden_size, "N": config.num_attention_heads,
-        "K": config.num_key_value_heads, "H": config.head_dim, "F": config.intermediate_size, "V": config.vocab_size,
-    }  # fmt: skip
 
 
 def _keys_of(names: Sequence[str], layers: Sequence[int]) -> tuple[Key, ...]:

@@ -4,19 +4,19 @@ import copy
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llamarium.adapters.load import with_adapter
 from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
+from llamarium.inspect.trace import KeptPass, Trace
 from llamarium.page.schema.passes import ExperimentFields
 from llamarium.runtime.runner import CacheDtype, Runner
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.inspect.trace import Trace
     from llamarium.model import LlamaForCausalLM
 
 
@@ -71,15 +71,17 @@ class Executor:
         """Return what runs passes beside an engine."""
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
-    def begin(self, one: Pass, after: "Tracer | None" = None) -> "Tracer":
-        """Return the tracer of a pass, which takes over what it can of one that is not needed any more."""
-        from llamarium.inspect.trace import KeptPass
-
-        if one.experiment is None:
-            before = after if isinstance(after, KeptPass) else None
-            how = one.adapter_idx, self.kv_cache_dtype
-            return KeptPass(self.runner, one.ids, adapter=how[0], kv_cache_dtype=how[1], after=before)
-        return _EditedPass(self.modules, one.ids, one.experiment)
+    def begin(self, one: Pass, after: "KeptPass | EditedPass | None" = None) -> "KeptPass | EditedPass":
+        """Return what traces a pass, which takes over what it can of one that is not needed any more."""
+        if one.experiment is not None:
+            return EditedPass(self.modules, one.ids, one.experiment)
+        return KeptPass(
+            self.runner,
+            one.ids,
+            adapter=one.adapter_idx,
+            kv_cache_dtype=self.kv_cache_dtype,
+            after=after if isinstance(after, KeptPass) else None,
+        )
 
     def runner_of(self, one: Pass) -> Runner:
         """Return what computes a pass."""
@@ -99,49 +101,16 @@ class Executor:
         return self.kv_cache_dtype if is_packed else self.runner_of(one).kv_dtype
 
 
-class Tracer(Protocol):
-    """Runs one pass for some of its activations at a time."""
-
-    @property
-    def keeps_past(self) -> bool:
-        """Whether keys and values stay, so that a second trace runs only its own tokens."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory between two traces."""
-        ...
-
-    def trace(
-        self,
-        *,
-        names: Collection[str] | None,
-        layers: Collection[int] | None,
-        positions: Sequence[int] | None,
-        budget_mb: float,
-        known: "Iterable[Trace]",
-    ) -> "Trace":
-        """As `llamarium.inspect.trace.KeptPass.trace`, with its errors."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class _EditedPass:
-    """The pass of an experiment: the model is edited only while it runs."""
+class EditedPass:
+    """The pass of an experiment: the model is edited only while it runs, and no keys and values stay."""
 
     modules: "Callable[[], LlamaForCausalLM]"
     ids: tuple[int, ...]
     experiment: ExperimentFields
 
-    @property
-    def keeps_past(self) -> bool:
-        return False
-
-    @property
-    def num_bytes(self) -> int:
-        return 0
-
-    def trace(self, *, known: object, **what: Any) -> "Trace":
+    def trace(self, **what: Any) -> Trace:
+        """Trace the pass; arguments and errors are those of `llamarium.inspect.trace.trace`."""
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
         from llamarium.inspect.interventions.experiments import Experiment, trace_experiment

@@ -11,18 +11,18 @@ answer's next token waits for one such batch at most.
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, QuestionError, UnknownNameError
 from llamarium.inspect.numbers import Floats
-from llamarium.inspect.shapes import axis_sizes
-from llamarium.inspect.trace import Trace
+from llamarium.inspect.trace import KeptPass, Trace
 from llamarium.page.binary import Numbers
-from llamarium.page.executor import Executor, Pass, Tracer
-from llamarium.runtime.taps import ACTIVATIONS, Key
+from llamarium.page.executor import EditedPass, Executor, Pass
+from llamarium.runtime.taps import ACTIVATIONS, Key, axis_sizes
 from llamarium.server.lifecycle.threads import check_wanted
 
 BUDGET_MB = 256.0
@@ -65,7 +65,7 @@ class Passes:
         self._passes = OrderedDict[str, Pass]()
         self._values = OrderedDict[_Key, Floats]()
         self._num_bytes = 0
-        self._newest: tuple[str, Tracer] | None = None
+        self._newest: tuple[str, KeptPass | EditedPass] | None = None
         self._lock = threading.Lock()  # of the two tables
         self._running = threading.Lock()  # one trace at a time
 
@@ -142,35 +142,39 @@ class Passes:
     def _compute(self, executor: Executor, one: Pass, wanted: Sequence[str], layers: Sequence[int], rows: Rows) -> None:
         """Trace what was requested, and as much around it as costs little."""
         if self._newest is None or self._newest[0] != one.id:
-            after, self._newest = self._newest, None
-            self._newest = one.id, executor.begin(one, after and after[1])
+            before, self._newest = self._newest, None
+            self._newest = one.id, executor.begin(one, None if before is None else before[1])
         tracer, every = self._newest[1], range(len(one.ids))
-        config, keeps_past = executor.runner.config, tracer.keeps_past
+        config, keeps_past = executor.runner.config, isinstance(tracer, KeptPass) and tracer.keeps_past
         names, kept_layers, kept_rows = _plan(config, len(every), wanted, layers, rows, keeps_past=keeps_past)
         positions = None if kept_rows == every else list(kept_rows)
+        what: dict[str, Any] = {"names": names, "layers": kept_layers, "positions": positions, "budget_mb": BUDGET_MB}
         try:
-            found = tracer.trace(
-                names=names, layers=kept_layers, positions=positions, budget_mb=BUDGET_MB, known=self._beside(one)
-            )
+            if isinstance(tracer, KeptPass):
+                found = tracer.trace(**what, known=self._beside(one))
+            else:
+                found = tracer.trace(**what)
         except MemoryBudgetError as error:
             raise _too_large(error) from None
         finally:
-            if tracer.num_bytes > self._max_past_bytes:
+            if isinstance(tracer, KeptPass) and tracer.num_bytes > self._max_past_bytes:
                 self._newest = None
         self._keep(one, found, kept_rows)
 
-    def _beside(self, one: Pass) -> list[Trace]:
-        """Return what is kept of all tokens of the model's other passes with this one's adapter."""
-        held = dict[str, dict[Key, Floats]]()
+    def _beside(self, one: Pass) -> Iterator[Trace]:
+        """Yield what is kept of all tokens of the model's other passes with this one's adapter, once it is asked."""
         with self._lock:
-            others = {id: other for id, other in self._passes.items() if other.experiment is None}
             others = {
-                id: other for id, other in others.items() if other.adapter_idx == one.adapter_idx and other != one
+                other.id: other.ids
+                for other in self._passes.values()
+                if other.experiment is None and other.adapter_idx == one.adapter_idx and other != one
             }
+            held = {id: dict[Key, Floats]() for id in others}
             for (id, key, rows), values in self._values.items():
-                if id in others and rows == range(len(others[id].ids)):
-                    held.setdefault(id, {})[key] = values
-        return [Trace(others[id].ids, tuple(range(len(others[id].ids))), arrays) for id, arrays in held.items()]
+                if id in others and rows == range(len(others[id])):
+                    held[id][key] = values
+        for id, arrays in held.items():
+            yield Trace(others[id], tuple(range(len(others[id]))), arrays)
 
     def _keep(self, one: Pass, found: Trace, rows: Rows) -> None:
         with self._lock:
@@ -226,7 +230,7 @@ def _around(layers: Sequence[int], num_layers: int, most: int) -> list[int] | No
 
 
 def _bytes(config: ModelConfig, num_tokens: int, names: Sequence[str], layers: Sequence[int] | None, rows: Rows) -> int:
-    sizes = axis_sizes(config, len(rows), num_tokens)
+    sizes = {"T": len(rows), "S": num_tokens, **axis_sizes(config)}
     count = config.num_hidden_layers if layers is None else len(layers)
     each = [(ACTIVATIONS[name].axes, count if ACTIVATIONS[name].in_layer else 1) for name in names]
     return sum(4 * times * math.prod(sizes[axis] for axis in axes) for axes, times in each)

@@ -27,7 +27,8 @@ class LoadedModel:
 
     `chosen` is the runner that was chosen at loading, None where the modules answer; `build` returns the modules over
     the same memory. `deterministic` refuses requests that the modules would have to answer. `check` is called once a
-    request, before anything runs, and raises if a file that is in use has changed.
+    request, before anything runs, and raises if a file that is in use has changed. `weights_of` is the model whose
+    weights a learner's functions run over, None for any other model.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class LoadedModel:
         *,
         deterministic: bool = False,
         check: Callable[[], None] | None = None,
+        weights_of: str | None = None,
     ) -> None:
-        self._chosen = chosen
+        self._chosen, self.weights_of = chosen, weights_of
         self.has_modules = build is not None
         self._build, self._check = build or _no_modules, check
         self._deterministic = deterministic

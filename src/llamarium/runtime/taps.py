@@ -63,13 +63,19 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 )
 """Every activation by its public name, in the order of computation."""
 
-_FIELDS = {"D": "hidden_size", "N": "num_attention_heads", "K": "num_key_value_heads", "H": "head_dim",
-           "F": "intermediate_size"}  # fmt: skip
+
+def axis_sizes(config: ModelConfig) -> dict[str, int]:
+    """Return the length of each axis by its letter, but for those of tokens, T and S."""
+    return {
+        "D": config.hidden_size, "N": config.num_attention_heads, "K": config.num_key_value_heads,
+        "H": config.head_dim, "F": config.intermediate_size, "V": config.vocab_size,
+    }  # fmt: skip
 
 
 def sizes_of(name: str, config: ModelConfig) -> list[int]:
     """Return the sizes of an activation's axes after the first, of tokens."""
-    return [getattr(config, _FIELDS[axis]) for axis in ACTIVATIONS[name].axes[1:]]
+    sizes = axis_sizes(config)
+    return [sizes[axis] for axis in ACTIVATIONS[name].axes[1:]]
 
 
 FROM_CACHE = ("k_rot", "scores", "pattern")
