@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
+from llamarium.build import start
 from llamarium.cli.inspect import _show, link_to
 from llamarium.cli.main import main
 from llamarium.page.extension import page
@@ -45,14 +46,24 @@ def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm
         "sys.exit(main(sys.argv[1:]))"
     )
     model = save_small_model(tmp_path / "model", smollm2_path)
-    words = ["inspect", TEXT, "-m", str(model), "--no-browser", "--inspect-requests"]
+    start(tmp_path / "my_llama")
+    words = [
+        "inspect",
+        TEXT,
+        "-m",
+        str(model),
+        "--no-browser",
+        "--inspect-requests",
+        "--build",
+        str(tmp_path / "my_llama"),
+    ]
     command = [sys.executable, "-c", program, str(built_page()), *words]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None
     try:
         link = urlsplit(running.stdout.readline().strip())
         named = parse_qs(link.fragment)
-        assert named["text"] == [TEXT]
+        assert named["text"] == [TEXT] and named["stage"] == ["build"]
         assert len(named["key"][0]) >= 32
         url, headers = f"http://{link.netloc}", {"authorization": f"Bearer {named['key'][0]}"}
         end = time.monotonic() + 60
@@ -64,6 +75,7 @@ def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm
         assert httpx.get(f"{url}/inspect/model").status_code == 401
         assert httpx.get(f"{url}/inspect/model", headers=headers).json()["shape"]["D"] == 64
         assert httpx.get(f"{url}/inspect/requests", headers=headers).json()["requests"] == []
+        assert httpx.get(f"{url}/inspect/build", headers=headers).json()["folder"] == str(tmp_path / "my_llama")
     finally:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=30)
@@ -133,6 +145,7 @@ def test_without_a_page_it_says_what_to_do(
         (["x" * 5000], 1, "5,000 characters; expected 4,096 at most"),
         (["a", "-p", "b"], 2, "given twice"),
         (["--port", "70000"], 2, "not in 0 to 65535"),
+        (["--build", "/nowhere"], 1, "/nowhere/course.json: no course"),
         (["--checkpoints", "/nowhere"], 1, "/nowhere: holds no checkpoint; expected the folder of a training run"),
     ],
 )

@@ -63,16 +63,26 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args)
     if text is not None and len(text) > _MAX_LINK_TEXT:
         raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
+    folder = None if args.build is None else _learners_folder(args.build)
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
 
     def begin(listener: socket.socket) -> "Ticket | None":
         from llamarium.page.ticket import Ticket
 
         way_in = None if args.no_browser else Ticket(settings.api_keys[0])
-        _show(settings, listener, text, way_in, **({"stage": "checkpoints"} if args.checkpoints else {}))
+        stage = "checkpoints" if args.checkpoints else "build" if folder else None
+        _show(settings, listener, text, way_in, **({"stage": stage} if stage else {}))
         return way_in
 
-    return serve.serve_page(args, settings, lambda report: _load(args, report), begin)
+    return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder)
+
+
+def _learners_folder(folder: Path) -> Path:
+    """Return the folder that `--build` names, checked."""
+    from llamarium.build.folder import COURSE, Course
+
+    Course.read(folder / COURSE)
+    return folder.resolve()
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":

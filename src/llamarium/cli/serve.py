@@ -189,10 +189,12 @@ def serve_page(
     settings: Settings,
     load: "Callable[[Progress], tuple[ServedModel, TextEngine]]",
     begin: "Callable[[socket.socket], Ticket | None]" = lambda _: None,
+    build_folder: Path | None = None,
 ) -> int:
     """Serve what `load` loads, and the page on it, until a signal stops the server.
 
-    `begin` is called once the server listens and loads; it may return what lets a browser in.
+    `begin` is called once the server listens and loads; it may return what lets a browser in. `build_folder` is a
+    learner's folder, which the page checks.
     """
     from llamarium.server.hosts import listen
     from llamarium.server.lifecycle.loading import ModelLoader
@@ -212,6 +214,7 @@ def serve_page(
             loaded_with=loaded_with(args),
             prepares=True,
             compared=compared(args),
+            build_folder=build_folder,
         )
         return run(Service(loading, settings), names, listener, [extension])
 

@@ -15,6 +15,7 @@ from llamarium.page.passes import Passes
 from llamarium.page.routes.tokens import llama3_tokenizer
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
+from llamarium.server.errors import ApiError
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -44,7 +45,7 @@ class Preparation:
         for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
             try:
                 question(llama, engine, one)
-            except LlamariumError:
+            except (LlamariumError, ApiError):
                 continue
 
     def _tokens(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
