@@ -10,6 +10,7 @@ import pytest
 from llamarium.train.config import ExperimentConfig
 from llamarium.train.experiments.ngrams import NGramModel, conduct_ngrams
 from llamarium.train.pretrain import prepare
+from llamarium.train.report.history import History
 from llamarium.train.report.journal import read_journal
 
 Gram = tuple[int, ...]
@@ -31,8 +32,8 @@ class ByHand:
         for k in range(1, order):
             self.counts[k] = Counter({gram: max(1, len(before[gram])) for gram in self.counts[k]})
 
-    def chance(self, context: Gram, token: int) -> float:
-        shorter = self.chance(context[1:], token) if context else 1 / self.vocab_size
+    def probability(self, context: Gram, token: int) -> float:
+        shorter = self.probability(context[1:], token) if context else 1 / self.vocab_size
         counts = self.counts[len(context) + 1]
         here = {gram: count for gram, count in counts.items() if gram[:-1] == context}
         if not here:
@@ -49,7 +50,7 @@ def documents(lengths: list[int], vocab_size: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("lengths", "order"), [([60], 3), ([20, 1, 30, 2, 9], 4), ([40], 1), ([2, 2, 2], 5)])
-def test_each_chance_is_the_definitions(lengths: list[int], order: int) -> None:
+def test_each_probability_is_the_definitions(lengths: list[int], order: int) -> None:
     vocab_size = 4
     texts = documents(lengths, vocab_size)
     stream, starts = np.array(sum(texts, [])), np.cumsum([0, *lengths[:-1]])  # noqa: RUF017
@@ -57,14 +58,14 @@ def test_each_chance_is_the_definitions(lengths: list[int], order: int) -> None:
     by_hand = ByHand(texts, min(order, max(lengths)), vocab_size)
     ids = np.array([[0, 1, 3, 0, 0, 2, 3, 1]])
     contexts = model.contexts(ids, np.array([[0, 1, 2, 0, 1, 2, 3, 4]]))  # two segments
-    chances = model.chances([context[0, :, None] for context in contexts], np.arange(vocab_size))
+    p_TV = model.probabilities([context[0, :, None] for context in contexts], np.arange(vocab_size))
     for place, begin in enumerate([0, 0, 0, 3, 3, 3, 3, 3]):
         seen = tuple(ids[0, max(begin, place + 2 - by_hand.order) : place + 1]) if by_hand.order > 1 else ()
         while seen and not any(gram[:-1] == seen for gram in by_hand.counts[len(seen) + 1]):
             seen = seen[1:]
-        expected = [by_hand.chance(seen, token) for token in range(vocab_size)]
-        np.testing.assert_allclose(chances[place], expected, rtol=1e-12)
-    np.testing.assert_allclose(chances.sum(-1), 1)
+        expected = [by_hand.probability(seen, token) for token in range(vocab_size)]
+        np.testing.assert_allclose(p_TV[place], expected, rtol=1e-12)
+    np.testing.assert_allclose(p_TV.sum(-1), 1)
 
 
 def test_it_is_measured_on_the_rows_of_the_llama_and_writes_a_runs_journal(tmp_path: Path) -> None:
@@ -75,10 +76,11 @@ def test_it_is_measured_on_the_rows_of_the_llama_and_writes_a_runs_journal(tmp_p
     shown: list[dict[str, object]] = []
     size, loss = conduct_ngrams(setup, config, 3, tmp_path / "run" / "3-gram", lambda event: shown.append(dict(event)))
     events = list(read_journal(tmp_path / "run" / "3-gram" / "metrics.jsonl"))
-    assert [event["event"] for event in events] == ["start", "validation", "validation", "sample", "end"]
+    assert [event["event"] for event in events] == ["start", "validation", "sample", "end"]
     assert [event["event"] for event in shown] == ["validation", "sample", "end"]
-    assert events[0]["parameters"] == size > 20 and events[1]["loss"] == events[2]["loss"] == loss
-    assert events[2]["step"] == 7 and len(events[3]["text"]) == 12
+    assert events[0]["parameters"] == size > 20 and events[1]["loss"] == loss and events[1]["best"]
+    assert [event["step"] for event in events] == [0] * 4 and len(events[2]["text"]) == 12
+    assert History.read(tmp_path / "run" / "3-gram").validations() == [(0, loss), (7, loss)]  # a level line
     assert loss < math.log(setup.tokenizer.vocab_size) / 2
     unigram, _ = conduct_ngrams(setup, config, 1, tmp_path / "run" / "1-gram", lambda event: None)
     assert 1 < unigram <= setup.tokenizer.vocab_size

@@ -1,8 +1,8 @@
 """n-gram models: the next token from the few before it, by counting alone.
 
-They wrote the text before neural networks did, and say what a Llama has to beat. The chance of a token after n - 1
+They wrote the text before neural networks did, and say what a Llama has to beat. The probability of a token after n - 1
 others is how often it stood there, less a discount; what the discounts leave is given out as the model of n - 1 says,
-and so on down to chances that are all alike. In the models below n, what counts is not how often a token stood
+and so on down to probabilities that are all alike. In the models below n, what counts is not how often a token stood
 somewhere, but after how many different tokens: "Francisco" is frequent, and hardly ever new. This is Kneser-Ney
 smoothing, interpolated, with one discount for each n.
 
@@ -37,14 +37,15 @@ class _Level:
     Attributes:
         keys: Ascending; context * V + token. A gram's place is its id, a context of the next level.
         counts: Of each gram, or of the tokens before it.
-        totals, kinds: By context: the sum of its grams' counts, and their number.
+        totals: Of each context, the sum of its grams' counts.
+        num_continuations: Of each context, the number of different tokens after it.
         discount: What is taken from each count, above 0 and below 1.
     """
 
     keys: _Ints
     counts: _Ints
     totals: _Ints
-    kinds: _Ints
+    num_continuations: _Ints
     discount: float
 
     def find(self, keys: _Ints) -> _Ints:
@@ -82,10 +83,10 @@ class NGramModel:
 
     def _level(self, keys: _Ints, counts: _Ints, num_contexts: int) -> _Level:
         contexts = keys // self.vocab_size
-        kinds = np.bincount(contexts, minlength=num_contexts)
+        num_continuations = np.bincount(contexts, minlength=num_contexts)
         totals = np.bincount(contexts, counts, num_contexts).astype(np.int64)
         once, twice = ((counts == n).sum() + 1 for n in (1, 2))  # + 1 keeps the discount within 0 and 1
-        return _Level(keys, counts, totals, kinds, float(once / (once + 2 * twice)))
+        return _Level(keys, counts, totals, num_continuations, float(once / (once + 2 * twice)))
 
     @property
     def num_counts(self) -> int:
@@ -101,16 +102,16 @@ class NGramModel:
             found.append(np.where(known, level.find(before * self.vocab_size + ids_BT), -1))
         return found
 
-    def chances(self, contexts: Sequence[_Ints], next_ids: _Ints) -> _Floats:
+    def probabilities(self, contexts: Sequence[_Ints], next_ids: _Ints) -> _Floats:
         """Return the probability of each next token; arrays of one shape, or that broadcast."""
-        chance = np.full(np.broadcast(contexts[0], next_ids).shape, 1 / self.vocab_size)
+        p = np.full(np.broadcast(contexts[0], next_ids).shape, 1 / self.vocab_size)
         for context, level in zip(contexts, self.levels, strict=True):
             totals = np.where(context >= 0, level.totals[context], 0)  # 0: nothing ever followed this context
             gram = level.find(context * self.vocab_size + next_ids)
             counts = np.where(gram >= 0, level.counts[gram] - level.discount, 0.0)
-            spread = level.discount * level.kinds[context] * chance
-            chance = np.where(totals > 0, (counts + spread) / totals.clip(min=1), chance)
-        return chance
+            spread = level.discount * level.num_continuations[context] * p
+            p = np.where(totals > 0, (counts + spread) / totals.clip(min=1), p)
+        return p
 
     def loss(self, rows: PackedRows, max_rows: int) -> float:
         """Return the mean of -log P in nats over the rows that a Llama is measured on."""
@@ -120,7 +121,7 @@ class NGramModel:
             labels = batch.labels_BT.numpy()
             learned = labels != IGNORED
             contexts = self.contexts(batch.ids_BT.numpy(), batch.positions_BT.numpy())
-            nats -= float(np.log(self.chances(contexts, np.where(learned, labels, 0)))[learned].sum())
+            nats -= float(np.log(self.probabilities(contexts, np.where(learned, labels, 0)))[learned].sum())
             count += int(learned.sum())
         return nats / max(count, 1)
 
@@ -131,32 +132,32 @@ class NGramModel:
             last = np.array([written[-self.order :] or [0]])
             positions = np.arange(last.shape[1])[None]
             ends = [context[0, -1:] for context in self.contexts(last, positions)]
-            chances = self.chances(ends, np.arange(self.vocab_size))
-            written.append(int(generator.choice(self.vocab_size, p=chances / chances.sum())))
+            p_V = self.probabilities(ends, np.arange(self.vocab_size))
+            written.append(int(generator.choice(self.vocab_size, p=p_V / p_V.sum())))
             yield written[-1]
 
 
 def conduct_ngrams(setup: Setup, config: ExperimentConfig, order: int, out: Path, show: Emit) -> tuple[int, float]:
     """Count a model of `order` tokens, write its journal as a run's; return its size and validation loss.
 
-    The setup's rows are `PackedRows`, with validation.
+    It is finished at step 0: `is_counted` says so in the journal, and the page draws its loss as a level line. The
+    setup's rows are `PackedRows`, with validation.
     """
     train, validation = setup.train, setup.validation
     assert isinstance(train, PackedRows) and isinstance(validation, PackedRows)
     ids, starts = train.corpus.ids.numpy().astype(np.int64), train.corpus.starts.numpy()
     model = NGramModel(ids, starts, order, setup.tokenizer.vocab_size)
-    loss, steps = model.loss(validation, config.eval_rows), config.steps
+    loss = model.loss(validation, config.eval_rows)
     out.mkdir(parents=True, exist_ok=True)
     save_settings(config, out / "train.toml")
     about = {"settings": asdict(config), "parameters": model.num_counts, "trainable": model.num_counts}
     journal = Journal(out)
-    journal({"event": "start", "step": 0, **about, "device": "cpu"})
-    journal({"event": "validation", "step": 0, "loss": loss, "best": True})
-    events: list[Event] = [{"event": "validation", "step": steps, "loss": loss, "best": False}]
+    journal({"event": "start", "step": 0, **about, "device": "cpu", "is_counted": True})
+    events: list[Event] = [{"event": "validation", "step": 0, "loss": loss, "best": True}]
     if config.sample_every:
         sample = _sample(model, setup, config)
-        events.append({"event": "sample", "step": steps, "prompt": config.sample_prompt, **sample})
-    for event in (*events, {"event": "end", "step": steps, "signal": None}):
+        events.append({"event": "sample", "step": 0, "prompt": config.sample_prompt, **sample})
+    for event in (*events, {"event": "end", "step": 0, "signal": None}):
         journal(event)
         show(event)
     return model.num_counts, loss

@@ -83,9 +83,9 @@ def run_experiment(
             run_name = label if seed == config.seed else f"{label}-seed-{seed}"
             make = cache(partial(_setup, label, variant, replace(config, seed=seed), out, threads))
             watching = _settling(watch(run_name), config, out / "experiment.toml")
-            if variant.order:
+            if variant.ngram_order is not None:
                 if label not in arms:
-                    arms[label] = _count(make(), variant, config, out / label, watching)
+                    arms[label] = _count(make(), variant.ngram_order, config, out / label, watching)
                 continue
             ending = conduct(make, out / run_name, resume=resume, allow_changes=allow_changes, watch=watching)
             if ending.signal is not None:
@@ -130,12 +130,10 @@ def _write_page(
     return compare(folders, out / "report.html", title, notes=notes, columns=columns)
 
 
-def _count(
-    setup: Setup, variant: Variant, config: ExperimentConfig, out: Path, watch: AbstractContextManager[Emit]
-) -> Arm:
+def _count(setup: Setup, order: int, config: ExperimentConfig, out: Path, watch: AbstractContextManager[Emit]) -> Arm:
     """Count an n-gram model, which no seed changes."""
     with watch as show:
-        parameters, loss = conduct_ngrams(setup, config, variant.order, out, show)
+        parameters, loss = conduct_ngrams(setup, config, order, out, show)
     write_report(out)
     return Arm(parameters, [loss] * config.seeds)
 

@@ -93,15 +93,15 @@ def set_embedding_std(model: LlamaForCausalLM, std: float, seed: int) -> None:
 class Variant:
     """One variant of a run: changed settings, model, or trunk.
 
-    `embedding_std` is the initial standard deviation of the embedding table; None is that of all matrices. `order`, if
-    not 0, makes it an n-gram model of so many tokens, which is counted and not trained.
+    `embedding_std` is the initial standard deviation of the embedding table; None is that of all matrices.
+    `ngram_order` makes it an n-gram model of so many tokens, which is counted and not trained; None is a Llama.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     transform: Callable[[LlamaForCausalLM], None] | None = None
     trunk: Trunk = causal_trunk
     embedding_std: float | None = None
-    order: int = 0
+    ngram_order: int | None = None
 
     @property
     def is_llama(self) -> bool:
@@ -174,7 +174,7 @@ def _width(config: ExperimentConfig) -> dict[str, Variant]:
 def _ngrams(config: ExperimentConfig) -> dict[str, Variant]:
     if config.validation == 0:
         raise TrainingError("validation is 0; expected a share above it, on which the models are compared")
-    return {**{f"{n}-gram": Variant(order=n) for n in (2, 4, 6)}, "llama": Variant()}
+    return {**{f"{n}-gram": Variant(ngram_order=n) for n in (2, 4, 6)}, "llama": Variant()}
 
 
 EXPERIMENTS: Mapping[str, TrainingExperiment] = {

@@ -44,6 +44,11 @@ class History:
         points = self.curve(kind, field)
         return points[-1][1] if points else None
 
+    def validations(self) -> list[Point]:
+        """Return the validation loss over the steps; that of a model that is counted is level over all of them."""
+        points, end = self.curve("validation", "loss"), number_of(self.section("settings").get("steps"))
+        return [*points, (end, points[-1][1])] if points and end and self.start.get("is_counted") is True else points
+
     def best(self) -> Point | None:
         """Return the step and value of the lowest validation loss."""
         return min(self.curve("validation", "loss"), key=lambda point: point[1], default=None)

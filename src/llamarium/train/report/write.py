@@ -125,7 +125,7 @@ def _curves(history: History) -> Iterator[str]:
     series = [
         Series("training, each line of the log", losses, 0, faint=True),
         Series("training, smoothed", page.smoothed(losses) if len(losses) > 1 else (), 0),
-        Series("validation", history.curve("validation", "loss"), 1, dots=True),
+        Series("validation", history.validations(), 1, dots=True),
     ]
     yield page.figure("Loss", "nats per token", series, "The mean of -log P of the next token; lower is better.")
     for title, unit, field, caption in (
@@ -140,7 +140,7 @@ def _curves(history: History) -> Iterator[str]:
 
 def _compared(histories: Mapping[str, History]) -> Sequence[str]:
     def figure(title: str, unit: str, kind: str, field: str, caption: str = "", *, smooth: bool = False) -> str:
-        curves = (history.curve(kind, field) for history in histories.values())
+        curves = (h.validations() if kind == "validation" else h.curve(kind, field) for h in histories.values())
         shown = zip(histories, map(page.smoothed, curves) if smooth else curves, strict=True)
         dots = kind == "validation"
         return page.figure(title, unit, [Series(n, c, i, dots=dots) for i, (n, c) in enumerate(shown)], caption)
