@@ -14,13 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEntry, expected_shapes
-from llamarium.checkpoints.options import (
-    TYPE_OF_DTYPE,
-    LoadOptions,
-    TensorSource,
-    check_options,
-    natural_dtype,
-)
+from llamarium.checkpoints.options import TYPE_OF_DTYPE, LoadOptions, TensorSource, check_options, natural_dtype
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import CheckpointError, OptionError, escape, warn_caller

@@ -222,10 +222,7 @@ def _parsers(name: str | None, command: ModuleType | None) -> tuple[Parser, Pars
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=Parser)
     if name is not None and command is not None:
         chosen = commands.add_parser(
-            name,
-            description=command.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+            name, description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
         command.add_arguments(chosen)
         _add_debug(chosen, default=argparse.SUPPRESS)  # not False: `llamarium --debug COMMAND` has set it before

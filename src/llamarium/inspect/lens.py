@@ -79,12 +79,7 @@ class Lens(JsonView):
 
 
 def lens(
-    runner: Runner,
-    trace: Trace,
-    k: int = 5,
-    tokenizer: Tokenizer | None = None,
-    *,
-    chosen_id: int | None = None,
+    runner: Runner, trace: Trace, k: int = 5, tokenizer: Tokenizer | None = None, *, chosen_id: int | None = None
 ) -> Lens:
     """Read the residual stream of each traced layer with the model's own norm and head; see `Inspector.lens`.
 

@@ -53,9 +53,7 @@ def source_of(name: str) -> SourceView:
     """Return the lines of one of `SOURCES`; imports torch."""
     if name not in SOURCES:
         raise UnknownNameError(
-            f"no lines are known under this name; there are: {', '.join(SOURCES)}",
-            code="unknown_source",
-            param="name",
+            f"no lines are known under this name; there are: {', '.join(SOURCES)}", code="unknown_source", param="name"
         )
     module, _, place = SOURCES[name].partition(":")
     found: Any = importlib.import_module(module)

@@ -49,10 +49,7 @@ async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngi
 
 
 async def stream_on(
-    request: Request,
-    field: str,
-    work: "Callable[[Llama, TextEngine], Iterator[object]]",
-    one: Pass | None = None,
+    request: Request, field: str, work: "Callable[[Llama, TextEngine], Iterator[object]]", one: Pass | None = None
 ) -> Response:
     """Return what `work` yields as events, each as soon as it is made; the last one says that it was the last.
 

@@ -200,11 +200,7 @@ class Tokenizer:
         return re.compile("(" + "|".join(map(re.escape, spellings)) + ")")
 
     def encode_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        padding: Literal["left", "right"] | None = None,
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, padding: Literal["left", "right"] | None = None
     ) -> EncodedBatch:
         """Encode several texts, optionally padded to the longest.
 

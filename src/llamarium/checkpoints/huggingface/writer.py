@@ -169,11 +169,7 @@ def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Map
     end = 0
     for weight in ordered:
         begin, end = end, end + weight.num_bytes
-        header[weight.key] = {
-            "dtype": weight.dtype,
-            "shape": list(weight.shape),
-            "data_offsets": [begin, end],
-        }
+        header[weight.key] = {"dtype": weight.dtype, "shape": list(weight.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     with atomic_file(path) as file:

@@ -35,10 +35,7 @@ from llamarium.checkpoints.checkpoint import (
     check_weights,
     read_hf_config,
 )
-from llamarium.checkpoints.huggingface.safetensors_file import (
-    SafetensorsTensor,
-    read_safetensors_header,
-)
+from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors_header
 from llamarium.checkpoints.storage import FLOATS, TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape, show_value
@@ -149,8 +146,7 @@ def _entry(file: Path, tensor: SafetensorsTensor, matrix: Any) -> TensorEntry:
             )
         if tensor.offset % _ALIGNMENT:
             raise _fault(
-                file,
-                f"tensor {escape(name, 80)} begins at byte {tensor.offset}; expected a multiple of {_ALIGNMENT}",
+                file, f"tensor {escape(name, 80)} begins at byte {tensor.offset}; expected a multiple of {_ALIGNMENT}"
             )
         shape, dtype = (rows, tiles * format.columns), format.name
     return TensorEntry(name, shape, dtype, tensor.num_bytes, file, name, is_packed=matrix is not None)

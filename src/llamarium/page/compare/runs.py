@@ -108,13 +108,10 @@ class Runs:
         def build() -> Runner:
             return _load(llama, name, folder)
 
-        num_bytes, version, tokenizer = (
-            sum(size for size, _ in weights),
-            str(weights),
-            self._tokenizers.of(llama, name, self._opened(name)),
-        )
+        num_bytes = sum(size for size, _ in weights)
+        tokenizer = self._tokenizers.of(llama, name, self._opened(name))
         return Side(
-            f"checkpoint:{name}:{step}", f"{name}, step {step:,}", words, num_bytes, build, version=version,
+            f"checkpoint:{name}:{step}", f"{name}, step {step:,}", words, num_bytes, build, version=str(weights),
             vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
         )  # fmt: skip
 

@@ -105,8 +105,9 @@ async def cost(requested: OfPass) -> TokenCost:
         raise ApiError(400, message, code="invalid_parameter", param="id")
 
     def read(_: "Llama", engine: "TextEngine") -> TokenCost:
-        how = one.adapter_idx, engine.kv_cache_dtype
-        return token_cost(engine.runner, one.ids, within_s=_MEASURING_S, adapter=how[0], kv_cache_dtype=how[1])
+        return token_cost(
+            engine.runner, one.ids, within_s=_MEASURING_S, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype
+        )
 
     return await work_on(requested.request, "id", read)
 

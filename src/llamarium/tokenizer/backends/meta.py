@@ -115,10 +115,7 @@ class MetaBackend:
         pattern = regex.compile(LLAMA3_PATTERN)
         ranks = self._ranks
         return ByteLevelBPE(
-            ids=ranks,
-            rank=lambda left, right: ranks.get(left + right),
-            cut=pattern.findall,
-            whole_pieces=True,
+            ids=ranks, rank=lambda left, right: ranks.get(left + right), cut=pattern.findall, whole_pieces=True
         )
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
