@@ -29,7 +29,7 @@ PLANTED: tuple[tuple[str, str, str, str, str], ...] = (
     ("rms_norm", "einsum", "** -0.5", "** -1", "The root is missing"),
     ("project", "fused", "np.concatenate([w_q, w_k, w_v]).T",
      "np.concatenate([w_q.T.reshape(w_q.shape), w_k.T.reshape(w_k.shape), w_v.T.reshape(w_v.shape)]).T", ""),
-    ("project", "dot", "np.dot(w_q, x.T).T", "np.dot(x, w_q)", ""),  # of one weight alone
+    ("project", "dot", "np.dot(w_q, x.T).T", "np.dot(x, w_q)", "The weight of the queries is transposed"),  # of one weight alone
     ("project", "numbers", "w[head * H + i]", "w[:, head * H + i]", "The weights are transposed"),
     ("project", "einsum", "'td,hsd->ths', x, w.reshape(heads, -1, x.shape[1])",
      "'td,shd->ths', x, w.reshape(-1, heads, x.shape[1])", "The numbers of a row are cut as (H, heads)"),
@@ -156,6 +156,7 @@ PLANTED: tuple[tuple[str, str, str, str, str], ...] = (
     ("unpack_q4_0", "divmod", "(code - 8)", "code", "8 is not subtracted"),
     ("unpack_q4_0", "divmod", "(code - 8)", "(code - 7)", "7 is subtracted"),
     ("unpack_q4_0", "struct", "'<e'", "'>e'", "The scale's bytes are swapped"),
+    ("unpack_q4_0", "dtype", ".astype(np.int8)", "", "8 is subtracted from bytes"),
     ("loss", "numbers", "        if is_answer[t + 1]:", "        if True:", "The loss is on the prompt too"),
     ("loss", "logaddexp", "is_answer[1:]", "(~is_answer[1:])", "The loss is on the prompt, and not"),
     ("loss", "numbers", "is_answer[t + 1]", "is_answer[t]", "The mask is not shifted"),

@@ -198,6 +198,9 @@ STEPS = (
         _project_cases,
         (
             Mistake("The weights are transposed: a weight is (out, in), and a product is x @ w.T.", _transposed),
+            Mistake("The weight of the queries is transposed, which its square shape allows in the model: a product "
+                    "is x @ w.T.",
+                    lambda x, q, k, v, n, m: project(x, q.T, k, v, n, m)),
             Mistake("The numbers of a row are cut as (H, heads); they lie head by head: reshape(T, heads, H).",
                     _heads_last),
             Mistake("The rows of different tokens are mixed: reshape(heads, T, H) cuts across the tokens; reshape(T, "

@@ -29,12 +29,15 @@ def unpack_q4_0(block: bytes) -> Floats:
 
 def _unpack_so(
     block: bytes, *, interleaved: bool = False, swapped: bool = False, middle: float = 8, signed: bool = False,
-    scale: str = "<f2",
+    scale: str = "<f2", wraps: bool = False,
 ) -> Floats:  # fmt: skip
     """Unpack with one thing changed."""
     codes = np.frombuffer(block, np.uint8, 16, offset=2)
     halves = (codes >> 4, codes & 15) if swapped else (codes & 15, codes >> 4)
-    numbers = (np.stack(halves, -1).reshape(-1) if interleaved else np.concatenate(halves)).astype(np.float32)
+    together = np.stack(halves, -1).reshape(-1) if interleaved else np.concatenate(halves)
+    numbers = together.astype(np.float32)
+    if wraps:
+        return _scale(block, scale) * (together - np.uint8(8)).astype(np.float32)
     numbers = np.where(numbers > 7, numbers - 16, numbers) if signed else numbers - np.float32(middle)
     return _scale(block, scale) * numbers
 
@@ -79,6 +82,8 @@ STEPS = (
             Mistake("The high bits are taken first, and as neighbours of the low; weights 0 to 15 are the low bits.",
                     partial(_unpack_so, swapped=True, interleaved=True)),
             Mistake("8 is not subtracted: codes are 0 to 15, numbers -8 to 7.", partial(_unpack_so, middle=0)),
+            Mistake("8 is subtracted from bytes (uint8), which wrap around below 0: make numbers of the codes first, "
+                    "with astype(np.float32).", partial(_unpack_so, wraps=True)),
             Mistake("7 is subtracted; it is 8.", partial(_unpack_so, middle=7)),
             Mistake("7.5 is subtracted; it is 8.", partial(_unpack_so, middle=7.5)),
             Mistake("The codes are read as signed numbers (two's complement); they count from 0, and 8 is subtracted.",

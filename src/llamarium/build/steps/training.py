@@ -138,7 +138,7 @@ def _adamw_so(
 
 
 def _loss_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    for tokens, words, prompt, scale in ((8, 11, 3, 1.0), (6, 5, 1, 4.0), (9, 20, 5, 1.0), (5, 7, 0, 300.0)):
+    for tokens, words, prompt, scale in ((8, 11, 3, 1.0), (6, 5, 1, 4.0), (9, 20, 5, 1.0), (5, 7, 1, 300.0)):
         is_answer = np.arange(tokens) >= prompt
         is_answer[-1] = tokens % 2 == 0
         yield floats(rng, tokens, words, scale=scale), rng.integers(0, words, tokens), is_answer
