@@ -29,7 +29,8 @@ PLANTED: tuple[tuple[str, str, str, str, str], ...] = (
     ("rms_norm", "einsum", "** -0.5", "** -1", "The root is missing"),
     ("project", "fused", "np.concatenate([w_q, w_k, w_v]).T",
      "np.concatenate([w_q.T.reshape(w_q.shape), w_k.T.reshape(w_k.shape), w_v.T.reshape(w_v.shape)]).T", ""),
-    ("project", "dot", "np.dot(w_q, x.T).T", "np.dot(x, w_q)", "The weight of the queries is transposed"),  # of one weight alone
+    ("project", "dot", "np.dot(w_q, x.T).T", "np.dot(x, w_q)",
+     "The weight of the queries is transposed"),  # of one weight alone
     ("project", "numbers", "w[head * H + i]", "w[:, head * H + i]", "The weights are transposed"),
     ("project", "einsum", "'td,hsd->ths', x, w.reshape(heads, -1, x.shape[1])",
      "'td,shd->ths', x, w.reshape(-1, heads, x.shape[1])", "The numbers of a row are cut as (H, heads)"),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import llamarium
+from llamarium.build.arguments import far_from_borders
 from llamarium.build.compare import first_difference, same, shape_problem
 from llamarium.build.folder import definition, template
-from llamarium.build.passes import Pass, Weights
+from llamarium.build.passes import RIGHT, Pass, Weights
 from llamarium.build.step import Function, Step
 from llamarium.build.steps import STEPS
 from llamarium.runtime.taps import Taps
@@ -107,3 +108,17 @@ def letters_of(step: Step) -> set[str]:
     names = [name.rpartition("_")[2] for name in code.co_varnames[: code.co_argcount] if "_" in name]
     shapes = [output.split()[1] for output in step.outputs if output]
     return {shape for shape in (*names, *shapes) if shape.isupper() and shape.isalpha()}
+
+
+def test_a_choice_inside_the_model_is_far_from_what_float32_rounds() -> None:
+    """A right function that sums in float32 was refused where u fell on a border among 50,000 tokens."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        logits_V = rng.normal(scale=3, size=50_000).astype(np.float32)
+        top_p, u = far_from_borders(logits_V, 1.3, 0.99, rng)
+        p_V = np.exp(logits_V / np.float32(1.3) - (logits_V / np.float32(1.3)).max())
+        order = np.argsort(-p_V)
+        ends = (p_V / p_V.sum())[order].cumsum(dtype=np.float32)
+        kept = ends[: int(np.searchsorted(ends, top_p)) + 1]
+        chosen = order[np.searchsorted(kept / kept[-1], u, side="right")]
+        assert chosen == RIGHT["choose"](logits_V, 1.3, top_p, u)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from llamarium.build.passes import RIGHT, Pass, Weights
+from llamarium.build.steps.types import Floats
 from llamarium.errors import InputError, TokenizerError, escape
 from llamarium.generation.completion import stop_ids_of
 from llamarium.quant.ggml.encode import encode
@@ -26,6 +27,9 @@ SENTENCES = (
     "To be, or not to be: that is the question.",
 )
 """What a check chooses from where a course names no texts of its own."""
+
+_WIDE = 1e-3
+"""Of the stretch of a token that is chosen: sums of a vocabulary in float32 are within 1e-5."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,22 @@ def _model_logits(source: Source, ids: Sequence[int]) -> Any:
 
 def _choices(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     for logits_V in _model_logits(source, source.sentences(rng, 1)[0]):
-        for temperature, top_p in ((0.0, 1.0), (0.8, 0.9), (1.0, 0.5), (1.3, 0.99)):
-            yield logits_V, temperature, top_p, float(rng.random())
+        yield logits_V, 0.0, 1.0, 0.5
+        for temperature, top_p in ((0.8, 0.9), (1.0, 0.5), (1.3, 0.99)):
+            yield logits_V, temperature, *far_from_borders(logits_V, temperature, top_p, rng)
+
+
+def far_from_borders(
+    logits_V: Floats, temperature: float, top_p: float, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Return top_p and u in the middle of a token's stretch, so that sums of 50,000 numbers in float32 choose it too."""
+    powers = np.exp((logits_V - logits_V.max()).astype(np.float64) / temperature)
+    ends = np.sort(powers / powers.sum())[::-1].cumsum()
+    num_wide = max(1, int((np.diff(ends, prepend=0.0) > _WIDE).sum()))
+    last = min(int(np.searchsorted(ends, top_p)), num_wide - 1)
+    chosen = int(rng.integers(last + 1))
+    middles = ends - np.diff(ends, prepend=0.0) / 2
+    return float(middles[last]), float(middles[chosen] / ends[last])
 
 
 def _writings(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
