@@ -110,7 +110,7 @@ def _choices(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ..
 def far_from_borders(
     logits_V: Floats, temperature: float, top_p: float, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Return top_p and u in the middle of a token's stretch, so that sums of 50,000 numbers in float32 choose it too."""
+    """Return top_p and u in the middle of a stretch: sums of 50,000 numbers in float32 choose the same token."""
     powers = np.exp((logits_V - logits_V.max()).astype(np.float64) / temperature)
     ends = np.sort(powers / powers.sum())[::-1].cumsum()
     num_wide = max(1, int((np.diff(ends, prepend=0.0) > _WIDE).sum()))
