@@ -18,7 +18,7 @@ import pytest
 
 import leftovers
 import llamarium
-from llamarium.hub.builtin import fetch
+from llamarium.hub.builtin import cache_folder, fetch
 
 pytest.register_assert_rewrite("page_browser")  # a plugin of the modules that import from it
 
@@ -86,6 +86,18 @@ def _nothing_is_left_behind() -> Iterator[None]:
 def smollm2_path() -> Path:
     """The SmolLM2-135M-Instruct GGUF, fetched into the cache the first time."""
     return fetch("smollm2-135m")
+
+
+@pytest.fixture(scope="module")
+def own_folders_list(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the list of folders whose code may be run out of the real cache, whose models stay."""
+    cache = tmp_path_factory.mktemp("cache")
+    for path in cache_folder().iterdir():
+        if path.name != "own_folders.jsonl":
+            (cache / path.name).symlink_to(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLAMARIUM_CACHE", str(cache))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,9 @@ import numpy as np
 
 import learner_styles
 import learner_styles_2
-from llamarium.build.check import Check, Result
-from llamarium.build.folder import file_of, step_named
+from llamarium.build.arguments import Source
+from llamarium.build.check import Result
+from llamarium.build.folder.course import file_of, step_named
 from llamarium.build.passes import Weights
 from llamarium.build.worker import _check
 from llamarium.checkpoints.open import open_model
@@ -78,6 +79,6 @@ def check_source(folder: Path, name: str, source: str, seed: int = 0, budget_s: 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy's are no errors in a learner's process
-            return _check(Check(weights(), tokenizer(), seed=seed, budget_s=budget_s), folder, name)
+            return _check(Source(weights(), tokenizer()), folder, name, seed, budget_s)
     finally:
         sys.path[:] = path

@@ -6,7 +6,8 @@ import httpx
 import pytest
 
 import llamarium
-from llamarium.build.folder import Course, file_of, solution, start
+from llamarium.build.folder.course import Course, file_of
+from llamarium.build.folder.source import solution, start
 from llamarium.build.steps import STEPS
 from llamarium.page.extension import page
 from serving import serving
@@ -27,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("build") / "my_llama"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLAMARIUM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        start(folder, Course(model="shakespeare-char"))
+        start(folder, Course(model="shakespeare-char", texts=("What light is this",)))
         for step in STEPS:
             (folder / file_of(step)).write_text(FAILS if step.name == "embed" else solution(step))
         llama = llamarium.load(folder)

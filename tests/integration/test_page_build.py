@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,7 +11,8 @@ from playwright.sync_api import Page, expect
 
 from llamarium.api import Llama
 from llamarium.build import start
-from llamarium.build.folder import file_of, solution, step_named
+from llamarium.build.folder.course import file_of, step_named
+from llamarium.build.folder.source import solution
 from llamarium.page import assets
 from llamarium.page.extension import page as page_extension
 from page_browser import KEY, check_fits_and_is_open, link, settled
@@ -18,7 +20,7 @@ from page_bundle import built_page
 from serving import Running, serving, small_llama
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("own_folders_list")]
 
 ATTEND = step_named("attend")
 WRONG = re.sub(r"np\.repeat\((\w+), N // K, axis=1\)", r"np.tile(\1, (1, N // K, 1))", solution(ATTEND))
@@ -30,7 +32,7 @@ def llama(smollm2_path: object) -> Llama:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, own_folders_list: None) -> Path:
     folder = tmp_path_factory.mktemp("learner") / "my_llama"
     start(folder)
     (folder / file_of(ATTEND)).write_text(WRONG)
@@ -81,8 +83,13 @@ def test_code_runs_only_with_the_key_and_only_a_step_of_the_course(served: Runni
         client.headers["authorization"] = f"Bearer {KEY}"
         unknown = client.post("/inspect/build/checks", json={"step": "../../etc"})
         code = client.post("/inspect/build/checks", json=asked | {"code": "print(1)"})
+        assert "def attend(" in steps_of(client)["attend"]["code"]
     assert (unknown.status_code, code.status_code) == (404, 400)
     assert "no step ../../etc" in unknown.json()["error"]["message"]
+
+
+def steps_of(client: httpx.Client) -> dict[str, Any]:
+    return {step["name"]: step for step in client.get("/inspect/build").json()["steps"]}
 
 
 def test_without_a_folder_or_a_key_nothing_runs(llama: Llama, tmp_path: Path) -> None:
@@ -96,4 +103,5 @@ def test_without_a_folder_or_a_key_nothing_runs(llama: Llama, tmp_path: Path) ->
                 refused = client.post(f"/inspect/build/{route}", json={"step": "attend"})
                 assert refused.status_code == 403
                 assert words in refused.json()["error"]["message"]
-            assert len(client.get("/inspect/build").json()["steps"]) == 18
+            steps = client.get("/inspect/build").json()["steps"]
+            assert [step["code"] for step in steps] == [None] * 18, "code is for the one that may run it"

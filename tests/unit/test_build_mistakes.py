@@ -16,4 +16,4 @@ def test_a_planted_mistake_is_named(index: int, seed: int, tmp_path: Path) -> No
     assert old in right
     result = check_source(tmp_path, name, right.replace(old, new), seed)
     assert not result.passed
-    assert (result.cause[: len(cause)] if cause else result.cause) == cause, (result.cause, result.words)
+    assert (result.cause[: len(cause)] if cause else result.cause) == cause, (result.cause, result.message)

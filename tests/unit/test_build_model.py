@@ -18,7 +18,8 @@ import pytest
 import llamarium
 from llamarium.api import Llama
 from llamarium.build import check_step
-from llamarium.build.folder import Course, file_of, solution, start, step_named
+from llamarium.build.folder.course import Course, file_of, step_named
+from llamarium.build.folder.source import solution, start
 from llamarium.build.steps import STEPS
 from llamarium.cli.main import main
 from llamarium.errors import (
@@ -255,11 +256,11 @@ def test_a_folder_from_elsewhere_is_refused_until_it_is_checked(tmp_path: Path, 
     (folder / file_of(step_named("embed"))).write_text(solution(step_named("embed")))
     assert check_step(folder, "embed").passed
     assert llamarium.load(folder).generate("O", temperature=0, max_tokens=3).text
-    own_folders.note(folder)
+    own_folders.trust(folder)
     listed = own_folders.cache_folder() / "own_folders.jsonl"
     assert listed.read_text().count("foreign") == 1
     shutil.rmtree(folder)
-    own_folders.note(tmp_path)
+    own_folders.trust(tmp_path)
     assert "foreign" not in listed.read_text()
 
 
@@ -268,7 +269,7 @@ def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="could not be noted"):
         start(tmp_path / "my_llama")
-    assert not own_folders.is_noted(tmp_path / "my_llama")
+    assert not own_folders.is_trusted(tmp_path / "my_llama")
 
 
 def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +327,7 @@ def test_where_there_is_a_gpu_functions_run_on_the_cpu(mine: Llama, monkeypatch:
 def test_what_functions_do_not_have_is_refused(mine: Llama) -> None:
     with pytest.raises(NoModulesError, match="load the model whose weights they use"):
         _ = mine.model
-    with pytest.raises(InputError, match=f"has no codes; ask {SMALL}"):
+    with pytest.raises(InputError, match=f"have no codes; load {SMALL}"):
         mine.runner.codes("model.layers.0.mlp.up_proj.weight", [0])
     with pytest.raises(OptionError, match="take no adapters"):
         mine.runner.with_adapters(())

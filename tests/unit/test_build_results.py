@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,14 @@ from learners import check_source, random_weights
 from llamarium.build import check_step, check_steps, start
 from llamarium.build.arguments import Source
 from llamarium.build.check import Result
-from llamarium.build.folder import Course, file_of, keep, progress, solution, step_named
-from llamarium.errors import InputError, TokenizerError
+from llamarium.build.folder.course import Course, file_of, step_named
+from llamarium.build.folder.progress import Reached, keep, progress
+from llamarium.build.folder.source import solution
+from llamarium.errors import InputError, OptionError, TokenizerError, UnknownNameError
+from llamarium.hub.builtin import cache_folder
+from llamarium.hub.own_folders import is_trusted
+
+pytestmark = pytest.mark.usefixtures("own_folders_list")
 
 RIGHT = "x / np.sqrt((x ** 2).mean(-1, keepdims=True) + eps) * gamma"
 HEAD = "def rms_norm(x, gamma, eps):\n    "
@@ -55,7 +62,7 @@ def test_what_is_no_result_is_said(case: str, tmp_path: Path) -> None:
     body, status, words = CASES[case]
     result = check_source(tmp_path, "rms_norm", HEAD + body + "\n")
     assert result.status == status
-    assert words in result.words, result.words
+    assert words in result.message, result.message
     assert result.cause == "" and result.section
     assert not (tmp_path / "kept.txt").exists()
 
@@ -76,8 +83,8 @@ FILES = {
 def test_what_is_wrong_with_a_file_is_said(case: str, tmp_path: Path) -> None:
     source, status, words = FILES[case]
     result = check_source(tmp_path, "rms_norm", source)
-    assert (result.status, words in result.words) == (status, True), result.words
-    assert "\x1b" not in result.words
+    assert (result.status, words in result.message) == (status, True), result.message
+    assert "\x1b" not in result.message
 
 
 def test_what_a_function_prints_is_kept_and_no_failure(tmp_path: Path) -> None:
@@ -95,7 +102,7 @@ def test_modules_that_a_function_deletes_are_there_again(tmp_path: Path) -> None
 def test_two_mistakes_at_once_are_a_place_without_a_cause(tmp_path: Path) -> None:
     result = check_source(tmp_path, "rms_norm", f"{HEAD}return ({RIGHT}) / gamma - x.mean()\n")
     assert (result.status, result.cause) == ("parts", "")
-    assert result.words.startswith("parts in y at layer 0, position 0, number 0 (inside the model): yours ")
+    assert result.message.startswith("parts in y at layer 0, position 0, number 0 (inside the model): yours ")
     assert result.place["inside"] and result.place["layer"] == 0 and result.place["T"] == 0
 
 
@@ -117,7 +124,7 @@ def test_a_loop_without_an_end_inside_the_model_is_no_slow_function(when: str, t
     """Neither at the first call there nor later, at a token that reads the cache."""
     endless = f"{HEAD}\n    while x.shape[1] == 32 and {when}: pass\n    return {RIGHT}\n"
     result = check_source(tmp_path, "rms_norm", endless, budget_s=0.2)
-    assert (result.status, result.words) == ("time", "does not return within 0.1 s inside the model")
+    assert (result.status, result.message) == ("time", "does not return within 0.1 s inside the model")
 
 
 # --- in a process of its own ------------------------------------------------------------------------------------------
@@ -148,11 +155,11 @@ def test_a_process_that_ends_is_a_result_of_its_step(tmp_path: Path) -> None:
     results = check_steps(folder, limit_s=2.0)
     found = {result.step: result for result in results}
     for name, (_, status, words) in ENDS.items():
-        assert (found[name].status, words in found[name].words) == (status, True), found[name]
+        assert (found[name].status, words in found[name].message) == (status, True), found[name]
         assert found[name].section
     assert found["embed"].status == "empty" and found["lora"].passed
-    assert [name for name, entry in progress(folder).items() if entry["passed"]] == ["lora"]
-    json.dumps([result.words for result in results])
+    assert [name for name, entry in progress(folder).items() if entry.is_right] == ["lora"]
+    json.dumps([result.message for result in results])
 
 
 def test_a_function_that_waits_is_ended_too(tmp_path: Path) -> None:
@@ -160,7 +167,7 @@ def test_a_function_that_waits_is_ended_too(tmp_path: Path) -> None:
     source = "import time\ndef layer(x, norm_1, attention, norm_2, mlp): time.sleep(600)\n"
     (tmp_path / file_of(step_named("layer"))).write_text(source)
     result = check_step(tmp_path, limit_s=0.4)
-    assert (result.status, result.words) == ("time", "does not end within 0.4 s")
+    assert (result.status, result.message) == ("time", "does not end within 0.4 s")
 
 
 def test_a_model_that_cannot_read_the_courses_texts_is_no_failure_of_a_step(tmp_path: Path) -> None:
@@ -168,7 +175,7 @@ def test_a_model_that_cannot_read_the_courses_texts_is_no_failure_of_a_step(tmp_
     (tmp_path / "texts" / file_of(step_named("rotate"))).write_text(solution(step_named("rotate")))
     with pytest.raises(InputError, match=r"the text 'Zwölf .*': the course's model cannot read it; make a course of"):
         check_step(tmp_path / "texts", "rotate")
-    assert progress(tmp_path / "texts") == {}
+    assert progress(tmp_path / "texts")["rotate"] == Reached()
 
 
 def test_a_model_without_merges_is_refused_before_a_step_is_checked() -> None:
@@ -186,12 +193,38 @@ def test_what_was_found_is_kept_before_it_is_handed_out(tmp_path: Path) -> None:
     start(tmp_path, Course.of(["head", "lora"], ["one two three four"]))
     found = check_steps(tmp_path)
     assert next(found).status == "empty"
-    assert [(name, entry["tries"]) for name, entry in progress(tmp_path).items()] == [("head", 1)]
+    assert [name for name, entry in progress(tmp_path).items() if entry.tries] == ["head"]
     del found
 
     def more(_: int) -> None:
-        keep(tmp_path, [Result("lora", "parts", "parts")])
+        keep(tmp_path, Result("lora", "parts", "parts"))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(more, range(40)))
-    assert progress(tmp_path)["lora"]["tries"] == 40
+    assert progress(tmp_path)["lora"].tries == 40
+
+
+def test_a_folder_whose_check_is_refused_is_not_trusted(tmp_path: Path) -> None:
+    start(tmp_path, Course.of(["lora"], ["one two three four"]))
+    (cache_folder() / "own_folders.jsonl").unlink()
+    for name, error in (("walk", UnknownNameError), ("embed", InputError)):
+        with pytest.raises(error):
+            check_step(tmp_path, name)
+        assert not is_trusted(tmp_path)
+    assert check_step(tmp_path).status == "empty"
+    assert is_trusted(tmp_path)
+
+
+def test_windows_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(tmp_path, Course.of(["lora"], ["one two three four"]))
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(OptionError, match="use one of them"):
+        check_step(tmp_path)
+
+
+def test_a_wrong_row_is_placed_in_the_text(tmp_path: Path) -> None:
+    """Also where only tokens that come one by one are wrong."""
+    source = "def embed(ids, table):\n    return table[ids] * (1 + (len(ids) == 1 and table.shape[1] == 32))\n"
+    result = check_source(tmp_path, "embed", source)
+    assert result.place["inside"]
+    assert result.place["T"] == len(result.place["ids"]) - 2

@@ -10,7 +10,7 @@ import pytest
 import llamarium
 from llamarium.build.arguments import far_from_borders
 from llamarium.build.compare import first_difference, same, shape_problem
-from llamarium.build.folder import definition, template
+from llamarium.build.folder.source import definition, template
 from llamarium.build.passes import RIGHT, Pass, Weights
 from llamarium.build.step import Function, Step
 from llamarium.build.steps import STEPS

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from learners import STYLES, check_source
-from llamarium.build.folder import solution, step_named
+from llamarium.build.folder.course import step_named
+from llamarium.build.folder.source import solution
 from llamarium.build.steps import STEPS
 
 
@@ -18,5 +19,7 @@ def test_a_right_function_passes(name: str, style: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
 def test_the_solution_passes(step: str, tmp_path: Path) -> None:
+    """On the model's numbers too: a step is called by a pass, or has arguments of its own."""
     result = check_source(tmp_path, step.name, solution(step_named(step.name)))
     assert result.passed, result
+    assert ", 0 calls" not in result.checked

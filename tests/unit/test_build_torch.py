@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from learners import CONFIG, check_source, random_weights
-from llamarium.build.folder import step_named
+from llamarium.build.folder.course import step_named
 from llamarium.build.passes import RIGHT, Pass, Weights
 from llamarium.config import ModelConfig
 from llamarium.model.llama import LlamaForCausalLM
@@ -153,7 +153,7 @@ def test_what_torch_functions_do_wrong_is_said(tmp_path: Path) -> None:
         ("return torch.empty(1 << 50)", "memory", "asks for more memory than a check gives"),
     ):
         result = check_source(tmp_path, "rms_norm", f"{HEAD}def rms_norm(x, gamma, eps):\n    {body}\n")
-        assert (result.status, words in result.words) == (status, True), result
+        assert (result.status, words in result.message) == (status, True), result
 
 
 # --- what is called right, held to others -----------------------------------------------------------------------------

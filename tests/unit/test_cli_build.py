@@ -12,10 +12,14 @@ import pytest
 from learners import STYLES, check_source
 from llamarium import build
 from llamarium.build.check import Result
-from llamarium.build.folder import Course, file_of, progress, solution, step_named
+from llamarium.build.folder.course import Course, file_of, step_named
+from llamarium.build.folder.progress import progress
+from llamarium.build.folder.source import solution
 from llamarium.build.steps import STEPS
 from llamarium.build.whole import Whole
 from llamarium.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("own_folders_list")
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -82,7 +86,7 @@ def test_a_check_leads_from_step_to_step(run: Run) -> None:
     _, out, _ = run("check")
     assert out.startswith("step 2, embed: is still empty")
     entry = progress(Path("my_llama"))["merge"]
-    assert entry["passed"] and entry["tries"] == 2
+    assert entry.is_right and entry.tries == 2
     path = Path("my_llama/step01_merge.py")
     path.write_text(path.read_text() + "\n# changed\n")
     _, out, _ = run("check")
@@ -172,14 +176,15 @@ def test_hints_come_one_by_one_and_are_counted(run: Run) -> None:
     assert "One more hint: `llamarium build hint embed`" in first[2]
     assert step_named("embed").hints[1] in second[1] and "The solution: `" in second[2]
     assert solution(step_named("embed")).strip() in last[1] and last[2] == ""
-    assert progress(Path("my_llama"))["embed"]["hints"] == 3
+    assert progress(Path("my_llama"))["embed"].hints == 3
     assert run("hint", "embed", "--depth", "1")[1] == first[1]
-    assert progress(Path("my_llama"))["embed"]["hints"] == 3
+    assert progress(Path("my_llama"))["embed"].hints == 3
 
 
 def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
     run()
-    for damaged in ("{", "[1]", '{"merge": 3, "no such step": {}}', "[" * 100_000):
+    broken = '{"merge": {"tries": "x", "hints": -1, "right": 3}}'
+    for damaged in ("{", "[1]", '{"merge": 3, "no such step": {}}', broken, "[" * 100_000):
         Path("my_llama/progress.json").write_text(damaged)
         code, out, _ = run()
         assert code == 0 and out.count("open") == 18

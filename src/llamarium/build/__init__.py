@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llamarium.build.check import Result
-from llamarium.build.folder import Course, keep, progress, solution, start, step_named
+from llamarium.build.folder.course import Course, course_of, step_named
+from llamarium.build.folder.progress import keep, keep_hints, progress
+from llamarium.build.folder.source import solution, start
 from llamarium.build.process import LIMIT_S, check_in_process, whole_in_process
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.build.whole import Whole
 from llamarium.errors import InputError, OptionError, escape, warn_caller
-from llamarium.hub.own_folders import COURSE, note
+from llamarium.hub.own_folders import trust
 
 __all__ = ["STEPS", "Course", "Result", "Whole", "check_step", "check_steps", "check_whole", "hint", "start"]
 
@@ -51,15 +53,15 @@ def check_steps(folder: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Ite
 def check_whole(folder: Path, *, limit_s: float = LIMIT_S) -> Whole:
     """Compare all functions of a folder together with the library; arguments and errors of `check_step`."""
     course = _course(folder)
-    note(folder)
+    trust(folder)
     return whole_in_process(folder, course, limit_s=limit_s)
 
 
 def _checked(folder: Path, course: Course, steps: Sequence[str], seed: int, limit_s: float) -> Iterator[Result]:
-    note(folder)
+    trust(folder)
     for result in check_in_process(folder, steps, course, seed=seed, limit_s=limit_s):
         try:
-            keep(folder, [result])
+            keep(folder, result)
         except OSError as error:  # what was found is worth more than its note
             warn_caller(f"what was reached could not be noted in {escape(folder)} ({escape(error)})")
         yield result
@@ -70,13 +72,6 @@ def _course(folder: Path) -> Course:
     if sys.platform == "win32":
         raise OptionError("the process of a check is bounded as Linux and macOS do it; use one of them")
     return course_of(folder)
-
-
-def course_of(folder: Path) -> Course:
-    """Return the course of a learner's folder; InputError if it is none."""
-    if not (folder / COURSE).is_file():
-        raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name one with --folder, or run it")
-    return Course.read(folder / COURSE)
 
 
 def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
@@ -92,8 +87,8 @@ def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
     """
     found = step_named(step)
     course_of(folder)
-    depth = depth or min(3, progress(folder).get(found.name, {}).get("hints", 0) + 1)
-    keep(folder, hints={found.name: depth})
+    depth = depth or min(3, progress(folder)[found.name].hints + 1)
+    keep_hints(folder, found, depth)
     return depth, "\n\n".join(hints_of(found, depth))
 
 
@@ -111,4 +106,4 @@ def _chosen(folder: Path, course: Course, step: str | None) -> str:
             )
         return name
     reached = progress(folder)
-    return next((name for name in course.steps if not reached.get(name, {}).get("passed")), course.steps[-1])
+    return next((name for name in course.steps if not reached[name].is_right), course.steps[-1])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from llamarium.build.passes import RIGHT, Pass, Weights
+from llamarium.build.steps import STEPS
 from llamarium.build.steps.types import Floats
 from llamarium.errors import InputError, TokenizerError, escape
 from llamarium.generation.completion import stop_ids_of
@@ -90,11 +91,6 @@ def _pieces(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ...
             yield piece.encode(), vocabulary.rank
 
 
-def _rows(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
-    for ids in source.sentences(rng):
-        yield np.array(ids), source.weights.table
-
-
 def _model_logits(source: Source, ids: Sequence[int]) -> Any:
     running = Pass(source.weights)
     return running.logits(np.array(ids), running.empty())[0]
@@ -172,7 +168,10 @@ def _corrections(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any
 
 
 ARGUMENTS = {
-    "merge": _pieces, "embed": _rows, "choose": _choices, "generate": _writings, "unpack_q4_0": _blocks,
+    "merge": _pieces, "choose": _choices, "generate": _writings, "unpack_q4_0": _blocks,
     "loss": _answers, "adamw_step": _updates, "lora": _corrections,
 }  # fmt: skip
-"""By the names of their steps."""
+"""Of the steps that are no part of a pass, by their names."""
+
+STEPS_OF_A_PASS = tuple(step for step in STEPS if step.name not in ARGUMENTS)
+"""All others: a pass is made of them, and calls them. Text, choices and the loop are the library's in a whole model."""

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from llamarium.build.arguments import ARGUMENTS, Source
-from llamarium.build.compare import Difference, first_difference, given, plain, same, shape_problem, where
-from llamarium.build.learner import Learner, LearnerError
+from llamarium.build.arguments import ARGUMENTS, STEPS_OF_A_PASS, Source
+from llamarium.build.compare import Difference, as_results, first_difference, given, plain, same, shape_problem, where
+from llamarium.build.guard import LearnerError
+from llamarium.build.learner import Learner
 from llamarium.build.passes import Pass, watched
 from llamarium.build.step import Mistake, Step
 from llamarium.build.steps import STEPS
@@ -34,7 +35,7 @@ class Result:
         step: The step's name.
         status: "passed", or what was wrong: "parts", "shape", "raised", "empty", "missing", "changed", "files",
             "memory", "time", "ended".
-        words: One sentence about it.
+        message: One sentence about it.
         cause: What is often done wrong and was done here, or "".
         section: Where the course explains it.
         place: Where the first number parts: "layer", its index by axis ("T" a position of the text), the "output",
@@ -46,7 +47,7 @@ class Result:
 
     step: str
     status: str
-    words: str
+    message: str
     cause: str = ""
     section: str = ""
     place: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Result:
         return self.status == "passed"
 
 
-class _PartsError(Exception):
+class _DiffersError(Exception):
     """A result is not the right one: why in words, and where."""
 
     def __init__(self, status: str, words: str, difference: Difference | None, layer: int | None, inside: bool) -> None:
@@ -71,34 +72,32 @@ class _EnoughError(BaseException):
     """The time that a function may take inside the model is over; what was compared was right."""
 
 
-@dataclass(frozen=True)
-class Check(Source):
-    """Checks learners' functions against one model.
+def check_learner(source: Source, learner: Learner, *, seed: int = 0, budget_s: float = BUDGET_S) -> Result:
+    """Check a learner's function against a model.
 
-    Attributes:
+    Args:
+        source: The model, and the texts.
+        learner: The function.
         seed: Of sentences, shapes and numbers.
-        budget_s: How long a function may compute inside the model.
+        budget_s: How long the function may compute inside the model.
+
+    Raises:
+        LearnerError: If it did anything but return a result.
     """
-
-    seed: int = 0
-    budget_s: float = BUDGET_S
-
-    def run(self, step: Step, learner: Learner) -> Result:
-        """Check a function; LearnerError if it did anything but return a result."""
-        try:
-            return _Run(self, step, learner).result()
-        except LearnerError as error:
-            if error.kind == "changed":
-                self.weights.forget()
-            raise
+    try:
+        return _Check(source, learner, seed, budget_s).result()
+    except LearnerError as error:
+        if error.kind == "changed":
+            source.weights.forget()
+        raise
 
 
-class _Run:
+class _Check:
     """One check of one function."""
 
-    def __init__(self, check: Check, step: Step, learner: Learner) -> None:
-        self._check, self._step, self._learner = check, step, learner
-        self._rng = np.random.default_rng([check.seed, STEPS.index(step)])
+    def __init__(self, source: Source, learner: Learner, seed: int, budget_s: float) -> None:
+        self._source, self._step, self._learner, self._budget_s = source, learner.step, learner, budget_s
+        self._rng = np.random.default_rng([seed, STEPS.index(self._step)])
         self._calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         self._spent_s, self._num_calls = 0.0, 0
         self._slow = ""
@@ -111,11 +110,11 @@ class _Run:
         What a function does other than to return or to raise ends the check at once.
         """
         cases = [partial(self._compare, None, *case) for case in self._step.cases(self._rng)]
-        found: list[_PartsError | LearnerError] = []
+        found: list[_DiffersError | LearnerError] = []
         for tried in (cases[0], self._inside, *cases[1:]):
             try:
                 tried()
-            except (_PartsError, LearnerError) as error:
+            except (_DiffersError, LearnerError) as error:
                 if isinstance(error, LearnerError) and error.kind != "raised":
                     raise
                 found.append(error)
@@ -124,7 +123,7 @@ class _Run:
             return Result(
                 self._step.name, "passed", "is right", checked=f"{len(cases)} random shapes, {inside}{self._slow}"
             )
-        parts = [error for error in found if isinstance(error, _PartsError)]
+        parts = [error for error in found if isinstance(error, _DiffersError)]
         cause = self._cause() if parts else None
         if isinstance(found[0], LearnerError) and cause is None:
             raise found[0]
@@ -134,20 +133,20 @@ class _Run:
     def _compare(self, layer: int | None, *args: Any, inside: bool = False) -> Any:
         """Call the function, compare its results with the right ones, and return these as the function would."""
         result = self._step.right(*args)
-        right = result if isinstance(result, tuple) else (result,)
+        right = as_results(result)
         started = time.process_time()
-        with _within(self._check.budget_s - self._spent_s) if inside else nullcontext():
-            yours = self._learner(*args)
+        with _within(self._budget_s - self._spent_s) if inside else nullcontext():
+            yours = as_results(self._learner(*args))
         self._calls.append((args, yours))
         problem = shape_problem(self._step.outputs, yours, right)
         if problem is not None:
-            raise _PartsError("shape", problem, None, layer, inside)
+            raise _DiffersError("shape", problem, None, layer, inside)
         difference = first_difference(self._step.outputs, yours, right)
         if difference is not None:
             if inside and "T" in difference.at:
                 difference.at["T"] += self._start
             words = where(difference, given(self._learner.names, args), layer, inside)
-            raise _PartsError("parts", words, difference, layer, inside)
+            raise _DiffersError("parts", words, difference, layer, inside)
         if inside:
             self._spent_s += time.process_time() - started
             self._num_calls += 1
@@ -157,15 +156,15 @@ class _Run:
         """Run it in the model's place, as long as it may compute."""
         reached = [""]
         try:
-            if self._step.name in ARGUMENTS:
-                for args in ARGUMENTS[self._step.name](self._check, self._rng):
-                    self._compare(None, *args, inside=True)
-            else:
+            if self._step in STEPS_OF_A_PASS:
                 self._passes(reached)
+            else:
+                for args in ARGUMENTS[self._step.name](self._source, self._rng):
+                    self._compare(None, *args, inside=True)
         except _EnoughError:
-            budget_s = self._check.budget_s
-            if self._spent_s < budget_s / 2:  # so this one call took longer than all before it
-                raise LearnerError("time", f"does not return within {budget_s / 2:g} s inside the model") from None
+            if self._spent_s < self._budget_s / 2:  # so this one call took longer than all before it
+                words = f"does not return within {self._budget_s / 2:g} s inside the model"
+                raise LearnerError("time", words) from None
             self._slow = f"{reached[0]}: it is slow"
 
     def _passes(self, reached: list[str]) -> None:
@@ -176,15 +175,18 @@ class _Run:
             reached[0] = "" if layer is None else f", down to layer {layer}"
             return right
 
-        running = Pass(self._check.weights, watched(self._step.name, lambda: running, watch))
-        for ids in self._check.sentences(self._rng):
-            past = running.empty()
+        running = Pass(self._source.weights, watched(self._step.name, lambda: running, watch))
+        for ids in self._source.sentences(self._rng):
+            past, self._ids, self._start = running.empty(), ids, 0
             for part in (ids[:-2], ids[-2:-1], ids[-1:]):
-                self._ids, self._start = ids, len(past[0][0])
-                _, past = running.logits(np.array(part), past)
+                if self._step.name == "embed":  # which is the begin of a pass: the rest takes a second
+                    running.embed(np.array(part))
+                else:
+                    _, past = running.logits(np.array(part), past)
+                self._start += len(part)
             self._calls = self._calls[:64]  # enough to tell the mistakes apart
 
-    def _failed(self, error: _PartsError, cause: Mistake | None) -> Result:
+    def _failed(self, error: _DiffersError, cause: Mistake | None) -> Result:
         place: dict[str, Any] = {}
         if error.difference is not None:
             found = error.difference
@@ -209,7 +211,7 @@ def _does(mistake: Mistake, step: Step, args: tuple[Any, ...], yours: tuple[Any,
             wrong = mistake.wrong(*args)
     except Exception:  # noqa: BLE001 - a mistake may fail where shapes do not fit it
         return False
-    return same(step.outputs, yours, wrong if isinstance(wrong, tuple) else (wrong,))
+    return same(step.outputs, yours, as_results(wrong))
 
 
 @contextmanager

@@ -29,6 +29,11 @@ class Difference:
     right: Any
 
 
+def as_results(found: Any) -> tuple[Any, ...]:
+    """Return what a step's function returned as its results: one as itself, several as a tuple."""
+    return found if isinstance(found, tuple) else (found,)  # pyright: ignore[reportUnknownVariableType]
+
+
 def shape_problem(outputs: Sequence[str], yours: Sequence[Any], right: Sequence[Any]) -> str | None:
     """Return what is wrong with the number, the shapes or the dtypes of the results, or None."""
     if len(yours) != len(right):

@@ -6,7 +6,6 @@ A file that imports torch gets tensors, another one numpy's arrays.
 import ast
 import importlib.util
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
@@ -18,20 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from llamarium.build.guard import LearnerError, guarded
 from llamarium.build.step import Step
-from llamarium.errors import LlamariumError, escape
-
-
-class LearnerError(LlamariumError):
-    """What a learner's function did that is no result: it raised, opened a file, changed its input.
-
-    Attributes:
-        kind: One of the kinds of `check.Result.status`.
-    """
-
-    def __init__(self, kind: str, words: str) -> None:
-        super().__init__(words)
-        self.kind = kind
+from llamarium.errors import escape
 
 
 class Learner:
@@ -62,8 +50,8 @@ class Learner:
             self._torch = sys.modules.get("torch") if uses_torch else None
         self._function = self._found(module)
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
-        """Call the function with what cannot be written, and return its results as numpy's arrays.
+    def __call__(self, *args: Any) -> Any:
+        """Call the function with what cannot be written; return one result as itself, several as a tuple, numpy's.
 
         Raises:
             LearnerError: If it raises, changes its input, opens files, or is still empty.
@@ -76,16 +64,7 @@ class Learner:
         for name, before, after in zip(self.names, args, given, strict=True):
             if _is_changed(before, after):
                 raise LearnerError("changed", _CHANGED.format(f" {name}"))
-        return results
-
-    def plain(self) -> Callable[..., Any]:
-        """Return the function as the others call it: one result as itself, several as a tuple."""
-
-        def call(*args: Any) -> Any:
-            results = self(*args)
-            return results[0] if len(results) == 1 else results
-
-        return call
+        return results[0] if len(results) == 1 else results
 
     def _found(self, module: ModuleType) -> Callable[..., Any]:
         """Return the function of the file, which takes the arguments of the step."""
@@ -210,63 +189,3 @@ def _from_learner(value: Any) -> Any:
             raise LearnerError("shape", "returned a tensor of dtype bfloat16; expected float32")
         return value.numpy()
     return value
-
-
-# --- what a step needs no more than its arguments for -----------------------------------------------------------------
-
-_REFUSED = (
-    "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto",
-    "socket.sendmsg", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.spawn",
-    "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
-    "os.kill", "os.chmod", "os.chown", "shutil.rmtree", "shutil.move", "shutil.copyfile",
-)  # fmt: skip
-_HOMES = (
-    sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr/lib", "/usr/share", "/lib", "/etc/ld.so.cache"
-)  # fmt: skip
-"""Where Python, its packages and what they read of the machine lie."""
-
-_guard: list[Path] = []
-_is_installed = False
-_modules: dict[str, ModuleType] = {}
-
-
-@contextmanager
-def guarded(folder: Path) -> Generator[None]:
-    """Refuse files outside of `folder` and of Python itself, other processes and the network, while code runs.
-
-    `folder` is a path without links. This keeps a check honest about what a function needs; it is no sandbox against
-    code that means harm.
-    """
-    global _is_installed  # a hook can be added, and never removed
-    if not _is_installed:
-        sys.addaudithook(_audit)
-        _is_installed = True
-    _guard.append(folder)
-    if len(sys.modules) > len(_modules):
-        _modules.update(sys.modules)
-    try:
-        yield
-    finally:
-        _guard.pop()
-        if len(sys.modules) < len(_modules):  # a check goes on, whatever was deleted
-            sys.modules.update(_modules)
-
-
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if not _guard:
-        return
-    if event in _REFUSED:
-        raise LearnerError("files", f"does more than compute ({event}); a step needs its arguments alone")
-    if event == "open" and isinstance(args[0], (str, bytes)):
-        path = args[0].decode("utf-8", "replace") if isinstance(args[0], bytes) else args[0]
-        writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if writes or not _is_readable(path):
-            how = "writes" if writes else "reads"
-            raise LearnerError("files", f"{how} the file {escape(path)}; a step needs its arguments alone")
-
-
-def _is_readable(path: str) -> bool:
-    """Return whether a file belongs to the learner's folder, to Python, or to the machine's description of itself."""
-    real = Path(path).absolute()
-    homes = (_guard[-1], *map(Path, _HOMES), *(Path(entry) for entry in sys.path if entry))
-    return any(real.is_relative_to(home) for home in homes)

@@ -81,7 +81,7 @@ class Pass:
         kept = list(past)
         layers = [partial(self._run_layer, idx, past, kept) for idx in range(self._weights.config.num_hidden_layers)]
         hidden_TD = self._functions["trunk"](
-            ids_T, self._embed, layers, partial(self._norm, "model.norm.weight", "final_norm")
+            ids_T, self.embed, layers, partial(self._norm, "model.norm.weight", "final_norm")
         )
         return hidden_TD, kept
 
@@ -95,7 +95,8 @@ class Pass:
         none = np.zeros((0, config.num_key_value_heads, config.head_dim), np.float32)
         return [(none, none)] * config.num_hidden_layers
 
-    def _embed(self, ids_T: Ints) -> Floats:
+    def embed(self, ids_T: Ints) -> Floats:
+        """Run the begin of a pass alone: (T, D)."""
         return self._tap("embed", self._functions["embed"](ids_T, self._weights.table))
 
     def _norm(self, key: str, name: str, x_TD: Floats) -> Floats:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.build.check import Result
-from llamarium.build.folder import Course, step_named
+from llamarium.build.folder.course import Course, step_named
 from llamarium.build.whole import Whole
 from llamarium.errors import InputError, escape
 

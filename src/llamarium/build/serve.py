@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from llamarium.build.compare import shape_problem
-from llamarium.build.folder import file_of, is_empty, step_named
-from llamarium.build.learner import Learner, LearnerError
+from llamarium.build.arguments import STEPS_OF_A_PASS
+from llamarium.build.compare import as_results, shape_problem
+from llamarium.build.folder.course import file_of
+from llamarium.build.folder.source import is_empty
+from llamarium.build.guard import LearnerError
+from llamarium.build.learner import Learner
 from llamarium.build.passes import KeysAndValues, Pass, Weights
 from llamarium.build.step import Function, Step
 from llamarium.build.steps.types import Floats, Ints
@@ -32,14 +35,6 @@ from llamarium.errors import LlamariumError, OptionError, escape
 from llamarium.runtime.process.cache import block_bytes, mapped, read_past
 from llamarium.runtime.process.frames import read_arrays, read_header, send
 from llamarium.runtime.taps import Key, Taps, axis_sizes, sizes_of
-
-STEPS_OF_A_PASS = tuple(
-    step_named(name)
-    for name in (
-        "embed", "rms_norm", "project", "rotate", "attend", "join", "swiglu", "layer", "trunk", "head", "attend_cached",
-    )
-)  # fmt: skip
-"""What a pass is made of; text, choices and the loop are the library's."""
 
 
 class PlacedError(LearnerError):
@@ -201,7 +196,7 @@ class Answering:
 
     def _imported(self, step: Step, path: Path) -> Function:
         try:
-            return self._checked(step, Learner(step, path).plain())
+            return self._checked(step, Learner(step, path))
         except LearnerError as error:
             raise PlacedError(step.name, None, str(error)) from None
 
@@ -220,7 +215,7 @@ class Answering:
                 raise
             except LearnerError as error:
                 raise PlacedError(step.name, layer, str(error)) from None
-            results = found if isinstance(found, tuple) else (found,)
+            results = as_results(found)
             shapes = ([self._sizes[axis] for axis in output.split()[1]] for output in step.outputs)
             problem = shape_problem(step.outputs, results, [np.broadcast_to(np.float32(0), shape) for shape in shapes])
             if problem is not None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llamarium.build.check import Check
-from llamarium.build.folder import file_of
+from llamarium.build.arguments import Source
+from llamarium.build.folder.course import file_of
 from llamarium.build.learner import Learner
 from llamarium.build.passes import Pass
 from llamarium.build.step import Function
@@ -59,34 +59,34 @@ def functions_of(folder: Path) -> dict[str, Function]:
     Raises:
         LearnerError: If one is missing.
     """
-    return {step.name: Learner(step, folder / file_of(step)).plain() for step in STEPS}
+    return {step.name: Learner(step, folder / file_of(step)) for step in STEPS}
 
 
-def whole(llama: "Llama", check: Check, folder: Path) -> Whole:
+def whole(llama: "Llama", source: Source, folder: Path) -> Whole:
     """Let the learner's functions write a text, all together, and compare it with the library's.
 
     Args:
         llama: The library's model, in float32.
-        check: Has the weights, the tokenizer and the texts.
+        source: Has the weights, the tokenizer and the texts.
         folder: The learner's.
 
     Raises:
         LearnerError: If one of the functions fails.
     """
     mine = functions_of(folder)
-    text, rate = _write(check, mine)
+    text, rate = _write(source, mine)
     started = time.perf_counter()
     right = llama.generate(PROMPT, max_new_tokens=NUM_TOKENS, temperature=0.0)
     library_rate = len(right.completions[0].token_ids) / (time.perf_counter() - started)
-    return Whole(text, right.text, round(rate, 2), round(library_rate, 2), _distance(llama, check, mine))
+    return Whole(text, right.text, round(rate, 2), round(library_rate, 2), _distance(llama, source, mine))
 
 
-def _write(check: Check, mine: dict[str, Function]) -> tuple[str, float]:
+def _write(source: Source, mine: dict[str, Function]) -> tuple[str, float]:
     """Write with the learner's merges, loop, choice, cache and layers."""
-    vocabulary = check.vocabulary()
+    vocabulary = source.vocabulary()
     parts = [part for piece in vocabulary.cut(PROMPT) for part in mine["merge"](piece.encode(), vocabulary.rank)]
     ids = [vocabulary.ids[part] for part in parts]
-    running = Pass(check.weights, mine)
+    running = Pass(source.weights, mine)
     past, num_read = running.empty(), 0
 
     def next_logits(ids: list[int]) -> Any:
@@ -98,20 +98,20 @@ def _write(check: Check, mine: dict[str, Function]) -> tuple[str, float]:
     def greedy(logits_V: Any) -> int:
         return mine["choose"](logits_V, 0.0, 1.0, 0.0)
 
-    stop_ids = sorted(stop_ids_of(check.weights.config, check.tokenizer, ()))
+    stop_ids = sorted(stop_ids_of(source.weights.config, source.tokenizer, ()))
     started = time.perf_counter()
-    new = mine["generate"](ids, check.bos_id, stop_ids, NUM_TOKENS, next_logits, greedy)
+    new = mine["generate"](ids, source.bos_id, stop_ids, NUM_TOKENS, next_logits, greedy)
     seconds = time.perf_counter() - started
-    return check.tokenizer.decode(list(map(int, new))), len(new) / seconds
+    return source.tokenizer.decode(list(map(int, new))), len(new) / seconds
 
 
-def _distance(llama: "Llama", check: Check, mine: dict[str, Function]) -> float:
+def _distance(llama: "Llama", source: Source, mine: dict[str, Function]) -> float:
     """Return the mean absolute distance of log P of a text's tokens from the library's, in nats."""
-    ids = np.array(check.tokenizer.encode(check.texts[0]))
-    running = Pass(check.weights, mine)
+    ids = np.array(source.tokenizer.encode(source.texts[0]))
+    running = Pass(source.weights, mine)
     logits_TV, _ = running.logits(ids, running.empty())
     shifted = logits_TV - logits_TV.max(axis=-1, keepdims=True)
     logprobs_TV = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     yours = logprobs_TV[np.arange(len(ids) - 1), ids[1:]]
-    theirs = np.array(llama.score(check.texts[0]).logprobs[1:], np.float64)
+    theirs = np.array(llama.score(source.texts[0]).logprobs[1:], np.float64)
     return float(np.abs(yours - theirs).mean())

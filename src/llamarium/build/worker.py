@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import llamarium
-from llamarium.build.check import Check, Result
-from llamarium.build.folder import file_of, step_named
-from llamarium.build.learner import Learner, LearnerError
+from llamarium.build.arguments import Source
+from llamarium.build.check import BUDGET_S, Result, check_learner
+from llamarium.build.folder.course import file_of, step_named
+from llamarium.build.guard import LearnerError
+from llamarium.build.learner import Learner
 from llamarium.build.passes import Weights
 from llamarium.build.whole import Whole, whole
 from llamarium.errors import LlamariumError
@@ -36,7 +38,7 @@ def main() -> int:
     asked = json.loads(sys.stdin.readline())
     with os.fdopen(asked["descriptor"], "w", encoding="utf-8", buffering=1) as answers:
         try:
-            check = _loaded(asked)
+            source = _loaded(asked)
         except LlamariumError as error:
             answers.write(json.dumps({"error": str(error)}) + "\n")
             return 1
@@ -49,38 +51,38 @@ def main() -> int:
         for name in asked["steps"]:
             _bound_time(asked["limit_s"])
             answers.write(json.dumps({"begins": name}) + "\n")
-            answers.write(json.dumps({"result": asdict(_check(check, folder, name))}) + "\n")
+            answers.write(json.dumps({"result": asdict(_check(source, folder, name, asked["seed"]))}) + "\n")
         if asked["whole"]:
             _bound_time(3 * asked["limit_s"])
             answers.write(json.dumps({"begins": "whole"}) + "\n")
-            answers.write(json.dumps({"whole": asdict(_whole(asked["model"], check, folder))}) + "\n")
+            answers.write(json.dumps({"whole": asdict(_whole(asked["model"], source, folder))}) + "\n")
     return 0
 
 
-def _loaded(asked: dict[str, Any]) -> Check:
+def _loaded(asked: dict[str, Any]) -> Source:
     """Load the model and read the texts, so that what is wrong with these is not said of a function."""
     llama = llamarium.load(asked["model"])
-    check = Check(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, asked["texts"], asked["seed"])
+    source = Source(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, asked["texts"])
     if asked["whole"] or "merge" in asked["steps"]:
-        check.vocabulary()
-    return check
+        source.vocabulary()
+    return source
 
 
-def _check(check: Check, folder: Path, name: str) -> Result:
+def _check(source: Source, folder: Path, name: str, seed: int, budget_s: float = BUDGET_S) -> Result:
     """Check one step; whatever the learner's code does but return becomes words."""
     step, started = step_named(name), time.perf_counter()
     with _printed() as printed:
         try:
-            result = check.run(step, Learner(step, folder / file_of(step)))
+            result = check_learner(source, Learner(step, folder / file_of(step)), seed=seed, budget_s=budget_s)
         except LearnerError as error:
             result = Result(name, error.kind, str(error), section=step.section)
     return replace(result, printed=printed.getvalue(), seconds=round(time.perf_counter() - started, 3))
 
 
-def _whole(model: str, check: Check, folder: Path) -> Whole:
+def _whole(model: str, source: Source, folder: Path) -> Whole:
     with _printed():
         try:
-            return whole(llamarium.load(model, dtype="float32"), check, folder)
+            return whole(llamarium.load(model, dtype="float32"), source, folder)
         except LearnerError as error:
             return Whole(error=str(error))
 
@@ -108,7 +110,10 @@ def _bound_time(limit_s: float) -> None:
 
 
 def bound_memory(more_bytes: int) -> None:
-    """Bound the memory of this process by what it has, `MEMORY_BYTES` and so many more, where the system can."""
+    """Bound the memory of this process by what it has, `MEMORY_BYTES` and so many more.
+
+    Only Linux says what it has (/proc); on macOS memory is not bounded, and time alone is.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
         used = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) << 10

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the folder and show how far it is."""
-    from llamarium.build.folder import Course, start
+    from llamarium.build.folder.course import Course
+    from llamarium.build.folder.source import start
 
     folder = Path(args.folder)
     written = start(folder, None if args.course is None else Course.read(Path(args.course)))
@@ -50,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
 
 def show_progress(folder: Path) -> None:
     """Print a table of the steps and what was reached."""
-    from llamarium.build.folder import Course, number_of, progress, step_named
+    from llamarium.build.folder.course import course_of, number_of, step_named
+    from llamarium.build.folder.progress import progress
 
     reached = progress(folder)
     shown = table("", "step", "about", "state", "tries", "hints", right=("", "tries", "hints"))
-    for step in map(step_named, Course.read(folder / "course.json").steps):
-        entry = reached.get(step.name, {})
-        state = "right" if entry.get("passed") else "open"
-        counts = (str(entry.get(name) or "") for name in ("tries", "hints"))
+    for step in map(step_named, course_of(folder).steps):
+        entry = reached[step.name]
+        state = "right" if entry.is_right else "open"
+        counts = (str(count or "") for count in (entry.tries, entry.hints))
         shown.add_row(str(number_of(step)), step.name, step.title, state, *counts)
     show(shown)

@@ -75,7 +75,8 @@ def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole 
 
 def _say(found: "Result", folder: str) -> None:
     """Print what was found in words."""
-    from llamarium.build.folder import number_of, section_words, step_named
+    from llamarium.build.folder.course import number_of, step_named
+    from llamarium.build.folder.source import section_words
 
     if found.printed:
         note(f"printed: {found.printed.rstrip()}")
@@ -83,7 +84,7 @@ def _say(found: "Result", folder: str) -> None:
     if found.passed:
         print(printable(f"{name}: right ({found.checked}; {found.seconds:.1f} s)"))
         return
-    print(printable(f"{name}: {found.words}"))
+    print(printable(f"{name}: {found.message}"))
     if found.cause:
         print(printable(f"  {found.cause}"))
     print(f"  See {section_words(found.section)}; `llamarium build hint {found.step}{option(folder)}`")
@@ -112,7 +113,7 @@ def _show_table(rows: "list[tuple[str, list[Result], Whole | None]]") -> None:
     shown = table("folder", "right", "first that is not", *last, right=("right",))
     for folder, results, whole in rows:
         wrong = next((result for result in results if not result.passed), None)
-        why = "" if wrong is None else f"{wrong.step}: {wrong.cause or wrong.words}"
+        why = "" if wrong is None else f"{wrong.step}: {wrong.cause or wrong.message}"
         together = "" if whole is None else "right" if whole.passed else whole.error or _apart(whole)
         num_right = sum(result.passed for result in results)
         shown.add_row(folder, f"{num_right} of {len(results)}", why, *(together for _ in last))

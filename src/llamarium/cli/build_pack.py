@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the course."""
-    from llamarium.build.folder import Course
+    from llamarium.build.folder.course import Course
 
     whole = Course()
     texts = whole.texts if args.texts is None else _lines(Path(args.texts))

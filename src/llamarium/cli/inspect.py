@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _learners_folder(folder: Path) -> Path:
     """Return the folder that `--build` names, checked."""
-    from llamarium.build.folder import COURSE, Course
+    from llamarium.build.folder.course import course_of
 
-    Course.read(folder / COURSE)
+    course_of(folder)
     return folder.resolve()
 
 

@@ -20,9 +20,9 @@ def is_learner_folder(path: Path) -> bool:
     return (path / COURSE).is_file() and not (path / "config.json").exists()
 
 
-def note(folder: Path) -> None:
-    """Note that a folder's code may be run, and drop those that are gone; a warning says so if it cannot be written."""
-    if is_noted(folder):
+def trust(folder: Path) -> None:
+    """Let a folder's code be run from now on, and drop those that are gone; a warning says if it cannot be written."""
+    if is_trusted(folder):
         return
     try:
         path = _list()
@@ -34,7 +34,7 @@ def note(folder: Path) -> None:
         warn_caller(f"that {escape(folder)} is yours could not be noted ({escape(error)}), so -m will refuse it")
 
 
-def is_noted(folder: Path) -> bool:
+def is_trusted(folder: Path) -> bool:
     """Return whether a folder's code may be run."""
     return json.dumps(str(folder.resolve())) in _lines()
 

@@ -14,7 +14,7 @@ from llamarium.checkpoints.checkpoint import Checkpoint, FormatName, TensorEntry
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
-from llamarium.hub.own_folders import COURSE, is_noted
+from llamarium.hub.own_folders import COURSE, is_trusted
 from llamarium.runtime.process.child import Child
 from llamarium.runtime.process.runner import ProcessRunner
 from llamarium.runtime.runner import Runner
@@ -54,7 +54,7 @@ class LearnerCheckpoint:
         """Return what runs the functions over the model's weights; FunctionError if they cannot begin."""
         if sys.platform == "win32":
             raise OptionError(f"{escape(self.path)}: its process shares memory as Linux and macOS do; use one of them")
-        # -P: the working folder, which may be anybody's, has no modules for us
+        # -P: the working folder, which can hold any file, gives us no modules
         command = (sys.executable, "-P", "-m", "llamarium.build.serve", str(self.path.resolve()), self.model)
         child = Child(command, self.path.resolve())
         child.start()
@@ -79,7 +79,7 @@ def model_of_course(folder: Path) -> str:
     Raises:
         CheckpointError: If its code may not be run, or the course names no model.
     """
-    if not is_noted(folder):
+    if not is_trusted(folder):
         raise CheckpointError(
             f"{escape(folder)}: holds Python code, which is run only if it was begun or checked on this machine; "
             f"`llamarium build check --folder {escape(folder)}` runs it and remembers it"

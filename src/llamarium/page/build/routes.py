@@ -12,7 +12,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from llamarium.build import Result, check_step, hint, hints_of
-from llamarium.build.folder import COURSE, Course, definition, file_of, number_of, progress, step_named
+from llamarium.build.folder.course import Course, course_of, file_of, number_of, step_named
+from llamarium.build.folder.progress import Reached, progress
+from llamarium.build.folder.source import definition
 from llamarium.page.schema.base import View
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
@@ -33,7 +35,8 @@ class StepView(View):
         definition: What the function takes and returns, in words.
         section: Where the course explains it: a chapter's file, `#`, and a heading.
         file: The name of the file that it stands in.
-        code: What the file holds now; None where there is no folder, or no such file.
+        code: What the file holds now; None where there is no folder or no such file, or the client may not run
+            it.
         hints: The hints that were read.
     """
 
@@ -76,8 +79,10 @@ async def course(request: Request) -> CourseView:
     folder: Path | None = request.app.state.build_folder
 
     def read(_: object, __: object) -> CourseView:
-        chosen = Course() if folder is None else Course.read(folder / COURSE)
-        return CourseView(folder=None if folder is None else str(folder), steps=_steps(chosen, folder))
+        if folder is None:
+            return CourseView(folder=None, steps=_steps(Course(), None, shows_code=False))
+        shows_code = _refusal(request) is None
+        return CourseView(folder=str(folder), steps=_steps(course_of(folder), folder, shows_code=shows_code))
 
     return await work_on(request, "step", read)
 
@@ -100,8 +105,8 @@ async def give_hint(request: Request, body: StepRequest) -> HintView:
     folder = _own_folder(request)
 
     def read(_: object, __: object) -> HintView:
-        hint(folder, body.step)
-        return HintView(hints=_hints(folder, body.step))
+        depth, _ = hint(folder, body.step)
+        return HintView(hints=hints_of(step_named(body.step), depth))
 
     return await work_on(request, "step", read)
 
@@ -112,11 +117,18 @@ def _own_folder(request: Request) -> Path:
     if folder is None:
         message = "no folder was named; start the page with `llamarium inspect --build my_llama`"
         raise ApiError(403, message, code="no_build_folder")
-    service: Service = request.app.state.service
-    if not service.settings.api_keys or request.client is None or not _is_loopback(request.client.host):
-        message = "code of the folder runs only for a client on this machine that has the server's key"
-        raise ApiError(403, message, code="not_local")
+    if (refusal := _refusal(request)) is not None:
+        raise refusal
     return folder
+
+
+def _refusal(request: Request) -> ApiError | None:
+    """Return why a client may neither run the folder's code nor read it; None if it may."""
+    service: Service = request.app.state.service
+    if service.settings.api_keys and request.client is not None and _is_loopback(request.client.host):
+        return None
+    message = "code of the folder runs only for a client on this machine that has the server's key"
+    return ApiError(403, message, code="not_local")
 
 
 def _is_loopback(host: str) -> bool:
@@ -126,31 +138,24 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _steps(course: Course, folder: Path | None) -> tuple[StepView, ...]:
+def _steps(course: Course, folder: Path | None, *, shows_code: bool) -> tuple[StepView, ...]:
     reached = {} if folder is None else progress(folder)
     views: list[StepView] = []
     for step in map(step_named, course.steps):
-        entry = reached.get(step.name, {})
+        entry = reached.get(step.name, Reached())
         view = StepView(
             number=number_of(step), name=step.name, title=step.title, about=step.about, definition=definition(step),
-            section=step.section, stage=step.stage, file=file_of(step), code=_code(folder, file_of(step)),
-            is_right=bool(entry.get("passed")), tries=int(entry.get("tries", 0)),
-            hints=() if folder is None else _hints(folder, step.name),
+            section=step.section, stage=step.stage, file=file_of(step),
+            code=_code(folder / file_of(step)) if folder is not None and shows_code else None,
+            is_right=entry.is_right, tries=entry.tries, hints=hints_of(step, entry.hints),
         )  # fmt: skip
         views.append(view)
     return tuple(views)
 
 
-def _code(folder: Path | None, name: str) -> str | None:
+def _code(path: Path) -> str | None:
     """Return what a file of the folder holds, to be shown; None where it cannot be read."""
-    if folder is None:
-        return None
     try:
-        return (folder / name).read_text(encoding="utf-8", errors="replace")[:_MAX_CODE_CHARS]
+        return path.read_text(encoding="utf-8", errors="replace")[:_MAX_CODE_CHARS]
     except OSError:
         return None
-
-
-def _hints(folder: Path, name: str) -> tuple[str, ...]:
-    depth = int(progress(folder).get(name, {}).get("hints", 0))
-    return hints_of(step_named(name), depth)

@@ -1,7 +1,7 @@
 """What a runner and its process say to each other: a JSON header, then the raw bytes of arrays. Never torch.
 
-Nothing of a header is code, and how many bytes an answer has is known by whoever asked: the other side cannot ask for
-memory. The cache's file travels beside a request, as a descriptor.
+Nothing of a header is code. The side that asks computes how many bytes an answer has, so the other side cannot make it
+take memory. The cache's file travels beside a request, as a descriptor.
 """
 
 import json

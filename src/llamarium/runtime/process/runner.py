@@ -39,7 +39,7 @@ class ProcessRunner:
     Args:
         shapes: Of all weights by key, as the process has them.
         name: Display name.
-        weights_of: The model whose weights they are, for those who load it beside.
+        weights_of: The model whose weights they are, which can be loaded beside.
     """
 
     is_row_exact: bool = False
@@ -109,15 +109,15 @@ class ProcessRunner:
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         """Refuse: the functions multiply by numbers."""
-        raise InputError(f"{self.name} multiply by float32 alone, which has no codes; ask {self.weights_of}")
+        raise InputError(f"{self.name} multiply by float32 weights, which have no codes; load {self.weights_of}")
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix."""
         return self.name
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> NoReturn:
-        """Refuse: the functions know of none."""
-        raise OptionError(f"{self.name} take no adapters; put them on {self.weights_of}")
+        """Refuse: no step has adapters."""
+        raise OptionError(f"{self.name} take no adapters; load {self.weights_of} with them instead")
 
     def fresh(self) -> "ProcessRunner":
         """Return another runner over the same process; see `Runner.fresh`."""
