@@ -43,6 +43,7 @@ views = {
     "trace": lambda: trace.to_dict()["positions"],
 }
 refused = {
+    "model": lambda: llama.model,
     "tensor": lambda: trace["embed"],
     "learn": lambda: look.learn(text),
     "effect": lambda: look.effect(text),
@@ -134,7 +135,7 @@ def test_views_are_there_and_what_computes_gradients_names_the_command(smollm2_p
     found = json.loads(run(VIEWS, smollm2_path))
     assert found["next"] == " Paris" and found["sampler"] == " Paris" and found["lens"] == 1
     assert found["divergence"] == found["compare"] == 0 and found["neighbors"]
-    for name in ("tensor", "learn", "effect", "edited", "steer", "patch_grid", "trace_experiment"):
+    for name in ("model", "tensor", "learn", "effect", "edited", "steer", "patch_grid", "trace_experiment"):
         assert found[name].endswith("needs PyTorch: pip install 'llamarium[torch]'"), name
 
 

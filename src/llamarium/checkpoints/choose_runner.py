@@ -37,6 +37,7 @@ def load_weights(
         return _load_modules(checkpoint, options, progress)
 
     def build() -> "LlamaForCausalLM":
+        need_torch("llama.model: a model of modules")
         from llamarium.checkpoints.modules import build_model
 
         return build_model(checkpoint.config, weights, options.input_bits or native.INPUT_BITS)
