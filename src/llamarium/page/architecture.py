@@ -13,6 +13,7 @@ from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.page.schema.model import ModelView, ModuleNode, Sizes
 from llamarium.presets import PRESETS
+from llamarium.runtime.taps import axis_sizes
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -76,17 +77,14 @@ def _of_config(found: "Summary") -> dict[str, Any]:
     """Return the fields that follow from a config."""
     c = found.config
     return {
-        "shape": Sizes(
-            D=c.hidden_size, N=c.num_attention_heads, K=c.num_key_value_heads, H=c.head_dim, F=c.intermediate_size,
-            V=c.vocab_size, L=c.num_hidden_layers,
-        ),
+        "shape": Sizes(**axis_sizes(c), L=c.num_hidden_layers),
         "context": c.max_position_embeddings,
         "rms_norm_eps": c.rms_norm_eps,
         "rope_scaling": None if c.rope_scaling is None else asdict(c.rope_scaling),
         "tied": c.tie_word_embeddings,
         "attention_flops_per_position": 4 * c.num_hidden_layers * c.num_attention_heads * c.head_dim,
         "kv_bytes_per_token": found.kv_bytes_per_token,
-    }  # fmt: skip
+    }
 
 
 def module_tree(config: ModelConfig, sources: "Mapping[str, TensorSource]") -> ModuleNode:

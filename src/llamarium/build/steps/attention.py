@@ -1,6 +1,6 @@
 """Queries, keys and values, their rotation, and the heads joined."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -82,24 +82,11 @@ def join(heads_TNH: Floats, w_o: Floats) -> Floats:
 # --- what is often done wrong -----------------------------------------------------------------------------------------
 
 
-def _transposed(x: Floats, w_q: Floats, w_k: Floats, w_v: Floats, n: int, k: int) -> Heads:
-    return project(x, w_q.T, w_k.T, w_v.T, n, k)
-
-
-def _heads_last(x: Floats, w_q: Floats, w_k: Floats, w_v: Floats, n: int, k: int) -> Heads:
-    """Cut the numbers as (H, N): every N-th number is one head's."""
-    q, keys, values = (
-        (x @ w.T).reshape(len(x), -1, count).swapaxes(1, 2) for w, count in ((w_q, n), (w_k, k), (w_v, k))
-    )
-    return q, keys, values
-
-
-def _heads_first(x: Floats, w_q: Floats, w_k: Floats, w_v: Floats, n: int, k: int) -> Heads:
-    """Cut the whole array as (N, T, H), across the tokens."""
-    q, keys, values = (
-        (x @ w.T).reshape(count, len(x), -1).swapaxes(0, 1) for w, count in ((w_q, n), (w_k, k), (w_v, k))
-    )
-    return q, keys, values
+def _project_so(
+    x: Floats, w_q: Floats, w_k: Floats, w_v: Floats, n: int, k: int, *, cut: Callable[[Floats, int], Floats]
+) -> Heads:
+    """Project, and cut the numbers into heads in another way."""
+    return cut(x @ w_q.T, n), cut(x @ w_k.T, k), cut(x @ w_v.T, k)
 
 
 def _scaled(x: Floats, w_q: Floats, w_k: Floats, w_v: Floats, n: int, k: int) -> Heads:
@@ -129,12 +116,11 @@ def _rotate_so(
     power: float = 1.0,
     sign: int = 1,
     interleaved: bool = False,
-    by_position: bool = True,
 ) -> Heads:
     """Rotate with one thing changed."""
     half = q.shape[-1] // 2
     frequencies = (base or theta) ** (-np.arange(half, dtype=np.float64) / half * power)
-    places = positions + start if by_position else np.full(len(positions), len(positions) - 1)
+    places = positions + start
 
     def turned(name: str, x: Floats) -> Floats:
         return _turn(x, places, frequencies, sign=sign, interleaved=interleaved) if name in rotated else x  # pyright: ignore[reportArgumentType]
@@ -197,15 +183,16 @@ STEPS = (
         ),
         _project_cases,
         (
-            Mistake("The weights are transposed: a weight is (out, in), and a product is x @ w.T.", _transposed),
+            Mistake("The weights are transposed: a weight is (out, in), and a product is x @ w.T.",
+                    lambda x, q, k, v, n, m: project(x, q.T, k.T, v.T, n, m)),
             Mistake("The weight of the queries is transposed, which its square shape allows in the model: a product "
                     "is x @ w.T.",
                     lambda x, q, k, v, n, m: project(x, q.T, k, v, n, m)),
             Mistake("The numbers of a row are cut as (H, heads); they lie head by head: reshape(T, heads, H).",
-                    _heads_last),
+                    partial(_project_so, cut=lambda y, count: y.reshape(len(y), -1, count).swapaxes(1, 2))),
             Mistake("The rows of different tokens are mixed: reshape(heads, T, H) cuts across the tokens; reshape(T, "
                     "heads, H) does not.",
-                    _heads_first),
+                    partial(_project_so, cut=lambda y, count: y.reshape(count, len(y), -1).swapaxes(0, 1))),
             Mistake("Keys and values are swapped.", lambda x, q, k, v, n, m: project(x, q, v, k, n, m)),
             Mistake("The values are made with the weight of the keys.",
                     lambda x, q, k, v, n, m: project(x, q, k, k, n, m)),
