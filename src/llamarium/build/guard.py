@@ -1,4 +1,4 @@
-"""What a step needs no more than its arguments for: other files, processes, the network. An audit hook refuses them."""
+"""Refuses what no step needs: other files, other processes, the network. An audit hook sees each use of them."""
 
 import os
 import sys
