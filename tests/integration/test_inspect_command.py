@@ -39,6 +39,7 @@ def test_a_link_holds_key_and_text_after_the_fragment() -> None:
     assert parse_qs(urlsplit(link).fragment) == {"key": ["k-_"], "text": [TEXT]}
 
 
+@pytest.mark.usefixtures("own_folders_list")
 def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm2_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from llamarium.page import assets; from llamarium.cli.main import main\n"

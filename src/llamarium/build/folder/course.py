@@ -100,5 +100,5 @@ def file_of(step: Step) -> str:
 def course_of(folder: Path) -> Course:
     """Return the course of a learner's folder; InputError if it is none."""
     if not (folder / COURSE).is_file():
-        raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name another, or let that command write one")
+        raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name another, or write one with it")
     return Course.read(folder / COURSE)
