@@ -40,6 +40,16 @@ def regular_size(path: Path) -> int:
     return status.st_size
 
 
+def read_small(path: Path, most_bytes: int = 1 << 20) -> bytes:
+    """Return the content of a regular file; OSError if it is another kind of file, or has more bytes."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("not a regular file")
+    if status.st_size > most_bytes:
+        raise OSError(f"larger than {most_bytes >> 10} KiB")
+    return path.read_bytes()
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, hex; OSError if it cannot be read."""
     with path.open("rb") as file:

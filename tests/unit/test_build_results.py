@@ -1,6 +1,7 @@
 """`llamarium build`: whatever a learner's function does is a result in words, in this process or in one of its own."""
 
 import json
+import os
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -228,3 +229,36 @@ def test_a_wrong_row_is_placed_in_the_text(tmp_path: Path) -> None:
     result = check_source(tmp_path, "embed", source)
     assert result.place["inside"]
     assert result.place["T"] == len(result.place["ids"]) - 2
+
+
+def test_what_a_function_writes_or_leaves_behind_is_a_result_or_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line on the check's own pipe, a thread that goes on, a module of the working folder, files by another way."""
+    folder, elsewhere = tmp_path / "my_llama", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "resource.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(elsewhere)
+    write = "import os\nfor fd in range(3, 30):\n    try: os.write(fd, {})\n    except OSError: pass\n"
+    begun = {
+        "join": write.format("b'[1]\\n'"),
+        "head": write.format('b\'{"result": {"step": "head", "status": "passed", "message": 3}}\\n\''),
+        "swiglu": "open(__file__ + '/../../../../etc/passwd')\n",
+        "layer": "open('/proc/self/root/etc/passwd')\n",
+        "lora": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n",
+    }
+    start(folder, Course.of(list(begun), ["one two three four"]))
+    for name, source in begun.items():
+        (folder / file_of(step_named(name))).write_text(source + solution(step_named(name)))
+    found = {result.step: result for result in check_steps(folder, limit_s=5.0)}
+    assert found["lora"].passed, found["lora"]
+    for name in ("join", "head"):
+        assert (found[name].status, "writes to a descriptor" in found[name].message) == ("ended", True), found[name]
+    for name in ("swiglu", "layer"):
+        assert (found[name].status, "reads the file" in found[name].message) == ("files", True), found[name]
+
+
+def test_progress_that_is_no_file_counts_as_nothing_reached(tmp_path: Path) -> None:
+    start(tmp_path / "my_llama", Course.of(["embed"], ["one two three four"]))
+    os.mkfifo(tmp_path / "my_llama" / "progress.json")
+    assert not progress(tmp_path / "my_llama")["embed"].is_right

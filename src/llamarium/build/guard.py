@@ -27,7 +27,7 @@ _REFUSED = (
     "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto",
     "socket.sendmsg", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.spawn",
     "os.posix_spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
-    "os.kill", "os.chmod", "os.chown", "shutil.rmtree", "shutil.move", "shutil.copyfile",
+    "os.kill", "os.killpg", "os.chmod", "os.chown", "shutil.rmtree", "shutil.move", "shutil.copyfile",
 )  # fmt: skip
 _HOMES = (
     sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr/lib", "/usr/share", "/lib", "/etc/ld.so.cache"
@@ -76,6 +76,6 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 def _is_readable(path: str) -> bool:
     """Return whether a file belongs to the learner's folder, to Python, or to the machine's description of itself."""
-    real = Path(path).absolute()
-    homes = (_guard[-1], *map(Path, _HOMES), *(Path(entry) for entry in sys.path if entry))
-    return any(real.is_relative_to(home) for home in homes)
+    real = os.path.realpath(path)
+    homes = (_guard[-1], *_HOMES, *filter(None, sys.path))
+    return any(Path(real).is_relative_to(os.path.realpath(home)) for home in homes)

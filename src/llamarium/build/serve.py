@@ -4,11 +4,8 @@
 learner's functions run here alone. What they do instead of returning a result is answered in words.
 """
 
-import faulthandler
-import fcntl
 import mmap
 import os
-import resource
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +23,7 @@ from llamarium.build.learner import Learner
 from llamarium.build.passes import KeysAndValues, Pass, Weights
 from llamarium.build.step import Function, Step
 from llamarium.build.steps.types import Floats, Ints
-from llamarium.build.worker import bound_memory
+from llamarium.build.worker import bound_memory, end_with_parent
 from llamarium.checkpoints.native_weights import native_weights
 from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.options import LoadOptions
@@ -47,7 +44,7 @@ class PlacedError(LearnerError):
 
 def main(folder: str, model: str, connection: str, place: str) -> int:
     """Load the model and the functions, and answer until the other side ends."""
-    _end_with_parent()
+    end_with_parent()
     with socket.socket(fileno=int(connection)) as channel:
         try:
             answering = Answering(read_weights(model), Path(folder), channel, int(place))
@@ -224,14 +221,6 @@ class Answering:
             return tuple(floats) if len(floats) > 1 else floats[0]
 
         return call
-
-
-def _end_with_parent() -> None:
-    """Be ended by the system when the parent is, whatever runs here then; say where it was when it is aborted."""
-    faulthandler.enable(2, all_threads=False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ It reads one line of JSON, what is to be done, and answers in lines of JSON on t
 function prints is kept; the memory that it may take is bounded, and the parent bounds its time.
 """
 
+import faulthandler
+import fcntl
 import io
 import json
 import math
@@ -36,6 +38,7 @@ PRINTED_CHARS = 2000
 def main() -> int:
     """Check the steps that are asked for, one line each."""
     asked = json.loads(sys.stdin.readline())
+    end_with_parent()
     with os.fdopen(asked["descriptor"], "w", encoding="utf-8", buffering=1) as answers:
         try:
             source = _loaded(asked)
@@ -44,7 +47,6 @@ def main() -> int:
             return 1
         folder = Path(asked["folder"])
         bound_memory(600 << 20)  # the model's weights as float32 come yet
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # what it says on stderr lies in a file
         os.chdir(folder)
         sys.dont_write_bytecode = True
@@ -107,6 +109,14 @@ def _bound_time(limit_s: float) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(usage.ru_utime + usage.ru_stime + limit_s)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def end_with_parent() -> None:
+    """Be ended by the system when the parent is, whatever runs here then; say where it was when it is aborted."""
+    faulthandler.enable(2, all_threads=False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def bound_memory(more_bytes: int) -> None:

@@ -9,7 +9,7 @@ from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, OutputError, UnknownNameError, escape
 from llamarium.hub.own_folders import COURSE
-from llamarium.io import write_json
+from llamarium.io import read_small, write_json
 
 MODEL = "smollm2-135m"
 FORMAT = 1
@@ -39,7 +39,7 @@ class Course:
             InputError: If it is not one.
         """
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw = json.loads(read_small(path))
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{escape(path)}: no course: {escape(error)}; `llamarium build pack` makes one") from None
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:  # pyright: ignore[reportUnknownMemberType]

@@ -13,7 +13,7 @@ from llamarium.build.check import Result
 from llamarium.build.folder.course import file_of, step_named
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
-from llamarium.io import write_json
+from llamarium.io import read_small, write_json
 
 PROGRESS = "progress.json"
 
@@ -78,7 +78,7 @@ def _count(entry: dict[str, Any], name: str) -> int:
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the file's content; what is damaged counts as nothing reached."""
     try:
-        raw: Any = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        raw: Any = json.loads(read_small(folder / PROGRESS))
     except (OSError, ValueError, RecursionError):
         return {}
     entries: dict[str, Any] = raw if isinstance(raw, dict) else {}
@@ -87,6 +87,6 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _digest(path: Path) -> str | None:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_small(path)).hexdigest()
     except OSError:
         return None

@@ -10,7 +10,7 @@ from llamarium.build.learner import EMPTY
 from llamarium.build.step import Step
 from llamarium.errors import OutputError, escape
 from llamarium.hub.own_folders import COURSE, trust
-from llamarium.io import atomic_file
+from llamarium.io import atomic_file, read_small
 
 
 def start(folder: Path, course: Course | None = None) -> list[Path]:
@@ -60,7 +60,7 @@ def definition(step: Step) -> str:
 def is_empty(step: Step, path: Path) -> bool:
     """Return whether a step's file is missing, or its function ends as the template's does."""
     try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = ast.parse(read_small(path)).body
     except OSError:
         return True
     except (SyntaxError, ValueError):  # which importing it will say better

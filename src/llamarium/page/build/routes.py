@@ -15,6 +15,7 @@ from llamarium.build import Result, check_step, hint, hints_of
 from llamarium.build.folder.course import Course, course_of, file_of, number_of, step_named
 from llamarium.build.folder.progress import Reached, progress
 from llamarium.build.folder.source import definition
+from llamarium.io import read_small
 from llamarium.page.schema.base import View
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
@@ -156,6 +157,6 @@ def _steps(course: Course, folder: Path | None, *, shows_code: bool) -> tuple[St
 def _code(path: Path) -> str | None:
     """Return what a file of the folder holds, to be shown; None where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")[:_MAX_CODE_CHARS]
+        return read_small(path).decode("utf-8", "replace")[:_MAX_CODE_CHARS]
     except OSError:
         return None
