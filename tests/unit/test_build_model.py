@@ -133,14 +133,6 @@ def test_a_mistake_is_heard_in_the_answer(tmp_path: Path, theirs: Llama) -> None
     assert mine.generate(PROMPT, **options).text != theirs.generate(PROMPT, **options).text
 
 
-def test_torch_in_a_file_gets_tensors(tmp_path: Path, theirs: Llama) -> None:
-    pytest.importorskip("torch")
-    source = "import torch\ndef join(heads, w):\n    return torch.reshape(heads, (len(heads), -1)) @ w.T\n"
-    mine = llamarium.load(solved(tmp_path / "torch", join=source))
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
-    assert mine.generate(PROMPT, **options).text == theirs.generate(PROMPT, **options).text
-
-
 # --- functions that do something else ---------------------------------------------------------------------------------
 
 HOSTILE = """

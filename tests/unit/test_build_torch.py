@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+import llamarium
 from learners import CONFIG, check_source, random_weights
-from llamarium.build.folder.course import step_named
+from llamarium.build.folder.course import Course, file_of, step_named
+from llamarium.build.folder.source import solution, start
 from llamarium.build.passes import RIGHT, Pass, Weights
+from llamarium.build.steps import STEPS
 from llamarium.config import ModelConfig
 from llamarium.model.llama import LlamaForCausalLM
 
@@ -259,3 +262,16 @@ def test_weights_read_each_key_once_and_again_when_forgotten() -> None:
     weights.forget()
     _ = weights["a"]
     assert read == ["a", "model.embed_tokens.weight", "a"]
+
+
+@pytest.mark.usefixtures("own_folders_list")
+def test_a_model_whose_file_imports_torch_gets_tensors(tmp_path: Path) -> None:
+    source = "import torch\ndef join(heads, w):\n    return torch.reshape(heads, (len(heads), -1)) @ w.T\n"
+    start(tmp_path / "mine", Course(model="shakespeare-char", texts=("What light is this",)))
+    for step in STEPS:
+        (tmp_path / "mine" / file_of(step)).write_text(source if step.name == "join" else solution(step))
+    texts = {
+        llamarium.load(model, dtype="float32", device="cpu").generate("What light", temperature=0, max_tokens=12).text
+        for model in (tmp_path / "mine", "shakespeare-char")
+    }
+    assert len(texts) == 1
