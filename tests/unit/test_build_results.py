@@ -102,8 +102,8 @@ def test_modules_that_a_function_deletes_are_there_again(tmp_path: Path) -> None
 
 def test_two_mistakes_at_once_are_a_place_without_a_cause(tmp_path: Path) -> None:
     result = check_source(tmp_path, "rms_norm", f"{HEAD}return ({RIGHT}) / gamma - x.mean()\n")
-    assert (result.status, result.cause) == ("parts", "")
-    assert result.message.startswith("parts in y at layer 0, position 0, number 0 (inside the model): yours ")
+    assert (result.status, result.cause) == ("differs", "")
+    assert result.message.startswith("differs in y at layer 0, position 0, number 0 (inside the model): yours ")
     assert result.place["inside"] and result.place["layer"] == 0 and result.place["T"] == 0
 
 
@@ -198,7 +198,7 @@ def test_what_was_found_is_kept_before_it_is_handed_out(tmp_path: Path) -> None:
     del found
 
     def more(_: int) -> None:
-        keep(tmp_path, Result("lora", "parts", "parts"))
+        keep(tmp_path, Result("lora", "differs", "differs"))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(more, range(40)))

@@ -82,7 +82,7 @@ def test_a_check_leads_from_step_to_step(run: Run) -> None:
     ]
     fill("my_llama", "merge")
     code, out, _ = run("check")
-    assert code == 0 and out.startswith("step 1, merge: right (25 random shapes, ")
+    assert code == 0 and out.startswith("step 1, merge: right (25 random cases, ")
     _, out, _ = run("check")
     assert out.startswith("step 2, embed: is still empty")
     entry = progress(Path("my_llama"))["merge"]
@@ -101,7 +101,7 @@ def test_a_mistake_is_shown_in_three_lines(run: Run) -> None:
     place, cause, section = out.splitlines()
     assert code == 1
     assert place.startswith(
-        "step 5, rotate: parts in v at layer 0, position 1, head 0, number 0 (inside the model): yours "
+        "step 5, rotate: differs in v at layer 0, position 1, head 0, number 0 (inside the model): yours "
     )
     assert cause == "  The values are rotated too; only queries and keys are."
     assert section.endswith('"A position is a rotation"; `llamarium build hint rotate --folder mine`')
@@ -122,7 +122,7 @@ def test_results_as_json_and_as_a_table_of_folders(run: Run) -> None:
     code, out, _ = run("check", "--all", "--folder", "anna", "ben", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [(row["folder"], row["step"], row["status"]) for row in rows] == [
-        ("anna", "rms_norm", "passed"), ("anna", "lora", "passed"), ("ben", "rms_norm", "parts"),
+        ("anna", "rms_norm", "passed"), ("anna", "lora", "passed"), ("ben", "rms_norm", "differs"),
         ("ben", "lora", "passed"),
     ]  # fmt: skip
     assert rows[2]["place"]["yours"] != rows[2]["place"]["right"] and rows[2]["cause"].startswith("eps is added")

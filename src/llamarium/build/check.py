@@ -33,7 +33,7 @@ class Result:
 
     Attributes:
         step: The step's name.
-        status: "passed", or what was wrong: "parts", "shape", "raised", "empty", "missing", "changed", "files",
+        status: "passed", or what was wrong: "differs", "shape", "raised", "empty", "missing", "changed", "files",
             "memory", "time", "ended".
         message: One sentence about it.
         cause: What is often done wrong and was done here, or "".
@@ -121,7 +121,7 @@ class _Check:
         if not found:
             inside = f"{self._num_calls} call{'' if self._num_calls == 1 else 's'} inside the model"
             return Result(
-                self._step.name, "passed", "is right", checked=f"{len(cases)} random shapes, {inside}{self._slow}"
+                self._step.name, "passed", "is right", checked=f"{len(cases)} random cases, {inside}{self._slow}"
             )
         parts = [error for error in found if isinstance(error, _DiffersError)]
         cause = self._cause() if parts else None
@@ -146,7 +146,7 @@ class _Check:
             if inside and "T" in difference.at:
                 difference.at["T"] += self._start
             words = where(difference, given(self._learner.names, args), layer, inside)
-            raise _DiffersError("parts", words, difference, layer, inside)
+            raise _DiffersError("differs", words, difference, layer, inside)
         if inside:
             self._spent_s += time.process_time() - started
             self._num_calls += 1

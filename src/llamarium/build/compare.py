@@ -169,9 +169,11 @@ def where(found: Difference, arguments: str, layer: int | None, inside: bool) ->
         return f"{arguments} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
     places = [] if layer is None else [f"layer {layer}"]
     names = _AXES | {"T": "position"} if inside else _AXES
-    places += [f"{names.get(axis, 'number')} {number}" for axis, number in found.at.items()]
+    places += [f"{names[axis]} {number}" for axis, number in found.at.items() if axis in names]
+    numbers = [str(number) for axis, number in found.at.items() if axis not in names]
+    places += [f"number {', '.join(numbers)}"] if numbers else []
     at = ", ".join(places)
-    return f"parts in {found.output} at {at} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
+    return f"differs in {found.output} at {at} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
 
 
 _AXES = {"T": "token", "N": "head", "K": "head", "S": "key", "L": "layer", "V": "id", "W": "weight"}
@@ -185,7 +187,7 @@ def given(names: Sequence[str], args: Sequence[Any]) -> str:
         if arg is None
         or (isinstance(arg, (bytes, int, float, list)) and not any(map(callable, arg if isinstance(arg, list) else ())))
     ]
-    return f"for {', '.join(shown)}" if shown else "parts"
+    return f"for {', '.join(shown)}" if shown else "differs"
 
 
 def _shown(value: Any) -> str:

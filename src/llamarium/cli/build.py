@@ -45,8 +45,23 @@ def run(args: argparse.Namespace) -> int:
         files = "1 file" if len(written) == 1 else f"{len(written)} files"
         note(f"wrote {files} to {escape(folder)}; begin with {written[0].name}")
     show_progress(folder)
-    note(f"\nNext: fill in the function, then `llamarium build check{option(args.folder)}`")
+    note(f"\n{_next(folder, option(args.folder))}")
     return 0
+
+
+def _next(folder: Path, option: str) -> str:
+    """Say what to do next: the first function that is open, or the model that they are."""
+    from llamarium.build.folder.course import course_of, file_of, step_named
+    from llamarium.build.folder.progress import progress
+    from llamarium.build.steps import STEPS
+
+    steps, reached = course_of(folder).steps, progress(folder)
+    still_open = next((name for name in steps if not reached[name].is_right), None)
+    if still_open is not None:
+        return f"Next: {still_open} in {file_of(step_named(still_open))}, then `llamarium build check{option}`"
+    if len(steps) < len(STEPS):
+        return "All steps of this course are right."
+    return f"All are right: `llamarium build check --all{option}`, `llamarium chat -m {escape(folder)}`"
 
 
 def show_progress(folder: Path) -> None:

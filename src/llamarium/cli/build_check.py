@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.build import FOLDER, option
 from llamarium.cli.options import UsageError, add_json, whole_number
-from llamarium.cli.output import emit, note, printable, show, status
+from llamarium.cli.output import emit, say, show, status
 from llamarium.cli.tables import table
 
 if TYPE_CHECKING:
@@ -79,27 +79,28 @@ def _say(found: "Result", folder: str) -> None:
     from llamarium.build.folder.source import section_words
 
     if found.printed:
-        note(f"printed: {found.printed.rstrip()}")
+        first, more = found.printed.rstrip().splitlines()[:5], found.printed.rstrip().count("\n") - 4
+        say("printed: " + "\n".join(first) + (f"\n... and {more} more lines" if more > 0 else ""))
     name = f"step {number_of(step_named(found.step))}, {found.step}"
     if found.passed:
-        print(printable(f"{name}: right ({found.checked}; {found.seconds:.1f} s)"))
+        say(f"{name}: right ({found.checked}; {found.seconds:.1f} s)")
         return
-    print(printable(f"{name}: {found.message}"))
+    say(f"{name}: {found.message}")
     if found.cause:
-        print(printable(f"  {found.cause}"))
-    print(f"  See {section_words(found.section)}; `llamarium build hint {found.step}{option(folder)}`")
+        say(f"  {found.cause}")
+    say(f"  See {section_words(found.section)}; `llamarium build hint {found.step}{option(folder)}`")
 
 
 def _say_whole(found: "Whole") -> None:
     from llamarium.build.whole import PROMPT
 
     if found.error:
-        print(printable(f"the whole model: {found.error}"))
+        say(f"the whole model: {found.error}")
         return
-    print(printable(f"\nYour Llama continues {PROMPT!r} with {found.text!r};"))
-    print(printable(f"the library's with {found.library_text!r}."))
+    say(f"\nYour Llama continues {PROMPT!r} with {found.text!r};")
+    say(f"the library's with {found.library_text!r}.")
     mine, library = found.tokens_per_second, found.library_tokens_per_second
-    print(f"{mine:.1f} tokens/s (the library's: {library:.0f}), {_apart(found)}.")
+    say(f"{mine:.1f} tokens/s (the library's: {library:.0f}), {_apart(found)}.")
 
 
 def _apart(found: "Whole") -> str:

@@ -69,14 +69,26 @@ def note(text: str) -> None:
 
     A closed pipe (`2>&1 | head -2`) ends no work.
     """
-    shown = printable(text)
-    if draws(sys.stderr):
-        width = max(_MIN_WIDTH, shutil.get_terminal_size().columns - 1)
-        lines = [line if len(line) <= width else _filled(line, width) for line in shown.split("\n")]
-        shown = "\n".join(lines)
     with suppress(BrokenPipeError):
-        sys.stderr.write(shown + "\n")
+        sys.stderr.write(_fitting(text, sys.stderr) + "\n")
         sys.stderr.flush()
+
+
+def say(text: str) -> None:
+    """Write sentences to stdout, as `note` does to stderr, in place of a status that is shown there."""
+    if _statuses:
+        sys.stderr.write(_CLEAR_LINE)
+        sys.stderr.flush()
+    print(_fitting(text, sys.stdout), flush=True)
+
+
+def _fitting(text: str, stream: TextIO) -> str:
+    """Return printable text; for a terminal with lines that fit."""
+    shown = printable(text)
+    if not draws(stream):
+        return shown
+    width = max(_MIN_WIDTH, shutil.get_terminal_size().columns - 1)
+    return "\n".join(line if len(line) <= width else _filled(line, width) for line in shown.split("\n"))
 
 
 def _filled(line: str, width: int) -> str:
