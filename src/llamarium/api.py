@@ -98,7 +98,7 @@ def load(
         check_choice(name, flag, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
-        device=choose_device("cpu" if device == "auto" and _is_learners(model) else device),
+        device=choose_device("cpu" if _is_learners(model) and device == "auto" else device),
         quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
         dequantize=dequantize,
         strict=strict,

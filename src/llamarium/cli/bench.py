@@ -199,7 +199,8 @@ def _name(work: "Work") -> str:
 
 def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     setting = _setting(llama)
-    computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else llama.runner.name
+    modules = "PyTorch" if llama.loaded.weights_of is None else llama.runner.name
+    computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else modules
     threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
     print(f"{llama.name} in {setting['dtype']}, keys and values in {llama.runner.kv_dtype}, on {setting['device']}")
     print(f"{computes}, {threads}")

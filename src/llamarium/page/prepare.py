@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from llamarium.errors import LlamariumError
 from llamarium.generation.text_engine import TextEngine
+from llamarium.hub.builtin import is_cached
 from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes
 from llamarium.page.routes.tokens import llama3_tokenizer
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
-from llamarium.server.errors import ApiError
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -45,12 +45,12 @@ class Preparation:
         for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
             try:
                 question(llama, engine, one)
-            except (LlamariumError, ApiError):
+            except LlamariumError:
                 continue
 
     def _tokens(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         text = llama.decode(one.ids)
-        for tokenizer in (llama3_tokenizer(), llama.tokenizer):
+        for tokenizer in (llama.tokenizer, *([llama3_tokenizer()] if is_cached("llama3") else ())):
             tokenizer.explain(text)
 
     def _depth(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:

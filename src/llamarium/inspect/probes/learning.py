@@ -106,8 +106,9 @@ def learn(
     with torch.no_grad():
         after_T, after_V = _read(pupil, known)
         moves_R = (table[rows] - was_RD).norm(dim=-1)
-    best = (top_candidates(on_host(x_V)[None], k)[0] for x_V in (before_V, after_V))
-    before, after = (name_candidates(candidates, tokenizer) for candidates in best)
+    told = [before_V, after_V] if after_V.isfinite().all() else [before_V]  # sync: a step too large predicts nothing
+    best = [name_candidates(top_candidates(on_host(x_V)[None], k)[0], tokenizer) for x_V in told]
+    before, after = (*best, ())[:2]
     losses, losses_after, moves = (tuple(values.tolist()) for values in (losses_T, after_T, moves_R))
     return Lesson(
         tuple(known), losses, losses_after, tuple(rows), gradients_RD, moves, norm, before, after, num_unpacked
