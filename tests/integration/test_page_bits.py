@@ -13,7 +13,7 @@ import pytest
 import llamarium
 from llamarium.cli.main import main
 from llamarium.cli.serve import compared
-from llamarium.hub.resolve import PACKAGED, PACKAGED_RUNS, packaged_path
+from llamarium.hub.resolve import PACKAGED_RUNS, packaged_path, packaged_run
 from llamarium.page.compare.references import References
 from llamarium.page.compare.routes import held_out
 from llamarium.page.compare.runs import Runs
@@ -23,13 +23,13 @@ from serving import save_small_model, serving, small_llama
 pytestmark = pytest.mark.timeout(600)
 
 TEXT, LINE = "The cat sat on the mat", "What is the king, my lord?"
-RUN = packaged_path(PACKAGED_RUNS[0])
+RUN = packaged_run(PACKAGED_RUNS[0])
 
 
 @pytest.fixture(scope="module")
 def client(smollm2: llamarium.Llama) -> Iterator[httpx.Client]:
     """As `llamarium inspect` starts it: the built-in, which is stored in Q4_1, with the package's reference and run."""
-    extension = page(compared=(Runs([RUN]), References(PACKAGED)))
+    extension = page(compared=(Runs([RUN]), References(["shakespeare-char"])))
     with serving(smollm2, extensions=[extension]) as found, httpx.Client(base_url=found.url, timeout=120) as one:
         yield one
 

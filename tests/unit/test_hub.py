@@ -17,7 +17,7 @@ import pytest
 
 from llamarium.errors import ModelNotFoundError
 from llamarium.hub.builtin import BUILTINS
-from llamarium.hub.resolve import resolve
+from llamarium.hub.resolve import PACKAGED, resolve
 
 CONFIG = json.dumps({"model_type": "llama"})
 REPOS = {
@@ -206,7 +206,8 @@ def test_a_tokenizer_costs_no_weights(online, hub):
 
 def test_cached_models_lists_llamas_as_they_are_typed(online):
     listed = {name: (Path(path), size, where) for name, path, size, where in online[1]}
-    listed.pop("shakespeare-char")  # lies in the package
+    for name in PACKAGED:
+        listed.pop(name)
     assert set(listed) == {"org/good", "org/meta", "org/gguf:a.Q4_0.gguf", "org/gguf:sub/b.gguf"}
     path, size, where = listed["org/good"]
     assert path == Path(online[0]["org/good"][1]) and where == "hub"
@@ -247,7 +248,7 @@ def test_what_lies_on_disk_is_itself(tmp_path, monkeypatch):
     [
         ("smollm2", "Did you mean smollm2-135m?"),
         ("SmolLM2-135M", "Did you mean smollm2-135m?"),
-        ("nothing-like-it", "Built-in: smollm2-135m, shakespeare-char;"),
+        ("nothing-like-it", "Built-in: smollm2-135m, shakespeare-char, letters;"),
         ("models/x.gguf", "no file or folder models/x.gguf"),
         ("org/name/x.gguf", "write org/name:FILE.gguf"),
         ("./missing", "no file or folder ./missing"),

@@ -21,10 +21,17 @@ def llama() -> llamarium.Llama:
 
 
 def test_it_is_small_and_has_a_card(llama: llamarium.Llama) -> None:
-    assert list(PACKAGED) == ["shakespeare-char"]
+    assert list(PACKAGED) == ["shakespeare-char", "letters"]
     folder = packaged_path("shakespeare-char")
     assert sum(file.stat().st_size for file in folder.iterdir()) < 8_000_000
     card = (folder / "README.md").read_text()
+    assert f"{count_parameters(llama.config).total:,} parameters" in card
+
+
+def test_a_run_is_its_last_checkpoint() -> None:
+    llama = llamarium.load("letters", device="cpu")
+    assert packaged_path("letters").name == "step-00002000"
+    card = (packaged_path("letters").parent / "README.md").read_text()
     assert f"{count_parameters(llama.config).total:,} parameters" in card
 
 

@@ -34,7 +34,7 @@ from llamarium.cli.options import (
 from llamarium.cli.speculation import add_speculation, load_draft
 from llamarium.errors import OptionError
 from llamarium.extras import optional
-from llamarium.hub.resolve import PACKAGED, PACKAGED_RUNS, packaged_path
+from llamarium.hub.resolve import PACKAGED, PACKAGED_RUNS, packaged_run
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.tools.forms import ToolForm
@@ -117,9 +117,11 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
     from llamarium.page.compare.runs import Runs
 
     names = {folder.resolve().name for folder in args.checkpoints}
-    runs = [*args.checkpoints, *(packaged_path(name) for name in PACKAGED_RUNS if name not in names)]
+    runs = [*args.checkpoints, *(packaged_run(name) for name in PACKAGED_RUNS if name not in names)]
     taken = {args.model, *map(reference_name, args.reference)}
-    return Runs(runs), References([*args.reference, *(name for name in PACKAGED if name not in taken)])
+    return Runs(runs), References(
+        [*args.reference, *(name for name in PACKAGED if name not in {*taken, *PACKAGED_RUNS})]
+    )
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:

@@ -28,12 +28,13 @@ from llamarium.presets import PRESETS
 
 PACKAGED: Mapping[str, str] = {
     "shakespeare-char": "2.4M parameters; writes like Shakespeare, by characters",
+    "letters": "78,000 parameters; the same at a thirtieth of the size",
 }
 """Models that lie in the package itself, small enough to ship, and what they are in a line. Each is a Hugging Face
 folder below `llamarium/models/`, with a card (README.md) that says how it was trained."""
 
 PACKAGED_RUNS = ("letters",)
-"""Training runs beside them, whose checkpoints the page shows."""
+"""Those that are training runs, whose checkpoints the page shows; the last one is the model."""
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", re.ASCII)
@@ -61,9 +62,15 @@ class CachedModel:
     where: Literal["built-in", "hub"]
 
 
-def packaged_path(name: str) -> Path:
-    """Return the folder of a packaged model or run."""
+def packaged_run(name: str) -> Path:
+    """Return the folder of a packaged training run."""
     return Path(__file__).parents[1] / "models" / name
+
+
+def packaged_path(name: str) -> Path:
+    """Return the folder of a packaged model: of a run its last checkpoint."""
+    folder = packaged_run(name)
+    return max(folder.glob("step-*")) if name in PACKAGED_RUNS else folder
 
 
 def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model") -> Path:
