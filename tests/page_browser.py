@@ -5,6 +5,7 @@ A module that wants another model behind the page has a fixture `llama` of its o
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -32,12 +33,18 @@ def inspects_requests() -> bool:
 
 
 @pytest.fixture(scope="module")
-def served(llama: Llama, inspects_requests: bool) -> Iterator[Running]:
+def build_folder() -> Path | None:
+    """A learner's folder that the page checks."""
+    return None
+
+
+@pytest.fixture(scope="module")
+def served(llama: Llama, inspects_requests: bool, build_folder: Path | None) -> Iterator[Running]:
     """A server with the page."""
     bundle, before = built_page(), assets.read_assets.__defaults__
     assets.read_assets.__defaults__ = (bundle,)
     try:
-        extension = page_extension(inspects_requests=inspects_requests)
+        extension = page_extension(inspects_requests=inspects_requests, build_folder=build_folder)
         with serving(llama, extensions=[extension], api_keys=(KEY,)) as found:
             yield found
     finally:

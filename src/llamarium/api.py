@@ -98,7 +98,7 @@ def load(
         check_choice(name, flag, (True, False))
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
-        device=choose_device("cpu" if _is_learners(model) and device == "auto" else device),
+        device=choose_device("cpu" if is_learner_folder(model) and device == "auto" else device),  # no GPU runs it
         quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
         dequantize=dequantize,
         strict=strict,
@@ -106,11 +106,6 @@ def load(
         input_bits=input_bits,
     )
     return _load(model, adapter, options, progress)
-
-
-def _is_learners(model: object) -> bool:
-    """Return whether a model is a folder of `llamarium build`, which no GPU runs."""
-    return isinstance(model, (str, Path)) and is_learner_folder(Path(model).expanduser())
 
 
 def _load(

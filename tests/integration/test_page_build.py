@@ -1,7 +1,6 @@
 """The room Build: functions of the folder that was named are checked from the page, and no other code runs."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from llamarium.api import Llama
 from llamarium.build import start
 from llamarium.build.folder.course import file_of, step_named
 from llamarium.build.folder.source import solution
-from llamarium.page import assets
 from llamarium.page.extension import page as page_extension
 from page_browser import KEY, check_fits_and_is_open, link, settled
-from page_bundle import built_page
 from serving import Running, serving, small_llama
 
 pytest_plugins = ["page_browser"]
@@ -32,26 +29,15 @@ def llama(smollm2_path: object) -> Llama:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, own_folders_list: None) -> Path:
+def build_folder(tmp_path_factory: pytest.TempPathFactory, own_folders_list: None) -> Path:
     folder = tmp_path_factory.mktemp("learner") / "my_llama"
     start(folder)
     (folder / file_of(ATTEND)).write_text(WRONG)
     return folder
 
 
-@pytest.fixture(scope="module")
-def served(llama: Llama, folder: Path) -> Iterator[Running]:
-    bundle, before = built_page(), assets.read_assets.__defaults__
-    assets.read_assets.__defaults__ = (bundle,)
-    try:
-        with serving(llama, extensions=[page_extension(build_folder=folder)], api_keys=(KEY,)) as found:
-            yield found
-    finally:
-        assets.read_assets.__defaults__ = before
-
-
 def test_a_step_is_checked_its_place_is_opened_and_hints_come_one_by_one(
-    page: Page, served: Running, folder: Path
+    page: Page, served: Running, build_folder: Path
 ) -> None:
     page.goto(link(served, stage="build", step="attend"))
     page.get_by_role("button", name="Check").click()
@@ -69,7 +55,7 @@ def test_a_step_is_checked_its_place_is_opened_and_hints_come_one_by_one(
     expect(page.get_by_role("heading", name="Attention", exact=True)).to_be_visible()
     assert "layer=0" in page.url and "head=1" in page.url and "ids=" in page.url
 
-    (folder / file_of(ATTEND)).write_text(solution(ATTEND))
+    (build_folder / file_of(ATTEND)).write_text(solution(ATTEND))
     page.goto(link(served, stage="build", step="attend"))
     page.get_by_role("button", name="Check").click()
     expect(page.locator(".result")).to_contain_text("Right.", timeout=60_000)

@@ -38,7 +38,7 @@ class Result:
         message: One sentence about it.
         cause: What is often done wrong and was done here, or "".
         section: Where the course explains it.
-        place: Where the first number parts: "layer", its index by axis ("T" a position of the text), the "output",
+        place: Where the first number differs: "layer", its index by axis ("T" a position of the text), the "output",
             "yours" and "right"; inside a pass the "ids" that ran. Empty if none does.
         printed: What the function printed.
         checked: On what it was checked, if it passed.
@@ -105,7 +105,7 @@ class _Check:
         self._start = 0
 
     def result(self) -> Result:
-        """Compare small random shapes, then the model's own numbers, then other shapes; report where it parts first.
+        """Compare small random shapes, then the model's own numbers, then other shapes; report where it differs first.
 
         What a function does other than to return or to raise ends the check at once.
         """

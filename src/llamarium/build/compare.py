@@ -47,7 +47,7 @@ def shape_problem(outputs: Sequence[str], yours: Sequence[Any], right: Sequence[
 
 
 def first_difference(outputs: Sequence[str], yours: Sequence[Any], right: Sequence[Any]) -> Difference | None:
-    """Return the first number that parts, by results in their order, by tokens and heads; None if there is none."""
+    """Return the first number that differs, by results in their order, by tokens and heads; None if there is none."""
     for output, mine, expected in zip(outputs, yours, right, strict=True):
         if not output:
             if not _same_value(mine, expected):

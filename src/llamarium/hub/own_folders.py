@@ -15,8 +15,11 @@ COURSE = "course.json"
 """The file by which such a folder is known: steps, texts, and the model whose weights are used."""
 
 
-def is_learner_folder(path: Path) -> bool:
-    """Return whether a folder holds a course of `llamarium build`, and no model of its own."""
+def is_learner_folder(name: object) -> bool:
+    """Return whether a model's name is a folder that holds a course of `llamarium build`, and no model of its own."""
+    if not isinstance(name, (str, Path)):
+        return False
+    path = Path(name).expanduser()
     return (path / COURSE).is_file() and not (path / "config.json").exists()
 
 
