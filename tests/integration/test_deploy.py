@@ -71,7 +71,9 @@ def test_the_guide_shows_the_files_as_they_are() -> None:
 def test_systemd_waits_for_as_long_as_answers_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     unit = dict(re.findall(r"^(\w+)=(.*)$", settled("llamarium.service"), re.M))
     program, command, *words = shlex.split(unit["ExecStart"].replace("${CREDENTIALS_DIRECTORY}", str(tmp_path)))
-    (tmp_path / unit["LoadCredential"].partition(":")[0]).write_text("a-key\n")
+    keys = tmp_path / unit["LoadCredential"].partition(":")[0]
+    keys.write_text("a-key\n")
+    keys.chmod(0o400)
     settings = settings_of(words, monkeypatch)
     assert (Path(program).name, command) == ("llamarium", "serve")
     assert "a-key" in settings.api_keys and NAME in settings.allowed_hosts
@@ -150,6 +152,7 @@ def test_ray_is_given_options_that_it_takes(tmp_path: Path) -> None:
     (app,) = yaml.safe_load(text("ray-serve.yaml"))["applications"]
     assert app["import_path"] == "llamarium.server.ray_serve:build"
     (tmp_path / "keys").write_text("a-key")
+    (tmp_path / "keys").chmod(0o600)
     options = options_of(app["args"] | {"api_key_file": str(tmp_path / "keys")})
     assert options.settings().allowed_hosts == (NAME,)
     assert options.min_replicas < options.max_replicas

@@ -187,6 +187,7 @@ def wait(is_so: Callable[[], object], limit_s: float = 20) -> None:
 def cluster(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("ray")
     (folder / "keys").write_text(KEY)
+    (folder / "keys").chmod(0o600)
     found = Cluster(
         model=str(save_small_model(folder / "small", smollm2_path, max_position_embeddings=16384)),
         num_cpus=1,

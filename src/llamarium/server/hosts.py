@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from llamarium.server.settings import Settings
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{0,5}))?")
 _UNREAD_BYTES = 2**18  # buffered by the system for a client that does not read
 
 
@@ -27,9 +29,11 @@ def is_everywhere(host: str) -> bool:
 
 
 def host_name(header: str) -> str:
-    """Return the name in a Host header, without port and brackets."""
-    name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
-    return name.lower().removesuffix(".")
+    """Return the name in a Host header, without port and brackets; an empty one if it is none."""
+    match = _HOST.fullmatch(header)
+    if match is None or int(match[2] or 0) > 65535:
+        return ""
+    return match[1].strip("[]").lower().removesuffix(".")
 
 
 def is_address(name: str) -> bool:

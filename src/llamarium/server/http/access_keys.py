@@ -1,10 +1,11 @@
 """The server's API keys, from options, environment and file. Imports nothing heavy."""
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from llamarium.errors import OptionError, escape
+from llamarium.errors import OptionError, escape, warn_caller
 
 KEY_VARIABLE = "LLAMARIUM_API_KEY"
 """An environment variable with a key."""
@@ -24,7 +25,27 @@ def access_keys(file: Path | None, given: Iterable[str] = ()) -> tuple[str, ...]
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read()
+            _warn_of_others(file, os.fstat(opened.fileno()))
+            return text
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not in UTF-8"
         raise OptionError(f"{escape(file)}: cannot be read: {why}; expected API keys, one a line") from None
+
+
+def _warn_of_others(file: Path, found: os.stat_result) -> None:
+    """Warn if other users can read or change a file of keys; of a link, what it leads to counts.
+
+    It is not refused: secrets that Docker and Kubernetes mount have mode 444 or 644, in a container with one user. A
+    group may read root's file: that is how systemd and Kubernetes hand one to a service's user.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        return
+    user = os.geteuid()
+    if found.st_uid not in (0, user):
+        warn_caller(f"{escape(file)}: it belongs to user {found.st_uid}, who can read and change the keys; chown it")
+    mode, may_read = stat.S_IMODE(found.st_mode), 0o004 if found.st_uid == 0 != user else 0o044
+    if what := [word for word, bits in (("read", may_read), ("change", 0o022)) if mode & bits]:
+        can = " and ".join(what)
+        warn_caller(f"{escape(file)}: other users can {can} the keys (mode {mode:03o}): chmod 600 {escape(file)}")

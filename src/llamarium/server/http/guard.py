@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+from itertools import chain
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -11,6 +12,8 @@ from llamarium.server.settings import Settings
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no key."""
+
+_KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
 class Guard:
@@ -35,19 +38,19 @@ class Guard:
         headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
-        if self._settings.uds is None:
-            self._check_host(hosts, scope["http_version"])
+        self._check_host(hosts)
         for origin in origins:
             self._check_origin(origin, hosts)
         if self._keys and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
-            self._check_key([value for name, value in headers if name in (b"authorization", b"x-api-key")])
+            self._check_key(*([value for name, value in headers if name == one] for one in _KEY_HEADERS))
 
-    def _check_host(self, hosts: list[str], version: str) -> None:
+    def _check_host(self, hosts: list[str]) -> None:
         """Refuse other host names: a page's own name can be made to point here (DNS rebinding)."""
-        if not hosts and version == "1.0":
-            return
         name = host_name(hosts[0]) if len(hosts) == 1 else ""
-        if name in self._names or (self._any_address and is_address(name)):
+        if not name:
+            message = "a request needs one Host header: a name or an address, and perhaps a port"
+            raise ApiError(400, message, code="invalid_http")
+        if self._settings.uds is not None or name in self._names or (self._any_address and is_address(name)):
             return
         raise ApiError(
             403,
@@ -67,17 +70,23 @@ class Guard:
             code="origin_not_allowed",
         )
 
-    def _check_key(self, given: list[str]) -> None:
-        for value in given:
-            scheme, _, rest = value.partition(" ")
-            key = rest.strip() if scheme.lower() == "bearer" else value
-            digest = hashlib.sha256(key.encode("latin-1")).digest()
-            matches = [hmac.compare_digest(digest, known) for known in self._keys]  # in equal time
-            if any(matches):
-                return
+    def _check_key(self, *given: list[str]) -> None:
+        """Refuse a request without a key or with a wrong one; a proxy may read another header than this server."""
+        if any(len(values) > 1 for values in given):
+            raise ApiError(400, "a key's header stands twice; send one", code="invalid_http")
+        values = [*chain(*given)]
+        if values and all(map(self._is_key, values)):
+            return
         raise ApiError(
             401,
-            "no valid API key was given; send the header Authorization: Bearer KEY",
+            "no valid API key was given, or another one beside it; send the header Authorization: Bearer KEY",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
+
+    def _is_key(self, value: str) -> bool:
+        scheme, _, rest = value.partition(" ")
+        key = rest.strip() if scheme.lower() == "bearer" else value
+        digest = hashlib.sha256(key.encode("latin-1")).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._keys]  # in equal time
+        return any(matches)

@@ -5,6 +5,7 @@ trailers and pipelined requests are counted.
 """
 
 import asyncio
+import re
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -15,8 +16,11 @@ from llamarium.server.settings import Settings
 MAX_REQUESTS_AHEAD = 8
 """Pipelined requests; after them the connection is closed."""
 
+_WHOLE_URL = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _LINGER_S = 1.0  # for a client to end its body, or to read the error
 _BAD = ApiError(400, "this is no HTTP request", code="invalid_http")
+_ELSEWHERE = ApiError(400, "a whole URL is requested that does not name the host of the header", code="invalid_http")
+_CODED = ApiError(400, "of transfer codings chunked alone is read, once, in HTTP/1.1", code="invalid_http")
 _LARGE = ApiError(431, "the headers or trailers are too large", code="headers_too_large")
 _LATE = ApiError(408, "the headers did not arrive in time", code="request_timeout")
 _CROWDED = ApiError(503, "there are too many connections; try again later", code="too_many_connections")
@@ -85,9 +89,23 @@ class BoundedConnection(HttpToolsProtocol):
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.settings.max_header_bytes:
             self._refuse(_LARGE)
             return
+        if error := self._framing_error():
+            self._refuse(error)
+            return
         self._in_body = True
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
+
+    def _framing_error(self) -> ApiError | None:
+        """Return the refusal of headers that a proxy may read in another way than this server, if they are such."""
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        version = self.parser.get_http_version()  # pyright: ignore[reportOptionalMemberAccess]
+        if codings and (codings != [b"chunked"] or version != "1.1"):
+            return _CODED
+        if self.url.startswith(b"/"):
+            return None
+        whole, hosts = _WHOLE_URL.match(self.url), [value for name, value in self.headers if name == b"host"]
+        return None if whole and hosts == [whole[1]] else _ELSEWHERE
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of a body."""

@@ -25,6 +25,11 @@ from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
 
 _LOOK_S = 0.05  # between two looks at the engine
 _BREAKING_S = 0.5  # for clients to receive the errors of a broken engine
+_BITS = {
+    True: "the same bits in any company",
+    False: "last bits that depend on the company, so that a near tie may turn",
+}
+"""What `Runner.is_row_exact` promises of a request's logits."""
 _CLOSING_S = 2  # for connections to send what was written
 
 
@@ -107,7 +112,10 @@ class Server(uvicorn.Server):
         while (state := service.state) in ("loading", "ready"):
             if state == "ready" and not is_logged:
                 is_logged = True
-                self._log.event(f"ready after {service.loading.seconds:.2f} s", max_context=service.max_tokens)
+                model, _ = service.require()
+                runner = f"runner: {model.runner.name}, with {_BITS[model.runner.is_row_exact]}"
+                took = f"ready after {service.loading.seconds:.2f} s"
+                self._log.event(f"{took}; {runner}", max_context=service.max_tokens)
             self._live.show()
             await asyncio.sleep(_LOOK_S)
         self._log.status("")

@@ -40,6 +40,7 @@ async def props(request: Request) -> dict[str, object]:
         "version": __version__,
         "models": [*request.app.state.names, *engine.adapters],
         "runner": model.runner.name,
+        "is_row_exact": model.runner.is_row_exact,
         "dtype": str(model.runner.dtype),
         "kv_cache_dtype": settings.kv_cache_dtype,
         "chat_format": None if chat_format is None else chat_format.name,
