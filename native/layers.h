@@ -53,7 +53,8 @@ static void merge_head(const pass *p, int layer, int row, int head) {
     partial *known = partial_of(p, row, head, 0);
     for (int chunk = 1; chunk < chunks_of(p, row); chunk++) merge(known, partial_of(p, row, head, chunk), head_dim);
     for (int i = 0; i < head_dim; i++) known->mixture[i].value /= known->sum;
-    const float *mixture = out_of_pairs(p->cache.dtype, known->mixture, head_dim);
+    float *mixture = out_of_pairs(p->cache.dtype, known->mixture, head_dim);
+    edit_row(p, row, LM_EDIT_HEAD, layer, head, mixture, head_dim);
     float *tap = tap_of(p, layer, LM_TAP_HEAD_OUT);
     if (tap != NULL) memcpy(tap + place * head_dim, mixture, head_dim * sizeof(float));
     if (p->attended != NULL)
@@ -191,8 +192,19 @@ static void add_product(const pass *p, lm_team team, atomic_int *next, int index
              p->max_rank > 0 ? &s : NULL);
     lm_barrier(team);
     if (tap == NULL) return;
-    for (size_t row = team.index; row < (size_t)p->num_rows; row += team.count)
+    for (size_t row = team.index; row < (size_t)p->num_rows; row += team.count) {
+        edit_row(p, (int)row, which == OF_O ? LM_EDIT_ATTENTION : LM_EDIT_MLP, index, 0, tap + row * hidden, hidden);
         for (size_t i = row * hidden; i < (row + 1) * hidden; i++) p->hidden[i] = tap[i] + p->hidden[i];
+    }
+    lm_barrier(team);
+}
+
+/* Apply edits of the hidden states as they are now. */
+static void edit_hidden(const pass *p, lm_team team, int part, int layer) {
+    const int hidden = p->model->hidden;
+    if (!is_edited(p, part, layer)) return;
+    for (int row = team.index; row < p->num_rows; row += team.count)
+        edit_row(p, row, part, layer, 0, p->hidden + (size_t)row * hidden, hidden);
     lm_barrier(team);
 }
 
@@ -252,6 +264,7 @@ static void run_layer(const pass *p, lm_team team, int index) {
         gated_products(team, next++, layer, in, p->num_rows, p->gated, p->max_rank > 0 ? &s : NULL);
     lm_barrier(team);
     add_product(p, team, next++, index, OF_DOWN, p->gated, tap_of(p, index, LM_TAP_MLP_OUT));
+    edit_hidden(p, team, LM_EDIT_RESIDUAL, index);
     copy_hidden(p, team, wanted_tap(p, index, LM_TAP_RESID));
 }
 
@@ -281,6 +294,7 @@ static void tap_final_norm(const pass *p, lm_team team) {
 static void run_pass(void *context, lm_team team) {
     const pass *p = context;
     compute_angles(p, team); /* needed after the first barrier */
+    edit_hidden(p, team, LM_EDIT_EMBED, 0);
     if (p->taps != NULL && p->taps->embed != NULL) copy_hidden(p, team, p->taps->embed + (size_t)p->first * p->model->hidden);
     for (int layer = 0; layer < p->model->num_layers; layer++) run_layer(p, team, layer);
     tap_final_norm(p, team);

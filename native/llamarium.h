@@ -78,6 +78,23 @@ typedef struct {
     float **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size), of LM_INT8 only */
 } lm_cache;
 
+/* What a part of the model computes for a token, x, becomes factor * x + add. */
+enum { LM_EDIT_EMBED, LM_EDIT_ATTENTION, LM_EDIT_HEAD, LM_EDIT_MLP, LM_EDIT_RESIDUAL, LM_EDITED_PARTS };
+typedef struct {
+    int32_t part;
+    int32_t layer, head;      /* 0 where the part has none; of a head, what it mixes before it is multiplied with o */
+    float factor;             /* 0 is zero, whatever x is */
+    const float *add;         /* (hidden), of a head (head_dim); NULL: nothing */
+    int32_t num_positions;    /* 0: all */
+    const int32_t *positions; /* (num_positions), of the tokens where it is applied */
+} lm_edit;
+
+/* Those of one sequence, applied in order. The bits of other sequences do not depend on them. */
+typedef struct {
+    int32_t count;
+    const lm_edit *all;
+} lm_edits;
+
 /* Tokens of some sequences. Those of one sequence follow each other, their positions ascending. A token sees its sequence's
  * positions up to its own: those kept before, and those of the batch. Position p of a sequence lies in block
  * block_tables[sequence][p / block_size]. */
@@ -89,6 +106,7 @@ typedef struct {
     const int32_t *block_tables; /* (num_sequences, table_stride) */
     const int32_t *logit_rows;   /* (num_logits), the tokens whose logits are wanted, ascending */
     const int32_t *adapters;     /* (num_sequences), which of the model's adapters each uses, -1 for none; or NULL */
+    const lm_edits *edits;       /* (num_sequences); or NULL: none */
 } lm_batch;
 
 /* What the pass computes on the way, float32, a row for each of the batch's tokens. Where a pointer is NULL nothing is handed out,
@@ -119,7 +137,7 @@ typedef struct {
 /* From tokens to logits (num_logits, head.rows): embeddings are looked up, run through all layers and the last norm, and multiplied
  * with the head; keys and values are kept. All numbers between the products are float32. A token's bits depend on its sequence
  * alone: not on the batch it comes in, nor on where a prompt is cut. LM_NO_SUCH_ROW: a token is outside of the vocabulary.
- * LM_BAD_BATCH: a position, block, sequence, adapter or row of logits does not exist or is out of order. In both cases nothing is
+ * LM_BAD_BATCH: a position, block, sequence, adapter, edit's part or row of logits does not exist or is out of order. In both cases nothing is
  * computed. `taps` may be NULL. */
 LM_EXPORT int lm_run(const lm_model *model, const lm_cache *cache, const lm_batch *batch, const lm_taps *taps, float *logits);
 
@@ -172,7 +190,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 15
+#define LM_INTERFACE 16
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -32,7 +32,7 @@ typedef struct {
     inputs *normed;      /* of each thread for a few rows, else one for all */
     inputs *last;        /* the same of the rows whose logits are wanted */
     inputs mixed, gated;
-    float *own_taps[LM_TAPS_OF_A_LAYER]; /* what other taps need and no caller has asked for */
+    float *own_taps[LM_TAPS_OF_A_LAYER]; /* what other taps or edits need and no caller has asked for */
     int max_rank, padded_rank; /* of the rows' adapters; to whole quads */
     float *lowered;            /* an adapter's a x: (num_rows, MOST_OF_A_STAGE, padded_rank) */
     atomic_int *counters; /* one a stage that hands out pieces: (num_layers + 1, MAX_STAGES) */
@@ -43,6 +43,32 @@ static inline const int32_t *table_of(const pass *p, int row) {
 }
 
 static inline int chunks_of(const pass *p, int row) { return p->positions[row] / CHUNK + 1; }
+
+/* --- edits -------------------------------------------------------------------------------------------------------- */
+
+/* What a row's edits make of what a part computed for it, x (count). */
+static void edit_row(const pass *p, int row, int part, int layer, int head, float *x, int count) {
+    if (p->batch->edits == NULL) return;
+    const lm_edits own = p->batch->edits[p->sequences[row]];
+    for (const lm_edit *e = own.all; e < own.all + own.count; e++) {
+        int is_meant = e->part == part && e->layer == layer && e->head == head, is_there = e->num_positions == 0;
+        for (int i = 0; i < e->num_positions && is_meant && !is_there; i++) is_there = e->positions[i] == p->positions[row];
+        if (!is_meant || !is_there) continue;
+        for (int i = 0; i < count && e->factor != 1; i++) x[i] = e->factor == 0 ? 0 : e->factor * x[i];
+        for (int i = 0; i < count && e->add != NULL; i++) x[i] += e->add[i];
+    }
+}
+
+/* Whether an edit of any of the rows is of this part of this layer. */
+static int is_edited(const pass *p, int part, int layer) {
+    for (int row = 0; row < p->num_rows && p->batch->edits != NULL; row++) {
+        if (row > 0 && p->sequences[row] == p->sequences[row - 1]) continue;
+        const lm_edits own = p->batch->edits[p->sequences[row]];
+        for (int i = 0; i < own.count; i++)
+            if (own.all[i].part == part && own.all[i].layer == layer) return 1;
+    }
+    return 0;
+}
 
 /* --- taps --------------------------------------------------------------------------------------------------------- */
 
@@ -82,9 +108,13 @@ static int opens_mlp(const pass *p, int layer) {
 
 /* Whether a tap needs memory of the pass's own. */
 static int needs_own(const pass *p, int tap) {
-    int opens = 0;
-    for (int layer = 0; layer < p->model->num_layers && (tap == LM_TAP_GATE || tap == LM_TAP_UP); layer++) opens |= opens_mlp(p, layer);
-    return opens;
+    int needs = 0;
+    for (int layer = 0; layer < p->model->num_layers; layer++) {
+        if (tap == LM_TAP_GATE || tap == LM_TAP_UP) needs |= opens_mlp(p, layer);
+        if (tap == LM_TAP_ATTN_OUT) needs |= is_edited(p, LM_EDIT_ATTENTION, layer);
+        if (tap == LM_TAP_MLP_OUT) needs |= is_edited(p, LM_EDIT_MLP, layer);
+    }
+    return needs;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */

@@ -24,6 +24,14 @@ static int has_blocks(const lm_batch *batch, const lm_cache *cache, int32_t sequ
     return 1;
 }
 
+static int is_index(int32_t value, int32_t count) { return value >= 0 && value < count; }
+
+static int has_parts(const lm_model *model, const lm_edits *edits) {
+    for (const lm_edit *e = edits->all; e < edits->all + edits->count; e++)
+        if (!is_index(e->part, LM_EDITED_PARTS) || !is_index(e->layer, model->num_layers) || !is_index(e->head, model->num_heads)) return 0;
+    return 1;
+}
+
 static int check_batch(const lm_model *model, const lm_cache *cache, const lm_batch *batch) {
     if (!is_block_size(cache->block_size)) return LM_BAD_BATCH;
     for (int i = 0; i < batch->num_tokens; i++) {
@@ -38,6 +46,8 @@ static int check_batch(const lm_model *model, const lm_cache *cache, const lm_ba
         if (batch->logit_rows[i] <= before || batch->logit_rows[i] >= batch->num_tokens) return LM_BAD_BATCH;
     for (int i = 0; batch->adapters != NULL && i < batch->num_sequences; i++)
         if (batch->adapters[i] < -1 || batch->adapters[i] >= model->num_adapters) return LM_BAD_BATCH;
+    for (int i = 0; batch->edits != NULL && i < batch->num_sequences; i++)
+        if (!has_parts(model, &batch->edits[i])) return LM_BAD_BATCH;
     return LM_OK;
 }
 

@@ -310,7 +310,7 @@ def test_a_sequence_has_its_bits_whatever_adapters_the_others_have(kernels: str)
 STRUCTS = {
     "lm_matrix": native.CMatrix, "lm_layer": native.CLayer, "lm_lora": native.CLora, "lm_lora_layer": native.CLoraLayer,
     "lm_adapter": native.CAdapter, "lm_model": native.CModel, "lm_cache": native.CCache, "lm_batch": native.CBatch,
-    "lm_taps": native.CTaps, "lm_choice": native.CChoice,
+    "lm_taps": native.CTaps, "lm_choice": native.CChoice, "lm_edit": native.CEdit, "lm_edits": native.CEdits,
 }  # fmt: skip
 
 
@@ -323,14 +323,14 @@ def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
     source = tmp_path / "sizes.c"
     source.write_text(
         f'#include <stddef.h>\n#include <stdio.h>\n#include "llamarium.h"\nint main(void) {{ {"".join(asked)} '
-        f'printf("%d", LM_TAPS_OF_A_LAYER); return 0; }}\n'
+        f'printf("%d %d", LM_TAPS_OF_A_LAYER, LM_EDITED_PARTS); return 0; }}\n'
     )
     native_folder = Path(__file__).parents[2] / "native"
     subprocess.run([compiler, f"-I{native_folder}", source, "-o", tmp_path / "sizes"], check=True)
     said = subprocess.run([tmp_path / "sizes"], check=True, capture_output=True, text=True).stdout.split()
     sizes = [ctypes.sizeof(kind) for kind in STRUCTS.values()]
     offsets = [getattr(kind, own[0]).offset for kind in STRUCTS.values() for own in kind._fields_]
-    assert [int(number) for number in said] == [*sizes, *offsets, len(native.TAPS_OF_A_LAYER)]
+    assert [int(number) for number in said] == [*sizes, *offsets, len(native.TAPS_OF_A_LAYER), len(native.PARTS)]
 
 
 FORK = """

@@ -22,6 +22,7 @@ from llamarium.engine.sequence import EngineSequence, StepItem
 from llamarium.errors import OptionError, show_value
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.blocks import BlockTable
+from llamarium.runtime.intervention import check_edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.runtime.taps import Taps
 from llamarium.sampling.constraint import NoToken
@@ -132,12 +133,16 @@ class Engine:
 
         InputError for an empty prompt or an id outside the vocabulary, ContextLengthError if the prompt leaves no room
         in the context, MemoryBudgetError if the whole cache has not room for it, SamplingError if the parameters name
-        ids or counts outside the vocabulary.
+        ids or counts outside the vocabulary. InputError or OptionError for edits that this model cannot have.
         """
         prompt, params, config = request.prompt_ids, request.params, self.runner.config
         check_prompt(config, prompt, room=0 if request.pooling else min(1, params.max_tokens))
         if capacity_blocks(room_of(config, request), self.cache.block_size) > self.num_blocks:
             raise no_room(request, self.num_blocks * self.cache.block_size, self.max_tokens)
+        if request.edits and not self.runner.takes_edits:
+            raise OptionError(f"{self.runner.name} take no edits; load the model whose weights they use")
+        for edit in request.edits:
+            check_edit(config, edit)
         stops = frozenset((*request.stop_ids, *params.stop_token_ids))
         number, limit = next(self._numbers), limit_of(config, request)
         sequences: list[EngineSequence] = []

@@ -10,6 +10,7 @@ from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Pooling, Vector
 from llamarium.engine.scoring import PromptScores
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
+from llamarium.runtime.intervention import Edit
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
 
@@ -30,6 +31,7 @@ class Request:
         grammar: The compiled grammar of `params`, if they have one.
         deadline_s: When it ends though it is not finished, by the engine's clock.
         pooling: If set, return a pooled vector; `params` is ignored.
+        edits: Of what the model computes for this request alone, in order.
     """
 
     prompt_ids: Sequence[int]
@@ -40,6 +42,7 @@ class Request:
     grammar: CompiledGrammar | None = None
     deadline_s: float = math.inf
     pooling: Pooling | None = None
+    edits: tuple[Edit, ...] = ()
 
 
 class TokenEvent(NamedTuple):

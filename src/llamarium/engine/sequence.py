@@ -13,6 +13,7 @@ from llamarium.engine.request import FinishReason, Request
 from llamarium.engine.scoring import PromptScores
 from llamarium.runtime.batch import Span
 from llamarium.runtime.blocks import BlockTable
+from llamarium.runtime.intervention import edits_key
 from llamarium.runtime.runner import Logits
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
@@ -88,7 +89,8 @@ class EngineSequence:
 
     def root(self) -> Key:
         """Return the key that its first block goes on from."""
-        return root_key(self.request.adapter, self.request.salt)
+        edits = self.request.edits
+        return root_key(self.request.adapter, self.request.salt, *([edits_key(edits)] if edits else ()))
 
     def item(self, end: int) -> "StepItem":
         """Return its uncomputed tokens before `end`, and its draft after the last one, as a part of a step."""
@@ -98,7 +100,8 @@ class EngineSequence:
             ids += self.draft.ids[: self.draft.num_scheduled]
         if self.scores is not None:
             num_logits += self.scores.num_wanted(self.num_computed, end)
-        return StepItem(self, end, Span(ids, self.num_computed, self.table.blocks, num_logits, self.request.adapter))
+        request, start = self.request, self.num_computed
+        return StepItem(self, end, Span(ids, start, self.table.blocks, num_logits, request.adapter, request.edits))
 
     def score(self, item: "StepItem", logits_WV: Logits, row: int, sampler: Sampler) -> int:
         """Score the prompt's tokens that an item ran, if that is wanted, from the step's logits, of `row` on.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value, warn_caller
 from llamarium.kernels.threads import num_threads
 
-INTERFACE = 15
+INTERFACE = 16
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -117,13 +117,32 @@ class CCache(Structure):
     )  # fmt: skip
 
 
+PARTS = ("embed", "attention", "head", "mlp", "residual")
+"""Their order in the header: `LM_EDIT_...`."""
+
+
+class CEdit(Structure):
+    """`lm_edit`."""
+
+    _fields_ = (
+        ("part", c_int32), ("layer", c_int32), ("head", c_int32), ("factor", c_float), ("add", c_void_p),
+        ("num_positions", c_int32), ("positions", c_void_p),
+    )  # fmt: skip
+
+
+class CEdits(Structure):
+    """`lm_edits`."""
+
+    _fields_ = (("count", c_int32), ("all", POINTER(CEdit)))
+
+
 class CBatch(Structure):
     """`lm_batch`."""
 
     _fields_ = (
         ("num_tokens", c_int32), ("num_sequences", c_int32), ("table_stride", c_int32), ("num_logits", c_int32),
         ("token_ids", c_void_p), ("positions", c_void_p), ("sequences", c_void_p), ("block_tables", c_void_p),
-        ("logit_rows", c_void_p), ("adapters", c_void_p),
+        ("logit_rows", c_void_p), ("adapters", c_void_p), ("edits", POINTER(CEdits)),
     )  # fmt: skip
 
 
@@ -242,8 +261,8 @@ def run(model: CModel, cache: CCache, batch: CBatch, taps: CTaps | None, logits:
         raise IndexError(f"a token of the batch is not in the vocabulary; expected 0..{model.table.rows - 1}")
     if code == _BAD_BATCH:
         raise InputError(
-            f"the batch names a position, block, sequence, adapter or row of logits that there is not; expected blocks "
-            f"below {cache.num_blocks} of {cache.block_size} positions, and tokens of a sequence side by side in order"
+            "the batch names a position, block, sequence, adapter, edit or row of logits that there is not; expected "
+            f"blocks below {cache.num_blocks} of {cache.block_size} positions, tokens of a sequence side by side in order"
         )
     _check(code)
 

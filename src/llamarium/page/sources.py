@@ -42,7 +42,7 @@ SOURCES: Mapping[str, str] = {
     "quantize.inputs": "llamarium.quant.codes:round_inputs",
     "product": "llamarium.quant.codes:product_reference",
     "learn": "llamarium.inspect.probes.learning:learn",
-    "edit": "llamarium.inspect.interventions.edits:_apply",
+    "edit": "llamarium.runtime.shell:apply",
     "steer": "llamarium.inspect.interventions.edits:steer",
     "patch": "llamarium.inspect.interventions.patching:PatchGrid._run",
 }

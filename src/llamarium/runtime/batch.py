@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.runtime.intervention import Edit
+
 BLOCK_SIZE = 128
 """P, the tokens of a block of the cache, where nothing else is asked for: a power of two that divides the 256 slots of
 C's KV chunks (docs/decisions/0014). No result depends on it."""
@@ -29,6 +31,7 @@ class Batch:
         block_tables: int32 (R, blocks of the longest); position p lies in block table[p // P], slot p % P.
         logit_rows: int32 (W,); the tokens whose logits are wanted, ascending.
         adapters: int32 (R,); which of the runner's adapters each sequence uses, -1 for none; None where none uses any.
+        edits: R of them: of each sequence, in order; None where none has any.
     """
 
     token_ids: NDArray[np.int64]
@@ -37,6 +40,7 @@ class Batch:
     block_tables: NDArray[np.int32]
     logit_rows: NDArray[np.int32]
     adapters: NDArray[np.int32] | None = None
+    edits: tuple[tuple[Edit, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Span:
         blocks: The sequence's blocks, enough for the last one's position.
         num_logits: Of how many of them, the last ones, the logits are wanted.
         adapter: Which of the runner's adapters is used, -1 for none.
+        edits: Of what the model computes for them.
     """
 
     token_ids: Sequence[int]
@@ -55,6 +60,7 @@ class Span:
     blocks: Sequence[int]
     num_logits: int = 1
     adapter: int = -1
+    edits: tuple[Edit, ...] = ()
 
 
 def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
@@ -75,6 +81,7 @@ def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
         _tables(spans, block_size),
         np.array(wanted, np.int32),
         _adapters(spans),
+        _edits(spans),
     )
 
 
@@ -83,7 +90,7 @@ def _pack_single(spans: Sequence[Span], block_size: int) -> Batch:
     rows = np.arange(len(spans), dtype=np.int32)
     ids = np.array([span.token_ids[0] for span in spans], np.int64)
     positions = np.array([span.start for span in spans], np.int32)
-    return Batch(ids, positions, rows, _tables(spans, block_size), rows, _adapters(spans))
+    return Batch(ids, positions, rows, _tables(spans, block_size), rows, _adapters(spans), _edits(spans))
 
 
 def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
@@ -101,3 +108,7 @@ def _adapters(spans: Sequence[Span]) -> NDArray[np.int32] | None:
     if all(span.adapter < 0 for span in spans):
         return None
     return np.array([span.adapter for span in spans], np.int32)
+
+
+def _edits(spans: Sequence[Span]) -> tuple[tuple[Edit, ...], ...] | None:
+    return tuple(span.edits for span in spans) if any(span.edits for span in spans) else None

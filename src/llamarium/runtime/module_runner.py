@@ -31,7 +31,7 @@ from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.module_codes import codes_of
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
-from llamarium.runtime.shell import on_host, shell_of, watch
+from llamarium.runtime.shell import hook_edit, on_host, shell_of, watch
 from llamarium.runtime.taps import Taps
 
 _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -52,6 +52,7 @@ class ModuleRunner:
 
     is_row_exact: bool = False
     reads_in_place: bool = False
+    takes_edits: bool = True
     num_adapters: None = None
     addresses: tuple[int, ...] = ()
 
@@ -183,13 +184,6 @@ class ModuleRunner:
             )
         return max(numbers, default=-1) + 1
 
-    def _whole(self, ids_1M: Tensor, positions_1M: Tensor, attend: PagedAttend, taps: Taps | None) -> Tensor:
-        if taps is None:
-            return self.model(ids_1M, positions_1M, attend)[0]
-        shell = shell_of(self.model)
-        watch(shell, taps)
-        return shell(ids_1M, positions_1M, _TappedAttend(attend, taps))[0]
-
     @torch.inference_mode()
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
         """Run the batch's tokens; see `Runner.run`.
@@ -210,14 +204,16 @@ class ModuleRunner:
         positions_1M = torch.from_numpy(batch.positions).to(device, torch.int64).unsqueeze(0)
         rows_W = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
         attend = PagedAttend(cache, _segments(batch, cache))
-        if _is_called_whole(self.model):
-            return _on_host(self._whole(ids_1M, positions_1M, attend, taps)[rows_W])
+        model = self.model if taps is None and batch.edits is None else shell_of(self.model)
+        _hook_edits(model, batch)
+        if taps is not None:
+            watch(model, taps)
+        seen = attend if taps is None else _TappedAttend(attend, taps)
+        if _is_called_whole(model):
+            return _on_host(model(ids_1M, positions_1M, seen)[0][rows_W])
+        hidden_WD = model.model(ids_1M, positions_1M, seen)[0][rows_W]
         if taps is None:
-            hidden_WD = self.model.model(ids_1M, positions_1M, attend)[0][rows_W]
             return _on_host(self.model.logits(hidden_WD))
-        shell = shell_of(self.model)
-        watch(shell, taps)
-        hidden_WD = shell.model(ids_1M, positions_1M, _TappedAttend(attend, taps))[0][rows_W]
         rows = [self.model.logits(hidden_1D) for hidden_1D in hidden_WD.split(1)]
         return _on_host(torch.cat(rows) if rows else self.model.logits(hidden_WD))
 
@@ -260,6 +256,16 @@ def _is_called_whole(model: LlamaForCausalLM) -> bool:
     """Whether the model itself is hooked or patched, so that calling its parts would miss that."""
     own = vars(model)
     return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own)
+
+
+def _hook_edits(shell: LlamaForCausalLM, batch: Batch) -> None:
+    """Hook the edits of a batch's sequences, each to its own tokens."""
+    for row, edits in enumerate(batch.edits or ()):
+        for edit in edits:
+            at_M = batch.sequences == row
+            at_M = at_M if edit.positions is None else at_M & np.isin(batch.positions, edit.positions)
+            at_1M = torch.from_numpy(at_M).to(shell.model.embed_tokens.weight.device).unsqueeze(0)
+            hook_edit(shell, edit, lambda at_1M=at_1M: at_1M)
 
 
 def _on_host(logits_WV: Tensor) -> Logits:

@@ -83,6 +83,7 @@ class Runner(Protocol):
         config: The model's shape.
         is_row_exact: Whether a token's results have the bits that they have alone, in any company, chunk and number of
             threads. PyTorch's products round otherwise for several tokens than for one.
+        takes_edits: Whether a batch may name edits (`Batch.edits`).
         reads_in_place: Whether each product reads its weights as they are kept, so that a step's bytes can be counted.
         input_bits: What inputs of packed weights are rounded to; None where nothing is rounded.
         num_adapters: How many a batch may name (`Batch.adapters`); None where it may name none.
@@ -96,6 +97,7 @@ class Runner(Protocol):
 
     is_row_exact: bool
     reads_in_place: bool
+    takes_edits: bool
 
     @property
     def input_bits(self) -> InputBits | None: ...  # noqa: D102

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.intervention import Edit, Part
 from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -43,6 +46,40 @@ def _reader(taps: Taps, key: Key, is_input: bool, head_dim: int | None) -> Calla
         taps.put(key, on_host(seen))
 
     return see
+
+
+EDITED: dict[Part, str] = {
+    "embed": "model.embed_tokens",
+    "attention": "model.layers.{layer}.self_attn",
+    "head": "model.layers.{layer}.self_attn.o_proj",
+    "mlp": "model.layers.{layer}.mlp",
+    "residual": "model.layers.{layer}",
+}
+"""The module whose output is a part; of a head, whose input it is."""
+
+
+def hook_edit(shell: LlamaForCausalLM, edit: Edit, where: Callable[[], Tensor | None]) -> RemovableHandle:
+    """Hook an edit; in each pass `where` returns which tokens it is of, bool (B, T), None for all."""
+
+    def change(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return apply(edit, output, where())
+
+    def change_head(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        heads_BTNH = args[0].unflatten(-1, (shell.config.num_attention_heads, -1)).clone()
+        heads_BTNH[..., edit.head, :] = apply(edit, heads_BTNH[..., edit.head, :], where())
+        return (heads_BTNH.flatten(-2), *args[1:])
+
+    module = shell.get_submodule(EDITED[edit.part].format(layer=edit.layer))
+    if edit.part == "head":
+        return module.register_forward_pre_hook(change_head)
+    return module.register_forward_hook(change)
+
+
+def apply(edit: Edit, x: Tensor, at_BT: Tensor | None) -> Tensor:
+    """Return factor * x + add where `at_BT` is true, x elsewhere: (B, T, D or H)."""
+    y = x if edit.factor == 1 else torch.zeros_like(x) if edit.factor == 0 else edit.factor * x
+    y = y if edit.add is None else y + torch.as_tensor(edit.add).to(x)
+    return y if at_BT is None else torch.where(at_BT.unsqueeze(-1), y, x)
 
 
 def on_host(values: Tensor) -> NDArray[np.float32]:

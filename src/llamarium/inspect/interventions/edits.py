@@ -13,61 +13,35 @@ section 2.2, for ablation to the mean.
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from llamarium.errors import AnswerError, InputError, check_choice, show_value
+from llamarium.errors import AnswerError, InputError, show_value
 from llamarium.inspect.interventions.effect import Effect, Floor, TokenEffect
 from llamarium.inspect.interventions.experiments import Experiment, begin
 from llamarium.inspect.interventions.widened import in_float32
 from llamarium.inspect.lens import predictions_of
 from llamarium.inspect.measures.divergence import kl_of_rows
 from llamarium.inspect.numbers import Floats, largest, log_softmax
-from llamarium.inspect.shapes import check_finite, check_whole
+from llamarium.inspect.shapes import check_finite
 from llamarium.inspect.tokens import check_count, check_token, text_of
 from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.intervention import Edit, Part, check_edit
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.runner import Runner
+from llamarium.runtime.shell import hook_edit
 from llamarium.tokenizer.base import Tokenizer
 
-Part = Literal["embed", "attention", "head", "mlp", "residual"]
-"""The embedding's rows; what attention, one head or the MLP of a layer computes; the stream after a layer."""
-
-_SEEN: dict[Part, tuple[str, str]] = {
-    "embed": ("embed", "model.embed_tokens"),
-    "attention": ("attn_out", "model.layers.{layer}.self_attn"),
-    "head": ("head_out", "model.layers.{layer}.self_attn.o_proj"),
-    "mlp": ("mlp_out", "model.layers.{layer}.mlp"),
-    "residual": ("resid", "model.layers.{layer}"),
-}
-"""The activation in a trace, and the module."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Edit:
-    """What a part computes, times `factor`, plus `add`.
-
-    Attributes:
-        part: Of a head, its result before `o_proj`.
-        layer: None for "embed".
-        head: For "head"; else None.
-        positions: None is all. They count from the beginning of the text, also while an answer grows.
-        factor: 1 leaves it as it is, 0 removes it.
-        add: (D,), of a head (H,); None is nothing.
-    """
-
-    part: Part
-    layer: int | None = None
-    head: int | None = None
-    positions: tuple[int, ...] | None = None
-    factor: float = 1.0
-    add: Tensor | None = None
+_SEEN: dict[Part, str] = {
+    "embed": "embed", "attention": "attn_out", "head": "head_out", "mlp": "mlp_out", "residual": "resid",
+}  # fmt: skip
+"""The activation in a trace."""
 
 
 def scale(
@@ -107,7 +81,7 @@ def ablate_to_mean(
         ContextLengthError: If the reference is longer than the context.
     """
     edit = ablate(part, layer=layer, head=head, positions=positions)
-    _check(model, edit)
+    check_edit(model.config, edit)
     values = _values(model, part, layer, reference_ids)
     mean = values.mean(dim=0)
     return Edit(part, layer, head, edit.positions, 0.0, mean if head is None else mean[head])
@@ -124,7 +98,7 @@ def steer(
 ) -> Edit:
     """Return the edit that adds the difference of two prompts to the stream after a layer; see `Inspector.steer`."""
     check_finite("scale", scale)
-    _check(model, Edit("residual", layer))
+    check_edit(model.config, Edit("residual", layer))
     last = [_values(model, "residual", layer, ids)[-1] for ids in (toward_ids, from_ids)]
     return Edit("residual", layer, None, _as_tuple(positions), 1.0, scale * (last[0] - last[1]))
 
@@ -151,7 +125,7 @@ def edited(
     if not isinstance(experiment, Experiment | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")
     for edit in edits:
-        _check(model, edit)
+        check_edit(model.config, edit)
     shell = in_float32(model)
     rotary_emb = shell.model.rotary_emb
     handles: list[RemovableHandle] = []
@@ -174,66 +148,20 @@ def _hook(shell: LlamaForCausalLM, edits: Sequence[Edit]) -> list[RemovableHandl
         seen["positions_BT"] = kwargs["positions_BT"] if "positions_BT" in kwargs else args[1]
 
     handles = [shell.model.register_forward_pre_hook(see, with_kwargs=True)]
-    return handles + [_hook_one(shell, edit, seen) for edit in edits]
 
+    def where(edit: Edit) -> Tensor | None:
+        positions_BT = seen["positions_BT"]
+        chosen = None if edit.positions is None else torch.tensor(edit.positions, device=positions_BT.device)
+        return None if chosen is None else torch.isin(positions_BT, chosen)
 
-def _hook_one(shell: LlamaForCausalLM, edit: Edit, seen: dict[str, Tensor]) -> RemovableHandle:
-    def change(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return _apply(edit, output, seen["positions_BT"])
-
-    def change_head(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        heads_BTNH = args[0].unflatten(-1, (shell.config.num_attention_heads, -1)).clone()
-        heads_BTNH[..., edit.head, :] = _apply(edit, heads_BTNH[..., edit.head, :], seen["positions_BT"])
-        return (heads_BTNH.flatten(-2), *args[1:])
-
-    module = shell.get_submodule(_SEEN[edit.part][1].format(layer=edit.layer))
-    if edit.part == "head":
-        return module.register_forward_pre_hook(change_head)
-    return module.register_forward_hook(change)
-
-
-def _apply(edit: Edit, x: Tensor, positions_BT: Tensor) -> Tensor:
-    """Return factor * x + add at the edit's positions, x elsewhere: (B, T, D or H)."""
-    y = x if edit.factor == 1 else torch.zeros_like(x) if edit.factor == 0 else edit.factor * x
-    y = y if edit.add is None else y + edit.add.to(x)
-    if edit.positions is None:
-        return y
-    at_BT = torch.isin(positions_BT, torch.tensor(edit.positions, device=positions_BT.device))
-    return torch.where(at_BT.unsqueeze(-1), y, x)
+    return handles + [hook_edit(shell, edit, partial(where, edit)) for edit in edits]
 
 
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:
     """Return what a part computes for each token of a text: (T, D), of heads (T, N, H)."""
-    name, _ = _SEEN[part]
+    name = _SEEN[part]
     seen = trace(runner_of(in_float32(model)), ids, names=[name], layers=None if layer is None else [layer])
     return torch.from_numpy(seen.arrays[name, layer])
-
-
-def _check(model: LlamaForCausalLM, edit: Edit) -> None:
-    c = model.config
-    if not isinstance(edit, Edit):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"an edit is {show_value(edit)}; expected one of ablate, scale, steer or ablate_to_mean")
-    check_choice("part", edit.part, get_args(Part))
-    _check_index("layer", edit.layer, None if edit.part == "embed" else c.num_hidden_layers, edit.part)
-    _check_index("head", edit.head, c.num_attention_heads if edit.part == "head" else None, edit.part)
-    check_whole(edit.positions or (), "positions")
-    for position in edit.positions or ():
-        _check_index("a position", position, c.max_position_embeddings, edit.part)
-    size = c.head_dim if edit.part == "head" else c.hidden_size
-    if edit.add is not None and tuple(getattr(edit.add, "shape", ())) != (size,):
-        found = getattr(edit.add, "shape", None)
-        shown = show_value(edit.add) if found is None else tuple(found)
-        raise InputError(f"what is added to {edit.part} is {shown}; expected ({size},)")
-    check_finite("factor", edit.factor)
-
-
-def _check_index(name: str, value: object, size: int | None, part: str) -> None:
-    """Refuse anything but an index below `size`; where that is None, anything but None."""
-    if size is None:
-        if value is not None:
-            raise InputError(f"{name} is {show_value(value)}; expected none, as there is one {part} for all")
-    elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
-        raise InputError(f"{name} is {show_value(value)}; expected one within 0..{size - 1} to edit {part}")
 
 
 def effect_of(

@@ -24,7 +24,7 @@ from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import matrix_of, to_float32
 from llamarium.runtime.adapter import LAYER_LINEARS, Adapter, LowRank
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
-from llamarium.runtime.native.adapters import describe
+from llamarium.runtime.native.adapters import describe, describe_edits
 from llamarium.runtime.native.cache import C_DTYPES, NativeCache
 from llamarium.runtime.native.weights import Weight
 from llamarium.runtime.rope import rope_frequencies
@@ -44,6 +44,7 @@ class NativeRunner:
 
     is_row_exact: bool = True
     reads_in_place: bool = True
+    takes_edits: bool = True
     device: str = "cpu"
     dtype: str = "float32"
 
@@ -196,10 +197,11 @@ def _norm(weight: Weight) -> NDArray[Any]:
 def _describe(batch: Batch) -> native.CBatch:
     """Return a batch for C; it refers to the arrays of the given one."""
     adapters = None if batch.adapters is None else batch.adapters.ctypes.data
+    edits = None if batch.edits is None else describe_edits(batch.edits)
     return native.CBatch(
         len(batch.token_ids), *batch.block_tables.shape, len(batch.logit_rows), batch.token_ids.ctypes.data,
         batch.positions.ctypes.data, batch.sequences.ctypes.data, batch.block_tables.ctypes.data,
-        batch.logit_rows.ctypes.data, adapters,
+        batch.logit_rows.ctypes.data, adapters, edits,
     )  # fmt: skip
 
 

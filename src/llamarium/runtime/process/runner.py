@@ -44,6 +44,7 @@ class ProcessRunner:
 
     is_row_exact: bool = False
     reads_in_place: bool = False
+    takes_edits: bool = False
     device: str = "cpu"
     dtype: str = "float32"
     kv_dtype: str = "float32"
