@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.engine.engine import Engine
+from llamarium.engine.pooling import Places
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.presets import preset
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
+from llamarium.runtime.intervention import Edit, edits_key
 from llamarium.runtime.runner import Cache, CacheDtype
 from llamarium.runtime.taps import Taps
 from llamarium.sampling.params import SamplingParams
@@ -28,7 +30,7 @@ SLOTS = 4  # of a block
 
 
 class HashCache:
-    """A token and the adapter that it was run with in each slot."""
+    """A token, and a number for the adapter and the edits that it was run with, in each slot."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -53,7 +55,7 @@ class HashCache:
 class HashRunner:
     """Logits are a hash of what a sequence's slots hold, from the first one to its own."""
 
-    is_row_exact, device, dtype, kv_dtype, name = True, "cpu", "float32", "float32", "hash"
+    is_row_exact, device, dtype, kv_dtype, name, takes_edits = True, "cpu", "float32", "float32", "hash", True
 
     def __init__(self, config: ModelConfig = CONFIG, circle: float = 0.0) -> None:
         self.config, self.circle = config, circle
@@ -65,18 +67,31 @@ class HashRunner:
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> NDArray[np.float32]:
         assert isinstance(cache, HashCache)
         self.batches.append(batch)
-        rows = []
+        rows, seen = [], []
         for i, (token, place, sequence) in enumerate(
             zip(batch.token_ids, batch.positions, batch.sequences, strict=True)
         ):
             table = batch.block_tables[sequence]
             adapter = -1 if batch.adapters is None else batch.adapters[sequence]
-            cache.slots[table[place // cache.block_size], place % cache.block_size] = token, adapter
+            how = mark_of(adapter, () if batch.edits is None else batch.edits[sequence])
+            cache.slots[table[place // cache.block_size], place % cache.block_size] = token, how
+            past = cache.slots[table[: place // cache.block_size + 1]].reshape(-1, 2)[: place + 1]
+            seen.append(None if taps is None else past.copy())
             if i in batch.logit_rows:
-                past = cache.slots[table[: place // cache.block_size + 1]].reshape(-1, 2)[: place + 1]
                 rows.append(logits_after(past, self.config.vocab_size))
                 rows[-1][4 + (token - 3) % 7] += self.circle  # 4, 5, ..., 10, 4: so that there is something to guess
+        for key in () if taps is None else taps.wanted:
+            assert taps is not None and key[1] is not None
+            taps.put(key, np.stack([stream_after(past, key[1]) for past in seen if past is not None]))
         return np.array(rows, np.float32).reshape(len(rows), self.config.vocab_size)
+
+
+def mark_of(adapter: int, edits: tuple[Edit, ...]) -> int:
+    return int(adapter) + (int.from_bytes(edits_key(edits)[:4], "big") << 8 if edits else 0)
+
+
+def stream_after(past: NDArray[np.int64], layer: int) -> NDArray[np.float32]:
+    return logits_after(past, 3) + layer
 
 
 def logits_after(past: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
@@ -103,7 +118,31 @@ def request_of(rng: random.Random, *, longest: int = 40, n: int = 1, **params) -
     start = rng.choice([[], [1] * 7, [1] * 9 + [2] * 6])
     prompt = [*start, *(rng.randrange(50) for _ in range(rng.randint(1, longest)))]
     wanted = {"temperature": 1.0, "seed": rng.randrange(1000), "max_tokens": rng.randint(1, 20), "n": n, **params}
-    return Request(prompt, SamplingParams(**wanted), stop_ids=(3,), adapter=rng.choice((-1, 0)))
+    edits = rng.choice(((), (), (Edit("mlp", 0),), (Edit("mlp", 1),)))
+    positions = rng.sample(range(len(prompt) + int(wanted["max_tokens"]) - 1), 1) if rng.random() < 0.3 else []
+    places = Places((0, 1), [*positions, len(prompt) - 1]) if positions else None
+    how = {"adapter": rng.choice((-1, 0)), "edits": edits, "places": places}
+    return Request(prompt, SamplingParams(**wanted), stop_ids=(3,), **how)
+
+
+def check_states(events: Sequence[TokenEvent], number: int, request: Request) -> None:
+    """Each answer has the hidden states that were asked for once, of the tokens that were computed of it."""
+    if request.places is None:
+        assert not any(event.states for event in events if event.request == number)
+        return
+    how = mark_of(request.adapter, request.edits)
+    for row in range(request.params.n):
+        own = [event for event in events if (event.request, event.row) == (number, row)]
+        if not own or own[-1].finish_reason is None:
+            continue  # it was aborted
+        ids = [*request.prompt_ids, *(event.token_id for event in own)]
+        past = np.array([(token_id, how) for token_id in ids], np.int64)
+        computed = [one for one in sorted(set(request.places.positions)) if one < len(ids) - 1]
+        found = {(one.position, one.layer): one.values for event in own for one in event.states}
+        assert len(found) == sum(len(event.states) for event in own)
+        assert list(found) == [(position, layer) for position in computed for layer in request.places.layers]
+        for (position, layer), values in found.items():
+            assert (values == stream_after(past[: position + 1], layer)).all()
 
 
 def check_scores(events: Sequence[TokenEvent], number: int, request: Request) -> None:
@@ -118,7 +157,7 @@ def check_scores(events: Sequence[TokenEvent], number: int, request: Request) ->
         scores = told[0]
         assert scores is not None and math.isnan(scores.logprobs[0])
         assert len(scores.logprobs) == len(scores.top_ids) == len(scores.top_logprobs) == len(request.prompt_ids)
-        past = np.array([(token_id, request.adapter) for token_id in request.prompt_ids], np.int64)
+        past = np.array([(one, mark_of(request.adapter, request.edits)) for one in request.prompt_ids], np.int64)
         for place in range(1, len(past)):
             logits = logits_after(past[:place], CONFIG.vocab_size).astype(np.float64)
             logprobs = logits - np.log(np.exp(logits).sum())

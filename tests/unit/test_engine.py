@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from hash_runner import SLOTS, Cheap, HashRunner, alone, answers, check_scores, request_of
+from hash_runner import SLOTS, Cheap, HashRunner, alone, answers, check_scores, check_states, request_of
 from llamarium.engine.engine import Engine
 from llamarium.engine.proposers.lookup import LookupProposer
 from llamarium.engine.request import Request, TokenEvent
@@ -32,6 +32,8 @@ def test_everybody_gets_the_tokens_that_they_get_alone(num_blocks: int, max_num_
     numbers = [engine.add(request) for request in requests]
     events = list(engine.run())
     assert answers(events, numbers) == [alone(request) for request in requests]
+    for number, request in zip(numbers, requests, strict=True):
+        check_states(events, number, request)
     assert engine.num_used_blocks == 0
     assert engine.counts.cached_tokens > 0
     assert (engine.counts.preempted > 0) == (num_blocks < 400)
@@ -43,8 +45,11 @@ def test_guesses_change_nothing_in_any_company(num_blocks: int) -> None:
     requests = [request_of(rng, n=rng.choice((1, 3)), temperature=0.3, max_tokens=40) for _ in range(20)]
     engine = Engine(HashRunner(circle=4.0), num_blocks, block_size=SLOTS, proposer=lookup)
     numbers = [engine.add(request) for request in requests]
-    found = answers(list(engine.run()), numbers)
+    events = list(engine.run())
+    found = answers(events, numbers)
     assert found == [alone(request, circle=4.0) for request in requests]
+    for number, request in zip(numbers, requests, strict=True):
+        check_states(events, number, request)
     assert lookup.accepted > 20 and engine.counts.steps < engine.counts.generated_tokens
     proposer = engine._scheduler.proposer
     assert isinstance(proposer, LookupProposer) and not proposer._indexes
@@ -296,6 +301,7 @@ class Company(RuleBasedStateMachine):
             got.setdefault((event.request, event.row), []).append(event.token_id)
         for number, request in self.requests.items():
             check_scores(self.events, number, request)
+            check_states(self.events, number, request)
             for row, expected in enumerate(alone(request)):
                 tokens = got.get((number, row), [])
                 assert tokens == expected[: len(tokens)]

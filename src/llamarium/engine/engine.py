@@ -12,17 +12,25 @@ from collections.abc import Callable, Iterator, Sequence
 from llamarium.engine.counts import Counts
 from llamarium.engine.output import OutputProcessor
 from llamarium.engine.pace import MAX_CHUNK_TOKENS, Pace
-from llamarium.engine.pooling import HIDDEN, Pool
+from llamarium.engine.pooling import HIDDEN, Pool, States
 from llamarium.engine.prefix import PrefixIndex, root_key
 from llamarium.engine.proposers.base import ProposerPolicy
-from llamarium.engine.request import Deadlines, Request, TokenEvent, check_prompt, limit_of, no_room, room_of
+from llamarium.engine.request import (
+    Deadlines,
+    Request,
+    TokenEvent,
+    check_inside,
+    check_prompt,
+    limit_of,
+    no_room,
+    room_of,
+)
 from llamarium.engine.scheduler import Scheduler, capacity_blocks
 from llamarium.engine.scoring import PromptScores, most_logits
 from llamarium.engine.sequence import EngineSequence, StepItem
 from llamarium.errors import OptionError, show_value
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.blocks import BlockTable
-from llamarium.runtime.intervention import check_edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.runtime.taps import Taps
 from llamarium.sampling.constraint import NoToken
@@ -141,8 +149,7 @@ class Engine:
             raise no_room(request, self.num_blocks * self.cache.block_size, self.max_tokens)
         if request.edits and not self.runner.takes_edits:
             raise OptionError(f"{self.runner.name} take no edits; load the model whose weights they use")
-        for edit in request.edits:
-            check_edit(config, edit)
+        check_inside(config, request)
         stops = frozenset((*request.stop_ids, *params.stop_token_ids))
         number, limit = next(self._numbers), limit_of(config, request)
         sequences: list[EngineSequence] = []
@@ -150,10 +157,10 @@ class Engine:
             constraint = None if request.grammar is None else request.grammar.begin(stops)
             sampling = SamplingRow(single, prompt, config.vocab_size, constraint=constraint)
             scores = None if params.prompt_logprobs is None else PromptScores(prompt, params.prompt_logprobs)
-            table, pool = BlockTable(self._index.pool), None if request.pooling is None else Pool(request.pooling)
-            sequences.append(
-                EngineSequence(number, row, request, sampling, limit, stops, table, scores=scores, pool=pool)
-            )
+            made = EngineSequence(number, row, request, sampling, limit, stops, BlockTable(self._index.pool))
+            made.scores, made.pool = scores, None if request.pooling is None else Pool(request.pooling)
+            made.states = None if request.places is None else States(request.places)
+            sequences.append(made)
         return sequences
 
     def start(self, sequences: list[EngineSequence]) -> int:
@@ -231,7 +238,7 @@ class Engine:
             yield from self.step()
 
     def _run(self, items: list[StepItem]) -> None:
-        taps = Taps([HIDDEN]) if any(item.sequence.pool is not None for item in items) else None
+        taps = _taps(items)
         batch = pack([item.span for item in items], self.cache.block_size)
         begin = self._clock()
         logits_WV = self.runner.run(batch, self.cache, taps)
@@ -252,3 +259,11 @@ class Engine:
         self._pace.record(num_decoded, num_tokens - num_decoded, seconds)
         if proposer is not None and num_decoding == len(items):  # a prompt would make the step longer
             proposer.policy.record_pass(len(items), num_drafted, seconds)
+
+
+def _taps(items: Sequence[StepItem]) -> Taps | None:
+    """Return what a step's pass has to hand out; None is nothing."""
+    wanted = {HIDDEN for item in items if item.sequence.pool is not None}
+    for sequence, end, span in items:
+        wanted.update(() if sequence.states is None else sequence.states.keys(span.start, end))
+    return Taps(wanted) if wanted else None

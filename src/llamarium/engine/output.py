@@ -38,7 +38,7 @@ class OutputProcessor:
 
     def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
         """Deliver a step's logits, and its hidden states if a sequence needs a vector; items in the batch's order."""
-        hidden_MD = None if taps is None else taps.kept[HIDDEN][0]
+        hidden_MD = None if taps is None or HIDDEN not in taps.kept else taps.kept[HIDDEN][0]
         ready, places = list[EngineSequence](), list[int]()
         token = row = 0
         for item in items:
@@ -46,6 +46,8 @@ class OutputProcessor:
             place = sequence.score(item, logits_WV, row, self._sampler)
             if sequence.pool is not None and hidden_MD is not None:
                 sequence.pool.take(hidden_MD[token : token + len(span.token_ids)], span.start)
+            if sequence.states is not None:
+                sequence.states.take(taps, token, span.start, item.end)
             row, token = row + span.num_logits, token + len(span.token_ids)
             self._scheduler.mark_computed(sequence, item.end)
             for one in self._awaiting_token(sequence, item.end):
@@ -127,7 +129,8 @@ class OutputProcessor:
 
     def _emit(self, sequence: EngineSequence, chosen: Chosen, vector: Vector | None = None) -> None:
         num_cached, reason = max(0, sequence.num_cached), sequence.finish_reason
-        event = TokenEvent(sequence.number, sequence.row, *chosen, reason, num_cached, vector=vector)
+        states = () if sequence.states is None else sequence.states.drain()
+        event = TokenEvent(sequence.number, sequence.row, *chosen, reason, num_cached, vector=vector, states=states)
         if sequence.scores is not None and sequence.scores.is_complete:
             event, sequence.scores = event._replace(prompt_scores=sequence.scores), None
         self._events.append(event)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from llamarium.config import ModelConfig
-from llamarium.engine.pooling import Pooling, Vector
+from llamarium.engine.pooling import Places, Pooling, State, Vector
 from llamarium.engine.scoring import PromptScores
 from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
-from llamarium.runtime.intervention import Edit
+from llamarium.runtime.intervention import Edit, check_edit
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
 
@@ -32,6 +32,7 @@ class Request:
         deadline_s: When it ends though it is not finished, by the engine's clock.
         pooling: If set, return a pooled vector; `params` is ignored.
         edits: Of what the model computes for this request alone, in order.
+        places: Where its hidden states are wanted.
     """
 
     prompt_ids: Sequence[int]
@@ -43,6 +44,7 @@ class Request:
     deadline_s: float = math.inf
     pooling: Pooling | None = None
     edits: tuple[Edit, ...] = ()
+    places: Places | None = None
 
 
 class TokenEvent(NamedTuple):
@@ -58,6 +60,7 @@ class TokenEvent(NamedTuple):
         prompt_scores: The prompt's, with an answer's first token, if the request asked for them.
         vector: The prompt's, if the request asked for it; it ends with "stop" then, and with "error" if hidden states
             are not finite.
+        states: Hidden states that have come since the answer's last event, if the request asked for some.
     """
 
     request: int
@@ -69,6 +72,7 @@ class TokenEvent(NamedTuple):
     num_cached: int = 0
     prompt_scores: PromptScores | None = None
     vector: Vector | None = None
+    states: tuple[State, ...] = ()
 
 
 def limit_of(config: ModelConfig, request: Request) -> int:
@@ -94,6 +98,18 @@ def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the pr
         raise InputError(f"{name} has token ids {span}; expected 0..{config.vocab_size - 1}")
     if len(prompt) + room > config.max_position_embeddings:
         raise too_long(len(prompt), None, config.max_position_embeddings, name)
+
+
+def check_inside(config: ModelConfig, request: Request) -> None:
+    """Refuse edits and hidden states of what there is not: InputError."""
+    for edit in request.edits:
+        check_edit(config, edit)
+    layers, positions = request.places or ((), ())
+    num_tokens = room_of(config, request) - 1  # an answer's last one is never computed
+    for name, wanted, size in (("layer", layers, config.num_hidden_layers), ("position", positions, num_tokens)):
+        for one in wanted:
+            if not 0 <= one < size:
+                raise InputError(f"hidden states are asked for of {name} {one}; expected 0 to {size - 1}")
 
 
 def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the prompt") -> ContextLengthError:

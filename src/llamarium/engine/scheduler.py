@@ -22,6 +22,9 @@ from llamarium.runtime.blocks import blocks_for
 MAX_OVERTAKEN = 32
 """How many may overtake a request that waits for memory."""
 
+MAX_TAPPED = 256
+"""Prompt tokens of a step that hands out hidden states: a layer's of all tokens are in memory for a while."""
+
 _MAX_SKIPPED = 8  # requests that wait for memory and are passed over in one step
 _order = attrgetter("order")
 
@@ -95,7 +98,8 @@ class Scheduler:
         if not reading:
             return items
         prompts = [len(sequence.ids) - max(0, sequence.num_cached) for sequence in reading]
-        return items + _share_out(reading, chunk(len(decoding), prompts), self._most_logits)
+        room, is_tapped = chunk(len(decoding), prompts), any(sequence.is_tapped for sequence in reading)
+        return items + _share_out(reading, min(room, MAX_TAPPED) if is_tapped else room, self._most_logits)
 
     def mark_computed(self, sequence: EngineSequence, end: int) -> None:
         """Note that a sequence's tokens before `end` are computed; its whole blocks can be found from now on."""
@@ -114,6 +118,7 @@ class Scheduler:
         joined: list[EngineSequence] = []
         for sequence in followers:
             sequence.leader, sequence.num_cached, sequence.scores = None, leader.num_cached, leader.scores
+            sequence.states = None if leader.states is None else leader.states.fork()
             if len(self.running) < self._max_num_seqs and self._pool.num_free > len(self.running):
                 sequence.table = leader.table.fork(leader.num_computed, self._copy_block)
                 sequence.ids, sequence.keys = list(leader.ids), list(leader.keys)
@@ -148,7 +153,7 @@ class Scheduler:
         """Give decoding sequences a draft, as far as there are blocks for it."""
         if self.proposer is None:
             return
-        begun = [sequence for sequence in decoding if sequence.sampling.num_tokens]
+        begun = [sequence for sequence in decoding if sequence.sampling.num_tokens and not sequence.is_tapped]
         for sequence, draft in zip(begun, self.proposer.propose(begun, len(decoding)), strict=True):
             sequence.draft = draft
             num_tokens = len(sequence.ids) + draft.num_scheduled
@@ -192,8 +197,7 @@ class Scheduler:
         needs_all = sequence.pool is not None and sequence.pool.kind == "mean"
         if not self._shares or needs_all or self._pool.num_free <= sequence.free_blocks_at_refusal:
             return Match([], [])
-        most = None if sequence.scores is None else sequence.scores.num_skipped
-        sought = (sequence.ids[:-1] or sequence.request.prompt_ids[:-1])[:most]
+        sought = (sequence.ids[:-1] or sequence.request.prompt_ids[:-1])[: sequence.num_reusable]
         if sequence.num_cached < 0:
             sequence.num_sought = len(sought)
         return self._index.find(sequence.root(), sought)

@@ -7,7 +7,7 @@ A sequence yields tokens, unless its request is for the prompt's vector (`poolin
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llamarium.engine.pooling import Pool
+from llamarium.engine.pooling import Pool, States
 from llamarium.engine.prefix import Key, root_key
 from llamarium.engine.request import FinishReason, Request
 from llamarium.engine.scoring import PromptScores
@@ -50,6 +50,7 @@ class EngineSequence:
         followers: The sequences that wait for this one to compute the prompt.
         scores: Gathers the prompt's log-probabilities; None if they are not wanted, or have been delivered.
         pool: Gathers hidden states for the prompt's vector; None if tokens are wanted.
+        states: Gathers hidden states; None if none are wanted.
         num_overtaken: How many were admitted before it while it waited for memory.
         free_blocks_at_refusal: Free blocks when there was last no room for it; -1 if there was.
     """
@@ -72,6 +73,7 @@ class EngineSequence:
     followers: "list[EngineSequence]" = field(default_factory=list["EngineSequence"])
     scores: PromptScores | None = None
     pool: Pool | None = None
+    states: States | None = None
     draft: Draft = field(default_factory=Draft)
     finish_reason: FinishReason | None = None
     num_overtaken: int = 0
@@ -91,6 +93,18 @@ class EngineSequence:
         """Return the key that its first block goes on from."""
         edits = self.request.edits
         return root_key(self.request.adapter, self.request.salt, *([edits_key(edits)] if edits else ()))
+
+    @property
+    def num_reusable(self) -> int | None:
+        """How many of the first tokens need no outputs, so that their keys and values may be reused; None is all."""
+        skipped = None if self.scores is None else self.scores.num_skipped
+        missing = None if self.states is None else self.states.first_missing
+        return min((most for most in (skipped, missing) if most is not None), default=None)
+
+    @property
+    def is_tapped(self) -> bool:
+        """Whether hidden states of it are still to come."""
+        return self.states is not None and self.states.first_missing is not None
 
     def item(self, end: int) -> "StepItem":
         """Return its uncomputed tokens before `end`, and its draft after the last one, as a part of a step."""

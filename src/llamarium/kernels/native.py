@@ -262,7 +262,7 @@ def run(model: CModel, cache: CCache, batch: CBatch, taps: CTaps | None, logits:
     if code == _BAD_BATCH:
         raise InputError(
             "the batch names a position, block, sequence, adapter, edit or row of logits that there is not; expected "
-            f"blocks below {cache.num_blocks} of {cache.block_size} positions, tokens of a sequence side by side in order"
+            f"blocks below {cache.num_blocks} of {cache.block_size} positions, a sequence's tokens in order"
         )
     _check(code)
 
