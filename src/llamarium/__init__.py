@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llamarium.sampling.grammar.description import Grammar
     from llamarium.sampling.params import SamplingParams
     from llamarium.tokenizer.base import Tokenizer
-    from llamarium.train.functions import dpo, finetune, pretrain
+    from llamarium.train.functions import dpo, finetune, grpo, pretrain
     from llamarium.train.merge import merge
 
 __version__ = "0.1.0"
@@ -48,6 +48,7 @@ _HOMES = {
     "dpo": "train.functions",
     "export": "checkpoints.export",
     "finetune": "train.functions",
+    "grpo": "train.functions",
     "load": "api",
     "load_tokenizer": "checkpoints.tokenizers",
     "merge": "train.merge",
@@ -75,6 +76,7 @@ __all__ = [
     "dpo",
     "export",
     "finetune",
+    "grpo",
     "load",
     "load_tokenizer",
     "merge",

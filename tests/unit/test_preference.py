@@ -111,7 +111,7 @@ def test_logits_are_made_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     labels = torch.arange(9)
     expected = (hidden @ head.T).log_softmax(-1)[torch.arange(9), labels]
     wanted = torch.autograd.grad(expected.sum(), (hidden, head))
-    monkeypatch.setattr("llamarium.train.dpo._CHUNK_LOGITS", 22)
+    monkeypatch.setattr("llamarium.train.objectives.logprobs._CHUNK_LOGITS", 22)
     found = token_logprobs(hidden, head, labels)
     torch.testing.assert_close(found, expected)
     for one, other in zip(torch.autograd.grad(found.sum(), (hidden, head)), wanted, strict=True):

@@ -13,6 +13,7 @@ from llamarium.kernels import native
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.native.weights import Weight
+from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
@@ -45,6 +46,17 @@ def load_weights(
     runner = _runner(checkpoint, weights, options)
     loaded = LoadedModel(runner, build, deterministic=options.deterministic, check=checkpoint.check_unchanged)
     return loaded, sources_of(checkpoint, weights)
+
+
+def runner_over(model: "LlamaForCausalLM") -> Runner | None:
+    """Return C over the memory of modules that are trained, without their adapters; None where it cannot run them.
+
+    Norms are read now, so a runner serves until the weights change.
+    """
+    from llamarium.checkpoints.modules import weights_of
+
+    weights = weights_of(model, of_bases=True) if native.library() is not None else None
+    return None if weights is None else NativeRunner(model.config, weights)
 
 
 def _load_learner(checkpoint: LearnerCheckpoint, options: LoadOptions) -> tuple[LoadedModel, tuple[TensorSource, ...]]:

@@ -58,12 +58,16 @@ def tie_head(model: LlamaForCausalLM) -> None:
         model.tie_weights()
 
 
-def weights_of(model: LlamaForCausalLM) -> Mapping[str, Weight] | None:
-    """Return what a model's modules hold, over the same memory; None where the C kernels cannot multiply all of it."""
+def weights_of(model: LlamaForCausalLM, *, of_bases: bool = False) -> Mapping[str, Weight] | None:
+    """Return what a model's modules hold, over the same memory; None where the C kernels cannot multiply all of it.
+
+    `of_bases` returns the frozen weights of Linears with adapters, which else have none.
+    """
     tied = model.config.tie_word_embeddings
     weights: dict[str, Weight] = {}
     for key, shape in expected_shapes(model.config).items():
-        weight = _weight(key, shape, model.get_submodule(key.removesuffix(".weight")))
+        module = model.get_submodule(key.removesuffix(".weight"))
+        weight = _weight(key, shape, getattr(module, "base_layer", module) if of_bases else module)
         if weight is None:
             return None
         weights[key] = weight

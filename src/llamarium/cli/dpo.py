@@ -29,5 +29,6 @@ def run(args: argparse.Namespace) -> int:
 def _imported() -> Tuning[DPOConfig]:
     from llamarium.train.data.pairs import PairRows
     from llamarium.train.dpo import prepare
+    from llamarium.train.finetune import first_row
 
-    return prepare, PairRows
+    return prepare, lambda config, tokenizer: first_row(config, tokenizer, PairRows)

@@ -28,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _imported() -> Tuning[FinetuneConfig]:
     from llamarium.train.data.dialog_rows import DialogRows
-    from llamarium.train.finetune import prepare
+    from llamarium.train.finetune import first_row, prepare
 
-    return prepare, DialogRows
+    return prepare, lambda config, tokenizer: first_row(config, tokenizer, DialogRows)

@@ -61,6 +61,7 @@ COMMANDS: Mapping[str, str] = {
     "experiment": "train with one thing changed, and compare the runs",
     "finetune": "teach a model by examples: all weights, LoRA or QLoRA",
     "dpo": "teach a model by preferences: of two answers, the better one",
+    "grpo": "teach a model by rewards: a function says what an answer is worth",
     "merge": "merge a LoRA adapter into its base model",
     "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",
@@ -73,7 +74,7 @@ COMMANDS: Mapping[str, str] = {
 SUBCOMMANDS = frozenset({"bench serve", "build check", "build hint", "build pack"})
 """Commands of two words, which have options of their own; each is a module too (`bench_serve`)."""
 
-TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo"})
+TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo", "grpo"})
 """The commands for which it was measured how PyTorch's threads should wait for each other."""
 
 OLD_OPTIONS: Mapping[str, str] = {"--n": "--num-answers"}

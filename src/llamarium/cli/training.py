@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from llamarium.cli.output import emit, note, warn
 from llamarium.cli.threads import set_threads
-from llamarium.cli.training_view import view
+from llamarium.cli.training_view import measured, view
 from llamarium.hub.folders import is_adapter
 from llamarium.train.conduct import conduct, init_process_group
-from llamarium.train.config import RunConfig
+from llamarium.train.config import GRPOConfig, RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
 from llamarium.train.report.trackers import trackers
 from llamarium.train.setup import Emit, Event, Setup, is_passing
@@ -44,7 +44,8 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
         if is_adapter(ending.checkpoint):
             note(f"talk to it as it is: llamarium chat --adapter {ending.checkpoint}")
         return 128 + ending.signal
-    best = "" if math.isinf(at.best_loss) else f"; best validation loss {at.best_loss:.4f} at step {at.best_step}"
+    name, sign = measured(isinstance(config, GRPOConfig))
+    best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:.4f} at step {at.best_step}"
     note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}")
     if is_adapter(ending.checkpoint):
         note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")

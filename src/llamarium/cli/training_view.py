@@ -78,9 +78,11 @@ class Board:
                 self.best = event["step"], event["loss"]
         elif kind == "sample":
             self.sample = event.get("text", event.get("error", ""))
+        elif kind == "group":
+            self.sample = _group(event)
         if kind in ("saved", "skipped", "resume"):
             self.notice = _sentence(event, self.num_steps)
-        elif kind in ("validation", "sample"):
+        elif kind in ("validation", "sample", "group"):
             self.notice = ""
         if kind == "resume" and event["best_loss"] is not None:
             self.best = event["best_step"], event["best_loss"]
@@ -104,11 +106,14 @@ class Board:
             ("step", f"{step['step']:,} of {self.num_steps:,}, epoch {step['epoch']:.2f}"),
             ("loss", f"{step['loss']:.4f}{_preference(step)}"),
         ]
-        found = [] if self.validation is None else [f"{self.validation:.4f}"]
+        if "reward" in step:
+            rows.insert(1, ("reward", _rewards(step)))
+        name, sign = measured("reward" in step)
+        found = [] if self.validation is None else [f"{sign * self.validation:.4f}"]
         if self.best is not None:
-            found.append(f"best {self.best[1]:.4f} at step {self.best[0]:,}")
+            found.append(f"best {sign * self.best[1]:.4f} at step {self.best[0]:,}")
         if found:
-            rows.append(("validation loss", "; ".join(found)))
+            rows.append((name, "; ".join(found)))
         return [
             *rows,
             ("gradient norm", f"{step['grad_norm']:.3f}"),
@@ -146,19 +151,55 @@ def _preference(event: "Event") -> str:
     return f" ({event['reward_accuracy']:.0%} of pairs right, margin {event['reward_margin']:.3f})"
 
 
+def measured(is_rewarded: bool) -> tuple[str, int]:
+    """Return the name of what a validation measures, and the sign of its loss in that."""
+    return ("validation reward", -1) if is_rewarded else ("validation loss", 1)
+
+
+def _rewards(event: "Event") -> str:
+    """Say what answers were worth, how far the model has moved, and how far apart sampling and training passes are."""
+    counts = {
+        f"{event['equal_groups']:.0%} of the groups equal": event["equal_groups"],
+        f"{event['cut']:.0%} cut": event["cut"],
+        f"{event['rewards_failed']} without a reward": event["rewards_failed"],
+    }
+    kl = f"KL {event['kl']:.4f}, " if "kl" in event else ""
+    return ", ".join(
+        [
+            f"{event['reward']:.3f} (spread {event['reward_spread']:.3f})",
+            f"{kl}{event['length']:.1f} tokens, passes differ by {event['largest_difference']:.1e}",
+            *(words for words, count in counts.items() if count),
+        ]
+    )
+
+
+def _group(event: "Event") -> str:
+    """Return a prompt and its answers, best first, a line each: reward, advantage, text."""
+    ranked = sorted(event["answers"], key=lambda answer: -answer["advantage"])
+    lines = (
+        f"{'-' if a['reward'] is None else format(a['reward'], '.3g')} ({a['advantage']:+.2f}) {a['text']}"
+        for a in ranked
+    )
+    return "\n".join([event["prompt"], *lines])
+
+
 def _sentence(event: "Event", num_steps: int) -> str:
     """Say an event in a line; an empty one for what is of no interest by itself."""
     kind, step = event["event"], event["step"]
     if kind == "step":
         mfu = f", MFU {event['mfu']:.1%}" if event["mfu"] else ""
+        rewards = f"reward {_rewards(event)}, " if "reward" in event else ""
         return (
-            f"step {step}/{num_steps}: loss {event['loss']:.4f}{_preference(event)}, norm {event['grad_norm']:.2f}, "
-            f"lr {event['learning_rate']:.2g}, {event['tokens_per_s']:,.0f} tokens/s{mfu}, "
-            f"{duration(event['seconds_left'])} left"
+            f"step {step}/{num_steps}: {rewards}loss {event['loss']:.4f}{_preference(event)}, "
+            f"norm {event['grad_norm']:.2f}, lr {event['learning_rate']:.2g}, "
+            f"{event['tokens_per_s']:,.0f} tokens/s{mfu}, {duration(event['seconds_left'])} left"
         )
     if kind == "validation":
         best = ", the best so far" if event["best"] else ""
-        return f"step {step}: validation loss {event['loss']:.4f}{_preference(event)}{best}"
+        name, sign = measured("reward" in event)
+        return f"step {step}: {name} {sign * event['loss']:.4f}{_preference(event)}{best}"
+    if kind == "group":
+        return f"step {step}: a group: {_group(event)}"
     if kind == "sample":
         return f"step {step}: sample: {event.get('text', event.get('error'))}"
     if kind == "saved":
@@ -177,9 +218,10 @@ def _sentence(event: "Event", num_steps: int) -> str:
 def _about(event: "Event") -> str:
     """Say what is trained, on what, and how its threads were chosen."""
     trained = "" if event["trainable"] == event["parameters"] else f" ({event['trainable']:,} trained)"
+    sampler = f", answers sampled by {event['sampler']}" if "sampler" in event else ""
     return (
         f"{event['parameters']:,} parameters{trained}, {_counted(event['rows'], 'row')} an epoch, "
-        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{_threads(event)}"
+        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{sampler}{_threads(event)}"
     )
 
 

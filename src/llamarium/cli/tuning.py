@@ -1,4 +1,4 @@
-"""What `finetune` and `dpo` share: their options, the run and the preview. Imports torch only when it runs."""
+"""What `finetune`, `dpo` and `grpo` share: their options, the run and the preview. Imports torch only when it runs."""
 
 import argparse
 from collections.abc import Callable
@@ -11,20 +11,24 @@ from llamarium.hub.resolve import resolve
 from llamarium.train.config import FinetuneConfig
 
 if TYPE_CHECKING:
-    from llamarium.train.data.dialog_rows import DialogRows
+    from rich.text import Text
+
+    from llamarium.tokenizer.base import Tokenizer
     from llamarium.train.distributed.process_group import ProcessGroup
     from llamarium.train.setup import Setup
 
 _Config = TypeVar("_Config", bound=FinetuneConfig)
 
-Tuning = tuple[Callable[[_Config, "ProcessGroup"], "Setup"], type["DialogRows"]]
-"""What makes a run, and what its data's lines are."""
+Tuning = tuple[Callable[[_Config, "ProcessGroup"], "Setup"], Callable[[_Config, "Tokenizer"], "Text"]]
+"""What makes a run, and what shows the first row of its data."""
 
 
 def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], folder: str) -> None:
     """Add the options of a run that begins with a model, by default in `folder`."""
     parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
-    parser.add_argument("--preview", action="store_true", help="show the first row's learned tokens, and leave")
+    parser.add_argument(
+        "--preview", action="store_true", help="show the first row of the data as the model reads it, and leave"
+    )
     add_run(parser, folder)
     add_json(parser)
     add_settings(parser, kind)
@@ -42,9 +46,9 @@ def tune(
     with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow
 
-        prepare, rows = import_run()
+        prepare, first_row = import_run()
     if args.preview:
-        return _preview(config, rows)
+        return _preview(config, first_row)
 
     def make(process_group: "ProcessGroup") -> "Setup":
         with status(f"loading {config.model} and {data_name}"):
@@ -53,12 +57,10 @@ def tune(
     return follow(config, args, make)
 
 
-def _preview(config: FinetuneConfig, kind: "type[DialogRows]") -> int:
+def _preview(config: _Config, first_row: "Callable[[_Config, Tokenizer], Text]") -> int:
     from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.train.data.dialog_rows import preview
-    from llamarium.train.finetune import check, read_rows, with_chat_format
+    from llamarium.train.finetune import check, with_chat_format
 
     check(config)
-    tokenizer = with_chat_format(config, load_tokenizer(config.model))
-    show(preview(read_rows(config, tokenizer, kind).batch(0, [0]), tokenizer))
+    show(first_row(config, with_chat_format(config, load_tokenizer(config.model))))
     return 0

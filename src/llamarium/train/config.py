@@ -250,6 +250,45 @@ class DPOConfig(FinetuneConfig):
     beta: float = _setting(0.1, "how dear it is to leave the base: rewards are beta times what P has grown", 1e-6, 1e3)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPOConfig(FinetuneConfig):
+    """Settings of learning from rewards: a row is an answer, and the answers of a step are groups of equal size."""
+
+    data: str = _setting("", "a .jsonl file of prompt or messages, and of what the reward reads", free=True)
+    learning_rate: float = _setting(2e-5, "the peak", 0.0, 10.0)
+    steps: int = _setting(200, "rollouts, each followed by its updates", 1)
+    batch_rows: int = _setting(8, "answers that are computed at once", 1)
+    gradient_accumulation_steps: int = _setting(4, "batches that make one step", 1)
+    precision: Literal["float32", "bfloat16"] = _setting(
+        "float32", "what products are computed in; in bfloat16 the pass that samples differs from the one that trains"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = _setting(
+        "float32", "of the frozen base; in bfloat16, too, the two passes differ; auto: as finetune has it"
+    )
+    sample_every: int = _setting(50, "steps between groups of answers that are shown; 0 is never", 0, free=True)
+    reward: str = _setting("", "what an answer is worth: exact, regex:PATTERN, schema:FILE, length:N, FILE.py:NAME")
+    group_size: int = _setting(8, "answers to each prompt", 2, 1024)
+    max_tokens: int = _setting(128, "tokens of an answer at most", 1, _MAX_CONTEXT)
+    stop: str = _setting("", "a text of one token that ends an answer, besides the model's own ends")
+    epsilon: float = _setting(0.2, "how far from 1 a ratio pulls a token", 0.0, 1.0)
+    beta: float = _setting(0.04, "the weight of KL, the distance from the base; 0 is off", 0.0, 1e3)
+    num_iterations: int = _setting(1, "updates by the same answers", 1, 64)
+    exact: bool = _setting(False, "take log P in training from the pass in C, too: ratios begin at exactly 1")
+
+    def __post_init__(self) -> None:
+        """Check types and ranges, and that groups are whole."""
+        FinetuneConfig.__post_init__(self)
+        if self.rows_per_step % self.group_size:
+            raise TrainingError(
+                f"batch_rows times gradient_accumulation_steps is {self.rows_per_step}; expected a multiple of "
+                f"group_size, which is {self.group_size}"
+            )
+        if self.dropout:
+            raise TrainingError(f"dropout is {self.dropout}; expected 0, as the pass that samples has none")
+        if self.max_tokens >= self.context:
+            raise TrainingError(f"max_tokens is {self.max_tokens}; expected less than context, which is {self.context}")
+
+
 def _default(name: str, value: Any) -> Any:
     """Change a setting's default; its help and range stay."""
     item = next(item for item in dataclasses.fields(PretrainConfig) if item.name == name)

@@ -23,12 +23,12 @@ Source: Rafailov et al. 2023, "Direct Preference Optimization: Your Language Mod
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from llamarium.adapters.lora import lora_linears, without_adapters
 from llamarium.errors import TrainingError
@@ -39,10 +39,9 @@ from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import Trunk, head_weight
+from llamarium.train.objectives.logprobs import token_logprobs
 from llamarium.train.setup import Setup
 from llamarium.train.step import autocast, causal_trunk
-
-_CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
 
 
 class Preference:
@@ -107,23 +106,6 @@ def _answers(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     return places_N, counts_E.cumsum(0) - counts_E
 
 
-def token_logprobs(hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """Return log P of each label, (N,), float32 and differentiable; chunks of logits are recomputed backwards."""
-    step = max(1, _CHUNK_LOGITS // head_VD.shape[0])
-    chunks = [
-        _logprobs(hidden_ND[rows], head_VD, labels_N[rows])
-        if not torch.is_grad_enabled()
-        else checkpoint(_logprobs, hidden_ND[rows], head_VD, labels_N[rows], use_reentrant=False)
-        for rows in (slice(start, start + step) for start in range(0, len(labels_N), step))
-    ]
-    return torch.cat(chunks) if chunks else hidden_ND.new_zeros(0, dtype=torch.float32)
-
-
-def _logprobs(hidden_CD: Tensor, head_VD: Tensor, labels_C: Tensor) -> Tensor:
-    logits_CV = F.linear(hidden_CD, head_VD.to(hidden_CD.dtype)).float()
-    return -F.cross_entropy(logits_CV, labels_C, reduction="none")
-
-
 @torch.no_grad()
 def set_reference(
     rows: PairRows, model: LlamaForCausalLM, batch_rows: int, precision: Literal["float32", "bfloat16"] = "float32"
@@ -145,7 +127,7 @@ def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> 
     """Load base and pairs, add the adapters, and compute a reference if needed; errors as `finetune.prepare`."""
     if process_group.world_size > 1:
         raise TrainingError("dpo trains in one process, as its reference is the same model; start it without torchrun")
-    setup = finetune.prepare(config, process_group, PairRows)
+    setup = finetune.prepare(config, process_group, partial(finetune.read_rows, kind=PairRows))
     if config.method == "full":
         for rows in (setup.train, setup.validation):
             if rows is not None:

@@ -6,7 +6,7 @@ holds the whole model in full training, else the adapter in PEFT's layout.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -33,24 +33,30 @@ from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.choose import with_format
 from llamarium.train.config import FinetuneConfig
-from llamarium.train.data.dialog_rows import DialogRows
+from llamarium.train.data.batch import SplitRows
+from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import restore_weights
 from llamarium.train.setup import Setup
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 _Rows = TypeVar("_Rows", bound=DialogRows)
+_Config = TypeVar("_Config", bound=FinetuneConfig)
+_Read = Callable[[_Config, Tokenizer], SplitRows]
 
 
 def prepare(
-    config: FinetuneConfig, process_group: ProcessGroup = SINGLE_PROCESS, kind: type[DialogRows] = DialogRows
+    config: _Config, process_group: ProcessGroup = SINGLE_PROCESS, read: "_Read[_Config] | None" = None
 ) -> Setup:
-    """Load the base and the examples, as dialogs or pairs (`kind`), and add the adapters.
+    """Load the base and what `read` reads, dialogs by default, and add the adapters.
 
     LlamariumError if the base or the data cannot be read, or the settings do not fit together.
     """
     check(config)
     checkpoint, tokenizer = _open(config)
-    rows, validation = read_rows(config, tokenizer, kind), None
+    rows, validation = (read_rows(config, tokenizer, DialogRows) if read is None else read(config, tokenizer)), None
     if config.validation > 0:
         rows, validation = rows.split(config.validation)
     full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
@@ -157,6 +163,11 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -
         too_long=config.too_long,
         chat=config.chat_format != "none",
     )
+
+
+def first_row(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[DialogRows]) -> "Text":
+    """Show the first row, its learned tokens marked; arguments and errors as `read_rows`."""
+    return preview(read_rows(config, tokenizer, kind).batch(0, [0]), tokenizer)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Train from Python: `pretrain`, `finetune` and `dpo`, with the settings of the command line.
+"""Train from Python: `pretrain`, `finetune`, `dpo` and `grpo`, with the settings of the command line.
 
 llamarium.pretrain("runs/story", data="story.txt", preset="tiny", steps=200)
 llamarium.finetune("runs/mine", data="examples.jsonl", steps=100)
@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
-from llamarium.train.config import DPOConfig, FinetuneConfig, OptimizerName, PretrainConfig, RunConfig, ScheduleName
+from llamarium.train.config import (
+    DPOConfig,
+    FinetuneConfig,
+    GRPOConfig,
+    OptimizerName,
+    PretrainConfig,
+    RunConfig,
+    ScheduleName,
+)
 
 if TYPE_CHECKING:
     from llamarium.train.run import TrainingResult
@@ -101,6 +109,19 @@ class DPOSettings(FinetuneSettings, total=False):
     beta: float
 
 
+class GRPOSettings(FinetuneSettings, total=False):
+    """Settings of `GRPOConfig`, which has their defaults and ranges."""
+
+    reward: str
+    group_size: int
+    max_tokens: int
+    stop: str
+    epsilon: float
+    beta: float
+    num_iterations: int
+    exact: bool
+
+
 def pretrain(
     out: str | Path = "runs/pretrain",
     *,
@@ -157,6 +178,21 @@ def dpo(
     return _train(DPOConfig, Path(out), resume, allow_changes, watch, settings)
 
 
+def grpo(
+    out: str | Path = "runs/grpo",
+    *,
+    resume: bool = False,
+    allow_changes: bool = False,
+    watch: "Callable[[Event], None] | None" = None,
+    **settings: Unpack[GRPOSettings],
+) -> "TrainingResult":
+    """Train a model on rewards: it answers prompts, `data`, and what `reward` likes better becomes likelier.
+
+    Arguments and errors are those of `pretrain`; settings are those of `GRPOConfig`.
+    """
+    return _train(GRPOConfig, Path(out), resume, allow_changes, watch, settings)
+
+
 def _train(
     kind: type[RunConfig],
     out: Path,
@@ -170,6 +206,7 @@ def _train(
     from llamarium.train.dpo import prepare as prepare_dpo
     from llamarium.train.finetune import prepare as prepare_finetuning
     from llamarium.train.pretrain import prepare as prepare_pretraining
+    from llamarium.train.rewards.grpo import prepare as prepare_grpo
 
     file = out / "train.toml"
     config: Any = kind.resolve(file if resume and file.exists() else None, settings)
@@ -178,6 +215,7 @@ def _train(
             PretrainConfig: lambda: prepare_pretraining(config, out, None, group),
             FinetuneConfig: lambda: prepare_finetuning(config, group),
             DPOConfig: lambda: prepare_dpo(config, group),
+            GRPOConfig: lambda: prepare_grpo(config, group),
         }
         watching = nullcontext(watch or (lambda event: None))
         return conduct(

@@ -13,9 +13,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from llamarium.errors import LlamariumError, OutputError, TrainingError, warn_ca
 from llamarium.generation.options import AnswerOptions
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
+from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.order import Order, derived_seed
 from llamarium.train.objectives.base import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
@@ -126,7 +127,7 @@ class _Loop:
     ) -> None:
         self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
         self.threads = threads
-        self.process_group = setup.process_group
+        self.process_group, self.rollouts = setup.process_group, setup.rollouts
         seed, group = setup.config.seed, setup.process_group
         self.order = Order(setup.train, seed, position.cursor, shard_idx=group.shard_idx, num_shards=group.num_shards)
         self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
@@ -166,26 +167,42 @@ class _Loop:
     def _step(self) -> StepResult:
         config, at = self.setup.config, self.at
         begin = time.perf_counter()
-        device = self.setup.model.device
-        batches = [self.order.take(config.batch_rows) for _ in range(config.gradient_accumulation_steps)]
+        batches, reported = self._batches()
         factor = schedule(
             at.step, name=config.schedule, warmup_steps=config.num_warmup_steps, num_steps=config.steps,
             final_ratio=config.final_ratio, decay_share=config.decay_share,
         )  # fmt: skip
         set_learning_rate(self.optimizers, factor)
-        with seeded(config.seed, at.step * self.process_group.num_shards + self.process_group.shard_idx, device):
-            found = train_step(
-                self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
-                precision=config.precision, trunk=self.trunk, objective=self.setup.objective,
-                process_group=self.process_group,
-            )  # fmt: skip
+        found = self._update(batches)
+        for _ in range(1, self.rollouts.num_iterations if self.rollouts else 1):
+            assert self.rollouts is not None
+            reported |= {"largest_difference": found.metrics["largest_difference"]}  # of the weights that sampled
+            found = self._update(self.rollouts.again(batches))
+        found = replace(found, metrics={**found.metrics, **reported})
         seconds = time.perf_counter() - begin
         at.step, at.cursor = at.step + 1, self.order.cursor
-        at.num_tokens += found.num_tokens
         at.seconds += seconds
-        self.window_tokens += found.num_tokens
         self.window_seconds += seconds
         self._check_updated(found)
+        return found
+
+    def _batches(self) -> tuple[Sequence[TrainingBatch], dict[str, float]]:
+        """Take the step's batches from the data, or let the model write them; return also what is reported of that."""
+        config = self.setup.config
+        if self.rollouts is None:
+            return [self.order.take(config.batch_rows) for _ in range(config.gradient_accumulation_steps)], {}
+        self._doing("sampling answers")
+        return self.rollouts.sample(self.order.places(self.rollouts.prompts_per_step), self.at.step)
+
+    def _update(self, batches: Sequence[TrainingBatch]) -> StepResult:
+        config, group = self.setup.config, self.process_group
+        with seeded(config.seed, self.at.step * group.num_shards + group.shard_idx, self.setup.model.device):
+            found = train_step(
+                self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
+                precision=config.precision, trunk=self.trunk, objective=self.setup.objective, process_group=group,
+            )  # fmt: skip
+        self.at.num_tokens += found.num_tokens
+        self.window_tokens += found.num_tokens
         return found
 
     def _check_updated(self, found: StepResult) -> None:
@@ -238,7 +255,7 @@ class _Loop:
             return False
         config = self.setup.config
         self._doing("measuring the validation loss")
-        found = measure(
+        found = self.rollouts.evaluate() if self.rollouts else measure(
             self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
             precision=config.precision, trunk=self.trunk, objective=self.setup.objective,
             process_group=self.process_group,
@@ -264,6 +281,9 @@ class _Loop:
             self.emit({"event": "embeddings", "step": self.at.step})
 
     def _sample(self) -> None:
+        if self.rollouts is not None:
+            self.emit({"event": "group", "step": self.at.step, **self.rollouts.to_event()})
+            return
         model, config = self.setup.model, self.setup.config
         event = {"event": "sample", "step": self.at.step, "prompt": config.sample_prompt}
         if self.process_group.world_size > 1:
@@ -326,6 +346,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
         "tokens_per_step": setup.config.rows_per_step * setup.train.context,
         "device": str(setup.model.device),
         "tokens": token_texts(setup.tokenizer),
+        **({} if setup.rollouts is None else {"sampler": setup.rollouts.sampler}),
     }
 
 

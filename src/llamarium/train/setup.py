@@ -1,20 +1,46 @@
 """A prepared run, and the events that it emits. `pretrain` and `finetune` make it; `run` consumes it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import RunConfig
-from llamarium.train.data.batch import Rows
+from llamarium.train.data.batch import Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
-from llamarium.train.step import causal_trunk
+from llamarium.train.step import Evaluation, causal_trunk
 
 Event = Mapping[str, Any]
 Emit = Callable[[Event], None]
+
+
+class Rollouts(Protocol):
+    """What makes a step's batches where the model writes its own examples; see `rewards/rollouts.py`."""
+
+    sampler: str
+    """Display name of what samples."""
+    prompts_per_step: int
+    num_iterations: int
+    """Updates by the same answers."""
+
+    def sample(self, places: Sequence[tuple[int, int]], step: int) -> tuple[Sequence[TrainingBatch], dict[str, float]]:
+        """Return the batches of some prompts' answers, and what to report."""
+        ...
+
+    def again(self, batches: Sequence[Any]) -> Sequence[TrainingBatch]:
+        """Return a step's batches for another update of the weights as they are now."""
+        ...
+
+    def evaluate(self) -> Evaluation:
+        """Measure the held-out prompts."""
+        ...
+
+    def to_event(self) -> dict[str, Any]:
+        """Return a group of the last step as JSON values."""
+        ...
 
 
 def is_passing(event: Event) -> bool:
@@ -31,6 +57,7 @@ class Setup:
         save: Writes the model into a checkpoint's folder.
         restore: Loads it from there.
         chat: Samples answer the prompt, as a dialog, instead of continuing it.
+        rollouts: Makes the batches of each step; None where they are rows of the data.
         threads: Number of threads of the first of several runs whose speeds are compared; None for the first.
     """
 
@@ -45,4 +72,5 @@ class Setup:
     trunk: Trunk = causal_trunk
     objective: Objective = NEXT_TOKEN
     process_group: ProcessGroup = SINGLE_PROCESS
+    rollouts: Rollouts | None = None
     threads: int | None = None

@@ -123,14 +123,22 @@ class _Sums:
         loss, metrics = objective.loss_sum(model, batch, trunk)
         self.loss += loss.detach()
         for name, value in metrics.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + value.detach()
+            before = self.metrics.get(name, torch.zeros_like(value))
+            found = torch.maximum(before, value) if _is_largest(name) else before + value
+            self.metrics[name] = found.detach()
         return loss
 
     def means(self, process_group: ProcessGroup, count: int) -> Evaluation:
-        """Return the means over all processes' batches."""
+        """Return the means over all processes' batches, and this one's largest values."""
         values = [float(value) for value in (self.loss, *self.metrics.values())]  # sync: to show
         loss, *others = (value / count if count else math.nan for value in process_group.all_reduce_sum(*values))
-        return Evaluation(loss, dict(zip(self.metrics, others, strict=True)))
+        means = dict(zip(self.metrics, others, strict=True))
+        return Evaluation(loss, means | {name: float(v) for name, v in self.metrics.items() if _is_largest(name)})
+
+
+def _is_largest(name: str) -> bool:
+    """Whether a metric is the largest value of all batches rather than a sum; its name says so."""
+    return name.startswith("largest_")
 
 
 def measured_rows(rows: Rows, max_rows: int) -> range:

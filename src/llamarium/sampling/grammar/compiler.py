@@ -20,7 +20,7 @@ Source: https://github.com/guidance-ai/llguidance (parser/src/api.rs for the lim
 import json
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
@@ -131,6 +131,12 @@ class Compiled:
         with self._copying:
             matcher = self._matcher.deep_copy()
         return GrammarConstraint(matcher, self._compiler.text_bits, self._compiler.vocab_size, stop_ids)
+
+    def accepts(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the tokens are a complete answer."""
+        with self._copying:
+            matcher = self._matcher.deep_copy()
+        return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
 
 
 class GrammarConstraint:

@@ -1,8 +1,8 @@
 """Training batches: rows of tokens, and which of them are learned."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ class TrainingBatch:
         positions_BT: int64; they start at 0 in every segment of a row.
         segments_BT: int64; the document of each token within its row. None where every row is one segment, for which
             the fast causal kernel needs no mask.
-        reference_E: float32; log P of each example's learned tokens under a reference model, in the order of the
-            examples in the rows. None where no loss needs it.
+        reference_E: float32; log P under a reference model: of each example's learned tokens, in the order of the
+            examples in the rows, or in an `AnswerBatch` of each token. None where no loss needs it.
     """
 
     ids_BT: Tensor
@@ -36,13 +36,29 @@ class TrainingBatch:
         """The number of labels that count."""
         return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so call it before `to`
 
-    def to(self, device: torch.device) -> "TrainingBatch":
+    def to(self, device: torch.device) -> Self:
         """Copy the batch to another device."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {
             name: None if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()
         }
-        return TrainingBatch(**moved)
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerBatch(TrainingBatch):
+    """Answers that were sampled and rewarded, one a row; all of a row's learned tokens (N in all) are its answer's.
+
+    Attributes:
+        advantages_N: float32; how much better than its group's mean the token's answer was.
+        sampled_N: float32; log P of each token in the pass that sampled it.
+        exact_N: float32; log P of each token in the pass in C over the weights of now. None where the training's own
+            pass says how probable a token is.
+    """
+
+    advantages_N: Tensor
+    sampled_N: Tensor
+    exact_N: Tensor | None = None
 
 
 def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
@@ -81,4 +97,12 @@ class Rows(Protocol):
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return rows of an epoch; the same arguments give the same tensors."""
+        ...
+
+
+class SplitRows(Rows, Protocol):
+    """Rows of which a share can be held out."""
+
+    def split(self, validation: float) -> tuple[Self, Self]:
+        """Return the rows to train on, and the last share of them to validate; TrainingError if either has none."""
         ...

@@ -215,7 +215,7 @@ def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
         shown.append(f"── example {number + 1}: {len(ids)} tokens, {int(learned.sum())} learned\n", "bold")
         borders = np.flatnonzero(np.diff(learned)) + 1
         for part, learns in zip(np.split(ids, borders), np.split(learned, borders), strict=True):
-            text = _visible(tokenizer.decode(part.tolist(), skip_special_tokens=False))
+            text = visible(tokenizer.decode(part.tolist(), skip_special_tokens=False))
             if learns[0]:
                 shown.append(f"⟦{text}⟧", "bold green")
             else:
@@ -236,5 +236,6 @@ def _examples(batch: TrainingBatch, row: int) -> Iterator[Example]:
         yield Example(tokens[:count], learned[:count])
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
+    """Return a text for a terminal, its control characters escaped."""
     return "".join(c if c.isprintable() or c == "\n" else escape(c) for c in text)

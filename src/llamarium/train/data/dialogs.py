@@ -74,9 +74,9 @@ def read_dialogs(
     """
     form = tokenizer.chat_format if chat else None
     found: list[tuple[int, Dialog | list[Part]]] = []
-    for number, line in _lines(path):
-        with _at(path, number):
-            records = expand(_parse(line))
+    for number, record in json_lines(path):
+        with at_line(path, number):
+            records = expand(record)
             found += [(number, _continuation(r, tokenizer) if form is None else _dialog(r)) for r in records]
     if not found:
         raise TrainingError(f"{escape(path)}: holds no example; expected a JSON object on each line")
@@ -84,7 +84,7 @@ def read_dialogs(
     parts_of = cast("Iterator[list[Part]]", every) if form is None else form.parts_of(cast("list[Dialog]", [*every]))
     examples: list[Example] = []
     for number, line in groupby(number for number, _ in found):
-        with _at(path, number):
+        with at_line(path, number):
             examples += finish([_join(next(parts_of)) for _ in line])
     return examples
 
@@ -97,22 +97,26 @@ def refuse_keys(record: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 @contextmanager
-def _at(path: Path, number: int) -> Generator[None]:
+def at_line(path: Path, number: int) -> Generator[None]:
+    """Name file and line in errors of the body, as a TrainingError."""
     try:
         yield
     except LlamariumError as error:
         raise TrainingError(f"{escape(path)}:{number}: {error}") from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the objects of a JSONL file, with the numbers of their lines; TrainingError where there is none."""
     try:
         regular_size(path)
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
+            lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
     except (OSError, LlamariumError) as error:
-        raise TrainingError(f"the dialogs cannot be read: {escape(error)}") from None
+        raise TrainingError(f"the examples cannot be read: {escape(error)}") from None
+    for number, line in lines:
+        with at_line(path, number):
+            record = _parse(line)
+        yield number, record
 
 
 def _parse(line: bytes) -> Mapping[str, Any]:

@@ -49,9 +49,13 @@ class Order:
             raise TrainingError(
                 f"batch_rows is {count}; expected a multiple of the {self.num_shards} shards of the data"
             )
-        places = [self._next() for _ in range(count)][self.shard_idx :: self.num_shards]
+        places = self.places(count)[self.shard_idx :: self.num_shards]
         epochs = sorted({epoch for epoch, _ in places})
         return join([self.rows.batch(epoch, [i for e, i in places if e == epoch]) for epoch in epochs])
+
+    def places(self, count: int) -> list[tuple[int, int]]:
+        """Return the epochs and indices of the next `count` rows, and advance."""
+        return [self._next() for _ in range(count)]
 
     def _next(self) -> tuple[int, int]:
         """Return the epoch and the index of the next row, and advance."""

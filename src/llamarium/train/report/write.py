@@ -7,7 +7,7 @@ another machine. No value in those files is trusted: numbers must be numbers, an
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from llamarium.errors import OutputError, TrainingError, escape
@@ -20,6 +20,16 @@ from llamarium.train.report.page import Series, duration, number
 from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
 _MAX_SAMPLES = 12
+_REWARD_CURVES = (
+    ("Spread", "reward_spread", "Of rewards within a group, a standard deviation; where it is 0, nothing is learned."),
+    ("KL", "kl", "How far the model has moved from the reference, nats per token."),
+    ("Length", "length", "Tokens of an answer."),
+    (
+        "Difference",
+        "largest_difference",
+        "The largest of log P between the passes that sampled and that trained.",
+    ),
+)
 _PORT = 8765  # of the page that the report links to
 
 
@@ -34,7 +44,7 @@ def write_report(run: Path) -> Path:
         "<h2>Curves</h2>",
         f'<div class="plots">{"".join(_curves(history))}</div>',
         "<h2>Samples over time</h2>",
-        *_samples(history),
+        *(_groups(history) if history.of("group") else _samples(history)),
         "<h2>How embedding rows moved</h2>",
         *embedding_paths(history),
         "<h2>Look inside</h2>",
@@ -105,7 +115,10 @@ def _sentence(history: History) -> str:
 
 def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "training loss", number(history.last("step", "loss"))
-    if (best := history.best()) is not None:
+    if rewards := history.curve("validation", "reward"):
+        step, most = max(rewards, key=lambda point: point[1])
+        yield f"best validation reward, step {step:,.0f}", number(most)
+    elif (best := history.best()) is not None:
         yield f"best validation loss, step {best[0]:,.0f}", number(best[1])
     yield "parameters", number(number_of(history.start.get("parameters")))
     trainable = number_of(history.start.get("trainable"))
@@ -127,7 +140,16 @@ def _curves(history: History) -> Iterator[str]:
         Series("training, smoothed", page.smoothed(losses) if len(losses) > 1 else (), 0),
         Series("validation", history.validations(), 1, dots=True),
     ]
-    yield page.figure("Loss", "nats per token", series, "The mean of -log P of the next token; lower is better.")
+    if rewards := history.curve("step", "reward"):
+        series = [
+            Series("of the sampled answers", rewards, 0),
+            Series("validation, greedy", history.curve("validation", "reward"), 1, dots=True),
+        ]
+        yield page.figure("Reward", "reward", series, "The mean, as the function gave it.")
+        for title, field, caption in _REWARD_CURVES:
+            yield page.figure(title, title.lower(), [Series(title.lower(), history.curve("step", field))], caption)
+    else:
+        yield page.figure("Loss", "nats per token", series, "The mean of -log P of the next token; lower is better.")
     for title, unit, field, caption in (
         ("Learning rate", "learning rate", "learning_rate", "As the schedule set it."),
         ("Gradient norm", "norm", "grad_norm", "Of all gradients together, before clipping."),
@@ -163,6 +185,18 @@ def _samples(history: History) -> Iterator[str]:
         yield f'<p class="soft">{len(shown)} of {len(found)}.</p>'
     for event in shown:
         yield f"<h3>Step {number_of(event['step']):,.0f}</h3>{_sample(event)}"
+
+
+def _groups(history: History) -> Iterator[str]:
+    """Show groups of answers, the best side by side with the worst."""
+    for event in page.spread(history.of("group"), _MAX_SAMPLES):
+        rows = [cast("dict[str, Any]", answer) for answer in event.get("answers", ()) if isinstance(answer, dict)]
+        rows.sort(key=lambda answer: -(number_of(answer.get("advantage")) or 0.0))
+        cells = [
+            (number(number_of(a.get("reward"))), number(number_of(a.get("advantage"))), a.get("text", "")) for a in rows
+        ]
+        yield f"<h3>Step {number_of(event['step']):,.0f}</h3>"
+        yield page.table(str(event.get("prompt", "")), ("reward", "advantage", "answer"), cells)
 
 
 def _sample(event: Mapping[str, Any]) -> str:

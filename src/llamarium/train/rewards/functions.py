@@ -1,0 +1,131 @@
+"""Rewards: what an answer is worth, as a function of its text and of its prompt's line.
+
+    exact                   1 where the answer is the line's "answer", blanks around both apart, else 0
+    regex:PATTERN           1 where the pattern (Python's) matches the whole answer, else 0
+    schema:FILE.json        1 where the answer is JSON that the schema accepts, else 0
+    length:N                1 at N characters, falling evenly to 0 at none and at 2 N
+    FILE.py:NAME            a function of your own: NAME(answer: str, row: dict) -> float
+
+A function's file is run as a program of the caller's: it is named by hand, never by data or a model.
+"""
+
+import contextlib
+import importlib.util
+import io
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llamarium.errors import TrainingError, escape, show_value, warn_caller
+from llamarium.sampling.grammar.description import Grammar
+from llamarium.tokenizer.base import Tokenizer
+
+Function = Callable[[str, dict[str, Any]], Any]
+
+FORMS = "exact, regex:PATTERN, schema:FILE.json, length:N, or FILE.py:NAME"
+
+
+@dataclass(slots=True)
+class Reward:
+    """A reward function, and what it has done so far besides returning numbers.
+
+    Attributes:
+        name: As it was asked for.
+        reads: The field of a line that it cannot do without, if any.
+        num_failed: Answers without a reward, as the function raised or returned no finite number.
+        seconds: Time in the function.
+        num_printing: Answers at which it printed.
+    """
+
+    name: str
+    function: Function
+    reads: str | None = None
+    num_failed: int = 0
+    num_printing: int = 0
+    seconds: float = 0.0
+    _said: set[str] = field(default_factory=set[str])
+
+    def __call__(self, answer: str, row: Mapping[str, Any]) -> float:
+        """Return an answer's reward; NaN where the function gives none, with a warning, once for each reason."""
+        printed, begin = io.StringIO(), time.perf_counter()
+        try:
+            with contextlib.redirect_stdout(printed):
+                found = self.function(answer, dict(row))
+            value = float(found)
+            why = "" if math.isfinite(value) else f"returned {show_value(found)}"
+        except Exception as error:  # noqa: BLE001 - a caller's function may raise anything
+            value, why = math.nan, f"raised {type(error).__name__}: {escape(error, 200)}"
+        self.seconds += time.perf_counter() - begin
+        if printed.getvalue():
+            self.num_printing += 1
+            self._warn("printed", f"prints: {escape(printed.getvalue().strip(), 80)}; a reward returns a number")
+        if why:
+            self.num_failed += 1
+            self._warn(why[:20], f"{why} for the answer {show_value(answer)}; it has no reward, and no weight")
+        return value if not why else math.nan
+
+    def _warn(self, kind: str, words: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            warn_caller(f"reward {self.name}: {words}")
+
+
+def reward_of(asked: str, tokenizer: Tokenizer, vocab_size: int) -> Reward:
+    """Return the reward that a setting names.
+
+    Raises:
+        TrainingError: If there is none of that name, or its file, pattern or number cannot be read.
+        GrammarError: If a schema is not supported.
+        MissingPackageError: If a schema needs a package that is missing.
+    """
+    kind, _, argument = asked.partition(":")
+    if found := re.fullmatch(r"(.+\.py):(\w+)", asked):
+        return Reward(asked, _from_file(Path(found[1]).expanduser(), found[2]))
+    if asked == "exact":
+        return Reward(asked, lambda answer, row: answer.strip() == str(row["answer"]).strip(), reads="answer")
+    if kind == "regex" and argument:
+        return Reward(asked, _matching(argument))
+    if kind == "schema" and argument:
+        return Reward(asked, _valid(Path(argument).expanduser(), tokenizer, vocab_size))
+    if kind == "length" and argument.isdecimal() and int(argument):
+        length = int(argument)
+        return Reward(asked, lambda answer, row: max(0.0, 1 - abs(len(answer) - length) / length))
+    raise TrainingError(f"reward is {show_value(asked)}; expected {FORMS}")
+
+
+def _matching(pattern: str) -> Function:
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise TrainingError(f"reward: {escape(pattern)} is no regular expression: {escape(error)}") from None
+    return lambda answer, row: compiled.fullmatch(answer) is not None
+
+
+def _valid(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Function:
+    from llamarium.sampling.grammar.compiler import GrammarCompiler
+
+    try:
+        grammar = Grammar.json_schema(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(f"reward: {escape(path)} cannot be read: {escape(error)}") from None
+    compiled = GrammarCompiler(tokenizer, vocab_size).compile(grammar)
+    return lambda answer, row: compiled.accepts(tokenizer.encode(answer, add_special_tokens=False))
+
+
+def _from_file(path: Path, name: str) -> Function:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TrainingError(f"reward: {escape(path)} cannot be run: {type(error).__name__}: {escape(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+        raise TrainingError(f"reward: {escape(path)} has no function {name}; there are: {escape(there) or 'none'}")
+    return function

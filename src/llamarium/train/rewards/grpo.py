@@ -1,0 +1,78 @@
+"""GRPO: learn from rewards: the model answers, a function rewards each answer, and better ones become likelier.
+
+A step is a rollout and its updates: `group_size` answers to each of some prompts are sampled from the weights as they
+are (`rewards/rollouts.py`), rewarded (`rewards/functions.py`) and compared within their group; then the weights are
+updated (`objectives/group_policy.py`), once or `num_iterations` times. Checkpoints lie between steps: a run that is
+killed between rollout and update samples the same answers again.
+
+The reference of KL is the frozen base: with adapters the model without them, in full training a copy of the weights.
+"""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.errors import TrainingError, escape, show_value
+from llamarium.model import LlamaForCausalLM
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train import finetune
+from llamarium.train.config import GRPOConfig
+from llamarium.train.data.dialog_rows import visible
+from llamarium.train.data.prompts import PromptRows
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from llamarium.train.objectives.group_policy import GroupPolicy
+from llamarium.train.rewards.functions import FORMS, Reward, reward_of
+from llamarium.train.rewards.rollouts import Rollouts
+from llamarium.train.setup import Setup
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
+    """Load base and prompts, add the adapters, and keep a reference if needed; errors as `finetune.prepare`."""
+    if process_group.world_size > 1:
+        raise TrainingError("grpo trains in one process, which also samples; start it without torchrun")
+    if not config.reward:
+        raise TrainingError(f"no reward; expected {FORMS}")
+    setup = finetune.prepare(config, process_group, read_prompts)
+    rows, validation = setup.train, setup.validation
+    assert isinstance(rows, PromptRows) and (validation is None or isinstance(validation, PromptRows))
+    reward = reward_of(config.reward, setup.tokenizer, setup.model.config.vocab_size)
+    for part in filter(None, (rows, validation)):
+        _check_fields(config, part, reward)
+    reference = _frozen(setup.model) if config.method == "full" and config.beta else None
+    rollouts = Rollouts(config, setup.model, setup.tokenizer, rows, validation, reward, reference)
+    return replace(setup, objective=GroupPolicy(config.epsilon, config.beta), rollouts=rollouts)
+
+
+def read_prompts(config: GRPOConfig, tokenizer: Tokenizer) -> PromptRows:
+    """Read the prompts; errors as `PromptRows.from_file`."""
+    return PromptRows.from_file(
+        Path(config.data).expanduser(), tokenizer, config.context, config.max_tokens, too_long=config.too_long,
+        chat=config.chat_format != "none",
+    )  # fmt: skip
+
+
+def first_prompt(config: GRPOConfig, tokenizer: Tokenizer) -> "Text":
+    """Show the first prompt, control tokens spelled out; arguments and errors as `read_prompts`."""
+    from rich.text import Text
+
+    ids = read_prompts(config, tokenizer).prompts[0].ids
+    shown = Text(f"── {len(ids)} tokens, to be answered {config.group_size} times\n", "bold")
+    return shown.append(visible(tokenizer.decode(ids, skip_special_tokens=False)) + "\n", "dim")
+
+
+def _check_fields(config: GRPOConfig, rows: PromptRows, reward: Reward) -> None:
+    """Check that every line has what the reward reads."""
+    lacking = [prompt for prompt in rows.prompts if reward.reads is not None and reward.reads not in prompt.row]
+    if lacking:
+        raise TrainingError(
+            f"{escape(config.data)}:{lacking[0].line}: has the keys {show_value(list(lacking[0].row))}; the reward "
+            f"{reward.name} reads {reward.reads!r}"
+        )
+
+
+def _frozen(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    return copy.deepcopy(model).requires_grad_(False).eval()

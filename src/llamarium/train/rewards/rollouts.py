@@ -1,0 +1,282 @@
+"""Rollouts: sample groups of answers from the model that is trained, reward them, and make batches of them.
+
+On a CPU the C kernels sample, over the very memory that the optimizer updates: there is no second copy of a weight, and
+nothing is exported. A model that they cannot run (NF4, a GPU) samples through its modules. Answers follow from the
+run's seed, the step and the weights, so a run that is resumed samples what one that was not killed samples.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from llamarium.adapters.lora import LoRALinear, lora_linears, without_adapters
+from llamarium.checkpoints.choose_runner import runner_over
+from llamarium.errors import OptionError, TrainingError, show_value
+from llamarium.generation.completion import stop_ids_of
+from llamarium.generation.loop import generate_tokens
+from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.adapter import LowRank
+from llamarium.runtime.loaded_model import runner_of
+from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import SamplingParams
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.config import GRPOConfig
+from llamarium.train.data.batch import IGNORED, AnswerBatch
+from llamarium.train.data.order import derived_seed
+from llamarium.train.data.prompts import Prompt, PromptRows
+from llamarium.train.objectives.group_policy import answer_token_logprobs
+from llamarium.train.rewards.functions import Reward
+from llamarium.train.step import Evaluation, autocast, causal_trunk, measured_rows
+
+_LEAST_SPREAD = 1e-6  # of a group's rewards; below, they are equal, and none is better than the others
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer to a prompt.
+
+    Attributes:
+        ids: Its tokens, the one that ends it included.
+        logprobs: float32; log P of each in the pass that sampled it.
+        is_cut: Whether it ended by its length.
+        reward: NaN where the function gave none.
+        advantage: Its reward's distance from the group's mean, in standard deviations; 0 without a reward.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    is_cut: bool = True
+    text: str = ""
+    reward: float = math.nan
+    advantage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A prompt and its answers."""
+
+    prompt: Prompt
+    answers: Sequence[Answer]
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """Those that there are."""
+        return np.array([answer.reward for answer in self.answers if math.isfinite(answer.reward)])
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of its rewards; 0 where they are equal."""
+        found = float(self.rewards.std()) if len(self.rewards) else 0.0
+        return found if found > _LEAST_SPREAD else 0.0
+
+    def to_event(self) -> dict[str, Any]:
+        """Return it as JSON values for the journal."""
+        answers = [
+            {"text": a.text, "reward": a.reward if math.isfinite(a.reward) else None, "advantage": a.advantage}
+            for a in self.answers
+        ]
+        return {"prompt": self.prompt.text, "answers": answers}
+
+
+class Rollouts:
+    """Samples and rewards a run's answers.
+
+    Args:
+        model: The policy; with adapters, or trained whole.
+        reference: The model as it was, frozen; None where there is none, or where it is the model without its adapters.
+
+    Raises:
+        OptionError: If `config.exact` is on, and the C kernels cannot run the model.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        model: LlamaForCausalLM,
+        tokenizer: Tokenizer,
+        rows: PromptRows,
+        validation: PromptRows | None,
+        reward: Reward,
+        reference: LlamaForCausalLM | None = None,
+    ) -> None:
+        self._config, self._model, self._tokenizer, self._reward = config, model, tokenizer, reward
+        self._rows, self._validation, self._reference = rows, validation, reference
+        self._stop_ids = stop_ids_of(model.config, tokenizer, ()) | _stop_id(config, tokenizer)
+        self.prompts_per_step, self.num_iterations = config.rows_per_step // config.group_size, config.num_iterations
+        self.groups: Sequence[Group] = ()
+        self.sampler = self._runner().name
+        if config.exact and not self._runner().is_row_exact:
+            raise OptionError(f"exact needs the C kernels, and {self.sampler} samples here; leave it out")
+
+    def sample(self, places: Sequence[tuple[int, int]], step: int) -> tuple[list[AnswerBatch], dict[str, float]]:
+        """Answer the prompts of a step, `group_size` times each; return their batches and what to report.
+
+        `places` are epochs and indices of prompts.
+        """
+        prompts, failed, seconds = (
+            [self._rows.prompts[i] for _, i in places],
+            self._reward.num_failed,
+            self._reward.seconds,
+        )
+        self.groups = groups = self._answered(prompts, self._config.group_size, step, temperature=1.0)
+        for group in groups:
+            _set_advantages(group)
+        answers = [answer for group in groups for answer in group.answers]
+        spreads = [group.spread for group in groups]
+        return self._batches(groups), {
+            **_summary(groups),
+            "reward_spread": sum(spreads) / len(groups),
+            "equal_groups": spreads.count(0.0) / len(groups),
+            "cut": sum(answer.is_cut for answer in answers) / len(answers),
+            "rewards_failed": self._reward.num_failed - failed,
+            "reward_seconds": self._reward.seconds - seconds,
+        }
+
+    def again(self, batches: Sequence[AnswerBatch]) -> Sequence[AnswerBatch]:
+        """Return a step's batches for another update: if `exact`, with log P in C over the weights of now."""
+        if not self._config.exact:
+            return batches
+        runner, rows = self._runner(), [row for batch in batches for row in _rows_of(batch)]
+        params = SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0.0)
+        scores = {
+            event.row: event.prompt_scores
+            for event in generate_tokens(runner, [ids for ids, _ in rows], [params] * len(rows))
+        }
+        found: list[Tensor] = []
+        for number, (_, start) in enumerate(rows):
+            score = scores[number]
+            assert score is not None
+            found.append(torch.from_numpy(score.logprobs[start:].astype(np.float32)))
+        ends = np.cumsum([len(batch.ids_BT) for batch in batches])
+        parts = zip(batches, [0, *ends], ends, strict=False)
+        return [replace(batch, exact_N=torch.cat(found[start:end])) for batch, start, end in parts]
+
+    def evaluate(self) -> Evaluation:
+        """Answer held-out prompts, `eval_rows` at most, greedily; the loss is minus the mean reward."""
+        assert self._validation is not None
+        chosen = measured_rows(self._validation, self._config.eval_rows)
+        groups = self._answered([self._validation.prompts[i] for i in chosen], 1, 0, temperature=0.0)
+        found = _summary(groups)
+        return Evaluation(-found["reward"], found)
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the last step's group with the largest spread as JSON values."""
+        return max(self.groups, key=lambda group: group.spread).to_event()
+
+    def _answered(self, prompts: Sequence[Prompt], count: int, step: int, *, temperature: float) -> list[Group]:
+        """Sample answers, with a seed of its own for each prompt of each step, and reward them."""
+        config, was_training = self._config, self._model.training
+        params = [
+            SamplingParams(
+                max_tokens=config.max_tokens, temperature=temperature, top_k=0, top_p=1.0, n=count, logprobs=0,
+                seed=derived_seed(f"answers {place}", config.seed, step) >> 32,
+            )
+            for place in range(len(prompts))
+        ]  # fmt: skip
+        groups = [Group(prompt, [Answer([], []) for _ in range(count)]) for prompt in prompts]
+        self._model.eval()
+        try:
+            ids = [list(prompt.ids) for prompt in prompts]
+            for event in generate_tokens(self._runner(), ids, params, stop_ids=self._stop_ids):
+                answer = groups[event.row // count].answers[event.row % count]
+                if event.token_id < 0:
+                    raise TrainingError("no token could be chosen: the logits are not finite")
+                answer.ids.append(event.token_id)
+                answer.logprobs.append(event.logprob)
+                answer.is_cut = event.finish_reason != "stop"
+        finally:
+            self._model.train(was_training)
+        for group in groups:
+            for answer in group.answers:
+                answer.text = self._tokenizer.decode(answer.ids if answer.is_cut else answer.ids[:-1])
+                answer.reward = self._reward(answer.text, group.prompt.row)
+        return groups
+
+    def _runner(self) -> Runner:
+        """Return a runner over the memory that is trained, as it is now."""
+        runner = runner_over(self._model)
+        if runner is None:
+            return runner_of(self._model)
+        adapter = {name: _low_rank(linear) for name, linear in lora_linears(self._model)}
+        return runner.with_adapters([adapter], default=0) if adapter else runner
+
+    def _batches(self, groups: Sequence[Group]) -> list[AnswerBatch]:
+        """Return the step's batches: each of `batch_rows` answers, as wide as its longest row."""
+        rows = [(group.prompt.ids, answer) for group in groups for answer in group.answers]
+        size = self._config.batch_rows
+        made = [_batch(rows[start : start + size]) for start in range(0, len(rows), size)]
+        made = [replace(batch, exact_N=batch.sampled_N) for batch in made] if self._config.exact else made
+        return [replace(batch, reference_E=self._reference_of(batch)) for batch in made] if self._config.beta else made
+
+    @torch.no_grad()
+    def _reference_of(self, batch: AnswerBatch) -> Tensor:
+        """Return log P of a batch's tokens under the reference, in the run's own precision, as in training."""
+        reference, off = self._reference, nullcontext[None]()
+        without: AbstractContextManager[None] = off if reference is not None else without_adapters(self._model)
+        device = self._model.device
+        with without, autocast(device, self._config.precision):
+            return answer_token_logprobs(reference or self._model, batch.to(device), causal_trunk).cpu()
+
+
+def _stop_id(config: GRPOConfig, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the id of the setting's stop text; TrainingError unless it is one token."""
+    ids = tokenizer.encode(config.stop, add_special_tokens=False) if config.stop else []
+    if len(ids) > 1:
+        raise TrainingError(f"stop is {show_value(config.stop)}, {len(ids)} tokens; expected a text of one token")
+    return frozenset(ids)
+
+
+def _summary(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the means of rewards, NaN if there are none, and of the answers' tokens."""
+    rewards = np.concatenate([group.rewards for group in groups])
+    lengths = [len(answer.ids) for group in groups for answer in group.answers]
+    return {"reward": float(rewards.mean()) if len(rewards) else math.nan, "length": sum(lengths) / len(lengths)}
+
+
+def _set_advantages(group: Group) -> None:
+    """Compare each reward with its group's; all are 0 where the rewards are equal."""
+    if group.spread:
+        mean = group.rewards.mean()
+        for answer in group.answers:
+            if math.isfinite(answer.reward):
+                answer.advantage = float((answer.reward - mean) / group.spread)
+
+
+def _low_rank(linear: LoRALinear) -> LowRank:
+    """Return an adapted Linear's correction over the memory that is trained."""
+    gain = None
+    if linear.lora_magnitude_vector is not None:
+        gain = (linear.lora_magnitude_vector / linear.row_norms()).detach().numpy()
+    a, b = (part.weight.detach().numpy() for part in (linear.lora_A, linear.lora_B))
+    return LowRank(linear.config.scale, a, b, gain)
+
+
+def _batch(rows: Sequence[tuple[Sequence[int], Answer]]) -> AnswerBatch:
+    """Return answers as rows, which are filled up on the right, where no earlier token sees it."""
+    shape = len(rows), max(len(prompt) + len(answer.ids) for prompt, answer in rows) - 1
+    ids_BT, labels_BT = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
+    for b, (prompt, answer) in enumerate(rows):
+        ids = torch.tensor([*prompt, *answer.ids])
+        ids_BT[b, : len(ids) - 1] = ids[:-1]
+        labels_BT[b, len(prompt) - 1 : len(ids) - 1] = ids[len(prompt) :]
+    answers = [answer for _, answer in rows]
+    return AnswerBatch(
+        ids_BT, labels_BT, torch.arange(shape[1]).expand(shape), None,
+        advantages_N=torch.tensor([a.advantage for a in answers for _ in a.ids], dtype=torch.float32),
+        sampled_N=torch.tensor([logprob for a in answers for logprob in a.logprobs], dtype=torch.float32),
+    )  # fmt: skip
+
+
+def _rows_of(batch: AnswerBatch) -> Iterator[tuple[list[int], int]]:
+    """Yield each row's ids, prompt and answer, and where the answer begins."""
+    for ids_T, labels_T in zip(batch.ids_BT, batch.labels_BT, strict=True):
+        places = (labels_T != IGNORED).nonzero().squeeze(1)
+        end = int(places[-1]) + 1
+        yield [*ids_T[:end].tolist(), int(labels_T[end - 1])], int(places[0]) + 1

@@ -1,0 +1,308 @@
+"""GRPO: the loss against its formula in float64, sampling over the memory that is trained, rewards that go wrong, and
+runs that resume to the bit from a kill at any place."""
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import llamarium
+from llamarium.cli.main import main
+from llamarium.errors import LlamariumError, TrainingError
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.conduct import conduct
+from llamarium.train.config import GRPOConfig
+from llamarium.train.data.batch import AnswerBatch
+from llamarium.train.data.bpe import train_bpe
+from llamarium.train.objectives.group_policy import GroupPolicy
+from llamarium.train.report.write import write_report
+from llamarium.train.rewards.functions import reward_of
+from llamarium.train.rewards.grpo import prepare
+from llamarium.train.rewards.rollouts import Rollouts
+from llamarium.train.setup import Event, Setup
+from llamarium.train.step import causal_trunk
+from strong_adapters import strengthen
+
+PROMPTS = [{"prompt": f"say {i}", "answer": f"{i}"} for i in range(12)]
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe([json.dumps(PROMPTS)], 262)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, model_files: Callable[..., Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    base = tmp_path / "base"
+    model_files(vocab_size=280).huggingface().rename(base)
+    tokenizer.save(base)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    (tmp_path / "mine.py").write_text("def short(answer, row):\n    return -len(answer.encode())\n")
+    return {
+        "model": str(base), "data": str(tmp_path / "prompts.jsonl"), "reward": f"{tmp_path}/mine.py:short",
+        "steps": 6, "batch_rows": 8, "gradient_accumulation_steps": 2, "group_size": 4, "context": 24, "max_tokens": 8,
+        "learning_rate": 1e-2, "validation": 0.25, "log_every": 1, "save_every": 2, "eval_every": 3, "sample_every": 3,
+        "warmup_steps": 1, "device": "cpu", "chat_format": "none", "threads": 1,
+    }  # fmt: skip
+
+
+def rollouts_of(setup: Setup) -> Rollouts:
+    assert isinstance(setup.rollouts, Rollouts)
+    return setup.rollouts
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_the_loss_and_its_gradient_are_the_formulas(settings: dict[str, Any], beta: float) -> None:
+    setup = prepare(GRPOConfig(**settings, method="full", beta=beta))
+    (batch, _), _ = rollouts_of(setup).sample([(0, i) for i in range(4)], 0)
+    moved = torch.Generator().manual_seed(0)  # so that ratios lie on both sides of the clip
+    batch = replace(batch, sampled_N=batch.sampled_N + 0.4 * torch.randn(len(batch.sampled_N), generator=moved))
+    if beta:
+        assert batch.reference_E is not None
+        batch = replace(batch, reference_E=batch.reference_E + 0.3)
+    objective = GroupPolicy(0.2, beta)
+    loss, told = objective.loss_sum(setup.model, batch, causal_trunk)
+    loss.backward()
+    gradient = setup.model.model.embed_tokens.weight.grad
+    assert gradient is not None
+
+    twin = prepare(GRPOConfig(**settings, method="full", beta=0.0)).model.double()
+    expected, place, ratios = torch.zeros((), dtype=torch.float64), 0, list[float]()
+    for ids, labels in zip(batch.ids_BT, batch.labels_BT, strict=True):  # each token alone
+        logprobs_TV = twin(ids[None])[0].log_softmax(-1)
+        for t in (labels >= 0).nonzero().flatten().tolist():
+            new, old = logprobs_TV[t, labels[t]], batch.sampled_N[place].double()
+            advantage = float(batch.advantages_N[place])
+            ratio = torch.exp(new - old)
+            better = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            expected = expected - better
+            if batch.reference_E is not None:
+                apart = torch.exp(batch.reference_E[place].double() - new)
+                expected = expected + beta * (apart - torch.log(apart) - 1)
+            ratios.append(ratio.item())
+            place += 1
+    assert place == objective.count(batch) == len(batch.sampled_N)
+    assert min(ratios) < 0.8 and max(ratios) > 1.2 and 0 < float(told["clipped"]) < place
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert float(told["ratio"]) == pytest.approx(sum(ratios), rel=1e-5)
+    assert float(told["largest_difference"]) == pytest.approx(max(abs(math.log(r)) for r in ratios), rel=1e-4)
+    expected.backward()
+    theirs = twin.model.embed_tokens.weight.grad
+    assert theirs is not None
+    torch.testing.assert_close(gradient.double(), theirs, rtol=1e-3, atol=1e-5 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("changes", [{"method": "full"}, {}, {"dora": True}, {"exact": True, "rank": 2}])
+def test_what_samples_is_what_trains(settings: dict[str, Any], changes: dict[str, Any]) -> None:
+    setup = prepare(GRPOConfig(**settings, **changes))
+    if "method" not in changes:
+        strengthen(setup.model, 0.3, seed=1)  # an adapter that is lost would show
+    runner = rollouts_of(setup)._runner()
+    assert isinstance(runner, NativeRunner), "C samples"
+    held = {p.data_ptr() for p in setup.model.parameters()}
+    assert set(runner.addresses) <= held, "over the memory that is trained"
+    batches, told = rollouts_of(setup).sample([(0, i) for i in range(4)], 0)
+    largest = max(
+        float(setup.objective.loss_sum(setup.model, batch, causal_trunk)[1]["largest_difference"]) for batch in batches
+    )
+    assert largest == 0 if changes.get("exact") else 0 < largest <= 1e-5
+    assert told["length"] <= 8 and 0 <= told["cut"] <= 1
+
+    for group in rollouts_of(setup).groups:  # rewards and advantages are of the answers that are learned
+        rewards = torch.tensor([-float(len(a.text.encode())) for a in group.answers])
+        assert [a.reward for a in group.answers] == rewards.tolist()
+        if float(rewards.std(correction=0)) > 0:
+            expected = (rewards - rewards.mean()) / rewards.std(correction=0)
+            torch.testing.assert_close(torch.tensor([a.advantage for a in group.answers]), expected)
+
+
+def test_with_exact_ratios_are_those_of_the_pass_in_c(settings: dict[str, Any], tmp_path: Path) -> None:
+    events: list[Event] = []
+    config = GRPOConfig(**{**settings, "steps": 2, "num_iterations": 2, "exact": True, "method": "full"})
+    conduct(lambda: prepare(config), tmp_path / "run", resume=False, watch=nullcontext(events.append))
+    steps = [event for event in events if event["event"] == "step"]
+    assert all(event["largest_difference"] == 0 for event in steps), "of the first update"
+    assert any(event["ratio"] != 1 for event in steps), "of the second"
+
+    setup = prepare(config)
+    (batch, _), _ = rollouts_of(setup).sample([(0, i) for i in range(4)], 0)
+    with torch.no_grad():
+        for parameter in setup.model.parameters():
+            parameter *= 1.01
+    again = rollouts_of(setup).again([batch])[0]
+    assert isinstance(again, AnswerBatch) and again.exact_N is not None
+    moved = setup.objective.loss_sum(setup.model, again, causal_trunk)[1]
+    expected = (again.exact_N - batch.sampled_N).exp().sum()
+    assert float(moved["ratio"]) == pytest.approx(float(expected), rel=1e-6) and float(moved["largest_difference"]) > 0
+
+
+@pytest.mark.parametrize("changes", [{"num_iterations": 2, "method": "full", "learning_rate": 3e-3}, {"rank": 2}])
+def test_a_run_learns_and_resumes_to_the_bit(settings: dict[str, Any], tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Killed between a rollout and its update, and after a step that was not saved."""
+    config = GRPOConfig(**{**settings, **changes})
+    events: list[Event] = []
+
+    def killing(step: int, kind: str) -> Callable[[], Setup]:
+        def make() -> Setup:
+            setup = prepare(config)
+            rollouts = rollouts_of(setup)
+            sample = rollouts.sample
+
+            def until(places: Any, at: int) -> Any:
+                made = sample(places, at)
+                if at == step:
+                    raise KilledError(kind)
+                return made
+
+            rollouts.sample = until  # type: ignore[method-assign]
+            return setup
+
+        return make
+
+    whole = conduct(lambda: prepare(config), tmp_path / "whole", resume=False, watch=nullcontext(events.append))
+    silent: Callable[[Event], None] = lambda event: None  # noqa: E731
+    for resume, step in ((False, 1), (True, 3), (True, 5)):
+        with pytest.raises(KilledError):
+            conduct(killing(step, "x"), tmp_path / "parts", resume=resume, watch=nullcontext(silent))
+    parts = conduct(lambda: prepare(config), tmp_path / "parts", resume=True, watch=nullcontext(silent))
+    name = "model.safetensors" if changes.get("method") == "full" else "adapter_model.safetensors"
+    one, other = (load_file(ending.checkpoint / name) for ending in (whole, parts))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+    steps = [event for event in events if event["event"] == "step"]
+    if config.num_iterations == 1:  # else it is that of the second update
+        assert steps[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert all(event["largest_difference"] <= 1e-5 for event in steps)
+    validations = [event for event in events if event["event"] == "validation"]
+    assert all(event["loss"] == -event["reward"] for event in validations)
+    (first, last) = [event for event in events if event["event"] == "group"]
+    assert len(first["answers"]) == 4 and "say" in last["prompt"]
+    page = write_report(tmp_path / "whole").read_text()
+    assert "best validation reward" in page and "advantage" in page and "KL" in page
+
+
+def test_rewards_make_what_they_like_likelier(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def ascii(answer, row):\n    return sum(c.isascii() for c in answer) / 3\n")
+    changes = {
+        "reward": f"{tmp_path}/mine.py:ascii", "steps": 22, "method": "full", "learning_rate": 1e-2, "beta": 0.0,
+        "max_tokens": 3, "batch_rows": 64, "group_size": 16,
+    }  # fmt: skip
+    events: list[Event] = []
+    config = GRPOConfig(**{**settings, **changes})
+    conduct(lambda: prepare(config), tmp_path / "run", resume=False, watch=nullcontext(events.append))
+    rewards = [event["reward"] for event in events if event["event"] == "step"]
+    assert rewards[0] < 0.55 < 0.75 < rewards[-1]
+
+
+@pytest.mark.filterwarnings("ignore:reward ")
+def test_rewards_that_go_wrong_are_counted_and_weigh_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "calls = 0\n"
+        "def odd(answer, row):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    print('here', answer)\n"
+        "    row.clear()\n"
+        "    if calls % 4 == 1: raise RuntimeError('no\\x1b[2J')\n"
+        "    return [None, None, float('nan'), 1.0, 2][calls % 4 + 1] if calls % 4 else 'much'\n"
+        "def same(answer, row):\n"
+        "    return 1\n"
+    )
+    setup = prepare(GRPOConfig(**{**settings, "reward": f"{tmp_path}/mine.py:odd"}))
+    with pytest.warns(UserWarning, match=r"mine.py:odd: raised RuntimeError: no\\x1b") as warned:
+        batches, told = rollouts_of(setup).sample([(0, 0), (0, 1)], 0)
+    assert all(group.prompt.row["answer"] for group in rollouts_of(setup).groups), "a row is the reward's own copy"
+    assert told["rewards_failed"] > 0 and len(warned) <= 4 and math.isfinite(told["reward"])
+    for group in rollouts_of(setup).groups:
+        assert all(a.advantage == 0 for a in group.answers if math.isnan(a.reward))
+    assert all(bool(batch.advantages_N.isfinite().all()) for batch in batches)
+
+    changes = {"reward": f"{tmp_path}/mine.py:same", "steps": 1, "method": "full", "beta": 0.0}
+    events: list[Event] = []
+    config = GRPOConfig(**{**settings, **changes})
+    ending = conduct(lambda: prepare(config), tmp_path / "same", resume=False, watch=nullcontext(events.append))
+    before, after = (load_file(Path(f) / "model.safetensors") for f in (config.model, ending.checkpoint))
+    assert all(torch.equal(before[key].float(), after[key]) for key in after), "equal groups teach nothing"
+    assert next(event for event in events if event["event"] == "step")["equal_groups"] == 1
+
+
+def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
+    cases: list[tuple[str, str, float]] = [
+        ("exact", " 42\n", 1), ("exact", "43", 0), ("regex:[0-9]+", "12", 1), ("regex:[0-9]+", "12a", 0),
+        (f"schema:{tmp_path}/s.json", '{"a": 3}', 1), (f"schema:{tmp_path}/s.json", '{"a": "3"}', 0),
+        (f"schema:{tmp_path}/s.json", '{"a": 3', 0), (f"schema:{tmp_path}/s.json", "", 0),
+        ("length:4", "abcd", 1), ("length:4", "abc", 0.75), ("length:4", "", 0), ("length:4", "x" * 40, 0),
+    ]  # fmt: skip
+    for asked, answer, expected in cases:
+        assert reward_of(asked, tokenizer, 280)(answer, {"answer": "42"}) == expected, (asked, answer)
+    (tmp_path / "bad.py").write_text("raise ValueError('x')")
+    (tmp_path / "none.py").write_text("def a(b, c): ...")
+    wrong = [
+        ("", "expected exact, regex"), ("reverse", "expected exact"), ("length:0", "expected"),
+        ("regex:(", "no regular"),
+        (f"{tmp_path}/bad.py:f", "bad.py cannot be run: ValueError: x"), (f"{tmp_path}/no.py:f", "cannot be run"),
+        (f"{tmp_path}/none.py:f", "has no function f; there are: a"), (f"schema:{tmp_path}/no.json", "cannot be read"),
+    ]  # fmt: skip
+    for asked, words in wrong:
+        with pytest.raises(TrainingError, match=words):
+            reward_of(asked, tokenizer, 280)
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "words"),
+    [
+        ('{"prompt": "a", "completion": "b"}', {}, r"prompts.jsonl:1: has the keys"),
+        ('{"prompt": 3}', {}, r"prompts.jsonl:1: prompt is 3"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', {}, "has no dialog format; write prompts"),
+        ('{"prompt": "a"}\n{"prompt": "a", "messages": []}', {}, r"prompts.jsonl:2: has the keys"),
+        ('{"prompt": "a"}\n[1]', {}, "prompts.jsonl:2: .* is no JSON object"),
+        ("", {}, "holds no prompt"),
+        (
+            '{"prompt": "a"}\n{"prompt": "b"}',
+            {"reward": "exact"},
+            r"prompts.jsonl:1: .* the reward exact reads 'answer'",
+        ),
+        ('{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaa"}\n{"prompt": "b"}', {}, "1 of 2 prompts leave no room .* line 1, has"),
+        ('{"prompt": "a"}', {"validation": 0.5}, "expected at least one to train on"),
+        (None, {"reward": ""}, "no reward; expected exact"),
+        (None, {"group_size": 3}, "is 16; expected a multiple of group_size, which is 3"),
+        (None, {"dropout": 0.1}, "dropout is 0.1; expected 0"),
+        (None, {"max_tokens": 24}, "max_tokens is 24; expected less than context"),
+        (None, {"stop": "say no"}, "tokens; expected a text of one token"),
+        (None, {"quantize": "NF4", "exact": True}, "exact needs the C kernels"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    settings: dict[str, Any], lines: str | None, changes: dict[str, Any], words: str
+) -> None:
+    if lines is not None:
+        Path(settings["data"]).write_text(lines)
+    with pytest.raises(LlamariumError, match=words):
+        prepare(GRPOConfig(**{**settings, **({"validation": 0} if lines else {}), **changes}))
+
+
+def test_the_shell_and_python(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    assert main(["grpo", *words, "--preview"]) == 0
+    assert "to be answered 4 times\n<|begin_of_text|>say 0\n" in capsys.readouterr().out
+    assert main(["grpo", *words, "--steps=2", "--out=run"]) == 0
+    told = capsys.readouterr().err
+    assert "answers sampled by C" in told and "passes differ by" in told and "validation reward -" in told
+    ending = llamarium.grpo(tmp_path / "py", **{**settings, "steps": 1})
+    assert ending.position.step == 1 and ending.checkpoint.is_dir()
