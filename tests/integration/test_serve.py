@@ -1,6 +1,7 @@
 """The server as the official client sees it: the same answers whole, streamed, alone and beside others."""
 
 import asyncio
+import dataclasses
 import json
 import re
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from llamarium.api import Llama
 from llamarium.server import answering
+from llamarium.server.hints import HEADER, HINTS
 from serving import CHAT, HELLO, Running, serving
 
 DIALOG: Any = HELLO["messages"]
@@ -369,3 +371,151 @@ def test_ids_of_several_prompts_stand_with_their_answers(running: Running, llama
     assert streamed_ids(chunks) == ids
     first = {chunk["choices"][0]["index"]: chunk["choices"][0] for chunk in reversed(chunks)}
     assert [first[index].get("prompt_token_ids") for index in range(4)] == of_prompts
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+OPENAI_HINTS: dict[str, Any] = {
+    "metadata": {"run": "7"}, "prompt_cache_key": "k", "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h", "safety_identifier": "s", "service_tier": "priority", "store": False, "user": "u",
+}  # fmt: skip
+REASONED: dict[str, Any] = {"annotations": [{}], "parsed": {}, "reasoning": "r", "reasoning_content": "r"}
+PLOT = {"type": "function", "function": {"name": "plot", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "plot", "arguments": "{}"}}
+ITEM: dict[str, Any] = {"id": "i", "status": "completed"}
+CLAUDE_TOOL = {"name": "plot", "input_schema": {"type": "object", "properties": {}}}
+THOUGHT = [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}]
+HINTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    CHAT: (
+        {
+            **OPENAI_HINTS, "max_tokens": 8, "temperature": 0, "prediction": {"type": "content", "content": "x"},
+            "reasoning": {"effort": "high"}, "reasoning_effort": "low", "thinking": {"type": "adaptive"},
+            "verbosity": "low", "stream_options": {"include_obfuscation": True}, "stream": True,
+            "tools": [PLOT | CACHED],
+            "messages": [
+                {"role": "user", "name": "me", "content": [{"type": "text", "text": "Hello!", **CACHED, **BREAKPOINT}]},
+                {
+                    "role": "assistant", "content": "Look:", **REASONED, "thinking_blocks": THOUGHT, **CACHED,
+                    "provider_specific_fields": {"x": [1]},
+                    "tool_calls": [
+                        CALL | {"index": 0, "provider_specific_fields": {"y": 1}}
+                        | {"function": CALL["function"] | {"parsed_arguments": {}}}
+                    ],
+                },
+                {"role": "tool", "content": "done", "tool_call_id": "c"},
+            ],
+        },
+        {
+            "max_tokens": 8, "temperature": 0, "stream": True, "tools": [PLOT],
+            "messages": [
+                {"role": "user", "content": "Hello!"},
+                {"role": "assistant", "content": "Look:", "tool_calls": [CALL]},
+                {"role": "tool", "content": "done", "tool_call_id": "c"},
+            ],
+        },
+    ),
+    "/v1/completions": ({"prompt": "Hello", "temperature": 0, "user": "u"}, {"prompt": "Hello", "temperature": 0}),
+    "/v1/embeddings": ({"input": "Hello", "user": "u"}, {"input": "Hello"}),
+    "/v1/responses": (
+        {
+            **OPENAI_HINTS, "max_output_tokens": 8, "temperature": 0, "client_metadata": {"x": "y"},
+            "context_management": [{"type": "compaction"}], "truncation": "disabled", "max_tool_calls": 3,
+            "include": ["reasoning.encrypted_content", "message.output_text.logprobs"], "text": {"verbosity": "high"},
+            "reasoning": {
+                "effort": "low", "context": "auto", "generate_summary": "auto", "mode": "pro", "summary": "auto",
+            },
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hello!"} | BREAKPOINT], "phase": "x"},
+                {"type": "reasoning", "summary": [], "content": [], "encrypted_content": "e", **ITEM},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "Hi", "annotations": [{}], "logprobs": [{}]}],
+                },
+                {"role": "user", "content": "Again!"},
+            ],
+        },
+        {
+            "max_output_tokens": 8, "temperature": 0, "include": ["message.output_text.logprobs"],
+            "input": [
+                {"role": "user", "content": "Hello!"},
+                {"role": "assistant", "content": "Hi"},
+                {"role": "user", "content": "Again!"},
+            ],
+        },
+    ),
+    "/v1/messages": (
+        {
+            **CACHED, "max_tokens": 8, "temperature": 0, "context_management": {"edits": []}, "speed": "fast",
+            "user_profile_id": "p", "workspace_id": "w",
+            "thinking": {"type": "enabled", "budget_tokens": 2048, "display": "omitted"},
+            "metadata": {"user_id": "u"}, "service_tier": "auto", "output_config": {"effort": "max"},
+            "tools": [CLAUDE_TOOL | CACHED | {"eager_input_streaming": False}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "Hello!"} | CACHED]},
+                {"role": "assistant", "content": THOUGHT},
+                {"role": "user", "content": "Again!"},
+            ],
+        },
+        {
+            "max_tokens": 8, "temperature": 0, "tools": [CLAUDE_TOOL],
+            "messages": [
+                {"role": "user", "content": "Hello!"},
+                {"role": "assistant", "content": ""},
+                {"role": "user", "content": "Again!"},
+            ],
+        },
+    ),
+}  # fmt: skip
+"""A request with every hint, and the same without any."""
+BETAS = {"anthropic-beta": "interleaved-thinking-2025-05-14", "openai-beta": "responses=v1"}
+
+
+def without_names(text: str) -> str:
+    """Leave out what differs between two equal answers: ids, times, what was cached, and what is repeated of hints."""
+    echoed = r'"(?:metadata|prompt_cache_key|safety_identifier|user)":(?:null|\{[^}]*\}|"[^"]*")'
+    return re.sub(
+        rf'{echoed}|"(?:chatcmpl|cmpl|resp|msg|req)[-_]\w*"|"(?:\w*cached?_\w*|input_tokens)":\d+|"\w+(?:_at|ed)":\d+',
+        "",
+        text,
+    )
+
+
+@pytest.fixture
+def hinted(running: Running) -> dict[str, httpx.Response]:
+    """The answers to the requests with hints."""
+    sent = {path: httpx.post(running.url + path, json=one, headers=BETAS) for path, (one, _) in HINTED.items()}
+    assert [answer.status_code for answer in sent.values()] == [200] * 5, [one.text for one in sent.values()]
+    return sent
+
+
+def test_hints_are_taken_and_change_nothing_and_the_answer_names_them(
+    running: Running, hinted: dict[str, httpx.Response], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path, answer in hinted.items():
+        plain = running.post(path, **HINTED[path][1])
+        assert plain.status_code == 200 and HEADER not in plain.headers, plain.text
+        assert without_names(answer.text) == without_names(plain.text)
+    named = {path: answer.headers[HEADER].split(",") for path, answer in hinted.items()}
+    assert {"messages[].name", "messages[].content[].cache_control", "store", "openai-beta"} <= {*named[CHAT]}
+    told = {name.rpartition(".")[2] for names in named.values() for name in names}
+    assert told == {name for row in HINTS.values() for name in row}
+    running.post(**HELLO, user="u", n=1)
+    assert " no_effect=user " in capfd.readouterr().err
+
+
+def test_strict_fields_refuses_each_hint_by_its_name(
+    running: Running, hinted: dict[str, httpx.Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = dataclasses.replace(running.service.settings, strict_fields=True)
+    monkeypatch.setattr(running.service, "settings", strict)
+    for path, (one, plain) in HINTED.items():
+        assert running.post(path, **plain).status_code == 200
+        for name in hinted[path].headers[HEADER].split(","):
+            if name in one:
+                error = running.post(path, **plain | {name: one[name]}).json()["error"]
+                param = error["details"]["param"] if path == "/v1/messages" else error["param"]
+                assert param == name and f"{name} has no effect here" in error["message"]
+    named = [HELLO["messages"][0], HELLO["messages"][0] | {"name": "me"}]
+    assert running.post(**HELLO | {"messages": named}).json()["error"]["param"] == "messages[1].name"

@@ -119,5 +119,5 @@ def test_errors_keep_their_class_and_message(chat: ChatOpenAI, at: dict[str, Any
         chat.invoke("word " * 10**5)
     with pytest.raises(ModelNotFoundError, match="no model 'large' is served here; there is: small, alias"):
         ChatOpenAI(**at | {"model": "large"}).invoke(QUESTION)
-    with pytest.raises(ModelInvalidRequestError, match=r"messages\[0\]\.name is not supported"):
-        chat.invoke([HumanMessage(QUESTION, name="me")])
+    with pytest.raises(ModelInvalidRequestError, match=r"top_p is 7\.0; expected a number, above 0 to 1"):
+        chat.invoke(QUESTION, top_p=7)

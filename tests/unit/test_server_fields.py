@@ -22,6 +22,7 @@ from llamarium.sampling.grammar.calls import grammar_of_calls
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import PARAMETERS, GenerationOptions, Taker, parameters_of
+from llamarium.server import hints
 from llamarium.server.answering import AnswerRequest, refusal_of
 from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
@@ -90,12 +91,14 @@ TEXT_FORMATS = (
 RESPONSES: list[tuple[type[Body], tuple[Any, ...]]] = [
     (response_requests.ResponseRequest, (response_create_params.ResponseCreateParamsStreaming,)),
     (response_requests.ResponseStreamFields, (response_create_params.StreamOptions,)),
+    (response_requests.Reasoning, (shared_params.Reasoning,)),
     (response_requests.TextConfig, (responses.ResponseTextConfigParam,)),
     (response_requests.TextFormat, TEXT_FORMATS),
     (items.InputPart, PARTS),
     (items.MessageItem, SPOKEN),
     (items.FunctionCallItem, (responses.ResponseFunctionToolCallParam,)),
     (items.FunctionCallOutputItem, (response_input_param.FunctionCallOutput,)),
+    (items.ReasoningItem, (responses.ResponseReasoningItemParam,)),
     (response_tools.FunctionTool, (responses.FunctionToolParam,)),
     (response_tools.NamedFunction, (responses.ToolChoiceFunctionParam,)),
     (response_tools.AllowedFunctions, (responses.ToolChoiceAllowedParam,)),
@@ -118,11 +121,12 @@ MESSAGE_BODIES: list[tuple[type[Body], tuple[Any, ...]]] = [
     (messages.TextBlock, (claude.TextBlockParam,)),
     (messages.ToolUseBlock, (claude.ToolUseBlockParam,)),
     (messages.ToolResultBlock, (claude.ToolResultBlockParam,)),
-    (messages.CacheControl, (claude.CacheControlEphemeralParam,)),
-    (messages.Metadata, (claude.MetadataParam,)),
+    (hints.CacheControl, (claude.CacheControlEphemeralParam,)),
+    (hints.Metadata, (claude.MetadataParam,)),
     (messages.OutputConfig, (claude.OutputConfigParam,)),
     (messages.JsonFormat, (claude.JSONOutputFormatParam,)),
-    (messages.Thinking, THINKING),
+    (hints.Thinking, THINKING),
+    (messages.ThinkingBlock, (claude.ThinkingBlockParam, claude.RedactedThinkingBlockParam)),
     (messages.AnthropicTool, (claude.ToolParam,)),
     (messages.AnthropicToolChoice, CLAUDE_CHOICES),
 ]
@@ -264,7 +268,8 @@ def reference() -> str:
 
 
 def names_of(bodies: list[type[Body]]) -> set[str]:
-    names = {field.alias or name for body in bodies for name, field in body.model_fields.items()}
+    fields = {field.alias or name for body in bodies for name, field in body.model_fields.items()}
+    names = fields - {name for body in bodies for name in body.hints}
     return names | {name for body in bodies for name in body.refused}
 
 
@@ -282,6 +287,18 @@ def test_the_reference_lists_every_field_of_a_protocol(heading: str) -> None:
     assert names_of([body for body, _ in SECTIONS[heading]]) - quoted == set()
 
 
+def test_the_reference_lists_every_hint() -> None:
+    section = re.split("\n##", reference().partition("\n### Hints\n")[2])[0]
+    rows = [re.findall("`([^`]*)`", line) for line in section.splitlines() if line.startswith("| `")]
+    assert {holder: set(names) for holder, *names in rows} == {key: set(row) for key, row in hints.HINTS.items()}
+
+
+def test_every_hint_is_a_field_of_the_body_that_holds_it() -> None:
+    """So its type is checked; and a row of the table that nothing takes is none."""
+    for holder, row in hints.HINTS.items():
+        assert holder == "headers" or any(row.keys() <= body.hints for body, _ in BODIES), holder
+
+
 def test_types_of_the_official_clients_that_are_not_taken_are_known() -> None:
     """A new one is looked at by somebody, and then written down here."""
 
@@ -289,12 +306,11 @@ def test_types_of_the_official_clients_that_are_not_taken_are_known() -> None:
         hints = (_unwrapped(one.__annotations__["type"]) for one in get_args(union) if "type" in one.__annotations__)
         return {name for hint in hints for name in get_args(hint)}
 
-    assert types(claude.ContentBlockParam) - {"text", "tool_use", "tool_result"} == {
+    taken = {"text", "tool_use", "tool_result", "thinking", "redacted_thinking"}
+    assert types(claude.ContentBlockParam) - taken == {
         "image",
         "document",
         "search_result",
-        "thinking",
-        "redacted_thinking",
         "server_tool_use",
         "web_search_tool_result",
         "web_fetch_tool_result",

@@ -298,3 +298,30 @@ def test_a_damaged_template_is_named_by_its_own_file(smollm2: Tokenizer, tmp_pat
     (tmp_path / "chat_template.jinja").write_text("{{ ")
     with pytest.raises(ChatFormatError, match=r"/chat_template\.jinja: chat template: TemplateSyntaxError"):
         load_tokenizer_file(tmp_path).chat(dialog)
+
+
+TEMPLATE_WITH_VARIABLES = (
+    "{% if not day is defined %}{% set day = 'Monday' %}{% endif %}{{ bos_token }}{{ day }}:"
+    "{% if reasoning_effort == 'high' %}think{% endif %}{% for m in messages %}{{ m.get('name') or m['role'] }}"
+    "{% for tool_call in m.tool_calls or [] %}{{ tool_call.function.arguments.id }}{% endfor %}"
+    "<|im_start|>{{ m.content }}<|im_end|>{% endfor %}{% generation %}{% endgeneration %}"
+)
+
+
+def test_a_template_tells_what_it_reads_and_gets_it(smollm2: Tokenizer) -> None:
+    tokenizer = smollm2.with_chat_template(TEMPLATE_WITH_VARIABLES)
+    form = tokenizer.chat_format
+    assert form is not None and form.variables == {"day", "reasoning_effort"}
+    assert (
+        form.message_keys >= {"name", "role", "content", "tool_calls"} and "reasoning_content" not in form.message_keys
+    )
+    assert not form.message_keys & {"function"}
+    dialog = [{"role": "user", "name": "Ann", "content": "Hi"}]
+    ids = tokenizer.chat(dialog, variables={"day": "<|im_end|>Friday", "reasoning_effort": "high"})
+    assert spelled(tokenizer, ids).removeprefix("<|im_start|>") == "<|im_end|>Friday:thinkAnn<|im_start|>Hi<|im_end|>"
+    assert ids.count(2) == 1  # people's words make no control token
+    with pytest.raises(ChatFormatError, match="does not read"):
+        tokenizer.chat(dialog, variables={"night": 1})
+    with pytest.raises(ChatFormatError, match="has no variables"):
+        smollm2.chat(DIALOG, variables={"day": 1})
+    assert smollm2.with_chat_template("{% if %}").chat_format.variables == frozenset()  # pyright: ignore

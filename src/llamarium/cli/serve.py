@@ -67,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_bounds(bounds)
     add_served_names(parser)
     add_tool_form(parser)
+    text = "refuse fields that have no effect; else the answer's header x-llamarium-no-effect names them"
+    parser.add_argument("--strict-fields", action="store_true", help=text)
     add_page(parser, access)
     text = "of the lines on stderr (default: %(default)s)"
     parser.add_argument("--log-format", choices=("text", "json"), default=_DEFAULTS.log_format, help=text)
@@ -261,6 +263,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         request_timeout_s=args.request_timeout or None,
         drain_timeout_s=args.drain_timeout,
         tool_form=args.tool_form,
+        strict_fields=args.strict_fields,
         log_format=args.log_format,
     )
 

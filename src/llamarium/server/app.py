@@ -20,6 +20,7 @@ from llamarium.errors import QuestionError
 from llamarium.server.anthropic import messages
 from llamarium.server.errors import AnthropicErrorBody, ApiError, ErrorBody, documented, of_library
 from llamarium.server.faults import refusal_of
+from llamarium.server.hints import HEADER
 from llamarium.server.http.access import Access
 from llamarium.server.http.body import Bodies
 from llamarium.server.http.guard import Guard
@@ -61,7 +62,7 @@ def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[st
             settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", HEADER],
         )
     return Access(app, log)
 

@@ -10,6 +10,8 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
 
+_KEYS = ("role", "content", "tool_calls", "tool_call_id")
+
 
 class Dialog:
     """A dialog in the form of OpenAI's chat completions, converted from another protocol.
@@ -68,17 +70,39 @@ def encode_dialog(
     tools: Sequence[ToolDefinition] = (),
     *,
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
+    effort: str | None = None,
 ) -> list[int]:
-    """Return the ids of a dialog, given as `ChatFormat.encode` takes it."""
+    """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
+
+    A chat template gets the request's `variables`, and its `effort` as `reasoning_effort` if it reads that.
+
+    Raises:
+        ApiError: For a variable that it does not read.
+    """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
     tokenizer.check_length("".join(_texts(messages)), service.max_tokens)
-    return tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, tool_form=tool_form)
+    form = tokenizer.chat_format
+    if form is not None:  # the keys that it does not read are hints
+        read = form.message_keys.union(_KEYS)
+        messages = [{key: said for key, said in one.items() if key in read} for one in messages]
+    given = dict(variables or {})
+    read = frozenset[str]() if form is None else form.variables
+    if unread := [name for name in given if name not in read]:
+        param = f"chat_template_kwargs.{unread[0]}"
+        message = f"{escape(param)} is not supported: the model's chat template does not read it; leave it out"
+        raise ApiError(400, message, code="unsupported_parameter", param=param)
+    if effort is not None and "reasoning_effort" in read:
+        given.setdefault("reasoning_effort", effort)
+    how: Any = {"tools": tools, "tool_form": tool_form, "variables": given}
+    return tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, **how)
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the texts of a dialog, and the arguments of its calls."""
     for message in messages:
         yield message["content"] or ""
+        yield from (said for key, said in message.items() if key not in _KEYS)
         for call in message.get("tool_calls", ()):
             yield call["function"]["arguments"]
 

@@ -72,6 +72,7 @@ def path_in(fault: Mapping[str, Any], body: Any) -> Path:
     return (*path, fault["loc"][-1]) if fault["type"] == "missing" else tuple(path)
 
 
-def spelled(path: Path) -> str:
-    """Return a path as in `messages[0].content`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+def spelled(path: Path, *, numbers: bool = True) -> str:
+    """Return a path as in `messages[0].content`, or without its numbers."""
+    parts = [f".{part}" if isinstance(part, str) else f"[{part}]" if numbers else "[]" for part in path]
+    return "".join(parts).removeprefix(".")

@@ -1,7 +1,8 @@
-"""The fields of a request's body: each is honoured, or refused by its name, whatever the protocol.
+"""The fields of a request's body: each is honoured, named as without effect, or refused, whatever the protocol.
 
 A field that is declared is checked strictly, and null is as if it were not given. One that the official client has
-and this server does not honour stands in `refused` with the reason. Any other is unknown, and refused as well.
+and this server does not honour is a hint (`server/hints.py`) where it cannot make the answer wrong, else it stands in
+`refused` with the reason. Any other is unknown, and refused as well.
 `docs/reference/server.md` lists all of them.
 """
 
@@ -26,6 +27,9 @@ class Body(BaseModel):
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Fields that are known and not honoured, and why."""
+
+    hints: ClassVar[frozenset[str]] = frozenset()
+    """Fields that have no effect (`server/hints.py`)."""
 
     dialog: ClassVar[str | None] = None
     """The field that holds a dialog, if one does."""

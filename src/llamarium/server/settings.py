@@ -23,6 +23,7 @@ class Settings:
         request_timeout_s: Seconds of a request, with its wait in the queue; None is no limit.
         drain_timeout_s: Seconds for running requests when the server stops.
         tool_form: How tools are presented to the model; None is its dialog format's own way.
+        strict_fields: Refuse fields that have no effect (`server/hints.py`).
         log_format: Of the lines on stderr.
         max_header_bytes: Of a request line and its headers.
         header_timeout_s: Seconds from a connection's first byte, or its opening, to the end of the headers.
@@ -44,6 +45,7 @@ class Settings:
     request_timeout_s: float | None = 600.0
     drain_timeout_s: float = 30.0
     tool_form: "ToolForm | None" = None
+    strict_fields: bool = False
     log_format: Literal["text", "json"] = "text"
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 2**10

@@ -329,6 +329,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: "Sequence[ToolDefinition]" = (),
         tool_form: "ToolForm | None" = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a dialog, BOS included where the format has one; arguments as `ChatFormat.encode`.
 
@@ -341,8 +342,8 @@ class Tokenizer:
                 f"{self.source}: no chat template and no control tokens of a known dialog format (Llama 3, ChatML); "
                 "this is a base model's tokenizer: continue a text (`llamarium generate`), or choose a chat model"
             )
-        form = self.chat_format
-        return form.encode(messages, add_generation_prompt=add_generation_prompt, tools=tools, tool_form=tool_form)
+        how: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
+        return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt, **how)
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, or `characters.json`, into `folder`.

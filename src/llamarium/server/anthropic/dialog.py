@@ -24,15 +24,18 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's prompt: the dialog, the tools, and the beginning of an answer that the model continues, if any."""
+    """A request's prompt: the dialog, the tools, the beginning of an answer that the model continues, if any, and
+    how much it shall reason.
+    """
 
     dialog: Dialog
     tools: ToolRequest
     begun: str | None
+    effort: str | None
 
     def ids(self, service: Service) -> list[int]:
         """Return its ids."""
-        ids = encode_dialog(service, self.dialog.messages, self.tools.offered)
+        ids = encode_dialog(service, self.dialog.messages, self.tools.offered, effort=self.effort)
         if self.begun is None:
             return ids
         service.tokenizer.check_length(self.begun, service.max_tokens)
@@ -52,7 +55,8 @@ def read_prompt(body: requests.CountRequest) -> Prompt:
     begun = _begun(last, f"messages[{len(said)}]", tools) if last.role == "assistant" else None
     if not dialog.messages:
         raise misplaced("messages", "has the beginning of an answer alone; expected what it answers before it")
-    return Prompt(dialog, tools, begun)
+    effort = None if body.output_config is None else body.output_config.effort
+    return Prompt(dialog, tools, begun, effort)
 
 
 def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
@@ -60,15 +64,16 @@ def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
     content = message.content
     blocks: Sequence[requests.Block] = [] if isinstance(content, str) else content
     has_text = isinstance(content, str) or any(isinstance(block, requests.TextBlock) for block in blocks)
+    has_text = has_text or all(isinstance(block, requests.ThinkingBlock) for block in blocks)
     for k, block in enumerate(blocks):
         if isinstance(block, requests.ToolResultBlock):
             _check_role(message, "user", f"{where}.content[{k}]")
             told = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
             dialog.add(f"{where}.content[{k}]", told)
-        elif isinstance(block, requests.ToolUseBlock):
+        elif not isinstance(block, requests.TextBlock):
             _check_role(message, "assistant", f"{where}.content[{k}]")
     if has_text or not any(isinstance(block, requests.ToolResultBlock) for block in blocks):
-        dialog.add(where, {"role": message.role, "content": _text(content) if has_text or not blocks else None})
+        dialog.add(where, {"role": message.role, "content": _text(content) if has_text else None})
     for k, block in enumerate(blocks):
         if isinstance(block, requests.ToolUseBlock):
             dialog.add_call(f"{where}.content[{k}]", block.id, block.name, json.dumps(block.input, ensure_ascii=False))
@@ -96,7 +101,7 @@ def _begun(message: requests.MessageParam, where: str, tools: ToolRequest) -> st
     """Return the beginning of the answer, which can neither hold calls nor be followed by some."""
     if not isinstance(message.content, str):
         for k, block in enumerate(message.content):
-            if not isinstance(block, requests.TextBlock):
+            if not isinstance(block, requests.TextBlock | requests.ThinkingBlock):
                 raise misplaced(f"{where}.content[{k}]", "ends the dialog; expected the call's result after it")
     if tools.offered:
         raise misplaced(where, "is the beginning of an answer, which is not supported beside tools")

@@ -6,19 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llamarium.server.fields import Body, by_type, of_type, with_parameters
+from llamarium.server.hints import with_hints
 
-_NO_REASONING = "the model does not reason apart from its answer"
 _NO_SERVER_TOOLS = "the server calls no tools by itself"
 
 
-class CacheControl(Body):
-    """The mark of a prefix to cache; without effect, since prefixes are always cached."""
-
-    refused: ClassVar[Mapping[str, str]] = {"ttl": "prefixes are kept for as long as there is memory"}
-
-    type: Literal["ephemeral"]
-
-
+@with_hints("messages content[]")
 class TextBlock(Body):
     """A text."""
 
@@ -26,9 +19,16 @@ class TextBlock(Body):
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
 
 
+@with_hints("messages content[] of thinking")
+class ThinkingBlock(Body):
+    """What another model thought before its answer; it is no part of the dialog."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+@with_hints("messages content[]")
 class ToolUseBlock(Body):
     """A call of the assistant."""
 
@@ -38,9 +38,9 @@ class ToolUseBlock(Body):
     id: str = Field(min_length=1)
     name: str
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
 
 
+@with_hints("messages content[]")
 class ToolResultBlock(Body):
     """The result of a call."""
 
@@ -50,13 +50,14 @@ class ToolResultBlock(Body):
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
 
 
 Block = Annotated[
     Annotated[TextBlock, of_type("text")]
     | Annotated[ToolUseBlock, of_type("tool_use")]
-    | Annotated[ToolResultBlock, of_type("tool_result")],
+    | Annotated[ToolResultBlock, of_type("tool_result")]
+    | Annotated[ThinkingBlock, of_type("thinking")]
+    | Annotated[ThinkingBlock, of_type("redacted_thinking")],
     by_type(),
 ]
 
@@ -75,28 +76,15 @@ class JsonFormat(Body):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
+@with_hints("messages output_config")
 class OutputConfig(Body):
     """The form of an answer."""
 
-    refused: ClassVar[Mapping[str, str]] = {"effort": _NO_REASONING}
-
     format: JsonFormat | None = None
+    effort: str | None = None  # one of the table's
 
 
-class Thinking(Body):
-    """Whether the model reasons before its answer."""
-
-    refused: ClassVar[Mapping[str, str]] = {"budget_tokens": _NO_REASONING, "display": _NO_REASONING}
-
-    type: Literal["disabled"]
-
-
-class Metadata(Body):
-    """About the user; without effect."""
-
-    user_id: str | None = None
-
-
+@with_hints("messages tools[]")
 class AnthropicTool(Body):
     """A function that the model may call; its arguments are streamed."""
 
@@ -107,10 +95,8 @@ class AnthropicTool(Body):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    cache_control: CacheControl | None = None
     allowed_callers: list[Literal["direct"]] | None = Field(None, min_length=1)
     defer_loading: Literal[False] | None = None
-    eager_input_streaming: Literal[True] | None = None
 
 
 class AnthropicToolChoice(Body):
@@ -121,6 +107,7 @@ class AnthropicToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
+@with_hints("messages prompt")
 class CountRequest(Body):
     """`POST /v1/messages/count_tokens`: the parts of a prompt."""
 
@@ -129,19 +116,12 @@ class CountRequest(Body):
     messages: list[MessageParam] = Field(min_length=1)
     model: str | None = None
     system: str | list[TextBlock] | None = None
-    cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
-    thinking: Thinking | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
-    speed: Literal["standard"] | None = None
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "user_profile_id": "there are no profiles here",
-        "workspace_id": "there are no workspaces here",
-    }
 
 
+@with_hints("messages")
 @with_parameters("anthropic")
 class MessagesRequest(CountRequest):
     """`POST /v1/messages`."""
@@ -149,13 +129,10 @@ class MessagesRequest(CountRequest):
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
     # not Anthropic's
     cache_salt: str | None = Field(None, min_length=1)
 
     refused: ClassVar[Mapping[str, str]] = {
-        **CountRequest.refused,
         "container": "the server runs nothing but the model",
         "diagnostics": "nothing is stored that a prompt could be compared with",
         "inference_geo": "the model runs on this machine",

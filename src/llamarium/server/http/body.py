@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import validated
 from llamarium.server.fields import Body
+from llamarium.server.hints import HEADER, note_hints
 from llamarium.server.settings import Settings
 
 MAX_LEVELS = 64
@@ -100,7 +101,9 @@ class StrictRequest(Request):
         service = self.app.state.service
         if service.loaded is not None:
             self._kind.check_length(value, service.max_tokens)
-        return validated(self._kind, value)
+        validated_body = validated(self._kind, value)
+        note_hints(validated_body, self.scope, service)
+        return validated_body
 
     async def _bounded_body(self) -> bytes:
         check_json_type(self.headers.get("content-type", ""), self.headers.get("content-encoding", ""))
@@ -150,9 +153,12 @@ class StrictRoute(APIRoute):
         async def strict(request: Request) -> Response:
             with request.app.state.bodies.hold() as held:
                 try:
-                    return await handler(StrictRequest(request, held, kind))
+                    response = await handler(StrictRequest(request, held, kind))
                 except ClientDisconnect:
                     return Response(status_code=499)
+                if names := request.scope["notes"].get("no_effect"):
+                    response.headers[HEADER] = names
+                return response
 
         return strict
 

@@ -90,9 +90,10 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
     service: Service = request.app.state.service
     tools = await asyncio.to_thread(tool_request, body.tools, body.tool_choice, body.parallel_tool_calls)
+    how: Any = {"variables": body.chat_template_kwargs, "effort": body.reasoning_effort}
     asked = AnswerRequest(
         model=model,
-        encode=lambda _: [dialog_ids(service, body.messages, tools.offered)],
+        encode=lambda _: [dialog_ids(service, body.messages, tools.offered, **how)],
         options=_options(body),
         form=form_of(body),
         tools=tools,

@@ -17,6 +17,7 @@ from llamarium.generation.embedding import Embedding
 from llamarium.server.answering import recording, side_by_side, with_tokenizer
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
+from llamarium.server.hints import with_hints
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import encode, unless_gone
 from llamarium.server.lifecycle.service import Service
@@ -31,6 +32,7 @@ MAX_INPUTS = 2048
 """Texts of one request, as at OpenAI's."""
 
 
+@with_hints("embeddings")
 class EmbeddingRequest(Body):
     """`POST /v1/embeddings`."""
 
@@ -38,7 +40,6 @@ class EmbeddingRequest(Body):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
     # not OpenAI's
     pooling: Pooling | None = None
     cache_salt: str | None = Field(None, min_length=1)

@@ -9,6 +9,7 @@ from llamarium.sampling.params import GenerationOptions
 from llamarium.server.dialogs import encode_dialog, missing
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body, parameters_in, with_parameters
+from llamarium.server.hints import with_hints
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.definition import ToolDefinition
 
@@ -17,13 +18,14 @@ MAX_LOGPROBS = 20
 _MAX_DIGITS = 10  # of a token id
 
 
+@with_hints("stream_options")
 class StreamFields(Body):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
 
 
+@with_hints("completions")
 @with_parameters("openai")
 class Sampling(Body):
     """The fields that completions and chat completions share."""
@@ -35,7 +37,6 @@ class Sampling(Body):
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | None = None
-    user: str | None = None
     # not OpenAI's: as vLLM has them
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -64,23 +65,23 @@ def shows_usage(body: Sampling) -> bool:
     return body.stream_options.include_usage or False
 
 
+@with_hints("chat messages[].content[]")
 class TextPart(Body):
     """A part of a message."""
-
-    refused: ClassVar[Mapping[str, str]] = {"prompt_cache_breakpoint": "prefixes are found by themselves"}
 
     type: Literal["text"]
     text: str
 
 
+@with_hints("chat messages[].tool_calls[].function")
 class CalledFunction(Body):
     """Name and arguments of a call."""
 
     name: str
     arguments: str
-    parsed_arguments: Any = None  # by the official client, which sends it along
 
 
+@with_hints("chat messages[].tool_calls[]")
 class MessageToolCall(Body):
     """A call in a message of the assistant."""
 
@@ -91,6 +92,7 @@ class MessageToolCall(Body):
     function: CalledFunction
 
 
+@with_hints("chat messages[]")
 class Message(Body):
     """A message of a dialog."""
 
@@ -98,13 +100,8 @@ class Message(Body):
     content: str | list[TextPart] | None = None
     tool_calls: list[MessageToolCall] | None = Field(None, min_length=1)
     tool_call_id: str | None = None
-    parsed: Any = None  # by the official client, which sends it along
-    # what clients add to answers that they send back; only empty values
-    annotations: list[Any] | None = Field(None, max_length=0)
-    provider_specific_fields: dict[str, None] | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        "name": "the dialog format has no names",
         "function_call": "give it as tool_calls",
         "audio": "this server takes and answers text",
         "refusal": "give it as content",
@@ -117,12 +114,11 @@ class Message(Body):
         text = "".join(part.text for part in content) if isinstance(content, list) else content
         plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
-            plain["tool_calls"] = [
-                call.model_dump(exclude={"function": {"parsed_arguments"}}) for call in self.tool_calls
-            ]
+            own = {"id": True, "type": True, "function": {"name", "arguments"}}
+            plain["tool_calls"] = [call.model_dump(include=own) for call in self.tool_calls]
         if self.tool_call_id is not None:
             plain["tool_call_id"] = self.tool_call_id
-        return plain
+        return plain | self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
 
     def _check(self, where: str) -> None:
         if self.content is None and self.tool_calls is None:
@@ -144,9 +140,8 @@ def dialog_ids(
     service: Service,
     messages: Sequence[Message],
     tools: Sequence[ToolDefinition] = (),
-    *,
-    add_generation_prompt: bool = True,
+    **how: Any,
 ) -> list[int]:
     """Return the ids of a dialog; arguments as for `encode_dialog`."""
     plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
-    return encode_dialog(service, plain, tools, add_generation_prompt=add_generation_prompt)
+    return encode_dialog(service, plain, tools, **how)

@@ -7,6 +7,7 @@ from pydantic import Field
 from llamarium.errors import ToolError
 from llamarium.server.errors import of_library
 from llamarium.server.fields import Body
+from llamarium.server.hints import with_hints
 from llamarium.tokenizer.tools.request import ToolRequest
 
 _NO_CUSTOM = {"custom": "tools are functions, with a schema of their arguments"}
@@ -21,6 +22,7 @@ class Function(Body):
     strict: bool | None = None
 
 
+@with_hints("chat tools[]")
 class Tool(Body):
     """A tool."""
 
@@ -67,7 +69,7 @@ ToolChoice = Literal["auto", "none", "required"] | ChosenTools
 
 def tool_request(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolRequest:
     """Read a request's fields about tools."""
-    listed = None if tools is None else [tool.model_dump() for tool in tools]
+    listed = None if tools is None else [tool.model_dump(include={"type", "function"}) for tool in tools]
     chosen = choice if choice is None or isinstance(choice, str) else choice.model_dump(exclude_none=True)
     try:
         return ToolRequest.read(listed, chosen, parallel)

@@ -93,6 +93,7 @@ class RayOptions(ModelOptions):
     request_timeout: float = Field(_DEFAULTS.request_timeout_s or 0, ge=0)
     drain_timeout: float = Field(_DEFAULTS.drain_timeout_s, ge=0)
     tool_form: ToolForm | None = None
+    strict_fields: bool = False
     log_format: Literal["text", "json"] = _DEFAULTS.log_format
 
     def of_model(self) -> ModelOptions:
@@ -113,6 +114,7 @@ class RayOptions(ModelOptions):
             request_timeout_s=self.request_timeout or None,
             drain_timeout_s=self.drain_timeout,
             tool_form=self.tool_form,
+            strict_fields=self.strict_fields,
             log_format=self.log_format,
         )
 

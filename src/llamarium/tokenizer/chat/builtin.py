@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llamarium.errors import ChatFormatError, show_value
 from llamarium.tokenizer.chat.format import Part, Vocabulary
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -16,7 +17,10 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 class _BuiltIn(ABC):
     """A format that writes checked turns."""
 
+    name: str
     tool_form: ToolForm
+    variables = frozenset[str]()
+    message_keys = frozenset(("role", "content", "tool_calls", "tool_call_id"))
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         """Take a tokenizer that has the format's control tokens."""
@@ -30,8 +34,11 @@ class _BuiltIn(ABC):
         add_generation_prompt: bool = True,
         tools: Sequence[ToolDefinition] = (),
         tool_form: ToolForm | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a dialog; see `ChatFormat.encode`."""
+        if variables:
+            raise ChatFormatError(f"the dialog format {self.name} has no variables; found {show_value([*variables])}")
         form = tool_form or self.tool_form
         ids = self._write(read_turns(messages, tools, form), form)
         return ids + self._header("assistant") if add_generation_prompt else ids

@@ -52,6 +52,16 @@ class ChatFormat(Protocol):
     def tool_form(self) -> ToolForm | None:
         """The default form of calls, or None if it is not known."""
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that it reads, besides those of every dialog."""
+        ...
+
+    @property
+    def message_keys(self) -> frozenset[str]:
+        """The keys of messages that it reads, and maybe others."""
+        ...
+
     def encode(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -59,6 +69,7 @@ class ChatFormat(Protocol):
         add_generation_prompt: bool = True,
         tools: Sequence[ToolDefinition] = (),
         tool_form: ToolForm | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a dialog; `ChatFormatError` or `ToolError` if it does not fit the format.
 
@@ -68,6 +79,7 @@ class ChatFormat(Protocol):
             add_generation_prompt: End with the header of the assistant's next message.
             tools: What the model may call.
             tool_form: How tools, calls and results are written; None is the format's own way.
+            variables: Of the template, besides those of every dialog; each of them one that it reads.
         """
         ...
 

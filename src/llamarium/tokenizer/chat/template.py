@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 from llamarium.errors import ChatFormatError, ToolError, escape, show_value
 from llamarium.tokenizer.chat.format import Part, Vocabulary
 from llamarium.tokenizer.chat.spellings import Spellings
+from llamarium.tokenizer.chat.template_worker import read_variables
 from llamarium.tokenizer.chat.turns import ROLES, call_list, check_list, order_of_results, read_turns
 from llamarium.tokenizer.chat.values import map_text, plain_value
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -52,6 +53,8 @@ _DIALOGS_AT_ONCE = 200
 _REQUEST_CHARACTERS = 2**22  # of one process, unless a single rendering needs more
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _NAMES_TOOLS = re.compile(r"\btools\b")
+_READ_KEYS = re.compile(r"([\w\]]+)(?:\.get\(|\.|\[)\s*['\"]?(\w+)")
+_OF_TOOLS = re.compile("call|func|param|tool")
 
 
 class TemplateFormat:
@@ -85,6 +88,7 @@ class TemplateFormat:
         add_generation_prompt: bool = True,
         tools: Sequence[ToolDefinition] = (),
         tool_form: ToolForm | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a dialog; see `ChatFormat.encode`.
 
@@ -96,8 +100,22 @@ class TemplateFormat:
             messages, tools = [{"role": turn.role, "content": turn.text} for turn in turns], ()
         elif tools and not _NAMES_TOOLS.search(self._template):
             raise self._unwritten("tools", "tools")
-        call = self._marked(messages, tools).call(len(messages), add_generation_prompt)
+        if unknown := [name for name in variables or {} if name not in self.variables]:
+            raise ChatFormatError(
+                f"{self._source}: its chat template does not read {show_value(unknown)}; leave it out"
+            )
+        call = self._marked(messages, tools, variables).call(len(messages), add_generation_prompt)
         return next(self._encode_each([call], datetime.now()))
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that the template reads, besides those of every dialog; none where it cannot be parsed."""
+        return read_variables(self._template)
+
+    @cached_property
+    def message_keys(self) -> frozenset[str]:
+        """The keys that the template reads of anything but tools and their calls, which have names of their own."""
+        return frozenset(key for holder, key in _READ_KEYS.findall(self._template) if not _OF_TOOLS.search(holder))
 
     def _unwritten(self, field: str, what: str) -> ToolError:
         return ToolError(
@@ -154,9 +172,16 @@ class TemplateFormat:
             done = ends[-1]
         return [*parts, (whole[done:], False)]
 
-    def _marked(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolDefinition] = ()) -> "_Marked":
+    def _marked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolDefinition] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> "_Marked":
         described = [plain_value(tool.to_openai(), f"tools[{i}]") for i, tool in enumerate(tools)]
-        dialog = _Dialog(_read_dialog(messages), described or None)
+        dialog = _Dialog(
+            _read_dialog(messages), described or None, plain_value(variables or {}, "the template's variables")
+        )
         if any("tool_calls" in message for message in dialog.messages) and "tool_calls" not in self._template:
             raise self._unwritten("messages", "calls")
         words = json.dumps(dialog, ensure_ascii=False) + self._template
@@ -273,6 +298,7 @@ class _Dialog(NamedTuple):
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
 
     def changed(self, change: Callable[[str], str]) -> "_Dialog":
         """Apply `change` to every text that people wrote; roles, types and names of fields are the template's."""
@@ -280,7 +306,7 @@ class _Dialog(NamedTuple):
             {key: value if key == "role" else map_text(value, change) for key, value in message.items()}
             for message in self.messages
         ]
-        return _Dialog(messages, map_text(self.tools, change))
+        return _Dialog(messages, map_text(self.tools, change), map_text(self.variables, change))
 
 
 class _Marked(NamedTuple):
@@ -296,7 +322,8 @@ class _Marked(NamedTuple):
         forms = {"marked": self.marked, "plain": self.plain, "swapped": self.swapped}
         cut = {name: dialog._replace(messages=dialog.messages[:count]) for name, dialog in forms.items()}
         kept = {name: dialog for name, dialog in cut.items() if name == "marked" or dialog != cut["marked"]}
-        variants = [{**dialog._asdict(), "add_generation_prompt": add_generation_prompt} for dialog in kept.values()]
+        begins = {"add_generation_prompt": add_generation_prompt}
+        variants = [{**one.variables, "messages": one.messages, "tools": one.tools, **begins} for one in kept.values()]
         names = [tool["function"]["name"] for tool in self.plain.tools or ()]
         return _Rendering(self.mark, variants, list(kept)[1:], names)
 

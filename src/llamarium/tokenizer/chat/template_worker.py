@@ -18,6 +18,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+OF_DIALOGS = ("add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "pad_token", "tools")
+"""The variables of every dialog."""
+
 
 def main() -> None:
     """Answer one request."""
@@ -47,8 +50,8 @@ def limit_time(cpu_s: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF, unhandled, ends the process, even inside C code
 
 
-def render(request: dict[str, Any]) -> list[dict[str, str]]:
-    """Render the template for each set of variables."""
+def sandbox(now: str) -> Any:
+    """Return the environment that templates run in."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -66,7 +69,25 @@ def render(request: dict[str, Any]) -> list[dict[str, str]]:
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
+    environment.globals["strftime_now"] = datetime.fromisoformat(now).strftime
+    return environment
+
+
+def read_variables(template: str) -> frozenset[str]:
+    """Return the variables that a template reads, besides those of every dialog; it is parsed, and not run."""
+    from jinja2 import TemplateError, meta
+
+    environment = sandbox("2024-07-26")
+    try:
+        found = meta.find_undeclared_variables(environment.parse(template))
+    except (TemplateError, RecursionError):
+        return frozenset()
+    return frozenset(found) - {*environment.globals, *OF_DIALOGS}
+
+
+def render(request: dict[str, Any]) -> list[dict[str, str]]:
+    """Render the template for each set of variables."""
+    environment = sandbox(request["now"])
     compiled: list[Any] = []
 
     def write(variables: dict[str, Any]) -> str:

@@ -147,6 +147,9 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _envelope(body: ResponseRequest, model: str) -> dict[str, Any]:
     """Return a response without output, with the request's fields."""
+    echoed = body.model_dump(
+        include={"metadata", "prompt_cache_key", "safety_identifier", "temperature", "top_p", "user"}
+    )
     text: dict[str, Any] = {"format": {"type": "text"}}
     if body.text is not None and body.text.format is not None:
         text["format"] = _as_given(body.text.format)
@@ -161,12 +164,11 @@ def _envelope(body: ResponseRequest, model: str) -> dict[str, Any]:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
+        "metadata": echoed.pop("metadata") or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "background": False,
         "store": False,
-        **body.model_dump(include={"temperature", "top_p"}),
         "top_logprobs": body.top_logprobs or 0,
         "text": text,
         "tool_choice": _as_given(body.tool_choice) or "auto",
@@ -174,9 +176,7 @@ def _envelope(body: ResponseRequest, model: str) -> dict[str, Any]:
         "truncation": "disabled",
         "service_tier": "default",
         "usage": None,
-        "user": body.user,
-        "prompt_cache_key": body.prompt_cache_key,
-        "safety_identifier": body.safety_identifier,
+        **echoed,
     }
 
 

@@ -1,14 +1,13 @@
 """The items of a response's input: messages, calls and their results."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from llamarium.server.dialogs import Dialog
 from llamarium.server.fields import Body, by_type, of_type
-
-Status = Literal["in_progress", "completed", "incomplete"]
+from llamarium.server.hints import with_hints
 
 _CALLED = {
     "async": "the client calls its functions itself",
@@ -18,8 +17,9 @@ _CALLED = {
 _TEXT_ALONE = "this server takes and answers text"
 
 
+@with_hints("responses input[].content[]")
 class InputPart(Body):
-    """A part of a text; annotations and log-probabilities of an earlier answer have no effect."""
+    """A part of a text."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "detail": _TEXT_ALONE,
@@ -28,28 +28,24 @@ class InputPart(Body):
         "file_url": _TEXT_ALONE,
         "filename": _TEXT_ALONE,
         "image_url": _TEXT_ALONE,
-        "prompt_cache_breakpoint": "prefixes are found by themselves",
         "refusal": "give it as text",
     }
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[dict[str, Any]] | None = Field(None, max_length=0)
-    logprobs: list[dict[str, Any]] | None = None
 
 
+@with_hints("responses input[] of message")
+@with_hints("responses input[]")
 class MessageItem(Body):
-    """A message; its id and status have no effect."""
-
-    refused: ClassVar[Mapping[str, str]] = {"phase": "the model's answers have no phases"}
+    """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart]
-    id: str | None = None
-    status: Status | None = None
 
 
+@with_hints("responses input[]")
 class FunctionCallItem(Body):
     """A call of the assistant."""
 
@@ -59,10 +55,9 @@ class FunctionCallItem(Body):
     call_id: str = Field(min_length=1)
     name: str
     arguments: str
-    id: str | None = None
-    status: Status | None = None
 
 
+@with_hints("responses input[]")
 class FunctionCallOutputItem(Body):
     """The result of a call."""
 
@@ -71,14 +66,21 @@ class FunctionCallOutputItem(Body):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[InputPart]
-    id: str | None = None
-    status: Status | None = None
+
+
+@with_hints("responses input[] of reasoning")
+@with_hints("responses input[]")
+class ReasoningItem(Body):
+    """What another model thought before its answer; it is no part of the dialog."""
+
+    type: Literal["reasoning"]
 
 
 Item = Annotated[
     Annotated[MessageItem, of_type("message")]
     | Annotated[FunctionCallItem, of_type("function_call")]
-    | Annotated[FunctionCallOutputItem, of_type("function_call_output")],
+    | Annotated[FunctionCallOutputItem, of_type("function_call_output")]
+    | Annotated[ReasoningItem, of_type("reasoning")],
     by_type("message"),
 ]
 
@@ -91,7 +93,7 @@ def add_item(dialog: Dialog, where: str, item: Item) -> None:
         if not dialog.messages or dialog.messages[-1]["role"] != "assistant":
             dialog.add(where, {"role": "assistant", "content": None})
         dialog.add_call(where, item.call_id, item.name, item.arguments)
-    else:
+    elif isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
         dialog.add(where, {"role": role, "content": _text(item.content)})
 

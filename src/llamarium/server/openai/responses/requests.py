@@ -11,12 +11,12 @@ from llamarium.server.answering import Form
 from llamarium.server.dialogs import missing
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body, with_parameters
+from llamarium.server.hints import with_hints
 from llamarium.server.openai.fields import MAX_LOGPROBS
 from llamarium.server.openai.responses.items import Item
 from llamarium.server.openai.responses.tools import FunctionTool, ToolChoice
 
 _STATELESS = "nothing is stored between two requests; give the whole dialog as input"
-_KEPT = "prefixes are found by themselves, and kept for as long as there is memory"
 
 
 class TextFormat(Body):
@@ -29,19 +29,26 @@ class TextFormat(Body):
     strict: bool | None = None
 
 
+@with_hints("responses text")
 class TextConfig(Body):
-    """Format and verbosity of an answer."""
+    """The format of an answer."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
+@with_hints("responses reasoning")
+class Reasoning(Body):
+    """How the model reasons before its answer."""
+
+    effort: str | None = None  # one of the table's
+
+
+@with_hints("stream_options")
 class ResponseStreamFields(Body):
     """Options of a stream."""
 
-    include_obfuscation: Literal[False] | None = None
 
-
+@with_hints("responses")
 @with_parameters("responses")
 class ResponseRequest(Body):
     """`POST /v1/responses`."""
@@ -56,35 +63,24 @@ class ResponseRequest(Body):
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[str] | None = None  # some of the table's
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream: bool | None = None
     stream_options: ResponseStreamFields | None = None
 
     background: Literal[False] | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
-    user: str | None = None
+    reasoning: Reasoning | None = None
     # not OpenAI's
     cache_salt: str | None = Field(None, min_length=1)
 
     refused: ClassVar[Mapping[str, str]] = {
         "access_programs": "there are no such programs here",
         "background_options": _STATELESS,
-        "context_management": "a dialog that does not fit is refused, and never shortened",
         "conversation": _STATELESS,
         "image": "this server takes and answers text",
-        "max_tool_calls": "the server calls no tools by itself",
         "moderation": "answers are not moderated",
         "previous_response_id": _STATELESS,
         "prompt": "there are no stored prompts; give instructions and input",
-        "prompt_cache_options": _KEPT,
-        "prompt_cache_retention": _KEPT,
-        "reasoning": "the model does not reason apart from its answer",
     }
 
 

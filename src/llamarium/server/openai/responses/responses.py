@@ -9,6 +9,7 @@ from llamarium.server.answering import AnswerRequest
 from llamarium.server.dialogs import Dialog, encode_dialog
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import parameters_in
+from llamarium.server.hints import LOGPROBS
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
@@ -31,9 +32,10 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
     service: Service = request.app.state.service
     dialog, tools = await asyncio.to_thread(_read, body)
+    effort = None if body.reasoning is None else body.reasoning.effort
     asked = AnswerRequest(
         model=model,
-        encode=lambda _: [encode_dialog(service, dialog.messages, tools.offered)],
+        encode=lambda _: [encode_dialog(service, dialog.messages, tools.offered, effort=effort)],
         options=_options(body),
         form=form_of(body),
         tools=tools,
@@ -71,13 +73,14 @@ def _dialog(body: ResponseRequest) -> Dialog:
 
 
 def _options(body: ResponseRequest) -> GenerationOptions:
-    if body.top_logprobs and not body.include:
+    has_logprobs = LOGPROBS in (body.include or ())
+    if body.top_logprobs and not has_logprobs:
         raise ApiError(
             400,
             "top_logprobs is given without log-probabilities; include message.output_text.logprobs",
             param="top_logprobs",
         )
     options = parameters_in(body, "responses")
-    if body.include:
+    if has_logprobs:
         options["logprobs"] = body.top_logprobs or 0
     return options
