@@ -243,7 +243,7 @@ def test_options_that_cannot_be_honoured(model_files: Callable[..., Any]) -> Non
         (folder, {"quantize": "int3"}, "int3"),
         (folder, {"dequantize": "load"}, "no tensor is quantized"),
         (packed, {"dequantize": "sometimes"}, "sometimes"),
-        (packed, {"dequantize": "use", "quantize": "nf4"}, "exclude each other"),
+        (packed, {"dequantize": "use", "quantize": "nf4"}, "is quantized already"),
     ]
     for path, options, message in cases:
         with pytest.raises(OptionError, match=message):

@@ -409,8 +409,8 @@ def test_an_existing_target_needs_force(source: Path, tmp_path: Path) -> None:
         else:
             run(*words)
     run("-m", tmp_path / "a.gguf", "--format", "gguf", "--out", tmp_path / "a.gguf", "--force", "--type", "Q8_0")
-    with pytest.raises(OptionError, match=r"quantized .*--type"):
-        run("-m", tmp_path / "a.gguf", "--format", "hf", "--out", tmp_path / "c")
+    run("-m", tmp_path / "a.gguf", "--format", "hf", "--out", tmp_path / "c")
+    assert {entry.dtype for entry in open_checkpoint(tmp_path / "c").entries.values()} == {"BF16"}
     with pytest.raises(OutputError, match="folder"):
         run("-m", source, "--format", "gguf", "--out", (tmp_path / "d.gguf").mkdir() or tmp_path / "d.gguf", "--force")
 
@@ -479,7 +479,7 @@ from llamarium.checkpoints.export import export
 source, out, *wanted = sys.argv[1:]
 for i, (format, type) in enumerate(zip(wanted[::2], wanted[1::2])):
     path = f"{out}/{i}.gguf" if format == "gguf" else f"{out}/{i}"
-    export(source, path, format=format, type=type, with_tokenizer=False)
+    export(source, path, format=format, type=type, requantize=True, with_tokenizer=False)
 """
 
 
@@ -497,7 +497,8 @@ def test_export_needs_no_torch(model_files: Callable[..., Any], tmp_path: Path) 
         )
         for i, (format, type_name) in enumerate(wanted):
             name = f"{i}.gguf" if format == "gguf" else str(i)
-            llamarium.export(source, tmp_path / "with" / name, format=format, type=type_name, with_tokenizer=False)  # pyright: ignore
+            options: Any = {"format": format, "type": type_name, "requantize": True, "with_tokenizer": False}
+            llamarium.export(source, tmp_path / "with" / name, **options)
             name = name if format == "gguf" else f"{i}/model.safetensors"
             assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
         shutil.rmtree(tmp_path / "with")

@@ -94,7 +94,7 @@ def test_the_modules_weights_come_back(model_files):
 
 @pytest.mark.parametrize(
     "options",
-    [{"device": "cuda"}, {"dequantize": "use"}, {"join": False}, {"quantize": "NF4"}],
+    [{"device": "cuda"}, {"dequantize": "use"}, {"join": False}, {"quantize": "NF4", "dequantize": "load"}],
 )
 def test_what_the_kernels_do_not_multiply_is_left_to_the_modules(model_files, options):
     checkpoint = open_checkpoint(model_files().gguf_file("Q4_0"))
@@ -190,7 +190,7 @@ def test_progress_ends_at_the_whole(model_files):
         ("meta", LoadOptions(), "reading .pth files"),
         ("nf4", LoadOptions(), "reading NF4 weights"),
         ("gguf", LoadOptions(dequantize="use"), "dequantizing at each use"),
-        ("gguf", LoadOptions(quantize="Q8_0"), "quantizing while loading"),
+        ("gguf", LoadOptions(quantize="Q8_0", dequantize="load"), "quantizing while loading"),
         ("gguf", LoadOptions(device="cuda"), "a model of modules on cuda"),
     ],
 )

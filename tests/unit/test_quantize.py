@@ -332,10 +332,28 @@ def test_options_without_effect_are_refused(folder: Path, tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_quantized_is_quantized_again_only_when_asked(model_files: Callable[..., Any], tmp_path: Path):
+def test_what_is_quantized_is_quantized_again_only_when_asked(
+    model_files: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By whatever command, in the same words."""
     path = model_files(tie_word_embeddings=True).gguf_file("Q4_0")
-    with pytest.raises(OptionError, match=r"is quantized already \(Q4_0\), and rounding again adds its error"):
-        llamarium.quantize(path, tmp_path / "out")
+    out, source = ["--out", str(tmp_path / "out.gguf")], ["-m", str(path)]
+    why = f"llamarium: error: {path}: is quantized already (Q4_0), and rounding again adds its error to that one; take "
+    for words, consent in (
+        (["quantize", *source, *out], "--requantize (requantize=True)"),
+        (
+            ["export", *source, *out, "--format", "gguf", "--type", "Q8_0", "--no-tokenizer"],
+            "--requantize (requantize=True)",
+        ),
+        (["next", "x", *source, "--quantize", "q4_1"], "--dequantize load (dequantize='load')"),
+        (["serve", *source, "--quantize", "nf4", "--port", "0"], "--dequantize load (dequantize='load')"),
+    ):
+        assert main(words) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == f"{why}the original model, or give {consent}"
+    exported = llamarium.export(
+        path, tmp_path / "out.gguf", format="gguf", type="Q8_0", requantize=True, with_tokenizer=False
+    )
+    assert llamarium.load(exported, quantize="nf4", dequantize="load", device="cpu").sources[0].stored_dtype == "Q8_0"
     assert llamarium.quantize(path, tmp_path / "out", requantize=True).bits_per_weight > 4.5
     with pytest.raises(OutputError, match="is there already"):
         llamarium.quantize(path, tmp_path / "out", requantize=True)

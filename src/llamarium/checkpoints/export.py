@@ -12,6 +12,7 @@ from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
 from llamarium.checkpoints.huggingface.writer import OutputTensor, cast_array, needs_dtype, save_weights
 from llamarium.checkpoints.open import OpenedModel, open_model
+from llamarium.checkpoints.options import REQUANTIZE, check_requantizing, quantized_types
 from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError, OutputError, check_choice, escape, warn_caller
 from llamarium.extras import optional
@@ -27,6 +28,7 @@ def export(
     *,
     format: Literal["hf", "gguf"],
     type: str | None = None,
+    requantize: bool = False,
     with_tokenizer: bool = True,
     force: bool = False,
 ) -> Path:
@@ -37,7 +39,8 @@ def export(
         out: The folder for "hf", the file for "gguf", whose name ends in .gguf.
         format: "hf", a Hugging Face folder (transformers, vLLM), or "gguf", a single file (llama.cpp, Ollama).
         type: What the matrices become, in capital letters or not; block types such as "Q8_0" for "gguf" only. None is
-            what they are, if that is a floating point type.
+            what they are; BF16 where they are quantized.
+        requantize: Allow a block type for a model that is quantized already, at the price of both errors.
         with_tokenizer: False writes the weights alone; from such a GGUF file llama.cpp computes, but writes no text.
         force: Replace what is at `out`.
 
@@ -58,6 +61,8 @@ def export(
         raise OptionError(
             f"{opened.why_no_tokenizer}; --no-tokenizer (in Python: with_tokenizer=False) exports the weights alone"
         )
+    if type in BLOCKS:
+        check_requantizing(opened.checkpoint, None if requantize else REQUANTIZE)
     write = _export_hf if format == "hf" else _export_gguf
     write(opened, out, type, force)
     return out
@@ -109,21 +114,9 @@ def _values(stored: StoredTensor, source: str) -> NDArray[Any]:
     return dequantize(stored.type_name, stored.shape, np.ascontiguousarray(stored.data))
 
 
-def _stored_dtype(opened: OpenedModel, type: str | None) -> str | None:
-    """Return what the weights are read as: None, as they are stored, or float32 where blocks are to be dequantized."""
-    quantized = sorted({entry.dtype for entry in opened.checkpoint.entries.values()} - set(FLOATS))
-    if type is None and quantized:
-        raise OptionError(
-            f"the model is quantized ({', '.join(quantized)}); say with --type (in Python: type=) what it becomes: "
-            "BF16, say"
-        )
-    return "F32" if quantized else None
-
-
 def _export_hf(opened: OpenedModel, out: Path, type: str | None, force: bool) -> None:
     checkpoint = opened.checkpoint
-    stored = _stored_dtype(opened, type)
-    weights = checkpoint_weights(checkpoint, type or stored)
+    weights = checkpoint_weights(checkpoint, type or ("BF16" if quantized_types(checkpoint) else None))
     with atomic_folder(out, replace=force) as folder:
         save_weights(
             weights,
@@ -141,8 +134,9 @@ def _export_gguf(opened: OpenedModel, out: Path, type: str | None, force: bool) 
         what = "is a folder; choose a file" if out.is_dir() else "is there already; --force replaces it"
         raise OutputError(f"{escape(out)}: {what}")
     checkpoint = opened.checkpoint
-    weights = checkpoint_weights(checkpoint, _stored_dtype(opened, type))
-    type_name = type or checkpoint.entries[EMBEDDING].dtype
+    is_quantized = bool(quantized_types(checkpoint))
+    weights = checkpoint_weights(checkpoint, "F32" if is_quantized else None)
+    type_name = type or ("BF16" if is_quantized else checkpoint.entries[EMBEDDING].dtype)
     export_gguf(
         out, weights, checkpoint.config, type_name=type_name, name=out.stem, tokenizer=opened.optional_tokenizer
     )

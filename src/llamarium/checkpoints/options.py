@@ -17,6 +17,9 @@ TYPE_OF_DTYPE: dict[DtypeName, str] = {dtype: name for name, dtype in DTYPE_OF_T
 
 Dequantize = Literal["auto", "load", "use"]
 
+REQUANTIZE = "--requantize (requantize=True)"
+"""What allows a quantized model's weights to be rounded again into a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
@@ -28,7 +31,7 @@ class LoadOptions:
         quantize: Quantize the Linears (but the head) on loading: "NF4", "Q8_0" or "Q4_1".
         dequantize: For files that are already quantized: "load" dequantizes once into `dtype`, "use" keeps the bytes
             as they are stored and dequantizes for every use, with PyTorch. "auto" keeps NF4, and in bfloat16 the types
-            that the CPU kernels multiply; others it dequantizes once.
+            that the CPU kernels multiply; others it dequantizes once. They are quantized again with "load" alone.
         strict: Refuse weights that are not finite instead of warning.
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
         deterministic: Refuse what PyTorch would have to answer. The C kernels give a request the same bits alone, in
@@ -84,12 +87,28 @@ def natural_dtype(checkpoint: Checkpoint) -> DtypeName:
     return DTYPE_OF_TYPE.get(entry.dtype, "bfloat16")
 
 
+def quantized_types(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the types of a checkpoint's weights that are quantized."""
+    return sorted({entry.dtype for entry in checkpoint.entries.values()} - FLOATS.keys())
+
+
+def check_requantizing(checkpoint: Checkpoint, consent: str | None) -> None:
+    """Refuse to round what is quantized; `consent` is the option that would allow it, None if it was given."""
+    types = quantized_types(checkpoint)
+    if types and consent is not None:
+        raise OptionError(
+            f"{escape(checkpoint.path)}: is quantized already ({', '.join(types)}), and rounding again adds its error "
+            f"to that one; take the original model, or give {consent}"
+        )
+
+
 def check_options(checkpoint: Checkpoint, options: LoadOptions) -> None:
     """Check that options fit a checkpoint and each other."""
-    if options.dequantize != "auto" and all(entry.dtype in FLOATS for entry in checkpoint.entries.values()):
+    if options.quantize is not None:
+        consent = None if options.dequantize == "load" else "--dequantize load (dequantize='load')"
+        check_requantizing(checkpoint, consent)
+    if options.dequantize != "auto" and not quantized_types(checkpoint):
         raise OptionError(
             f"{escape(checkpoint.path)}: dequantize={options.dequantize!r} was asked for, but no tensor is quantized; "
             "leave it out"
         )
-    if options.dequantize == "use" and options.quantize is not None:
-        raise OptionError(f"quantize={options.quantize!r} and dequantize='use' exclude each other; choose one")

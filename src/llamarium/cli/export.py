@@ -1,9 +1,9 @@
 """Write a model in a format that others read.
 
   llamarium export -m runs/tiny/best --format gguf --out tiny.gguf
-  llamarium export -m smollm2-135m --format gguf --type Q8_0 --out smollm2.gguf
+  llamarium export -m smollm2-135m --format hf --out smollm2
   llamarium export -m org/name --format gguf --type Q4_K_M --out small.gguf
-  llamarium export -m model.gguf --format hf --type BF16 --out folder
+  llamarium export -m model.gguf --format hf --type F16 --out folder
 
 hf is a Hugging Face folder (transformers, vLLM, ...), gguf a single file
 (llama.cpp, Ollama, ...). The tokenizer and the chat template go with the model.
@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
-from llamarium.cli.options import UsageError, add_json, add_source, add_type
+from llamarium.cli.options import UsageError, add_json, add_requantize, add_source, add_type
 from llamarium.cli.output import emit, note
 
 
@@ -26,9 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--type",
         (*FLOATS, *BLOCKS),
-        help=f"what the matrices become; {', '.join(BLOCKS)} for gguf only (default: what they are, if that is a "
-        "floating point type)",
+        help=f"what the matrices become; {', '.join(BLOCKS)} for gguf only (default: what they are; BF16 where "
+        "they are quantized)",
     )
+    add_requantize(parser)
     parser.add_argument(
         "--no-tokenizer",
         action="store_true",
@@ -47,7 +48,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--out of a GGUF file ends in .gguf: readers go by the name")
     from llamarium.checkpoints.export import export
 
-    export(args.model, out, format=args.format, type=args.type, with_tokenizer=not args.no_tokenizer, force=args.force)
+    export(
+        args.model,
+        out,
+        format=args.format,
+        type=args.type,
+        requantize=args.requantize,
+        with_tokenizer=not args.no_tokenizer,
+        force=args.force,
+    )
     size = sum(file.stat().st_size for file in out.iterdir()) if out.is_dir() else out.stat().st_size
     if args.json:
         emit({"path": str(out), "format": args.format, "bytes": size, "tokenizer": not args.no_tokenizer})

@@ -119,7 +119,12 @@ def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore
     group.add_argument(
         "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, … (default: cuda where there is one)"
     )
-    add_type(group, "--quantize", METHODS, help="quantize the Linears while loading")
+    add_type(
+        group,
+        "--quantize",
+        METHODS,
+        help="quantize the Linears while loading (what is quantized already: only with --dequantize load)",
+    )
     group.add_argument(
         "--dequantize",
         default="auto",
@@ -158,6 +163,15 @@ def add_type(
             raise argparse.ArgumentTypeError(str(error).removeprefix(f"{flag} is ")) from None
 
     group.add_argument(flag, type=parse, metavar=f"{{{','.join(choices)}}}", **how)
+
+
+def add_requantize(parser: argparse.ArgumentParser) -> None:
+    """Add `--requantize`."""
+    parser.add_argument(
+        "--requantize",
+        action="store_true",
+        help="take a model that is quantized already; its errors stay, and new ones are added to them",
+    )
 
 
 def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group

@@ -16,7 +16,16 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_source, add_threads, add_type, importing_torch, positive
+from llamarium.cli.options import (
+    UsageError,
+    add_json,
+    add_requantize,
+    add_source,
+    add_threads,
+    add_type,
+    importing_torch,
+    positive,
+)
 from llamarium.cli.output import emit, note, percent, write_text
 from llamarium.cli.tables import size
 from llamarium.cli.threads import set_threads
@@ -58,11 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibration", metavar="FILE", help="a text file in UTF-8; - is standard input")
     parser.add_argument("--samples", type=positive, metavar="N", help="windows of it that are used (default: 64)")
     parser.add_argument("--context", type=positive, metavar="N", help="tokens of a window (default: 512)")
-    parser.add_argument(
-        "--requantize",
-        action="store_true",
-        help="take a model that is quantized already; its errors stay, and new ones are added to them",
-    )
+    add_requantize(parser)
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
     add_threads(parser)
     add_json(parser)

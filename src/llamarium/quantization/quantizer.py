@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.export import read_array
+from llamarium.checkpoints.options import REQUANTIZE, check_requantizing, quantized_types
 from llamarium.checkpoints.packed.save import PackedWeight
-from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
 from llamarium.extras import need_torch
@@ -119,13 +119,8 @@ def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
         if value not in known:
             raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(known)}")
     where = escape(checkpoint.path)
-    quantized = sorted({entry.dtype for entry in checkpoint.entries.values() if entry.dtype not in FLOATS})
-    if quantized and not recipe.requantize:
-        raise OptionError(
-            f"{where}: is quantized already ({', '.join(quantized)}), and rounding again adds its error to that one; "
-            "quantize the original model, or give --requantize (requantize=True)"
-        )
-    if "NF4" in quantized:
+    check_requantizing(checkpoint, None if recipe.requantize else REQUANTIZE)
+    if "NF4" in quantized_types(checkpoint):
         need_torch("reading NF4 weights")
     for key, entry in checkpoint.entries.items():
         if len(entry.shape) == 2 and entry.shape[1] % GROUP:
