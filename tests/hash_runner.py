@@ -41,6 +41,9 @@ class HashCache:
     def num_bytes(self) -> int:
         return self.slots.nbytes
 
+    def parts(self, block: int) -> list[memoryview]:
+        return [self.slots[block].data]
+
     def copy_block(self, source: int, target: int) -> None:
         self.slots[target] = self.slots[source]
         self.num_copies += 1
@@ -60,6 +63,12 @@ class HashRunner:
     def __init__(self, config: ModelConfig = CONFIG, circle: float = 0.0) -> None:
         self.config, self.circle = config, circle
         self.batches: list[Batch] = []
+
+    def fingerprint(self) -> str:
+        return "hash"
+
+    def adapter_fingerprint(self, adapter: int) -> str:
+        return f"content of {adapter}"
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> HashCache:
         return HashCache(num_blocks, block_size)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.config import ModelConfig, RopeScaling
     from llamarium.engine.proposers.lookup import PromptLookup
+    from llamarium.engine.tiers.disk_cache import DiskCache
     from llamarium.errors import LlamariumError
     from llamarium.generation.completion import Completion, Generation, Piece
     from llamarium.generation.conversation import Conversation
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Completion": "generation.completion",
     "Conversation": "generation.conversation",
+    "DiskCache": "engine.tiers.disk_cache",
     "Generation": "generation.completion",
     "Grammar": "sampling.grammar.description",
     "Llama": "api",
@@ -61,6 +63,7 @@ __all__ = [
     "PRESETS",
     "Completion",
     "Conversation",
+    "DiskCache",
     "Generation",
     "Grammar",
     "Llama",

@@ -11,6 +11,7 @@ from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource
 from llamarium.config import ModelConfig
+from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import InputError, OptionError, TokenizerError, check_choice, show_value
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
@@ -248,9 +249,12 @@ class Llama:
         ids, tools = read_dialog(self, messages, given, options)
         return stream(self, ids, self.chat_params(**options), how, new_text=True, tools=tools, prefix=prefix)
 
-    def conversation(self, system: str | None = None) -> "Conversation[Llama]":
-        """Begin a dialog of several turns, whose keys and values are kept from turn to turn."""
-        return Conversation(self, system)
+    def conversation(self, system: str | None = None, disk_cache: DiskCache | None = None) -> "Conversation[Llama]":
+        """Begin a dialog of several turns, whose keys and values are kept from turn to turn.
+
+        With a `disk_cache` also for other processes; OptionError if they have not the same bits in each.
+        """
+        return Conversation(self, system, disk_cache)
 
     def engine(
         self, *, adapters: Mapping[str, str | Path] | None = None, **options: Unpack[EngineOptions]
@@ -259,7 +263,7 @@ class Llama:
 
         Args:
             adapters: Folders of LoRA adapters by name; each request may choose one.
-            **options: kv_memory, max_num_seqs, kv_cache_dtype, draft_model; see `EngineOptions`.
+            **options: kv_memory, max_num_seqs, kv_cache_dtype, draft_model, disk_cache; see `EngineOptions`.
 
         Raises:
             LlamariumError: If an option is out of range, an adapter has another base, or there is no memory.

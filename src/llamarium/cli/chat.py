@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.answer import say
+from llamarium.cli.disk_cache import add_disk_cache, disk_cache
 from llamarium.cli.grammar import add_grammar, grammar
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
 from llamarium.cli.output import emit
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_grammar(parser)
     add_model(parser)
     add_kv_cache(parser)
+    add_disk_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,17 +53,20 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --json: needs a QUESTION")
     if args.json and args.allow_repetition:
         raise UsageError("argument --allow-repetition: with --json no answer is stopped; leave it out")
+    if args.json and args.cache_dir is not None:
+        raise UsageError("argument --cache-dir: with --json there is one question and no dialog to go on with")
+    disk = disk_cache(args)
     llama = load_llama(args, falls_back=False)  # the packaged model has no dialog format
     llama.sampling_params(**options)  # raises for a value out of range, before a question is typed
     options |= {"kv_cache_dtype": args.kv_cache_dtype} | speculation(args, llama)
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it
     if question is None:
-        Repl(llama, args.system, options, args.stats, may_repeat=args.allow_repetition).run()
+        Repl(llama, args.system, options, args.stats, may_repeat=args.allow_repetition, disk_cache=disk).run()
     elif args.json:
         _answer_as_json(llama, args.system, question, options)
     else:
-        say(llama.conversation(args.system), question, options, args.stats, may_repeat=args.allow_repetition)
+        say(llama.conversation(args.system, disk), question, options, args.stats, may_repeat=args.allow_repetition)
     return 0
 
 

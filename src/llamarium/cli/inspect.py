@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", type=Path, metavar="FOLDER", help=what)
     parser.set_defaults(
         prompt_lookup=False, draft_model=None, kv_memory=None, max_num_seqs=Settings().max_num_seqs,
-        kv_cache_dtype="auto", max_context=None, served_model_name=[],
+        kv_cache_dtype="auto", max_context=None, cache_dir=None, cache_disk=None, served_model_name=[],
     )  # fmt: skip
     add_model(parser, names_adapters=True)
 

@@ -16,6 +16,7 @@ from llamarium.errors import ContextLengthError, InputError, LlamariumError, Out
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
+    from llamarium.engine.tiers.disk_cache import DiskCache
 
 _QUOTES = '"""'
 _SHOWN = 200  # characters of a message that is shown again
@@ -36,12 +37,13 @@ class Repl:
         stats: bool | None,
         *,
         may_repeat: bool = False,
+        disk_cache: "DiskCache | None" = None,
     ) -> None:
         self.llama = llama
         self.options = options
         self.stats = stats
         self.may_repeat = may_repeat
-        self.conversation = llama.conversation(system)
+        self.conversation = llama.conversation(system, disk_cache)
         self.interactive = sys.stdin.isatty()
         self.readline = _readline() if self.interactive else None
         self.commands: dict[str, tuple[str, Callable[[str], None]]] = {

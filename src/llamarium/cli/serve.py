@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from llamarium.adapters.model_names import public_name
+from llamarium.cli.disk_cache import add_disk_cache, disk_cache, size
 from llamarium.cli.options import (
     UsageError,
     add_kv_cache,
@@ -50,10 +51,8 @@ if TYPE_CHECKING:
     from llamarium.server.lifecycle.service import ServedModel
 
 _DEFAULTS = Settings()
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 PORT = whole_number(0, 65535)
 """What parses a port, for argparse; 0 is any that is free."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +143,7 @@ def add_engine(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[rep
         ("--max-context", positive, "N", None, "tokens of a request, prompt and answer (default: the model's)"),
         ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
     )
+    add_disk_cache(group)
     add_speculation(group)
 
 
@@ -234,6 +234,7 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
     """Load the model and make its engine; `report` as for `load_llama`."""
     from llamarium.server.lifecycle.service import check_context
 
+    disk = disk_cache(args)  # refused before the model is read
     llama = load_llama(args, falls_back=False, report=report)  # another one would answer under its name
     engine = llama.engine(
         adapters=args.adapters,
@@ -242,6 +243,7 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
         kv_memory=args.kv_memory,
         max_num_seqs=args.max_num_seqs,
         kv_cache_dtype=args.kv_cache_dtype,
+        disk_cache=disk,
     )
     check_context(engine, args.max_context)
     return llama, engine
@@ -296,14 +298,6 @@ def _keys(args: argparse.Namespace, host: str) -> tuple[str, ...]:
             f"--api-key, --api-key-file or the variable {KEY_VARIABLE}"
         )
     return keys
-
-
-def size(text: str) -> int:
-    """Parse a number of bytes such as 2GiB, for argparse; units are powers of 1,024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"expected a size as in 512MiB or 2GiB, found {text!r}")
-    return round(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _host(text: str) -> str:

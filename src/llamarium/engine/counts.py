@@ -18,6 +18,7 @@ class Counts:
         steps: Passes over the model.
         sought_tokens: Those of the prompts that were looked up in the prefix cache.
         cached_tokens: Those of them that were found, and so not computed.
+        disk_tokens: Those of them that came from disk.
         drafted_tokens: Tokens of drafts that were run.
         accepted_tokens: Those of them that were chosen.
     """
@@ -26,17 +27,19 @@ class Counts:
     prompt_tokens: int = 0
     sought_tokens: int = 0
     cached_tokens: int = 0
+    disk_tokens: int = 0
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preempted: int = 0
     pass_s: float = 0.0
 
-    def note_prompt(self, num_tokens: int, num_sought: int, num_cached: int) -> None:
+    def note_prompt(self, num_tokens: int, num_sought: int, num_cached: int, num_disk: int) -> None:
         """Count a prompt that is computed."""
         self.prompt_tokens += num_tokens
         self.sought_tokens += num_sought
         self.cached_tokens += num_cached
+        self.disk_tokens += num_disk
 
 
 Stage = Literal["waiting", "prefill", "decode"]

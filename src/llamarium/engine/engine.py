@@ -13,7 +13,7 @@ from llamarium.engine.counts import Counts
 from llamarium.engine.output import OutputProcessor
 from llamarium.engine.pace import MAX_CHUNK_TOKENS, Pace
 from llamarium.engine.pooling import HIDDEN, Pool, States
-from llamarium.engine.prefix import PrefixIndex, root_key
+from llamarium.engine.prefix import Key, PrefixIndex, root_key
 from llamarium.engine.proposers.base import ProposerPolicy
 from llamarium.engine.request import (
     Deadlines,
@@ -28,9 +28,12 @@ from llamarium.engine.request import (
 from llamarium.engine.scheduler import Scheduler, capacity_blocks
 from llamarium.engine.scoring import PromptScores, most_logits
 from llamarium.engine.sequence import EngineSequence, StepItem
+from llamarium.engine.tiers.disk_cache import DiskCache
+from llamarium.engine.tiers.disk_tier import DiskTier
 from llamarium.errors import OptionError, show_value
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.blocks import BlockTable
+from llamarium.runtime.intervention import edits_key
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.runtime.taps import Taps
 from llamarium.sampling.constraint import NoToken
@@ -56,11 +59,13 @@ class Engine:
         chunk: Prompt tokens in a step at most. None chooses by measured step times, so that decoding goes on smoothly;
             where the runner is not row-exact, results would depend on them, so it is `MAX_CHUNK_TOKENS`.
         proposer: Proposes tokens ahead (`engine/proposers/`): the same events, sooner.
+        disk: Where whole blocks go besides memory, and come back from.
         clock: Returns seconds.
 
     Raises:
         MemoryBudgetError: If there is no memory for the cache.
-        OptionError: If `max_num_seqs`, `num_blocks` or `chunk` is less than 1.
+        OptionError: If `max_num_seqs`, `num_blocks` or `chunk` is less than 1; with `disk`, if the runner's keys and
+            values have not the same bits in every pass.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Engine:
         shares: bool = True,
         chunk: int | None = None,
         proposer: ProposerPolicy | None = None,
+        disk: DiskCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for name, value in (("max_num_seqs", max_num_seqs), ("num_blocks", num_blocks), ("chunk", chunk)):
@@ -83,7 +89,9 @@ class Engine:
         self.runner, self.counts, vocab_size = runner, Counts(), runner.config.vocab_size
         self.cache = runner.new_cache(num_blocks, kv_cache_dtype, block_size)
         self._kv_cache_dtype: CacheDtype = kv_cache_dtype
-        self._index, most = PrefixIndex(num_blocks, block_size), most_logits(vocab_size)
+        kv_dtype = runner.kv_dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+        self.disk = None if disk is None else DiskTier(disk, runner, self.cache, kv_dtype)
+        self._index, most = PrefixIndex(num_blocks, block_size, self.disk), most_logits(vocab_size)
         self._scheduler = Scheduler(self._index, self.cache.copy_block, max_num_seqs, most, shares=shares and use_cache)
         self._sampler = Sampler(vocab_size, runner.device)
         self._output = OutputProcessor(self._scheduler, self._sampler, self.counts, use_cache=use_cache)
@@ -152,12 +160,13 @@ class Engine:
         check_inside(config, request)
         stops = frozenset((*request.stop_ids, *params.stop_token_ids))
         number, limit = next(self._numbers), limit_of(config, request)
+        root = self._root(request)
         sequences: list[EngineSequence] = []
         for row, single in enumerate(params.rows()):
             constraint = None if request.grammar is None else request.grammar.begin(stops)
             sampling = SamplingRow(single, prompt, config.vocab_size, constraint=constraint)
             scores = None if params.prompt_logprobs is None else PromptScores(prompt, params.prompt_logprobs)
-            made = EngineSequence(number, row, request, sampling, limit, stops, BlockTable(self._index.pool))
+            made = EngineSequence(number, row, request, sampling, limit, stops, BlockTable(self._index.pool), root)
             made.scores, made.pool = scores, None if request.pooling is None else Pool(request.pooling)
             made.states = None if request.places is None else States(request.places)
             sequences.append(made)
@@ -232,10 +241,20 @@ class Engine:
         self.abort(number)
         return number
 
+    def close(self) -> None:
+        """Write to disk what is left to write, for some seconds at most; an engine without a disk needs no end."""
+        if self.disk is not None:
+            self.disk.close()
+
     def run(self) -> Iterator[TokenEvent]:
         """Yield the events of all requests, until none is left."""
         while not self.is_idle:
             yield from self.step()
+
+    def _root(self, request: Request) -> Key:
+        """Return the key before a request's first block; on disk it says by content what else the numbers depend on."""
+        adapter = request.adapter if self.disk is None else self.disk.identity(self.runner, request.adapter)
+        return root_key(adapter, request.salt, *([edits_key(request.edits)] if request.edits else ()))
 
     def _run(self, items: list[StepItem]) -> None:
         taps = _taps(items)

@@ -67,7 +67,7 @@ class OutputProcessor:
         elif end == len(sequence.ids):
             if sequence.sampling.num_tokens:
                 return [sequence]
-            self._counts.note_prompt(end, sequence.num_sought, sequence.num_cached)
+            self._counts.note_prompt(end, sequence.num_sought, sequence.num_cached, sequence.num_disk)
             if sequence.pool is None:
                 return self._with_room([sequence, *self._scheduler.fork(sequence)])
             vector = sequence.pool.vector()
@@ -128,9 +128,9 @@ class OutputProcessor:
         return True
 
     def _emit(self, sequence: EngineSequence, chosen: Chosen, vector: Vector | None = None) -> None:
-        num_cached, reason = max(0, sequence.num_cached), sequence.finish_reason
+        found, reason = (max(0, sequence.num_cached), sequence.num_disk), sequence.finish_reason
         states = () if sequence.states is None else sequence.states.drain()
-        event = TokenEvent(sequence.number, sequence.row, *chosen, reason, num_cached, vector=vector, states=states)
+        event = TokenEvent(sequence.number, sequence.row, *chosen, reason, *found, vector=vector, states=states)
         if sequence.scores is not None and sequence.scores.is_complete:
             event, sequence.scores = event._replace(prompt_scores=sequence.scores), None
         self._events.append(event)

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 
 import numpy as np
 
+from llamarium.engine.tiers.disk_tier import DiskTier
 from llamarium.runtime.blocks import BlockPool
 
 Key = bytes
@@ -57,10 +58,13 @@ def block_key(parent: Key, ids: Sequence[int]) -> Key:
 
 
 class PrefixIndex:
-    """Finds the blocks that hold the beginning of a prompt, among the `num_blocks` of its `pool`."""
+    """Finds the blocks that hold the beginning of a prompt, among the `num_blocks` of its `pool`.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.pool = BlockPool(num_blocks, block_size, self._forget)
+    Whole ones are also kept on `disk`, if there is one.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, disk: DiskTier | None = None) -> None:
+        self.pool, self.disk = BlockPool(num_blocks, block_size, self._forget), disk
         self._contents: dict[int, _Content] = {}
         self._blocks: dict[Key, int] = {}
         self._children: defaultdict[tuple[Key, int], dict[int, None]] = defaultdict(dict)  # by parent and first token
@@ -80,6 +84,21 @@ class PrefixIndex:
             parent = key
         return Match(blocks, keys)
 
+    def is_on_disk(self, found: Match) -> bool:
+        """Whether the next block after a match is on disk, as far as is known; the match counts as used there, too."""
+        if found.keys:
+            self.touch(found.keys[-1])
+        return self.disk is not None and found.missing in self.disk
+
+    def touch(self, key: Key) -> None:
+        """Note that a block, and all before it, were used, also if they are on disk."""
+        if self.disk is not None:
+            self.disk.touch(key)
+
+    def load(self, parent: Key, block: int, ids: Sequence[int]) -> bool:
+        """Fill an owned block from disk, and return whether it was there; if not, its content is lost."""
+        return self.disk is not None and self.disk.load(block, block_key(parent, ids), parent, ids)
+
     def enter(self, parent: Key, block: int, ids: Sequence[int]) -> Key:
         """Note a block's tokens, and return its key; a second block with the same content is not noted.
 
@@ -92,6 +111,8 @@ class PrefixIndex:
             self._contents[block] = content
             self._blocks[content.key] = block
             self._children[parent, content.ids[0]][block] = None
+            if self.disk is not None and len(ids) == self.pool.block_size:
+                self.disk.save(block, content.key, parent, ids, lambda: self._contents.get(block) is content)
         return content.key
 
     def take_out(self, block: int) -> None:

@@ -57,6 +57,7 @@ class TokenEvent(NamedTuple):
         finish_reason: "stop" after a stop id or where a grammar's text is complete, "length" at `max_tokens` or the end
             of the context, "error" where no token could be chosen, "timeout" at the request's deadline, else None.
         num_cached: How many of the prompt's tokens were found in the prefix cache.
+        num_disk: How many of those came from disk.
         prompt_scores: The prompt's, with an answer's first token, if the request asked for them.
         vector: The prompt's, if the request asked for it; it ends with "stop" then, and with "error" if hidden states
             are not finite.
@@ -70,6 +71,7 @@ class TokenEvent(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     finish_reason: FinishReason | None = None
     num_cached: int = 0
+    num_disk: int = 0
     prompt_scores: PromptScores | None = None
     vector: Vector | None = None
     states: tuple[State, ...] = ()

@@ -7,6 +7,8 @@
 - A sequence whose beginning is just being computed for another one waits for that, instead of computing it too.
 - When blocks run out, the newest sequence is preempted: it gives its blocks back, and waits with its tokens. When there
   is room again they are computed anew: the same tokens, hence the same keys and values.
+- What a prompt begins with may be on disk. Then its blocks are read from there, some in each step, before the rest of
+  it is computed.
 """
 
 from bisect import insort
@@ -26,6 +28,7 @@ MAX_TAPPED = 256
 """Prompt tokens of a step that hands out hidden states: a layer's of all tokens are in memory for a while."""
 
 _MAX_SKIPPED = 8  # requests that wait for memory and are passed over in one step
+_LOADED, _LOADED_BESIDE = 64, 4  # blocks from disk in a step, alone and beside streams
 _order = attrgetter("order")
 
 
@@ -92,7 +95,8 @@ class Scheduler:
         self._make_room()
         self._admit()
         decoding = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
-        reading = [sequence for sequence in self.running if sequence.num_uncomputed > 1]
+        self._load(_LOADED_BESIDE if decoding else _LOADED)
+        reading = [one for one in self.running if one.num_uncomputed > 1 and not one.is_on_disk]
         self._propose(decoding)
         items = [sequence.item(len(sequence.ids)) for sequence in decoding]
         if not reading:
@@ -117,7 +121,8 @@ class Scheduler:
         followers, leader.followers = leader.followers, []
         joined: list[EngineSequence] = []
         for sequence in followers:
-            sequence.leader, sequence.num_cached, sequence.scores = None, leader.num_cached, leader.scores
+            sequence.leader, sequence.scores = None, leader.scores
+            sequence.num_cached, sequence.num_disk = leader.num_cached, leader.num_disk
             sequence.states = None if leader.states is None else leader.states.fork()
             if len(self.running) < self._max_num_seqs and self._pool.num_free > len(self.running):
                 sequence.table = leader.table.fork(leader.num_computed, self._copy_block)
@@ -197,10 +202,10 @@ class Scheduler:
         needs_all = sequence.pool is not None and sequence.pool.kind == "mean"
         if not self._shares or needs_all or self._pool.num_free <= sequence.free_blocks_at_refusal:
             return Match([], [])
-        sought = (sequence.ids[:-1] or sequence.request.prompt_ids[:-1])[: sequence.num_reusable]
+        sought = (sequence.ids or sequence.request.prompt_ids)[: sequence.num_searchable]
         if sequence.num_cached < 0:
             sequence.num_sought = len(sought)
-        return self._index.find(sequence.root(), sought)
+        return self._index.find(sequence.root, sought)
 
     def _begin(self, sequence: EngineSequence, found: Match) -> bool:
         """Give a sequence blocks for all of its tokens, found ones first; False if there is no room.
@@ -221,11 +226,35 @@ class Scheduler:
         sequence.free_blocks_at_refusal = -1
         if self._shares:
             self._promise(sequence)
+            sequence.is_on_disk = self._index.is_on_disk(found)
         return True
+
+    def _load(self, most: int) -> None:
+        """Fill the next blocks of prompts from disk, so many at most."""
+        for sequence in self.running:
+            while sequence.is_on_disk and most:
+                sequence.is_on_disk, most = self._load_block(sequence), most - 1
+                if not sequence.is_on_disk:
+                    self._index.touch(sequence.last_key)
+
+    def _load_block(self, sequence: EngineSequence) -> bool:
+        """Fill a sequence's next block from disk; return whether there may be another one."""
+        start, size = len(sequence.keys) * self._pool.block_size, self._pool.block_size
+        if start + size > sequence.num_searchable:
+            return False
+        ids, block = sequence.ids[start : start + size], sequence.table.blocks[len(sequence.keys)]
+        is_there = self._index.load(sequence.last_key, block, ids)
+        sequence.num_computed = start  # what was there of a block in part is overwritten
+        if not sequence.sampling.num_tokens:
+            sequence.num_cached = start + size * is_there
+            sequence.num_disk += size * is_there
+        if is_there:
+            self.mark_computed(sequence, start + size)
+        return is_there
 
     def _promise(self, sequence: EngineSequence) -> None:
         """Note which whole blocks a sequence is going to fill with the tokens that it has."""
-        size, key = self._pool.block_size, sequence.keys[-1] if sequence.keys else sequence.root()
+        size, key = self._pool.block_size, sequence.last_key
         promised: list[Key] = []
         for start in range(len(sequence.keys) * size, len(sequence.ids) - size + 1, size):
             key = block_key(key, sequence.ids[start : start + size])
@@ -268,12 +297,11 @@ class Scheduler:
         for key in sequence.promised:
             self._drop_promise(key)
         sequence.promised = []
-        sequence.keys, sequence.num_computed, sequence.draft = [], 0, Draft()
+        sequence.keys, sequence.num_computed, sequence.draft, sequence.is_on_disk = [], 0, Draft(), False
 
     def _enter(self, sequence: EngineSequence, start: int, end: int) -> Key:
-        parent = sequence.keys[-1] if sequence.keys else sequence.root()
         block = sequence.table.blocks[start // self._pool.block_size]
-        return self._index.enter(parent, block, sequence.ids[start:end])
+        return self._index.enter(sequence.last_key, block, sequence.ids[start:end])
 
 
 def _share_out(reading: Sequence[EngineSequence], room: int, most_logits: int) -> list[StepItem]:

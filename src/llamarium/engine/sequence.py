@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llamarium.engine.pooling import Pool, States
-from llamarium.engine.prefix import Key, root_key
+from llamarium.engine.prefix import Key
 from llamarium.engine.request import FinishReason, Request
 from llamarium.engine.scoring import PromptScores
 from llamarium.runtime.batch import Span
 from llamarium.runtime.blocks import BlockTable
-from llamarium.runtime.intervention import edits_key
 from llamarium.runtime.runner import Logits
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
@@ -39,13 +38,16 @@ class EngineSequence:
         limit: Tokens, prompt included, at which it ends.
         stops: Ids that end it.
         table: Its blocks of the cache.
+        root: The key that its first block goes on from.
         ids: Its tokens: the prompt, then the chosen ones; empty before it is first admitted.
         num_computed: How many of them have their keys and values in the cache.
         keys: Prefix keys of its whole blocks.
         promised: Keys of the whole blocks that it is going to fill, the next one last.
         waits_for: Key of a block that another sequence is going to fill, and that this one waits for.
         num_sought: How many of the prompt's tokens were looked for in the cache.
-        num_cached: How many of them were there; -1 before it is first admitted.
+        num_cached: How many of them were there, in memory or on disk; -1 before it is first admitted.
+        num_disk: How many of those came from disk.
+        is_on_disk: Whether its next tokens may be there.
         leader: The sequence that computes the prompt for this one, of several answers to it.
         followers: The sequences that wait for this one to compute the prompt.
         scores: Gathers the prompt's log-probabilities; None if they are not wanted, or have been delivered.
@@ -62,6 +64,7 @@ class EngineSequence:
     limit: int
     stops: frozenset[int]
     table: BlockTable
+    root: Key
     ids: list[int] = field(default_factory=list[int])
     num_computed: int = 0
     keys: list[Key] = field(default_factory=list[Key])
@@ -69,6 +72,8 @@ class EngineSequence:
     waits_for: Key | None = None
     num_sought: int = 0
     num_cached: int = -1
+    num_disk: int = 0
+    is_on_disk: bool = False
     leader: "EngineSequence | None" = None
     followers: "list[EngineSequence]" = field(default_factory=list["EngineSequence"])
     scores: PromptScores | None = None
@@ -89,17 +94,18 @@ class EngineSequence:
         """Tokens without keys and values: 1 while it decodes, more while its prompt is read."""
         return len(self.ids) - self.num_computed
 
-    def root(self) -> Key:
-        """Return the key that its first block goes on from."""
-        edits = self.request.edits
-        return root_key(self.request.adapter, self.request.salt, *([edits_key(edits)] if edits else ()))
+    @property
+    def last_key(self) -> Key:
+        """Prefix key of its last whole block, or its root."""
+        return self.keys[-1] if self.keys else self.root
 
     @property
-    def num_reusable(self) -> int | None:
-        """How many of the first tokens need no outputs, so that their keys and values may be reused; None is all."""
+    def num_searchable(self) -> int:
+        """How many of its first tokens need not be computed: not the last one, nor those whose outputs are wanted."""
         skipped = None if self.scores is None else self.scores.num_skipped
         missing = None if self.states is None else self.states.first_missing
-        return min((most for most in (skipped, missing) if most is not None), default=None)
+        ends = (len(self.ids or self.request.prompt_ids) - 1, skipped, missing)
+        return min(end for end in ends if end is not None)
 
     @property
     def is_tapped(self) -> bool:

@@ -16,6 +16,7 @@ from llamarium.engine.counts import Counts
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.sequence import EngineSequence
+from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
@@ -30,13 +31,14 @@ _CLOSED = "the engine was closed before the answer came to its end"
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """An engine after its last step: sequences with and without blocks, blocks in use and in all, and its counts."""
+    """An engine after its last step: sequences with and without blocks, blocks in use and in all, counts, and disk."""
 
     running: int
     waiting: int
     used_blocks: int
     num_blocks: int
     counts: Counts
+    disk: DiskUse | None
 
 
 class _Command(NamedTuple):
@@ -145,6 +147,7 @@ class EngineThread:
                     self._hand_out(events)
         except BaseException as error:  # noqa: BLE001 - whatever it was, waiting callers get it
             self._fail(error)
+        self.engine.close()
 
     def _execute_commands(self) -> bool:
         """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
@@ -204,5 +207,6 @@ class EngineThread:
 
     def _look(self) -> EngineSnapshot:
         engine = self.engine
-        counts = replace(engine.counts)
-        return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
+        counts, disk = replace(engine.counts), None if engine.disk is None else engine.disk.use()
+        blocks = engine.num_used_blocks, engine.num_blocks
+        return EngineSnapshot(engine.num_running, engine.num_waiting, *blocks, counts, disk)

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
+from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.generation.completion import Piece, message_of
 from llamarium.generation.dialog import ChatOptions
 from llamarium.generation.loop import DialogEngine
@@ -28,14 +29,17 @@ ChatModelT = TypeVar("ChatModelT", bound=ChatModel)
 
 
 class Conversation(Generic[ChatModelT]):
-    """A dialog of several turns; change `messages`, {"role", "content"}, freely between turns."""
+    """A dialog of several turns; change `messages`, {"role", "content"}, freely between turns.
 
-    def __init__(self, llama: ChatModelT, system: str | None = None) -> None:
+    `disk_cache` keeps keys and values for other processes, too; OptionError if this model cannot have one.
+    """
+
+    def __init__(self, llama: ChatModelT, system: str | None = None, disk_cache: DiskCache | None = None) -> None:
         self.llama = llama
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._prefix = DialogEngine(llama.runner)
+        self._prefix = DialogEngine(llama.runner, disk=disk_cache)
 
     def say(self, text: str, **options: Any) -> Generator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.

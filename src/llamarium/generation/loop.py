@@ -5,6 +5,7 @@ last), choose a token for each, see which end (`llamarium.engine`). The prompts 
 its own, or to one that is kept from one turn of a dialog to the next.
 """
 
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -15,6 +16,7 @@ from llamarium.engine.pace import MAX_CHUNK_TOKENS
 from llamarium.engine.proposers.base import ProposerPolicy, check_exact
 from llamarium.engine.request import FinishReason, Request, TokenEvent, check_prompt, room_of
 from llamarium.engine.scheduler import capacity_blocks
+from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import InputError, OptionError, show_value
 from llamarium.runtime.batch import BLOCK_SIZE
 from llamarium.runtime.runner import CacheDtype, Runner
@@ -34,6 +36,7 @@ class _PassOptions:
     use_cache: bool = True
     kv_cache_dtype: CacheDtype = "auto"
     proposer: ProposerPolicy | None = None
+    disk: DiskCache | None = None
 
     def engine(self, runner: Runner, num_blocks: int) -> Engine:
         """Return an engine for a single caller: large chunks and blocks."""
@@ -45,22 +48,32 @@ class _PassOptions:
             use_cache=self.use_cache,
             chunk=MAX_CHUNK_TOKENS,
             proposer=self.proposer,
+            disk=self.disk,
         )
 
 
 class DialogEngine:
-    """An engine that is kept from one turn of a dialog to the next, so that each computes only what is new."""
+    """An engine that is kept from one turn of a dialog to the next, so that each computes only what is new.
 
-    def __init__(self, runner: Runner, dtype: CacheDtype = "auto") -> None:
-        self._dtype: CacheDtype = dtype
-        self.engine = _PassOptions(kv_cache_dtype=dtype).engine(runner, 1)
+    With a `disk`, so does the dialog's next process. OptionError if this runner cannot have one.
+    """
+
+    def __init__(self, runner: Runner, dtype: CacheDtype = "auto", disk: DiskCache | None = None) -> None:
+        self._disk = disk
+        self.engine = self._begin(runner, dtype)
         self._number = -1  # of the live request
+
+    def _begin(self, runner: Runner, dtype: CacheDtype) -> Engine:
+        self._dtype = dtype
+        engine = _PassOptions(kv_cache_dtype=dtype, disk=self._disk).engine(runner, 1)
+        self.close = weakref.finalize(self, engine.close)
+        return engine
 
     def use(self, runner: Runner, dtype: CacheDtype) -> None:
         """Go on with this runner and dtype; keys and values of others are dropped."""
         if runner is not self.engine.runner or dtype != self._dtype:
-            self._dtype = dtype
-            self.engine = _PassOptions(kv_cache_dtype=dtype).engine(runner, 1)
+            self.close()
+            self.engine = self._begin(runner, dtype)
 
     def answer(self, engine: Engine, request: Request, proposer: ProposerPolicy | None) -> Iterator[TokenEvent]:
         """Yield the tokens of a request, from the engine that the dialog had when the request came."""

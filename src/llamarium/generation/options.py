@@ -6,6 +6,7 @@ from typing import TypedDict, cast, get_args
 from llamarium.engine.proposers.base import ProposerPolicy, check_exact
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
+from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import OptionError, check_choice, show_value
 from llamarium.generation.text_model import TextModel
 from llamarium.runtime.runner import CacheDtype, Runner
@@ -64,6 +65,7 @@ class EngineOptions(TypedDict, total=False):
         kv_cache_dtype: What keys and values are kept in; "int8" takes about half of bfloat16's memory.
         prompt_lookup: As in `AnswerOptions`, for all answers; what one has shown of the costs serves the next.
         draft_model: As in `AnswerOptions`; its keys and values are part of `kv_memory`.
+        disk_cache: A folder in which beginnings of prompts are kept, too, and found again by the next process.
     """
 
     kv_memory: int | None
@@ -71,6 +73,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: CacheDtype
     prompt_lookup: bool | PromptLookup
     draft_model: TextModel | DraftModel | None
+    disk_cache: DiskCache | None
 
 
 @dataclass(frozen=True, slots=True)

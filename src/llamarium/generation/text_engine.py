@@ -26,6 +26,7 @@ from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.thread import EngineSnapshot, EngineThread, State
+from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
@@ -49,6 +50,7 @@ class Answers:
     Attributes:
         adapter: Which adapter answers; None is the model as it is.
         num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
+        num_disk: How many of those came from disk.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Answers:
         most_buffered: float = math.inf,
     ) -> None:
         self.prompt_ids, self.adapter = tuple(prompt_ids), adapter
-        self.num_cached = 0
+        self.num_cached = self.num_disk = 0
         self._rows = rows
         self._num_open = len(rows)
         self._most_buffered = most_buffered
@@ -187,7 +189,7 @@ class Answers:
         row = self._rows[event.row]
         if row.finish_reason is not None:  # chosen while its stop string was found
             return
-        self.num_cached = event.num_cached
+        self.num_cached, self.num_disk = event.num_cached, event.num_disk
         if event.finish_reason == "timeout":
             self.close()
             raise RequestTimeoutError("the answer did not come to its end in the time that the request had")
@@ -209,7 +211,7 @@ class TextEngine:
     those of `EngineOptions`. `read` is `EngineThread.read`, and `max_tokens` the most of a request, prompt and answer.
 
     Raises:
-        OptionError: If an option is out of range, or guesses could change the tokens.
+        OptionError: If an option is out of range, guesses could change the tokens, or a disk cache could.
         InputError: If the draft model has another vocabulary.
         MemoryBudgetError: If there is no memory for the cache.
         TokenizerError: If the model came without a tokenizer.
@@ -226,6 +228,7 @@ class TextEngine:
         kv_cache_dtype: CacheDtype = "auto",
         prompt_lookup: bool | PromptLookup = False,
         draft_model: TextModel | DraftModel | None = None,
+        disk_cache: DiskCache | None = None,
     ) -> None:
         self._model, self._tokenizer = model, model.tokenizer
         check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
@@ -236,7 +239,10 @@ class TextEngine:
         policy = proposer_of(model, proposer_choice(prompt_lookup, draft_model), runner)
         small = policy.runner if isinstance(policy, DraftModel) else None
         num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, small)
-        made = Engine(runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, proposer=policy)
+        made = Engine(
+            runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, proposer=policy,
+            disk=disk_cache,
+        )  # fmt: skip
         self._thread = EngineThread(made)
         self.max_tokens, self.read = made.max_tokens, self._thread.read
 

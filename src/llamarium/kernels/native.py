@@ -9,7 +9,9 @@ All functions here take arrays that the caller has checked: C-contiguous, of the
 
 import ctypes
 import functools
+import hashlib
 import os
+import platform
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
@@ -228,6 +230,12 @@ def kernels() -> str | None:
     """Return the name of the kernels in use, or None where PyTorch is used."""
     found = library()
     return None if found is None else found.lm_kernels().decode()
+
+
+def arithmetic() -> str:
+    """Return a name of what rounds: another compiler, processor or C library may do so otherwise."""
+    library_hash = hashlib.sha256(_FILE.read_bytes()).hexdigest()
+    return f"{kernels()} {library_hash} {platform.machine()} {platform.libc_ver()}"
 
 
 def product(matrix: CMatrix, x: NDArray[np.float32], input_bits: InputBits = INPUT_BITS) -> NDArray[np.float32]:

@@ -35,6 +35,10 @@ class LowRank:
     b: NDArray[np.float32]
     gain: NDArray[np.float32] | None = None
 
+    def arrays(self) -> list[NDArray[np.float32]]:
+        """Return its arrays."""
+        return [self.a, self.b] if self.gain is None else [self.a, self.b, self.gain]
+
     def added_to(
         self, base_OX: NDArray[np.float32], low_OX: NDArray[Any], rows: NDArray[np.int64] | slice = slice(None)
     ) -> NDArray[np.float32]:

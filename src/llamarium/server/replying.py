@@ -50,6 +50,11 @@ class Usage:
         """Those of them whose keys and values were cached."""
         return sum(one.num_cached for one in self.answers)
 
+    @property
+    def disk(self) -> int:
+        """Those of these that came from disk."""
+        return sum(one.num_disk for one in self.answers)
+
 
 class ReplyFormatter(ABC):
     """The format of a protocol's reply to one request.

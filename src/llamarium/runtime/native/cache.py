@@ -68,6 +68,10 @@ class NativeCache:
     def _arrays(self) -> list[NDArray[np.generic]]:
         return [*self.k, *self.v, *self.k_scales, *self.v_scales]
 
+    def parts(self, block: int) -> list[memoryview]:
+        """Return one block's content, in all layers: the cache's own memory."""
+        return [array[block].data for array in self._arrays()]
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block's content to another, in all layers."""
         for array in self._arrays():

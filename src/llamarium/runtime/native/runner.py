@@ -7,7 +7,10 @@ Residual stream, activations and logits are float32, where the modules round to 
 
 import copy
 import ctypes
+import functools
+import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -19,6 +22,7 @@ from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError
 from llamarium.kernels import native
 from llamarium.kernels.native import INPUT_BITS, InputBits
+from llamarium.kernels.threads import num_threads
 from llamarium.quant.codes import Codes, unpack_rows
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import matrix_of, to_float32
@@ -161,6 +165,22 @@ class NativeRunner:
         """Return a runner of another model, with the same adapters and options."""
         return NativeRunner(config, weights, self.adapters, self._default_adapter, self._bits)
 
+    def fingerprint(self) -> str:
+        """Return a hash of all that keys and values depend on besides tokens and adapters; reads all weights."""
+        found = [self.weights[key] for key in sorted(self.weights)]
+        described = [(one.key, one.type_name, one.shape) for one in found]
+        what = self._config, self._bits, native.arithmetic(), described
+        return _sha256(what, [self._frequencies, *(one.data for one in found)])
+
+    def adapter_fingerprint(self, adapter: int) -> str:
+        """Return a hash of the adapter that a batch names, or that is used where it names none (-1)."""
+        place = adapter if adapter >= 0 else self._default_adapter
+        return "" if place < 0 else self._adapter_fingerprints[place]
+
+    @functools.cached_property
+    def _adapter_fingerprints(self) -> list[str]:
+        return [*map(_fingerprint, self.adapters)]
+
     def fresh(self) -> "NativeRunner":
         """Return another runner over the same weights; see `Runner.fresh`."""
         return copy.copy(self)
@@ -192,6 +212,18 @@ class NativeRunner:
 def _norm(weight: Weight) -> NDArray[Any]:
     """Return a norm as C reads it: float32, or bfloat16's bits."""
     return weight.data.astype(np.float32) if weight.type_name == "F16" else weight.data
+
+
+def _fingerprint(adapter: Adapter) -> str:
+    parts = sorted(adapter.items())
+    return _sha256([(name, one.scale) for name, one in parts], [array for _, one in parts for array in one.arrays()])
+
+
+def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:
+    """Return SHA-256, hex, of a description and of arrays' bytes, several of which are hashed at a time."""
+    with ThreadPoolExecutor(num_threads()) as pool:
+        parts = [part.digest() for part in pool.map(hashlib.sha256, [array.data for array in arrays])]
+    return hashlib.sha256(repr((described, parts)).encode()).hexdigest()
 
 
 def _describe(batch: Batch) -> native.CBatch:

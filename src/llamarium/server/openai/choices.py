@@ -100,9 +100,10 @@ def error_event(error: ApiError) -> str:
 
 def counts_of(usage: Usage) -> dict[str, Any]:
     """Return token counts under OpenAI's names."""
+    from_disk = {"disk_tokens": usage.disk} if usage.disk else {}
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.generated,
         "total_tokens": usage.prompt + usage.generated,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens_details": {"cached_tokens": usage.cached, **from_disk},
     }

@@ -35,7 +35,7 @@ async def props(request: Request) -> dict[str, object]:
     service: Service = request.app.state.service
     model, engine = service.require()
     settings = service.settings
-    chat_format = model.tokenizer.chat_format
+    chat_format, disk = model.tokenizer.chat_format, engine.snapshot.disk
     return {
         "version": __version__,
         "models": [*request.app.state.names, *engine.adapters],
@@ -50,4 +50,5 @@ async def props(request: Request) -> dict[str, object]:
         "max_queue": settings.max_queue,
         "request_timeout_s": settings.request_timeout_s,
         "kv_cache_blocks": engine.snapshot.num_blocks,
+        "disk_cache": None if disk is None else {"bytes": disk.num_bytes, "max_bytes": disk.most_bytes},
     }

@@ -1,0 +1,1 @@
+"""Where blocks of the prefix cache go besides memory. Never torch."""
