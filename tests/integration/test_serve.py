@@ -373,6 +373,82 @@ def test_ids_of_several_prompts_stand_with_their_answers(running: Running, llama
     assert [first[index].get("prompt_token_ids") for index in range(4)] == of_prompts
 
 
+def test_no_end_comes_before_min_tokens(client: openai.OpenAI, running: Running, llama: Llama) -> None:
+    end = llama.tokenizer.special_tokens["<|im_end|>"]
+    asked: dict[str, Any] = {"model": "small", "messages": DIALOG, "temperature": 0, "max_tokens": 30}
+    bias = {"logit_bias": {str(end): 100}, "extra_body": {"min_tokens": 7, "return_token_ids": True}}
+    whole = client.chat.completions.create(**asked, **bias).choices[0]
+    ids = whole.token_ids  # pyright: ignore
+    assert (len(ids), ids.index(end), whole.finish_reason) == (8, 7, "stop")
+    free = client.chat.completions.create(**asked, extra_body={"return_token_ids": True}).choices[0]
+    assert ids[:7] == free.token_ids[:7]  # pyright: ignore
+    text = free.message.content or ""
+    word = llama.tokenizer.decode(free.token_ids[1:3])  # pyright: ignore
+    stopped = client.chat.completions.create(**asked, stop=word, extra_body={"min_tokens": 9}).choices[0]
+    assert client.chat.completions.create(**asked, stop=word).choices[0].message.content == text[: text.index(word)]
+    assert (stopped.message.content or "").startswith(llama.tokenizer.decode(free.token_ids[:9]))  # pyright: ignore
+    for more in ({"min_tokens": 31}, {"min_tokens": 2, "response_format": {"type": "json_object"}}, {"min_tokens": -1}):
+        assert running.post(**asked | more).json()["error"]["param"] == "min_tokens"
+
+
+def test_the_last_message_is_continued(running: Running, llama: Llama) -> None:
+    text = llama.chat(DIALOG, temperature=0.0, max_tokens=12).text
+    ids = [*llama.tokenizer.chat(DIALOG), *llama.tokenizer.encode(text[:9], add_special_tokens=False)]
+    begun = {"messages": [*DIALOG, {"role": "assistant", "content": text[:9]}], "temperature": 0, "max_tokens": 6}
+    answer = running.post(**begun, continue_final_message=True, return_token_ids=True).json()
+    assert answer["choices"][0]["message"]["content"] == llama.generate(ids, temperature=0.0, max_tokens=6).text
+    assert answer["prompt_token_ids"] == ids
+    plain = running.post(**begun, add_generation_prompt=False, return_token_ids=True).json()
+    assert plain["prompt_token_ids"] == llama.tokenizer.chat(begun["messages"], add_generation_prompt=False)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"add_generation_prompt": True}, "continue_final_message"),
+        ({"messages": DIALOG}, "continue_final_message"),
+        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages"),
+        ({"messages": [*DIALOG, {"role": "assistant", "tool_calls": [{
+            "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "continue_final_message"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "messages[1]"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_continued_is_refused_by_name(running: Running, more: dict[str, Any], param: str) -> None:
+    begun = {"messages": [*DIALOG, {"role": "assistant", "content": "Hi"}], "continue_final_message": True}
+    answer = running.post(**HELLO | begun | more)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_log_probabilities_of_the_prompt_are_told_as_vllm_tells_them(running: Running, llama: Llama) -> None:
+    """Those of `llama.generate`, by id; the second of two prompts has its own."""
+    dialog = llama.tokenizer.chat(DIALOG)
+    chat = running.post(**HELLO, prompt_logprobs=2).json()
+    texts = ["Hello there", "Another one"]
+    body = {"prompt": texts, "max_tokens": 2, "prompt_logprobs": 2, "temperature": 0}
+    choices = running.post("/v1/completions", **body).json()["choices"]
+    told = [chat["prompt_logprobs"], *(choice["prompt_logprobs"] for choice in choices)]
+    for prompt, found in zip([dialog, *map(llama.tokenizer.encode, texts)], told, strict=True):
+        expected = llama.generate(prompt, max_tokens=1, temperature=0.0, prompt_logprobs=2).prompt_logprobs
+        assert expected is not None and found[0] is None and len(found) == len(prompt)
+        for token_id, entry, one in zip(prompt[1:], found[1:], [*expected][1:], strict=True):
+            assert one is not None
+            ranks = {str(other.token_id): rank for rank, other in enumerate(one.top, 1)}
+            assert {name: known["rank"] for name, known in entry.items()} == {str(token_id): None} | ranks
+            assert entry[str(token_id)]["logprob"] == one.logprob
+            assert entry[str(token_id)]["decoded_token"] == llama.tokenizer.decode(
+                [token_id], skip_special_tokens=False
+            )
+    assert "prompt_logprobs" not in running.post(**HELLO).json()
+    both = running.post("/v1/completions", **body, echo=True).json()["error"]
+    assert both["param"] == "prompt_logprobs"
+    many = running.post("/v1/completions", **body | {"prompt": ["word " * 300] * 60, "prompt_logprobs": 20}).json()
+    assert "log-probabilities of prompts are requested" in many["error"]["message"]
+
+
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from llamarium.api import Llama
-from llamarium.server.openai import completions
+from llamarium.server.openai import logprobs
 from serving import Running
 
 TEXT = "Grüße, the sky is 🦙 blue"
@@ -125,7 +125,7 @@ def test_what_cannot_be_told_is_refused_by_name(
 
 
 def test_how_much_is_told_is_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "MAX_ECHOED_LOGPROBS", 100)
+    monkeypatch.setattr(logprobs, "MAX_OF_PROMPTS", 100)
     assert running.post(PATH, **asked(prompt=[7] * 33)).status_code == 200
     for more in ({"prompt": [7] * 34}, {"prompt": [[7] * 17] * 2}, {"prompt": [7] * 17, "n": 2, "temperature": 1}):
         refused = running.post(PATH, **asked(**more))

@@ -13,6 +13,7 @@ from llamarium.kernels import native
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
+from llamarium.sampling.steps import stages
 
 NAN, INF = math.nan, math.inf
 
@@ -236,6 +237,17 @@ def test_equals_stay_together(filters):
 def test_a_top_k_beyond_the_vocabulary_keeps_all(top_k):
     found = draws(SamplingParams(temperature=1.0, top_k=top_k, seed=1), [1.0, 1.1, 1.2, 1.3], 60)
     assert set(found) == {0, 1, 2, 3}
+
+
+def test_an_end_may_not_come_before_min_tokens():
+    logits_BV = np.array([[0.0, 5.0, 1.0, 4.0]], np.float32)
+    for temperature in (0, 1e-5):
+        params = SamplingParams(temperature=temperature, top_p=0.9, min_tokens=2)
+        row = SamplingRow(params, [0], 4, stops=[1, 3, 99])  # publishers name ids that there are not
+        assert [stage.is_on for stage in stages(row, logits_BV[0]) if stage.name == "grammar"] == [True]
+        assert [ids_of([row], logits_BV) for _ in range(3)] == [[2], [2], [1]]
+        assert ids_of([SamplingRow(params, [0], 4, [2, 2], stops=[1])], logits_BV) == [1]  # taken up again
+    assert logits_BV.tolist() == [[0.0, 5.0, 1.0, 4.0]]
 
 
 @pytest.mark.parametrize("way", ["C"], indirect=True)

@@ -160,7 +160,7 @@ def test_no_field_is_both_honoured_and_refused(body: type[Body]) -> None:
 
 
 def test_every_parameter_of_the_sampler_can_be_asked_for() -> None:
-    otherwise = {"max_new_tokens", "prompt_logprobs", *GRAMMAR_OPTIONS}  # a name of max_tokens; echo; forms
+    otherwise = {"max_new_tokens", *GRAMMAR_OPTIONS}  # a name of max_tokens; forms
     known = set(GenerationOptions.__annotations__) - otherwise
     for body in (ChatRequest, CompletionRequest):
         assert known - body.model_fields.keys() == set()
@@ -176,8 +176,8 @@ def test_every_form_of_an_answer_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("taker", "model", "more"),
     [
-        ("openai", ChatRequest, {"n"}),
-        ("openai", CompletionRequest, {"n"}),
+        ("openai", ChatRequest, {"n", "prompt_logprobs"}),
+        ("openai", CompletionRequest, {"n", "prompt_logprobs"}),
         ("responses", response_requests.ResponseRequest, set()),
         ("anthropic", messages.MessagesRequest, set()),
         ("page", SamplerRequest, set()),

@@ -164,7 +164,7 @@ class Engine:
         sequences: list[EngineSequence] = []
         for row, single in enumerate(params.rows()):
             constraint = None if request.grammar is None else request.grammar.begin(stops)
-            sampling = SamplingRow(single, prompt, config.vocab_size, constraint=constraint)
+            sampling = SamplingRow(single, prompt, config.vocab_size, constraint=constraint, stops=stops)
             scores = None if params.prompt_logprobs is None else PromptScores(prompt, params.prompt_logprobs)
             made = EngineSequence(number, row, request, sampling, limit, stops, BlockTable(self._index.pool), root)
             made.scores, made.pool = scores, None if request.pooling is None else Pool(request.pooling)

@@ -186,7 +186,8 @@ class RowText:
         text = self._decoder.push(event.token_id) if is_text else ""
         if event.finish_reason is not None and self.params.grammar is None:  # no half character, which none accepts
             text += self._decoder.finish()
-        text = self._stops.push(text)
+        if len(self.token_ids) >= self.params.min_tokens:
+            text = self._stops.push(text)
         self.finish_reason = "stop" if self._stops.stopped else event.finish_reason
         if self.finish_reason is not None:
             text += self._stops.finish()

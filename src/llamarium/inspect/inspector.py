@@ -218,13 +218,14 @@ class Inspector(Generic[LlamaT]):
         tokens of the answer so far, and `k` candidates are kept after each step.
         """
         llama, params = self._llama, self._llama.sampling_params(**options)
-        grammar = compiled(llama, params)
+        grammar, stops = compiled(llama, params), {*llama.stop_ids, *params.stop_token_ids}
         return sampler_steps(
             llama.runner,
             llama.encode(prompt),
             params,
             answer_ids=answer_ids,
-            constraint=None if grammar is None else grammar.begin({*llama.stop_ids, *params.stop_token_ids}),
+            constraint=None if grammar is None else grammar.begin(stops),
+            stops=stops,
             k=k,
             tokenizer=llama.optional_tokenizer,
         )

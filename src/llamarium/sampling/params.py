@@ -85,6 +85,7 @@ class SamplingParams:
         logit_bias: Token id to a bias of -100 to 100.
         seed: 0 to 2**63 - 1, or None for a fresh one (`SamplingRow.seed` says which).
         max_tokens: The most tokens of the answer, at least 1; with `prompt_logprobs` 0 runs the prompt alone.
+        min_tokens: How many tokens no end may come before, of `stop` and `stop_token_ids` neither; at most max_tokens.
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Token ids that end the answer.
         n: Number of answers, 1 to 1024; above 1 only with a temperature above 0, since greedy ones are equal.
@@ -127,6 +128,9 @@ class SamplingParams:
         is_idle_when_greedy=True, metavar="S", help="the same seed gives the same text (default: another each time)",
     )  # fmt: skip
     max_tokens: int = _integer(128, 1)
+    min_tokens: int = _integer(
+        0, 0, takers=("cli", "openai"), metavar="N", help="no end before N tokens (default: 0, anywhere)"
+    )  # fmt: skip
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     n: int = _integer(1, 1, 1024)  # each is a row of the batch
@@ -143,6 +147,9 @@ class SamplingParams:
             raise SamplingError(
                 f"n is {self.n} at temperature 0; greedy answers are all equal: expected n 1 or a temperature above 0"
             )
+        if self.min_tokens > self.max_tokens or (self.min_tokens and self.grammar is not None):
+            beside = f"max_tokens {self.max_tokens}" if self.grammar is None else "a grammar, which has its own end"
+            raise SamplingError(f"min_tokens is {self.min_tokens} beside {beside}; expected no more than may come")
         # Own copies: the caller's list or dict may change, a request may not.
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
@@ -262,6 +269,7 @@ class GenerationOptions(TypedDict, total=False):
     seed: int | None
     max_tokens: int | None
     max_new_tokens: int | None
+    min_tokens: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     n: int | None

@@ -79,7 +79,7 @@ class SamplingRow:
         choice: The parameters for C.
     """
 
-    __slots__ = ("choice", "constraint", "num_tokens", "params", "penalties", "seed")
+    __slots__ = ("_stops", "choice", "constraint", "num_tokens", "params", "penalties", "seed")
 
     def __init__(
         self,
@@ -88,8 +88,11 @@ class SamplingRow:
         vocab_size: int,
         answer_ids: Sequence[int] = (),
         constraint: Constraint | None = None,
+        stops: Iterable[int] = (),
     ) -> None:
         """Begin an answer, or resume one after `answer_ids`; `constraint` is at its beginning, for `params.grammar`.
+
+        `stops` are the ids that end it, which may not come before `params.min_tokens`.
 
         Raises:
             SamplingError: For n above 1, or ids or counts outside the vocabulary.
@@ -106,6 +109,7 @@ class SamplingRow:
         asked = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.CChoice, name)}
         asked["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
         self.choice = native.CChoice(step=self.num_tokens, **asked | {"seed": self.seed})
+        self._stops = [one for one in stops if one < vocab_size] if params.min_tokens else []
         if constraint is not None:
             for token_id in answer_ids:
                 constraint.accept(token_id)
@@ -114,6 +118,11 @@ class SamplingRow:
     def is_finished(self) -> bool:
         """Whether the answer's form is complete and nothing can follow; false without a form."""
         return self.constraint is not None and self.constraint.is_finished
+
+    @property
+    def excluded(self) -> list[int]:
+        """The ids that may not come now, besides those that the form excludes."""
+        return self._stops if self.num_tokens < self.params.min_tokens else []
 
     def add(self, token_id: int) -> None:
         """Append the next token of the answer."""

@@ -142,6 +142,10 @@ def _adjusted(rows: Sequence[SamplingRow], logits_BV: NDArray[np.float32]) -> Ge
                 ids = row.penalties.ids
                 kept.append((i, ids, logits_BV[i, ids]))
                 logits_BV[i, ids] = penalized(logits_BV[i, ids], row.params, row.penalties.counts)
+            if row.excluded:
+                ids = np.array(row.excluded)
+                kept.append((i, ids, logits_BV[i, ids]))
+                logits_BV[i, ids] = -np.inf
         yield
     finally:
         for i, ids, values in reversed(kept):

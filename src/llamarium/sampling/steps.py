@@ -6,7 +6,8 @@ The model gives one logit per token of the vocabulary. From there to a token, in
 2. `repetition_penalty` divides the positive and multiplies the negative logits of tokens that the prompt or the answer
    holds (CTRL, https://arxiv.org/abs/1909.05858, section 4.1).
 3. `presence_penalty` and `frequency_penalty` are subtracted for tokens that the answer holds (OpenAI's definition), and
-   tokens that the answer's grammar does not allow (`sampling/constraint.py`) are left out.
+   tokens that the answer's grammar does not allow (`sampling/constraint.py`) are left out, as are those that end it
+   before `min_tokens`.
 4. At temperature 0 the largest logit wins, the lowest id among equals, and that is all.
 5. `temperature` divides the logits.
 6. `top_k` keeps the k largest.
@@ -81,7 +82,8 @@ def stages(row: SamplingRow, logits_V: Floats) -> Iterator[Stage]:
     if row.constraint is not None:
         bits_V = np.unpackbits(row.constraint.mask().view(np.uint8), bitorder="little")[: len(x_V)]
         x_V[bits_V == 0] = -np.inf
-    yield Stage("grammar", row.constraint is not None, x_V.copy())
+    x_V[row.excluded] = -np.inf
+    yield Stage("grammar", row.constraint is not None or bool(row.excluded), x_V.copy())
     if params.temperature == 0:
         return
     x_V = (x_V - x_V.max()) / np.float32(params.temperature)

@@ -83,7 +83,11 @@ class InTorch:
         return logits_BV.index_put((rows_E, ids_E), values_E)
 
     def _masked(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
-        """Exclude tokens that grammars do not allow; the same tensor if no row has one."""
+        """Exclude what grammars do not allow, and ends before `min_tokens`; the same tensor if there are none."""
+        early = [(i, token_id) for i, row in enumerate(rows) for token_id in row.excluded]
+        if early:
+            places_E = self._int64([e[0] for e in early]), self._int64([e[1] for e in early])
+            logits_BV = logits_BV.index_put(places_E, self._float32([-math.inf]))
         constrained = [(i, row.constraint) for i, row in enumerate(rows) if row.constraint is not None]
         if not constrained:
             return logits_BV

@@ -70,12 +70,14 @@ def encode_dialog(
     tools: Sequence[ToolDefinition] = (),
     *,
     add_generation_prompt: bool = True,
+    begun: str | None = None,
     variables: Mapping[str, Any] | None = None,
     effort: str | None = None,
 ) -> list[int]:
     """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
 
-    A chat template gets the request's `variables`, and its `effort` as `reasoning_effort` if it reads that.
+    `begun` is the beginning of the answer. A chat template gets the request's `variables`, and its `effort` as
+    `reasoning_effort` if it reads that.
 
     Raises:
         ApiError: For a variable that it does not read.
@@ -95,7 +97,11 @@ def encode_dialog(
     if effort is not None and "reasoning_effort" in read:
         given.setdefault("reasoning_effort", effort)
     how: Any = {"tools": tools, "tool_form": tool_form, "variables": given}
-    return tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, **how)
+    ids = tokenizer.chat(messages, add_generation_prompt=add_generation_prompt, **how)
+    if begun is None:
+        return ids
+    tokenizer.check_length(begun, service.max_tokens)
+    return ids + tokenizer.encode(begun, add_special_tokens=False)
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -105,6 +111,16 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from (said for key, said in message.items() if key not in _KEYS)
         for call in message.get("tool_calls", ()):
             yield call["function"]["arguments"]
+
+
+def check_begun(where: str, form: str | None, tools: ToolRequest, *, is_alone: bool) -> None:
+    """Refuse a last message that is the beginning of an answer, beside tools, a form's field, or without a dialog."""
+    if tools.offered:
+        raise misplaced(where, "is the beginning of an answer, which is not supported beside tools")
+    if is_alone:
+        raise misplaced("messages", "has the beginning of an answer alone; expected what it answers before it")
+    if form is not None:
+        raise misplaced(form, "asks for a form, and the last message is the beginning of an answer; give one")
 
 
 def misplaced(param: str, reason: str) -> ApiError:

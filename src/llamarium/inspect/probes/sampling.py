@@ -4,7 +4,7 @@ The steps are the sampler's own (`sampling/steps.py` says what each does), and t
 that of an answer with the same parameters and seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,13 +97,14 @@ def sampler_steps(
     *,
     answer_ids: Sequence[int] = (),
     constraint: Constraint | None = None,
+    stops: Collection[int] = (),
     k: int = 10,
     tokenizer: Tokenizer | None = None,
 ) -> SamplerSteps:
     """Run a prompt, and follow how the next token of its answer is chosen; see `Inspector.sampler_steps`.
 
     `params` have n 1; penalties count `answer_ids` apart from the prompt's; `constraint` is the answer's grammar at its
-    beginning, where `params` have one.
+    beginning, where `params` have one; `stops` are the ids that end it.
 
     Raises:
         InputError: For invalid ids, or a `k` outside the vocabulary.
@@ -115,7 +116,7 @@ def sampler_steps(
     check_whole(answer_ids, "answer_ids")
     check_ids(runner.config, prompt_ids)
     check_ids(runner.config, [*prompt_ids, *answer_ids])
-    row = SamplingRow(params, prompt_ids, runner.config.vocab_size, answer_ids, constraint)
+    row = SamplingRow(params, prompt_ids, runner.config.vocab_size, answer_ids, constraint, stops)
     return explain_choice(row, next_logits(runner, prompt_ids, answer_ids), runner.device, k, tokenizer)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamarium.server.anthropic import requests
-from llamarium.server.dialogs import Dialog, encode_dialog, misplaced, missing
+from llamarium.server.dialogs import Dialog, check_begun, encode_dialog, misplaced, missing
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.request import ToolRequest
 
@@ -35,11 +35,8 @@ class Prompt:
 
     def ids(self, service: Service) -> list[int]:
         """Return its ids."""
-        ids = encode_dialog(service, self.dialog.messages, self.tools.offered, effort=self.effort)
-        if self.begun is None:
-            return ids
-        service.tokenizer.check_length(self.begun, service.max_tokens)
-        return ids + service.tokenizer.encode(self.begun, add_special_tokens=False)
+        how: Any = {"begun": self.begun, "effort": self.effort}
+        return encode_dialog(service, self.dialog.messages, self.tools.offered, **how)
 
 
 def read_prompt(body: requests.CountRequest) -> Prompt:
@@ -52,11 +49,13 @@ def read_prompt(body: requests.CountRequest) -> Prompt:
         _add(dialog, f"messages[{i}]", message)
     listed = None if body.tools is None else [_function(tool.model_dump()) for tool in body.tools]
     tools = dialog.tools(listed, *_choice(body.tool_choice))
-    begun = _begun(last, f"messages[{len(said)}]", tools) if last.role == "assistant" else None
-    if not dialog.messages:
-        raise misplaced("messages", "has the beginning of an answer alone; expected what it answers before it")
-    effort = None if body.output_config is None else body.output_config.effort
-    return Prompt(dialog, tools, begun, effort)
+    config = body.output_config or requests.OutputConfig()
+    begun = None
+    if last.role == "assistant":
+        where = f"messages[{len(said)}]"
+        begun = _begun(last, where)
+        check_begun(where, config.format and "output_config.format", tools, is_alone=not dialog.messages)
+    return Prompt(dialog, tools, begun, config.effort)
 
 
 def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
@@ -97,14 +96,12 @@ def _result(block: requests.ToolResultBlock) -> str:
     return f"Error: {text}" if block.is_error else text
 
 
-def _begun(message: requests.MessageParam, where: str, tools: ToolRequest) -> str:
-    """Return the beginning of the answer, which can neither hold calls nor be followed by some."""
+def _begun(message: requests.MessageParam, where: str) -> str:
+    """Return the beginning of the answer, which holds no calls."""
     if not isinstance(message.content, str):
         for k, block in enumerate(message.content):
             if not isinstance(block, requests.TextBlock | requests.ThinkingBlock):
                 raise misplaced(f"{where}.content[{k}]", "ends the dialog; expected the call's result after it")
-    if tools.offered:
-        raise misplaced(where, "is the beginning of an answer, which is not supported beside tools")
     return _text(message.content)
 
 

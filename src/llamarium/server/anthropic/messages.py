@@ -8,10 +8,9 @@ from llamarium.generation.dialog import own_tool_form
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions
 from llamarium.server.answering import AnswerRequest, Form, check_form, wanted_form, with_tokenizer
-from llamarium.server.anthropic.dialog import Prompt, read_prompt
+from llamarium.server.anthropic.dialog import read_prompt
 from llamarium.server.anthropic.formatter import MessageFormatter
 from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
-from llamarium.server.errors import ApiError
 from llamarium.server.fields import parameters_in
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
@@ -33,7 +32,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         model=model,
         encode=lambda _: [prompt.ids(service)],
         options=_options(body),
-        form=_form(body, prompt),
+        form=_form(body),
         tools=prompt.tools,
         max_tokens=body.max_tokens,
         prompt_field="messages",
@@ -52,7 +51,7 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     chosen_model(request, body.model)
     service: Service = request.app.state.service
     prompt = await asyncio.to_thread(read_prompt, body)
-    form = _form(body, prompt)
+    form = _form(body)
     check_form(form, prompt.tools)
 
     def count(tokenizer: Tokenizer) -> int:
@@ -69,16 +68,9 @@ def _options(body: MessagesRequest) -> GenerationOptions:
     return options
 
 
-def _form(body: CountRequest, prompt: Prompt) -> Form | None:
+def _form(body: CountRequest) -> Form | None:
     """Return the form of the answer, if the request has one."""
     asked = None if body.output_config is None else body.output_config.format
     if asked is None:
         return None
-    if prompt.begun is not None:
-        raise ApiError(
-            400,
-            "output_config.format asks for a form, and the last message is the beginning of an answer, whose form is "
-            "not known; end with a user's message",
-            param="output_config.format",
-        )
     return "output_config.format.schema", lambda: Grammar.json_schema(asked.schema_)

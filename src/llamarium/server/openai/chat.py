@@ -7,7 +7,8 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.generation.completion import Generation, Piece
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest
+from llamarium.server.answering import AnswerRequest, Form
+from llamarium.server.dialogs import check_begun, misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
@@ -16,11 +17,13 @@ from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import dialog_ids, sampler_options
 from llamarium.server.openai.forms import form_of
-from llamarium.server.openai.logprobs import for_chat
+from llamarium.server.openai.logprobs import check_reported, for_chat
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
-from llamarium.server.replying import Usage, reply
+from llamarium.server.replying import reply
+from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
+from llamarium.tokenizer.tools.request import ToolRequest
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -46,8 +49,9 @@ class ChatFormatter(ChoicesFormatter):
             **({"token_ids": answer.token_ids} if self._shows_ids else {}),
         }
 
-    def _beside(self, usage: Usage) -> dict[str, Any]:
-        return {"prompt_token_ids": usage.answers[0].prompt_ids} if self._shows_ids else {}
+    def _beside(self, generation: Generation) -> dict[str, Any]:
+        ids = {"prompt_token_ids": generation.prompt_ids} if self._shows_ids else {}
+        return ids | self._of_prompts(generation)
 
     def _first(self, index: int, prompt: int, ids: str) -> str:
         return self._chunk(index, f'"delta":{{"role":"assistant","content":{encode(self._no_content)}}}', beside=ids)
@@ -90,22 +94,46 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
     service: Service = request.app.state.service
     tools = await asyncio.to_thread(tool_request, body.tools, body.tool_choice, body.parallel_tool_calls)
-    how: Any = {"variables": body.chat_template_kwargs, "effort": body.reasoning_effort}
+    form = form_of(body)
+    begun, messages = _begun(body, form, tools), body.messages[: -1 if body.continue_final_message else None]
+    how: Any = {"variables": body.chat_template_kwargs, "effort": body.reasoning_effort, "begun": begun}
+    begins = body.add_generation_prompt is not False or begun is not None
+
+    def encode_prompt(_: Tokenizer) -> list[list[int]]:
+        ids = dialog_ids(service, messages, tools.offered, add_generation_prompt=begins, **how)
+        if body.prompt_logprobs is not None:
+            check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
+        return [ids]
+
     asked = AnswerRequest(
         model=model,
-        encode=lambda _: [dialog_ids(service, body.messages, tools.offered, **how)],
+        encode=encode_prompt,
         options=_options(body),
-        form=form_of(body),
+        form=form,
         tools=tools,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         prompt_field="messages",
         length_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
-        new_text=True,
+        new_text=begins and begun is None,
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
     )
     formatter = ChatFormatter(request, body, model, bool(tools.offered))
     return await reply(request, asked, formatter, streams=body.stream or False)
+
+
+def _begun(body: ChatRequest, form: Form | None, tools: ToolRequest) -> str | None:
+    """Return the text of the last message if the answer goes on where it ends."""
+    if not body.continue_final_message:
+        return None
+    if body.add_generation_prompt:
+        raise misplaced("continue_final_message", "is true beside add_generation_prompt; give one")
+    place, last = len(body.messages) - 1, body.messages[-1]
+    text = last.plain(f"messages[{place}]")["content"]
+    if last.role != "assistant" or last.tool_calls:
+        raise misplaced("continue_final_message", "is true, and the last message is no text of the assistant")
+    check_begun(f"messages[{place}]", form and form[0], tools, is_alone=place == 0)
+    return text
 
 
 def _options(body: ChatRequest) -> GenerationOptions:

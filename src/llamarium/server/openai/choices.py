@@ -13,6 +13,7 @@ from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import encode
 from llamarium.server.naming import ModelChoice
 from llamarium.server.openai.fields import Sampling, shows_usage
+from llamarium.server.openai.logprobs import for_prompt
 from llamarium.server.replying import ReplyFormatter, Usage
 
 
@@ -29,6 +30,7 @@ class ChoicesFormatter(ReplyFormatter):
     def __init__(self, request: Request, body: Sampling, model: ModelChoice) -> None:
         self._tokenizer = request.app.state.service.tokenizer
         self._num_answers = body.n or 1  # of each prompt
+        self._reports_prompts = body.prompt_logprobs is not None
         self._shows_ids, self._shows_usage = body.return_token_ids or False, shows_usage(body)
         self._begun = set[int]()  # prompts
         self._head = {
@@ -44,8 +46,14 @@ class ChoicesFormatter(ReplyFormatter):
     def _choice(self, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
         """Return one choice, without its index."""
 
-    def _beside(self, usage: Usage) -> dict[str, Any]:
-        """Return further members of a whole answer."""
+    def _of_prompts(self, generation: Generation) -> dict[str, Any]:
+        """Return the member `prompt_logprobs`, if it is asked for."""
+        if not self._reports_prompts or generation.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": for_prompt(self._tokenizer, generation.prompt_logprobs)}
+
+    def _beside(self, generation: Generation) -> dict[str, Any]:
+        """Return further members of a whole answer, of whose prompts the first is given."""
         return {}
 
     @abstractmethod
@@ -84,13 +92,14 @@ class ChoicesFormatter(ReplyFormatter):
 
     def whole(self, usage: Usage) -> dict[str, Any]:
         """Return the body with all choices."""
+        generations = [answers.collect() for answers in usage.answers]
         choices = [
             self._choice(generation, prompt, row)
-            for prompt, generation in enumerate([answers.collect() for answers in usage.answers])
+            for prompt, generation in enumerate(generations)
             for row in range(len(generation.completions))
         ]
         indexed = [{"index": i} | choice for i, choice in enumerate(choices)]
-        return self._head | {"choices": indexed, "usage": counts_of(usage)} | self._beside(usage)
+        return self._head | {"choices": indexed, "usage": counts_of(usage)} | self._beside(generations[0])
 
 
 def error_event(error: ApiError) -> str:

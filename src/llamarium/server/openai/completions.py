@@ -17,7 +17,7 @@ from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import form_of
-from llamarium.server.openai.logprobs import CompletionLogprobs
+from llamarium.server.openai.logprobs import CompletionLogprobs, check_reported
 from llamarium.server.openai.requests import CompletionRequest
 from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
@@ -26,9 +26,6 @@ router = APIRouter(route_class=StrictRoute)
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
-
-MAX_ECHOED_LOGPROBS = 2**18
-"""Log-probabilities of prompts in one reply: a prompt of 131,072 tokens with one alternative at each place."""
 
 Prompt = str | list[int]
 T = TypeVar("T")
@@ -69,7 +66,7 @@ class CompletionFormatter(ChoicesFormatter):
             choice["token_ids"] = answer.token_ids
             if row == 0:
                 choice["prompt_token_ids"] = generation.prompt_ids
-        return choice
+        return choice | self._of_prompts(generation)
 
     def _first(self, index: int, prompt: int, ids: str) -> str:
         echo = "" if self._echoes_logprobs else self._echo(prompt)  # else the text comes with the first piece
@@ -111,19 +108,20 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     model = chosen_model(request, body.model)
     prompts = prompts_of(body.prompt, "prompt")
     echoes: list[str] = []
-    most = request.app.state.service.max_tokens
+    most, options = request.app.state.service.max_tokens, _options(body)
 
     def encode_prompts(tokenizer: Tokenizer) -> list[list[int]]:
         ids = for_each(prompts, "prompt", tokenizer, lambda prompt, _: encode_prompt(tokenizer, prompt, most))
+        if (told := body.logprobs if body.echo else body.prompt_logprobs) is not None:
+            check_reported(sum(map(len, ids)), told, body.n or 1, "logprobs" if body.echo else "prompt_logprobs")
         if body.echo:
-            _check_told(body, sum(map(len, ids)))
             echoes[:] = for_each(prompts, "prompt", tokenizer, lambda prompt, _: _text_of(tokenizer, prompt))
         return ids
 
     asked = AnswerRequest(
         model=model,
         encode=encode_prompts,
-        options=_options(body),
+        options=options,
         form=form_of(body),
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         num_prompts=len(prompts),
@@ -174,22 +172,10 @@ def _options(body: CompletionRequest) -> GenerationOptions:
         raise ApiError(400, f"best_of is {body.best_of}; answers are not ranked: expected n, or none", param="best_of")
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens is 0; expected at least 1, or echo besides", param="max_tokens")
+    if body.echo and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs are given beside echo; give one of them", param="prompt_logprobs")
     options = sampler_options(body)
     options["logprobs"] = body.logprobs
     if body.echo and (body.logprobs is not None or body.max_tokens == 0):
         options["prompt_logprobs"] = body.logprobs or 0
     return options
-
-
-def _check_told(body: CompletionRequest, num_tokens: int) -> None:
-    """Refuse more log-probabilities of prompts than a reply may have."""
-    if body.logprobs is None:
-        return
-    num_reported = num_tokens * (body.logprobs + 1) * (body.n or 1)
-    if num_reported > MAX_ECHOED_LOGPROBS:
-        raise ApiError(
-            400,
-            f"{num_reported:,} log-probabilities of prompts are requested, and an answer reports "
-            f"{MAX_ECHOED_LOGPROBS:,} at most: their tokens times n times logprobs + 1; ask for fewer",
-            param="logprobs",
-        )

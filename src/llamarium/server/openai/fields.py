@@ -42,12 +42,16 @@ class Sampling(Body):
     ignore_eos: bool | None = None
     cache_salt: str | None = Field(None, min_length=1)
     return_token_ids: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
 
 def sampler_options(body: Sampling) -> GenerationOptions:
     """Return a request's sampling options, without logprobs and the length of the answer."""
     options = parameters_in(body, "openai")
     options["n"], options["stop"], options["stop_token_ids"] = body.n, body.stop, body.stop_token_ids
+    options["prompt_logprobs"] = body.prompt_logprobs
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs are part of a whole answer; leave stream out", param="prompt_logprobs")
     if body.logit_bias is not None:
         keys = body.logit_bias.keys()
         if not all(key.isascii() and key.isdigit() and len(key) < _MAX_DIGITS for key in keys):

@@ -7,9 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from llamarium.generation.logprobs import Alternative, TokenLogprob
+from llamarium.generation.logprobs import Alternative, PromptLogprobs, TokenLogprob
+from llamarium.server.errors import ApiError
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.streaming import StreamDecoder
+
+MAX_OF_PROMPTS = 2**18
+"""Log-probabilities of prompts in one reply: a prompt of 131,072 tokens with one alternative at each place."""
 
 _LEAST = -9999.0  # for a probability of 0, since JSON has no infinity; as in vLLM
 
@@ -24,6 +28,30 @@ def for_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, 
 
     content = [entry(one) | {"top_logprobs": [entry(other) for other in one.top]} for one in tokens]
     return {"content": content, "refusal": None}
+
+
+def for_prompt(tokenizer: Tokenizer, tokens: PromptLogprobs) -> list[dict[str, Any] | None]:
+    """Return the `prompt_logprobs` of a choice, as vLLM has them; a rank is known among the reported tokens."""
+
+    def entry(one: Alternative, rank: int | None) -> dict[str, Any]:
+        return {"logprob": _finite(one.logprob), "rank": rank, "decoded_token": _text(tokenizer, one.token_id)}
+
+    def entries(one: TokenLogprob) -> dict[str, Any]:
+        ranked = {str(other.token_id): entry(other, rank) for rank, other in enumerate(one.top, 1)}
+        return {str(one.token_id): entry(one, None)} | ranked
+
+    return [None if one is None else entries(one) for one in tokens]
+
+
+def check_reported(num_tokens: int, num_top: int, times: int, field: str) -> None:
+    """Refuse more log-probabilities of prompts than a reply may have; `field` asks for them."""
+    if (num_reported := num_tokens * (num_top + 1) * times) > MAX_OF_PROMPTS:
+        raise ApiError(
+            400,
+            f"{num_reported:,} log-probabilities of prompts are requested, and an answer reports {MAX_OF_PROMPTS:,} "
+            f"at most: their tokens times n times {field} + 1; ask for fewer",
+            param=field,
+        )
 
 
 class CompletionLogprobs:

@@ -25,6 +25,8 @@ class ChatRequest(Formed):
     reasoning_effort: str | None = None  # one of the table's
     # not OpenAI's: as vLLM has it
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     modalities: list[Literal["text"]] | None = None
     tools: list[Tool] | None = None
