@@ -1,5 +1,6 @@
 """Two models over one text, and a run's checkpoints, asked over HTTP: the numbers are the library's, to the bit."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,6 +193,24 @@ def test_rows_of_the_table_over_a_run(student: httpx.Client, run: Path, learned:
     centred_RD = (table_VD - table_VD.mean(0)).double()
     plain = torch.pca_lowrank(centred_RD, q=min(centred_RD.shape), center=False)[2][:, :2]
     assert torch.allclose((centred_RD @ plain).abs(), torch.from_numpy(found.places_SR2[-1]).double().abs(), atol=1e-5)
+
+
+def test_groups_of_rewarded_answers_are_the_journals(student: httpx.Client, run: Path) -> None:
+    assert ask(student, "/inspect/runs/story/groups") == {"groups": []}, "a run on a text has none"
+    worse = {"text": "<b>", "reward": 0, "advantage": -1.0}
+    better = {"text": "12", "reward": 1, "advantage": 1.0}
+    odd = {"text": 3, "reward": None, "advantage": "much"}
+    event = {"event": "group", "step": 7, "prompt": "5+7=", "answers": [worse, odd, "no", better]}
+    journal = run / "metrics.jsonl"
+    before = journal.read_text()
+    try:
+        journal.write_text(before + json.dumps(event) + "\n")
+        (told,) = ask(student, "/inspect/runs/story/groups")["groups"]
+    finally:
+        journal.write_text(before)
+    assert (told["step"], told["prompt"]) == (7, "5+7=")
+    assert told["answers"] == [better, {"text": "3", "reward": None, "advantage": None}, worse]
+    assert student.get("/inspect/runs/..%2fstory/groups").status_code == 404
 
 
 def test_two_checkpoints_side_by_side(student: httpx.Client, run: Path, learned: Llama) -> None:

@@ -1,5 +1,5 @@
 /** The requests of the room Compare. */
-import type { BitsView, ComparisonView, MomentView, PassView, RunRowsView, RunsView, SidesView } from "../schema";
+import type { BitsView, ComparisonView, GroupsView, MomentView, PassView, RunRowsView, RunsView, SidesView } from "../schema";
 import { api, bulk, get, ofPass, query } from "./api";
 import type { Numbers } from "./numbers";
 
@@ -15,6 +15,7 @@ export const compareApi = {
     api.view<ComparisonView>(pass, "compare", asked),
   bits: (pass: PassView, of: string): Promise<BitsView> => api.view<BitsView>(pass, "bits", { of }),
   runs: (): Promise<RunsView> => get("/inspect/runs"),
+  groups: (run: string): Promise<GroupsView> => get(`/inspect/runs/${encodeURIComponent(run)}/groups`),
   rows: (run: string, ids: readonly number[]): Promise<RunRowsView> =>
     get(`/inspect/runs/${encodeURIComponent(run)}/rows${query({ ids: ids.join(",") })}`),
   moment: (pass: PassView, asked: Moment): Promise<MomentView> => api.view<MomentView>(pass, "moment", asked),

@@ -1,6 +1,7 @@
 """Checkpoints of training runs: rows of the table, patterns and losses over time."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
@@ -18,6 +19,7 @@ from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.report.history import number_of
 
 if TYPE_CHECKING:
     from llamarium.inspect.trace import Trace
@@ -60,6 +62,16 @@ async def rows(request: Request, run: str, query: Annotated[schema.RunRowsQuery,
     return await work_on(request, "ids", read)
 
 
+@router.get("/runs/{run}/groups")
+async def groups(request: Request, run: str) -> schema.GroupsView:
+    """Return groups of answers of a run on rewards, as its journal has them."""
+
+    def read(llama: object, engine: object) -> schema.GroupsView:
+        return schema.GroupsView(groups=tuple(_group(event) for event in runs_of(request).groups(run)))
+
+    return await work_on(request, "run", read)
+
+
 @router.get("/passes/{pass_id}/moment")
 async def moment(
     request: Request, requested: OfPass, query: Annotated[schema.MomentQuery, Query()]
@@ -97,6 +109,20 @@ def _read(request: Request, known: OpenPass, query: schema.MomentQuery) -> "tupl
     ids = side.read(known.one.ids, known.llama.tokenizer)
     wanted = Wanted(ids, ("pattern", "logits"), (query.layer,))
     return side, others_of(request).trace(side, wanted, field="step")
+
+
+def _group(event: Mapping[str, Any]) -> schema.GroupView:
+    answers = [
+        schema.RewardedView(
+            text=str(one.get("text", "")),
+            reward=number_of(one.get("reward")),
+            advantage=number_of(one.get("advantage")),
+        )
+        for one in event.get("answers", ())
+        if isinstance(one, dict)
+    ]
+    answers.sort(key=lambda one: -(one.advantage or 0.0))
+    return schema.GroupView(step=int(event["step"]), prompt=str(event.get("prompt", "")), answers=tuple(answers))
 
 
 def _run(known: Runs, name: str, steps: list[int]) -> schema.RunView:

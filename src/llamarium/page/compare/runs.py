@@ -1,16 +1,17 @@
 """The training runs that the server was started with; no other folder is read. No torch at import."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, LlamariumError, OptionError, UnknownNameError, escape
+from llamarium.errors import InputError, LlamariumError, OptionError, TrainingError, UnknownNameError, escape
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.references import OwnTokenizers
 from llamarium.runtime.runner import Runner
+from llamarium.train.report.history import History
 from llamarium.train.report.page import spread
 from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 
@@ -79,6 +80,13 @@ class Runs:
     def steps(self, name: str) -> list[int]:
         """Return the steps of a run's checkpoints, in order, as many as are shown."""
         return spread(checkpoint_steps(self.folder(name)), MAX_MOMENTS)
+
+    def groups(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the rewarded groups of a run's journal, as many as checkpoints are shown; none without a journal."""
+        try:
+            return spread(History.read(self.folder(name)).of("group"), MAX_MOMENTS)
+        except TrainingError:
+            return []
 
     def num_bytes(self, name: str, step: int) -> int:
         """Return what a checkpoint's weights occupy on the disk; 0 if it has been removed meanwhile."""

@@ -145,6 +145,28 @@ class RunRowsView(View):
     share: float
 
 
+class RewardedView(View):
+    """One answer of a group; reward and advantage are None where the journal has no number."""
+
+    text: str
+    reward: float | None
+    advantage: float | None
+
+
+class GroupView(View):
+    """A prompt that a run on rewards answered several times, the best answer first."""
+
+    step: int
+    prompt: str
+    answers: tuple[RewardedView, ...]
+
+
+class GroupsView(View):
+    """Groups of answers over a run; none where it learned from no rewards."""
+
+    groups: tuple[GroupView, ...]
+
+
 class MomentQuery(Query):
     """`GET /inspect/passes/{id}/moment`: a checkpoint's predictions of a pass's text.
 
