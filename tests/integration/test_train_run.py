@@ -31,9 +31,9 @@ from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.bpe import train_bpe
 from llamarium.train.finetune import prepare as prepare_finetuning
 from llamarium.train.pretrain import prepare
-from llamarium.train.report.journal import read_journal
+from llamarium.train.report.journal import Event, read_journal
 from llamarium.train.run import TrainingResult, run, stop_signals
-from llamarium.train.setup import Event, Setup
+from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.state.lock import run_lock
 from llamarium.train.step import Evaluation

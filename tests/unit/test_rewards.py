@@ -23,11 +23,12 @@ from llamarium.train.config import GRPOConfig
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.bpe import train_bpe
 from llamarium.train.objectives.group_policy import GroupPolicy
+from llamarium.train.report.journal import Event
 from llamarium.train.report.write import write_report
 from llamarium.train.rewards.functions import reward_of
 from llamarium.train.rewards.grpo import prepare
 from llamarium.train.rewards.rollouts import Rollouts
-from llamarium.train.setup import Event, Setup
+from llamarium.train.setup import Setup
 from llamarium.train.step import causal_trunk
 from strong_adapters import strengthen
 

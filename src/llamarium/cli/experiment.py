@@ -37,7 +37,7 @@ from llamarium.train.config import ExperimentConfig
 
 if TYPE_CHECKING:
     from llamarium.train.experiments.running import Outcome
-    from llamarium.train.setup import Emit
+    from llamarium.train.report.journal import Emit
 
 NAMES = ("tied", "rope", "causal", "heads", "norm", "depth", "width", "parts", "ngrams")
 

@@ -13,8 +13,9 @@ from llamarium.hub.folders import is_adapter
 from llamarium.train.conduct import conduct, init_process_group
 from llamarium.train.config import GRPOConfig, RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
+from llamarium.train.report.journal import Emit, Event, is_passing
 from llamarium.train.report.trackers import trackers
-from llamarium.train.setup import Emit, Event, Setup, is_passing
+from llamarium.train.setup import Setup
 
 
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[ProcessGroup], Setup]) -> int:

@@ -15,7 +15,7 @@ from llamarium.train.report.page import duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llamarium.train.setup import Emit, Event
+    from llamarium.train.report.journal import Emit, Event
 
 _WIDTH = 60  # of the curve, in characters
 _REDRAW_S = 0.2  # seconds between drawings of steps that follow each other quickly

@@ -23,8 +23,9 @@ from llamarium.train.config import (
 )
 
 if TYPE_CHECKING:
+    from llamarium.train.report.journal import Event
     from llamarium.train.run import TrainingResult
-    from llamarium.train.setup import Event, Setup
+    from llamarium.train.setup import Setup
 
 
 class RunSettings(TypedDict, total=False):

@@ -32,8 +32,9 @@ from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.order import Order, derived_seed
 from llamarium.train.objectives.base import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
+from llamarium.train.report.journal import Emit
 from llamarium.train.report.peak import peak_flops
-from llamarium.train.setup import Emit, Setup
+from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import (
     checkpoint_folder,
     checkpoint_step,

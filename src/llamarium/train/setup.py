@@ -1,6 +1,6 @@
 """A prepared run, and the events that it emits. `pretrain` and `finetune` make it; `run` consumes it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,9 +12,6 @@ from llamarium.train.data.batch import Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 from llamarium.train.step import Evaluation, causal_trunk
-
-Event = Mapping[str, Any]
-Emit = Callable[[Event], None]
 
 
 class Rollouts(Protocol):
@@ -41,11 +38,6 @@ class Rollouts(Protocol):
     def to_event(self) -> dict[str, Any]:
         """Return a group of the last step as JSON values."""
         ...
-
-
-def is_passing(event: Event) -> bool:
-    """Whether an event only shows current activity and is not written to the journal."""
-    return event["event"] == "progress"
 
 
 @dataclass(frozen=True, slots=True)

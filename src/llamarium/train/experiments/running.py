@@ -28,8 +28,9 @@ from llamarium.train.experiments.variants import EXPERIMENTS, TrainingExperiment
 from llamarium.train.experiments.verdict import spread_of, verdict
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.history import History, number_of
+from llamarium.train.report.journal import Emit, Event
 from llamarium.train.report.write import compare, write_report
-from llamarium.train.setup import Emit, Event, Setup
+from llamarium.train.setup import Setup
 from llamarium.train.state.lock import run_lock
 
 Watch = Callable[[str], AbstractContextManager[Emit]]

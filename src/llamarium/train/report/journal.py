@@ -9,16 +9,23 @@ resumed. Both cause one warning.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from llamarium.checkpoints.checkpoint import list_some
 from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.io import atomic_file, unwritable
-from llamarium.train.setup import Event
 
 NAME = "metrics.jsonl"
+
+Event = Mapping[str, Any]
+Emit = Callable[[Event], None]
+
+
+def is_passing(event: Event) -> bool:
+    """Whether an event only shows current activity and is not written to the journal."""
+    return event["event"] == "progress"
 
 
 class Journal:
