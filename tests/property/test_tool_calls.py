@@ -40,7 +40,7 @@ _VALUES = st.recursive(
     max_leaves=6,
 )
 _ARGUMENTS = st.dictionaries(_KEYS, _VALUES, max_size=4)
-_CALLS = st.lists(st.tuples(st.sampled_from(NAMES), _ARGUMENTS), min_size=1, max_size=3)
+_CALLS = st.lists(st.tuples(st.sampled_from(NAMES), _ARGUMENTS), min_size=1, max_size=3, unique_by=json.dumps)
 _BITS = st.sampled_from(
     [
         *(*TAGS, " ", "\n", '"type": "function"', '{"name": "f", "parameters": {', '"a": 1'),
@@ -106,15 +106,15 @@ def test_calls_that_are_written_are_read(calls: list[tuple[str, dict[str, Any]]]
 
 @PROFILE
 @given(
-    text=_GARBAGE, names=st.sampled_from([NAMES, ("f", "code_interpreter"), ()]), parallel=st.booleans(), data=st.data()
+    text=_GARBAGE, names=st.sampled_from([NAMES, ("f", "code_interpreter"), ()]), most=st.sampled_from([1, 2, 8]), data=st.data()
 )
 def test_any_text_is_read_alike_however_it_is_cut(
-    text: str, names: tuple[str, ...], parallel: bool, data: st.DataObject
+    text: str, names: tuple[str, ...], most: int, data: st.DataObject
 ):
-    whole, told = read([text], names, parallel=parallel)
+    whole, told = read([text], names, most=most)
     check_deltas(whole, told)
     for pieces in (list(text), cut(data, text)):
-        parser, told = read(pieces, names, parallel=parallel)
+        parser, told = read(pieces, names, most=most)
         check_deltas(parser, told)
         assert (parser.calls, parser.content, parser.is_done) == (whole.calls, whole.content, whole.is_done)
 
@@ -220,6 +220,7 @@ HARD = {
     "brackets": '{"name": "f", "parameters": {"a": ' + "[" * 50000,
     "triple": "[f(a='''" + "''x" * 20000,
     "calls": '{"name": "f"};' * 4000,
+    "a call again": ('{"name": "f", "parameters": {"a": "' + "x\\n" * 10000 + '"}}; ') * 2,
     "list": "[" + "f(), " * 8000,
 }
 

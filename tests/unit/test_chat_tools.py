@@ -10,7 +10,7 @@ import pytest
 
 import llamarium
 from llamarium.api import Llama
-from llamarium.errors import LlamariumError, SamplingError, ToolError
+from llamarium.errors import GrammarError, LlamariumError, SamplingError, ToolError
 from llamarium.generation.completion import Piece
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, calls_of
 from llamarium.tokenizer.tools.functions import definition_of
@@ -56,7 +56,7 @@ def test_calls_come_with_the_answer_and_go_into_the_next_dialog(llama: ScriptedL
 
 
 def test_a_stream_and_an_engine_tell_the_same_in_order(llama: ScriptedLlama) -> None:
-    will_say(llama, f"Let me see.\n{CALL}\n{CALL}")
+    will_say(llama, f"Let me see.\n{CALL}\n{CALL.replace('Köln', 'Bonn')}")
     whole = llama.chat([QUESTION], tools=[get_weather], **GREEDY)
 
     def check(pieces: Iterator[Piece]) -> None:
@@ -150,7 +150,9 @@ def test_a_conversation_keeps_calls_and_goes_on(llama: ScriptedLlama) -> None:
         ({"tools": [3]}, ToolError, r"tools\[0\] is 3"),
         ({"tools": [get_weather], "tool_choice": "any"}, ToolError, "tool_choice"),
         ({"tools": [get_weather], "tool_form": "xml"}, ToolError, "llama3_json, pythonic, hermes"),
-        ({"tools": [get_weather], "json_object": True}, SamplingError, "json_object beside tools"),
+        ({"tools": [get_weather], "regex": "a"}, GrammarError, "found a form of the kind regex"),
+        ({"tools": [get_weather], "json_object": True, "stop": "x"}, SamplingError, "beside a grammar"),
+        ({"tools": [get_weather], "json_object": True, "regex": "a"}, SamplingError, "an answer has one form"),
         ({"tools": [get_weather], "tool_choice": "required", "stop": "x"}, SamplingError, "beside a grammar"),
         ({"tool_choice": "required"}, ToolError, "there are no tools"),
         ({"tool": []}, SamplingError, "tool"),

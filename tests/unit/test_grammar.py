@@ -114,8 +114,8 @@ def test_annotations_names_and_references_pass(compiler: GrammarCompiler, schema
 
 
 def test_two_grammars_are_equal_if_they_say_the_same_in_the_same_order() -> None:
-    a, b = Grammar.json_schema({"type": "object", "title": "t"}), Grammar.json_schema({"title": "t", "type": "object"})
-    assert a == Grammar.json_schema({"type": "object", "title": "t"}) and hash(a) != hash(b) and a != b
+    a, b = (Grammar.json_schema({"properties": dict.fromkeys(names, {})}) for names in ("xy", "yx"))
+    assert a == Grammar.json_schema({"title": "t", "properties": {"x": {}, "y": {}}}) and hash(a) != hash(b) and a != b
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,50 @@ def test_excluded_limits_are_excluded(compiler: GrammarCompiler, limits, within,
         assert accepts(compiler, grammar, text), text
     for text in outside:
         assert not accepts(compiler, grammar, text), text
+
+
+A, B, X = '{"a": 1}', '{"a": 1, "b": 1}', '{"a": 1, "x": 1}'
+OF_A = {"properties": {"a": {}, "b": {}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "wrap"),
+    [
+        (OF_A, "%s"),
+        ({"items": {"anyOf": [{"type": "null"}, OF_A]}}, "[%s]"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": OF_A}}, "%s"),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": OF_A}}, "%s"),
+        ({"properties": {"p": {"additionalProperties": OF_A}}}, '{"p": {"q": %s}}'),
+        ({"patternProperties": {"^[ab]$": {}}}, "%s"),
+        ({"properties": {"a": {}, "b": {}, "x": False}}, "%s"),
+    ],
+)
+def test_an_object_has_the_properties_that_its_schema_lists(compiler: GrammarCompiler, schema: dict, wrap: str) -> None:
+    closed, opened = Grammar.json_schema(schema), Grammar.json_schema(schema, open_objects=True)
+    for inner, is_listed in ((A, True), (B, True), (X, False)):
+        assert accepts(compiler, closed, wrap % inner) is is_listed, inner
+        assert accepts(compiler, opened, wrap % inner) is (is_listed or schema.get("properties", {}).get("x", True)), inner
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},  # a mapping
+        OF_A | {"additionalProperties": True},
+        OF_A | {"additionalProperties": {"type": "integer"}},
+        OF_A | {"required": ["x"]},
+        OF_A | {"minProperties": 1},
+        {"properties": {"a": {}}, "allOf": [{"properties": {"b": {}, "x": {}}}]},  # closing one would forbid the other's
+        {"allOf": [OF_A, {"properties": {"x": {}}}]},
+        {"$ref": "#/$defs/a", "properties": {"x": {}}, "$defs": {"a": OF_A}},
+        {"anyOf": [{"$ref": "#/$defs/a"}], "properties": {"x": {}}, "$defs": {"a": {"allOf": [OF_A]}}},
+        {"properties": {"a": {}}, "enum": [{"a": 1, "x": 1}]},
+    ],
+)
+def test_an_object_stays_open_where_closing_it_would_forbid_what_is_asked_for(
+    compiler: GrammarCompiler, schema: dict
+) -> None:
+    assert accepts(compiler, Grammar.json_schema(schema), X)
 
 
 def test_blanks_between_signs_come_to_an_end(compiler: GrammarCompiler) -> None:
@@ -412,7 +456,7 @@ def test_each_option_is_a_grammar() -> None:
     assert (
         of(json_schema='{"type": "null"}')
         == of(json_schema={"type": "null"})
-        == Grammar("json_schema", '{"type": "null"}')
+        == Grammar("json_schema", '{"type": ["null"]}')
     )
     assert of(json_object=True) == Grammar.json_object()
     assert of(regex="a+") == Grammar.regex("a+")

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from llamarium.errors import ToolError
-from llamarium.sampling.grammar.calls import grammar_of_calls
+from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, write_calls
 from llamarium.tokenizer.tools.parser import ToolCallParser
@@ -221,11 +221,11 @@ def test_rules_and_characters_are_bounded(form: ToolForm) -> None:
         schema = {"properties": {f"{'p' * width}{i}": {"type": "integer"} for i in range(num_arguments)}}
         return ToolRequest(tuple(tools(**{f"f{i}": schema for i in range(num_tools)})), "required")
 
-    assert grammar_of_calls(request(40, 9, 1), form) is not None
+    assert grammar_of_answer(request(40, 9, 1), form) is not None
     too_many, too_long = request(60, 30, 1), request(2, 200, 900)
     for large in (too_long, too_many) if form == "pythonic" else (too_long,):
         with pytest.raises(ToolError, match="too much for a grammar") as caught:
-            grammar_of_calls(large, form)
+            grammar_of_answer(large, form)
         assert caught.value.param == "tools"
 
 
@@ -234,15 +234,15 @@ def test_what_llguidance_would_pass_over_is_refused_by_its_tool(form: ToolForm) 
     for bad in ({"nullable": True}, {"properties": {"a": {"maxLenght": 3}}}, {"properties": {"a": {"contains": {}}}}):
         request = ToolRequest.read(tools(now=SCHEMAS["now"], f=bad), "required")
         with pytest.raises(ToolError, match="is not supported") as caught:
-            grammar_of_calls(request, form)
+            grammar_of_answer(request, form)
         assert caught.value.param == "tools[1].function.parameters"
     free = ToolRequest.read(tools(f={"properties": {"a": {"nullable": True}}}))
-    assert grammar_of_calls(free, form) is None
+    assert grammar_of_answer(free, form) is None
 
 
 def test_a_format_is_held_in_json() -> None:
     schema = {"properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}
-    grammar = grammar_of_calls(ToolRequest.read(tools(f=schema), "required"), "llama3_json")
+    grammar = grammar_of_answer(ToolRequest.read(tools(f=schema), "required"), "llama3_json")
     assert grammar is not None
     for day, is_one in (("2024-02-29", True), ("2024-13-01", False), ("today", False)):
         found = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar.text), log_level=0)

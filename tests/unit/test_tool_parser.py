@@ -154,12 +154,60 @@ def test_python_after_its_tag_calls_the_code_interpreter() -> None:
 def test_one_call_is_the_first() -> None:
     calls = '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call> and'
     for text in (calls, "[f(), g()]", '{"name": "f"}; {"name": "g"}'):
-        assert read(text, parallel=False) == ("", [("f", {})])
-    parser = new_parser(parallel=False)
+        assert read(text, most=1) == ("", [("f", {})])
+    parser = new_parser(most=1)
     parser.push("Yes. <tool_call>")
     assert not parser.is_done
     parser.push('{"name": "f"}')
     assert (parser.is_done, parser.content) == (True, "Yes. ")
+
+
+def test_calls_are_bounded_and_one_that_comes_again_ends_the_answer() -> None:
+    def calls(*numbers: int) -> str:
+        return "; ".join(f'{{"name": "f", "parameters": {{"a": {n}}}}}' for n in numbers)
+
+    assert read(calls(*range(9)) + " and") == ("", [("f", {"a": n}) for n in range(8)])
+    parser = new_parser()
+    parser.push(calls(1, 2, 11, 2) + ";")
+    assert parser.is_done and [json.loads(call.arguments)["a"] for call in parser.calls] == [1, 2, 11]
+    parser.push(calls(3) + " and so on")
+    parser.finish()
+    assert (len(parser.calls), parser.content) == (3, "")
+    assert read("<|python_tag|>[f(a=1), g(a=1), f(a=1), f(a=2)]") == ("", [("f", {"a": 1}), ("g", {"a": 1})])
+
+
+def test_a_call_that_begins_as_one_before_is_told_once_it_differs() -> None:
+    before, again = '{"name": "f", "parameters": {"a": "xy"}}', '; {"name": "f", "parameters": {"a": "x'
+    parser = new_parser()
+    assert told([before, again, 'z"}}', ""], parser)[1:3] == [
+        [],
+        [CallBegin(1, "id1", "f"), CallArguments(1, '{"a": "xz"}'), CallEnd(1)],
+    ]
+    cut = new_parser()
+    assert told([before, again], cut)[2] == [
+        CallBegin(1, "id1", "f"), CallArguments(1, '{"a": "x'), CallEnd(1, is_complete=False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("openings", "call"),
+    [
+        (('{"name": "f", "parameters": ', '{"name": "g", "parameters": '), '{"name": "g", "parameters": {}}'),
+        (("[f(", "[g("), "[g()]"),
+        (("<tool_call>",), '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'),
+    ],
+)
+def test_an_answer_of_another_form_has_calls_only_where_it_begins_with_one(openings: Any, call: str) -> None:
+    assert read(call, openings=openings) == ("", [("g", {})])
+    for answer in ('{"name": "g"}', '{"name":"g","parameters":{}}', '["<tool_call>[f()]", "<|python_tag|>[f()]"]', "3"):
+        for pieces in ([answer], list(answer)):
+            parser = new_parser(openings=openings)
+            assert "".join(d.text for some in told(pieces, parser) for d in some if isinstance(d, ContentDelta)) == answer
+            assert not parser.calls
+    for count in range(1, len(call)):
+        parser = new_parser(openings=openings)
+        told(list(call[:count]), parser)
+        assert parser.content == "", "what may begin a call is none of the answer"
 
 
 def told(pieces: list[str], parser: ToolCallParser) -> list[list[Delta]]:

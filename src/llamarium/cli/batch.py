@@ -153,6 +153,7 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
         max_context=args.max_context,
         request_timeout_s=None,
         tool_form=args.tool_form,
+        open_objects=args.open_objects,
     )
     llama, engine = load_engine(args)
     with _told(args, engine, tally) as report, engine:  # once it has stopped, it has counted all

@@ -126,12 +126,14 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
-    """Add `--tool-form`."""
+    """Add `--tool-form` and `--open-objects`."""
     parser.add_argument(
         "--tool-form",
         choices=get_args(ToolForm),
         help="how tools are described and called (default: as the chat template does it, or the dialog format)",
     )
+    text = "without strict, let objects have properties that their schema does not list, unless it forbids them"
+    parser.add_argument("--open-objects", action="store_true", help=text)
 
 
 def add_engine(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
@@ -266,6 +268,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         drain_timeout_s=args.drain_timeout,
         tool_form=args.tool_form,
         strict_fields=args.strict_fields,
+        open_objects=args.open_objects,
         log_format=args.log_format,
     )
 

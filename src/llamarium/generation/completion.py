@@ -173,7 +173,8 @@ class RowText:
     def __post_init__(self) -> None:
         """Begin decoding. What a grammar accepts is all of the text, with no space taken away."""
         continues = not self.begins or self.params.grammar is not None
-        self._calls = None if self.tools is None else self.tools.parser()
+        openings = () if self.params.grammar is None else self.params.grammar.openings
+        self._calls = None if self.tools is None else self.tools.parser(openings)
         spelled = frozenset[int]() if self._calls is None else tag_ids(self.tokenizer.special_tokens)
         self._decoder = self.tokenizer.stream(continuation=continues, spelled=spelled)
         self._stops = StopStringFilter(self.params.stop)

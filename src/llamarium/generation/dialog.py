@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
-from llamarium.errors import SamplingError
 from llamarium.generation.options import AnswerOptions, StreamOptions
 from llamarium.generation.text_model import TextModel
-from llamarium.sampling.grammar.calls import grammar_of_calls
+from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
+from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -44,22 +44,20 @@ class StreamChatOptions(StreamOptions, ToolOptions, total=False):
 def read_dialog(
     model: TextModel, messages: Sequence[Mapping[str, Any]], tools: ToolOptions, options: GenerationOptions
 ) -> tuple[list[int], ToolRequest]:
-    """Return a dialog's ids and its tools; a grammar of the calls, if there is one, is put into `options`.
+    """Return a dialog's ids and its tools; the answer's grammar, if it has one, is put into `options`.
 
     ToolError for invalid tools, by the field's path; ChatFormatError if the dialog does not fit the model's format;
-    SamplingError if the answer is to have another form besides.
+    GrammarError for a form that cannot be held, or not beside tools.
     """
     request = ToolRequest.read(
         described(tools.get("tools")), tools.get("tool_choice"), tools.get("parallel_tool_calls")
     )
     check_form(form := tools.get("tool_form"))
     ids = model.tokenizer.chat(messages, tools=request.offered, tool_form=form)
-    given = [name for name in GRAMMAR_OPTIONS if options.get(name)]
-    if given and request.offered:
-        raise SamplingError(f"{given[0]} beside tools: an answer may be a call, so it has no other form; give one")
-    grammar = grammar_of_calls(request, form or own_tool_form(model.tokenizer))
-    if grammar is not None:
-        options["grammar"] = grammar
+    answer = Grammar.from_options(options)
+    for name in GRAMMAR_OPTIONS:
+        options.pop(name, None)
+    options["grammar"] = grammar_of_answer(request, form or own_tool_form(model.tokenizer), answer)
     return ids, request
 
 

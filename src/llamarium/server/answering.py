@@ -15,7 +15,7 @@ from llamarium.generation.completion import Piece
 from llamarium.generation.dialog import own_tool_form
 from llamarium.generation.text_engine import Answers
 from llamarium.sampling.constraint import CompiledGrammar
-from llamarium.sampling.grammar.calls import compile_calls, grammar_of_calls
+from llamarium.sampling.grammar.calls import compile_answer, grammar_of_answer
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions, SamplingParams
 from llamarium.server.dialogs import renamed
@@ -24,8 +24,8 @@ from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
 from llamarium.server.lifecycle.threads import in_own_thread
 from llamarium.server.metrics import Metrics, RequestMetrics, Timer
 from llamarium.server.naming import ModelChoice
+from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.tools.forms import ToolForm
 from llamarium.tokenizer.tools.request import ToolRequest
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ T = TypeVar("T")
 Encode = Callable[[Tokenizer], list[list[int]]]
 """Returns the ids of a request's prompts; called outside the event loop."""
 
-Form = tuple[str, Callable[[], Grammar]]
-"""The field with the form of an answer, and its reader; a large schema takes time."""
+Form = tuple[str, Callable[[bool], Grammar]]
+"""The field with the form of an answer, and its reader, by whether objects are open; a large schema takes time."""
 
 NO_TOOLS = ToolRequest()
 
@@ -85,7 +85,6 @@ class AnswerRequest:
 
 async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own."""
-    check_form(asked.form, asked.tools)
     if asked.num_answers > MAX_ANSWERS:
         raise ApiError(
             400,
@@ -95,17 +94,6 @@ async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     if asked.form is not None or asked.tools.is_held:
         return await in_own_thread(partial(_submit, service, asked))
     return await asyncio.to_thread(_submit, service, asked)
-
-
-def check_form(form: Form | None, tools: ToolRequest) -> None:
-    """Refuse a form of the answer beside tools that may be called."""
-    if form is not None and tools.offered:
-        raise ApiError(
-            400,
-            f"{form[0]} is not supported beside tools: an answer may be a call, so it has no other form",
-            code="unsupported_parameter",
-            param=form[0],
-        )
 
 
 def place_of(field: str, place: int, count: int) -> str:
@@ -119,7 +107,7 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     field = asked.prompt_field
     try:
         prompts = asked.encode(model.tokenizer)
-        form, grammar = held_form(model, asked.form, asked.tools, service.settings.tool_form)
+        form, grammar = held_form(model, asked.form, asked.tools, service.settings)
         for place, ids in enumerate(prompts):
             field = place_of(asked.prompt_field, place, len(prompts))
             check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up
@@ -147,25 +135,25 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
 
 
 def held_form(
-    model: ServedModel, form: Form | None, tools: ToolRequest, tool_form: ToolForm | None
+    model: ServedModel, form: Form | None, tools: ToolRequest, settings: Settings
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
     """Return the grammar of an answer and its compiled form, if it has one."""
-    found = wanted_form(form, tools, tool_form or own_tool_form(model.tokenizer))
+    answer, found = wanted_forms(model.tokenizer, form, tools, settings)
     if found is None:
         return None, None
-    if form is not None:
-        return found, model.grammars.compile(found)
-    return found, compile_calls(model.grammars, found, tools)
+    return found, compile_answer(model.grammars, found, tools, answer)
 
 
-def wanted_form(form: Form | None, tools: ToolRequest, tool_form: ToolForm | None) -> Grammar | None:
-    """Return the grammar of a request's form or of its tools, if any; it is not compiled."""
-    if form is None:
-        return grammar_of_calls(tools, tool_form)
+def wanted_forms(
+    tokenizer: Tokenizer, form: Form | None, tools: ToolRequest, settings: Settings
+) -> tuple[Grammar | None, Grammar | None]:
+    """Return the grammar of a request's form, and that of its whole answer, if any; they are not compiled."""
+    tool_form, is_open = settings.tool_form or own_tool_form(tokenizer), settings.open_objects
     try:
-        return form[1]()
+        answer = None if form is None else form[1](is_open)
+        return answer, grammar_of_answer(tools, tool_form, answer, open_objects=is_open)
     except GrammarError as error:
-        raise _of_form(error, form[0]) from None
+        raise _of_form(error, form[0]) if form is not None else error from None
 
 
 def _of_form(error: GrammarError, field: str) -> ApiError:

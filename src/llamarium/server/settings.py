@@ -24,6 +24,7 @@ class Settings:
         drain_timeout_s: Seconds for running requests when the server stops.
         tool_form: How tools are presented to the model; None is its dialog format's own way.
         strict_fields: Refuse fields that have no effect (`server/hints.py`).
+        open_objects: Objects that are not strict may have other properties than those that their schema lists.
         log_format: Of the lines on stderr.
         max_header_bytes: Of a request line and its headers.
         header_timeout_s: Seconds from a connection's first byte, or its opening, to the end of the headers.
@@ -46,6 +47,7 @@ class Settings:
     drain_timeout_s: float = 30.0
     tool_form: "ToolForm | None" = None
     strict_fields: bool = False
+    open_objects: bool = False
     log_format: Literal["text", "json"] = "text"
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 2**10

@@ -17,12 +17,12 @@ from llamarium.sampling.constraint import CompiledGrammar, Constraint
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
-from llamarium.server.answering import check_form, held_form
+from llamarium.server.answering import held_form
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.openai.forms import Formed, form_of
 from llamarium.server.openai.tools import tool_request
-from llamarium.tokenizer.tools.forms import ToolForm
+from llamarium.server.settings import Settings
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -41,11 +41,11 @@ _MEASURING_S = 0.1  # a text whose passes take longer is measured once
 @router.post("/passes/{pass_id}/sampler")
 async def sampler(request: Request, requested: OfPass, body: schema.SamplerRequest) -> SamplerSteps:
     """Return what each step of the sampler leaves after a position, the draw, and the token."""
-    ids, tool_form = requested.one.ids, request.app.state.service.settings.tool_form
+    ids, settings = requested.one.ids, request.app.state.service.settings
     position, start = _places(requested, body)
 
     def read(known: OpenPass) -> SamplerSteps:
-        row = _row(body, known.llama, tool_form, ids[:start], ids[start : position + 1])
+        row = _row(body, known.llama, settings, ids[:start], ids[start : position + 1])
         return explain_next(known, range(start, position + 1), row, body.k)
 
     return await requested.read("position", read)
@@ -123,13 +123,13 @@ def _places(requested: RequestedPass, body: schema.SamplerRequest) -> tuple[int,
 def _row(
     body: schema.SamplerRequest,
     llama: "Llama",
-    tool_form: ToolForm | None,
+    settings: Settings,
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
 ) -> SamplingRow:
     """Return the sampler's state of an answer."""
     given = body.model_dump(exclude={"position", "start", "k", *_OF_FORM})
-    grammar, compiled = _form(body, llama, tool_form)
+    grammar, compiled = _form(body, llama, settings)
     constraint = None
     if compiled is not None:
         _check_fits(compiled.begin(llama.stop_ids), answer_ids)
@@ -139,13 +139,12 @@ def _row(
 
 
 def _form(
-    body: schema.SamplerRequest, llama: "Llama", tool_form: ToolForm | None
+    body: schema.SamplerRequest, llama: "Llama", settings: Settings
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
     form = form_of(Formed.model_validate({"response_format": body.response_format}))
     tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
-    check_form(form, tools)
     try:
-        return held_form(llama, form, tools, tool_form)
+        return held_form(llama, form, tools, settings)
     except GrammarError as error:
         raise ApiError(400, str(error), param="response_format") from None
 

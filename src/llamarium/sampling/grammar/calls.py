@@ -1,17 +1,20 @@
-"""The grammar of an answer that has to call tools.
+"""The grammar of an answer that may or has to call tools.
 
 llguidance ignores unknown keywords. So schemas of calls in JSON go through `json_schema.lowered`, and what cannot be
 enforced is refused by its tool's path. The pythonic form has rules of its own, with fewer keywords.
+
+Where an answer without calls has a form, one grammar holds both. Its JSON must not be read as a call: calls in JSON
+have a blank after each colon, and where the form might begin as they do, it has none.
 """
 
 import json
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from llamarium.errors import GrammarError, ToolError
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.description import MAX_BYTES, Grammar
-from llamarium.sampling.grammar.json_schema import lowered
+from llamarium.sampling.grammar.json_schema import BLANKS, NO_BLANKS, rule
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -28,28 +31,63 @@ class Compiler(Protocol):
         ...
 
 
-def grammar_of_calls(request: ToolRequest, form: ToolForm | None) -> Grammar | None:
-    """Return the grammar that forces calls, or None; `form` is how they are written."""
-    if not request.is_held:
-        return None
+def grammar_of_answer(
+    request: ToolRequest, form: ToolForm | None, answer: Grammar | None = None, *, open_objects: bool = False
+) -> Grammar | None:
+    """Return the grammar of an answer, or None if it is free.
+
+    Args:
+        request: The tools that it may call.
+        form: How calls are written.
+        answer: Its form where it makes no call.
+        open_objects: As of `Grammar.json_schema`, for the arguments of tools that are not strict.
+
+    Raises:
+        ToolError: For tools that cannot be held.
+        GrammarError: For an answer's form that is not JSON, beside tools.
+    """
+    if not request.offered or (answer is None and not request.is_held):
+        return answer
+    if answer is not None and answer.kind != "json_schema":
+        raise GrammarError(
+            f"an answer's form beside tools is JSON, so that it is no call; expected a JSON schema or any JSON object, "
+            f"and found a form of the kind {answer.kind}: leave it out, or the tools"
+        )
     if form != "pythonic":
-        request = replace(request, tools=tuple(_lowered(tool, i) for i, tool in enumerate(request.tools)))
-    text = request.grammar(form)
-    assert text is not None
+        request = replace(request, tools=tuple(_lowered(tool, i, open_objects) for i, tool in enumerate(request.tools)))
+    text = request.grammar(form, None if answer is None else _rule_beside(json.loads(answer.text), form))
+    assert text is not None and form is not None
     if len(text.encode()) > MAX_BYTES or text.count("\n") > MAX_RULES:
         raise ToolError(
             "tools",
             f"are too much for a grammar: {len(text):,} characters in {text.count(chr(10)):,} rules, of {MAX_BYTES:,} "
             f"bytes and {MAX_RULES:,} rules at most; give fewer tools, or smaller ones",
         )
-    return Grammar("calls", text)
+    return Grammar("calls", text, () if answer is None else request.openings(form))
 
 
-def compile_calls(compiler: Compiler, grammar: Grammar, request: ToolRequest) -> CompiledGrammar:
-    """Compile the grammar of `grammar_of_calls`."""
+def _rule_beside(schema: Any, form: ToolForm | None) -> str:
+    """Return the rule of a lowered schema whose JSON does not begin as a call does."""
+    named = schema
+    if isinstance(schema, dict) and "$ref" in schema and "allOf" not in schema:
+        for key in cast("str", schema["$ref"]).split("/")[1:]:
+            named = named[int(key)] if isinstance(named, list) else named[key]
+    is_object = isinstance(named, dict) and named.get("additionalProperties") is False
+    is_no_call = is_object and "parameters" not in named.get("properties", {}) and "patternProperties" not in named
+    return rule(schema, BLANKS if form != "llama3_json" or is_no_call else NO_BLANKS)
+
+
+def compile_answer(
+    compiler: Compiler, grammar: Grammar, request: ToolRequest, answer: Grammar | None = None
+) -> CompiledGrammar:
+    """Compile the grammar of `grammar_of_answer`; errors as it raises them."""
     try:
         return compiler.compile(grammar)
     except GrammarError as error:
+        if answer is not None:
+            compiler.compile(answer)
+        if not request.offered:
+            raise
         for i, tool in enumerate(request.tools):
             try:
                 compiler.compile(Grammar.json_schema(tool.parameters))
@@ -58,13 +96,13 @@ def compile_calls(compiler: Compiler, grammar: Grammar, request: ToolRequest) ->
         raise ToolError("tools", f"cannot be held: {error}") from None
 
 
-def _lowered(tool: ToolDefinition, i: int) -> ToolDefinition:
+def _lowered(tool: ToolDefinition, i: int, open_objects: bool) -> ToolDefinition:
     """Return a tool with a schema of enforced keywords."""
     try:
-        schema = lowered(json.loads(Grammar.json_schema(tool.parameters).text))
+        found = Grammar.json_schema(tool.parameters, open_objects=open_objects and not tool.strict)
     except GrammarError as error:
         raise _refusal(i, error) from None
-    return replace(tool, parameters={**schema, "type": "object"})
+    return replace(tool, parameters={**json.loads(found.text), "type": "object"})
 
 
 def _refusal(i: int, error: GrammarError) -> ToolError:

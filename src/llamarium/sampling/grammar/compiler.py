@@ -33,7 +33,7 @@ from llamarium.extras import optional
 from llamarium.sampling.constraint import NoToken
 from llamarium.sampling.grammar import gbnf, workers
 from llamarium.sampling.grammar.description import Grammar, Kind
-from llamarium.sampling.grammar.json_schema import lowered
+from llamarium.sampling.grammar.json_schema import BLANKS, rule
 from llamarium.sampling.grammar.lark import literal
 from llamarium.tokenizer.base import Tokenizer
 
@@ -44,7 +44,6 @@ _LIMITS: Mapping[Kind, Mapping[str, int]] = {  # an optional property is four it
     "lark": {"max_items_in_row": 500, "step_max_items": 10_000},
     "gbnf": {"max_items_in_row": 500, "step_max_items": 10_000},
 }
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,32}"  # bounded, as some models would write blanks forever
 _END_MARK = b"\xff<end>"  # 0xff begins no text: llguidance's mark of special tokens
 _TOO_LARGE = ("too many", "too large", "too big", "fuel", "limit", "items; max", "too deeply", "recursion", "Unable to")
 _BAD_REGEX = re.compile(  # what is wrong stands after the expression, with carets below the place
@@ -104,9 +103,7 @@ class GrammarCompiler:
         """Return a grammar's rules in llguidance's Lark."""
         match grammar.kind:
             case "json_schema":
-                schema = lowered(json.loads(grammar.text))
-                schema = schema if isinstance(schema, dict) else {"allOf": [schema]}
-                return f"start: %json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _BLANKS}})}"
+                return f"start: {rule(json.loads(grammar.text), BLANKS)}"
             case "choice":
                 return f"start: /{'|'.join(map(literal, json.loads(grammar.text)))}/"
             case "regex":

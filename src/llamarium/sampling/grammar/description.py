@@ -24,14 +24,16 @@ class Grammar:
 
     Attributes:
         kind: The notation of `text`.
-        text: The grammar; of a choice the JSON list.
+        text: The grammar; of a choice the JSON list, of a schema the lowered one.
+        openings: How an answer with calls begins, where it may have another form instead.
     """
 
     kind: Kind
     text: str
+    openings: tuple[str, ...] = ()
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str) -> Self:
+    def json_schema(cls, schema: Mapping[str, Any] | str, *, open_objects: bool = False) -> Self:
         """Accept the JSON values that a schema allows.
 
         Properties come in the schema's order. Blanks are allowed between JSON's signs, 32 at a place.
@@ -39,6 +41,8 @@ class Grammar:
         Args:
             schema: JSON Schema 2020-12, as an object or its JSON text. Older drafts' keywords are taken where they
                 mean the same.
+            open_objects: An object may have other properties than those listed where its schema says nothing of
+                `additionalProperties`.
 
         Raises:
             GrammarError: For a keyword that is not supported, naming it and its place.
@@ -48,8 +52,8 @@ class Grammar:
             found = json_schema.parsed(_checked("the JSON schema", schema))
         else:
             found = json_schema.parsed(_checked("the JSON schema", _as_json(schema)))
-        json_schema.lowered(found)
-        return cls("json_schema", json.dumps(found, ensure_ascii=False))
+        lowered = json_schema.lowered(found, open_objects=open_objects)
+        return cls("json_schema", json.dumps(lowered, ensure_ascii=False))
 
     @classmethod
     def json_object(cls) -> Self:

@@ -4,7 +4,8 @@ llguidance ignores unknown keywords (a misspelled one, `nullable`), lets a schem
 reads some keywords unlike the standard. So `lowered` returns a schema of those keywords alone that have one meaning.
 
 The result accepts nothing that the schema does not. It may accept less: properties come in the schema's order, integers
-have no decimal point, and characters are escaped only where they must be.
+have no decimal point, characters are escaped only where they must be, and an object whose schema lists its properties
+and says nothing of others has no others: small models would add some forever.
 
 Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12 (core and validation).
 """
@@ -26,6 +27,10 @@ MAX_SCHEMAS = 5000
 MAX_OPTIONAL = 400
 """Optional properties of an object; each is four items of llguidance's parser, which allows 2,000."""
 
+BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+"""Blanks between JSON's signs, bounded, as some models would write them forever."""
+NO_BLANKS = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _DIALECTS = ("draft/2020-12", "draft/2019-09", "draft-07", "draft-06")
 _EXACT_INTEGER, _EXACT_DIGITS = 2**53, 15  # llguidance reads numbers as doubles, and not to the last bit
@@ -33,6 +38,7 @@ _EXACT_INTEGER, _EXACT_DIGITS = 2**53, 15  # llguidance reads numbers as doubles
 _ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
 )
+_JOINS = ("allOf", "anyOf", "oneOf")
 _AT_ROOT = frozenset(("$schema", "$id"))
 _LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
@@ -53,8 +59,17 @@ def parsed(text: str) -> Any:
         raise GrammarError(f"the JSON schema is no JSON: {error}") from None
 
 
-def lowered(schema: Any) -> Any:
-    """Return a schema of llguidance's keywords that accepts only what `schema`, a JSON value, accepts."""
+def rule(schema: Any, spacing: Mapping[str, Any]) -> str:
+    """Return the JSON values of a lowered schema as a rule of Lark; `spacing` is of llguidance's `x-guidance`."""
+    given = schema if isinstance(schema, dict) else {"allOf": [schema]}
+    return f"%json {json.dumps({**given, 'x-guidance': spacing})}"
+
+
+def lowered(schema: Any, *, open_objects: bool = False) -> Any:
+    """Return a schema of llguidance's keywords that accepts only what `schema`, a JSON value, accepts.
+
+    Objects whose schemas say nothing of `additionalProperties` are closed, unless `open_objects`.
+    """
     reading = _Reading()
     found = reading.schema(schema, ())
     for path, target in reading.references.items():
@@ -64,14 +79,51 @@ def lowered(schema: Any) -> Any:
     for path, target in reading.references.items():
         if target in circles:
             raise _refused(path, f"$ref names {_show(target)}, which no value fits that ends: it needs itself")
+    if not open_objects:
+        joined = _joined(reading.schemas, reading.references)
+        for path in reading.kept.keys() - joined:
+            _close(reading.kept[path])
     return found
 
 
+def _close(kept: dict[str, Any]) -> None:
+    """Forbid an object's other properties, if it lists all that it needs and says nothing of others."""
+    is_listed = "properties" in kept or "patternProperties" in kept
+    may_need_others = any(key in kept for key in ("minProperties", "enum", "const"))
+    if is_listed and not may_need_others and set(kept.get("required", ())) <= kept.get("properties", {}).keys():
+        kept.setdefault("additionalProperties", False)
+
+
+def _joined(schemas: Mapping[_Path, Any], references: Mapping[_Path, _Path]) -> set[_Path]:
+    """Return the schemas that a value follows together with others, whose properties closing one would forbid."""
+    parts = {
+        path: [(*path, key, str(i)) for key in _JOINS for i in range(len(schema.get(key, ())))]
+        + ([references[path]] if path in references else [])
+        for path, schema in schemas.items()
+        if isinstance(schema, dict)
+    }
+    waiting = [path for path, inner in parts.items() if inner and _num_joined(schemas[path]) > 1]
+    found = set[_Path]()
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += parts.get(path, ())
+    return found
+
+
+def _num_joined(schema: Mapping[str, Any]) -> int:
+    """Return how many schemas a value follows at once: the object's own, those of `allOf`, and a branch of others."""
+    own = any(key in schema for key in ("properties", "patternProperties", "additionalProperties", "enum", "const"))
+    return own + len(schema.get("allOf", ())) + sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
+
+
 class _Reading:
-    """The state of reading: schemas by path, and the targets of each `$ref` by path."""
+    """The state of reading, by path: schemas, what is kept of them, and the targets of each `$ref`."""
 
     def __init__(self) -> None:
         self.schemas: dict[_Path, Any] = {}
+        self.kept: dict[_Path, dict[str, Any]] = {}
         self.references: dict[_Path, _Path] = {}
 
     def schema(self, given: Any, path: _Path) -> Any:
@@ -88,7 +140,8 @@ class _Reading:
         kept = {key: self.keyword(key, value, path) for key, value in cast("dict[str, Any]", given).items()}
         _check_num_properties(kept, path)
         kept = {key: value for key, value in kept.items() if value is not _NOTHING}
-        return _with_limits(_with_format(kept))
+        self.kept[path] = _with_limits(_with_format(kept))
+        return self.kept[path]
 
     def keyword(self, key: str, value: Any, path: _Path) -> Any:
         """Read one keyword's value; `_NOTHING` for one without effect."""

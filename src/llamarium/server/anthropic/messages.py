@@ -4,10 +4,9 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
-from llamarium.generation.dialog import own_tool_form
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, Form, check_form, wanted_form, with_tokenizer
+from llamarium.server.answering import AnswerRequest, Form, wanted_forms, with_tokenizer
 from llamarium.server.anthropic.dialog import read_prompt
 from llamarium.server.anthropic.formatter import MessageFormatter
 from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
@@ -52,11 +51,10 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     service: Service = request.app.state.service
     prompt = await asyncio.to_thread(read_prompt, body)
     form = _form(body)
-    check_form(form, prompt.tools)
 
     def count(tokenizer: Tokenizer) -> int:
         ids = prompt.ids(service)
-        wanted_form(form, prompt.tools, service.settings.tool_form or own_tool_form(tokenizer))
+        wanted_forms(tokenizer, form, prompt.tools, service.settings)
         return len(ids)
 
     return {"input_tokens": await with_tokenizer(request, "messages", count, prompt.dialog.path_of)}
@@ -73,4 +71,4 @@ def _form(body: CountRequest) -> Form | None:
     asked = None if body.output_config is None else body.output_config.format
     if asked is None:
         return None
-    return "output_config.format.schema", lambda: Grammar.json_schema(asked.schema_)
+    return "output_config.format.schema", lambda is_open: Grammar.json_schema(asked.schema_, open_objects=is_open)

@@ -1,6 +1,6 @@
-"""The form of an answer: `response_format` as OpenAI has it, `structured_outputs` as vLLM does."""
+"""The form of an answer, as OpenAI (`response_format`), vLLM (`structured_outputs`) and llama-server have it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +16,7 @@ _MAX_NAME_CHARACTERS = 64
 
 
 class JsonSchema(Body):
-    """A schema and its name; it is always enforced, whatever `strict` says."""
+    """A schema and its name; it is always enforced, and `strict` closes its objects (`--open-objects`)."""
 
     name: str = Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARACTERS}}}$")
     description: str | None = None
@@ -47,45 +47,59 @@ class Formed(Sampling):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    # as llama-server has them
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
 
 
 def form_of(body: Formed) -> Form | None:
     """Return the form of a request's answer, or None for any text."""
-    asked, wanted = body.response_format, body.structured_outputs
+    asked, wanted, schema, grammar = body.response_format, body.structured_outputs, body.json_schema, body.grammar
     if asked is not None and asked.type == "text" and asked.json_schema is None:
         asked = None
-    if asked is not None and wanted is not None:
-        raise ApiError(
-            400, "response_format and structured_outputs both ask for a form; give one", param="structured_outputs"
-        )
+    fields = {"response_format": asked, "structured_outputs": wanted, "json_schema": schema, "grammar": grammar}
+    given = [name for name, value in fields.items() if value is not None]
+    if len(given) > 1:
+        raise ApiError(400, f"{given[0]} and {given[1]} both ask for a form; give one", param=given[1])
     if wanted is not None:
         return "structured_outputs", _only_one(wanted)
-    if asked is None:
-        return None
+    if schema is not None:
+        return "json_schema", schema_reader(schema)
+    if grammar is not None:
+        return "grammar", lambda _: Grammar.gbnf(grammar)
+    return None if asked is None else _of_openai(asked)
+
+
+def _of_openai(asked: ResponseFormat) -> Form:
     if asked.json_schema is None:
         if asked.type == "json_schema":
             raise missing("response_format.json_schema")
-        return "response_format", Grammar.json_object
+        return "response_format", lambda _: Grammar.json_object()
     if asked.type != "json_schema":
         raise misplaced("response_format.json_schema", f"is given, and response_format.type is {asked.type}")
     schema = asked.json_schema.schema_
     if schema is None:
         raise ApiError(400, "the schema is missing", param="response_format.json_schema.schema")
-    return "response_format.json_schema.schema", lambda: Grammar.json_schema(schema)
+    return "response_format.json_schema.schema", schema_reader(schema, asked.json_schema.strict)
 
 
-def _only_one(wanted: StructuredOutputs) -> Callable[[], Grammar]:
-    readers: dict[str, Callable[[Any], Grammar]] = {
-        "json_": Grammar.json_schema,
-        "json_object": lambda _: Grammar.json_object(),
-        "regex": Grammar.regex,
-        "choice": Grammar.choice,
-        "grammar": Grammar.gbnf,
-        "lark": Grammar.lark,
+def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -> Callable[[bool], Grammar]:
+    """Return the reader of a `Form`."""
+    return lambda is_open: Grammar.json_schema(schema, open_objects=is_open and not strict)
+
+
+def _only_one(wanted: StructuredOutputs) -> Callable[[bool], Grammar]:
+    readers: dict[str, Callable[[Any], Callable[[bool], Grammar]]] = {
+        "json_": schema_reader,
+        "json_object": lambda _: lambda _: Grammar.json_object(),
+        "regex": lambda value: lambda _: Grammar.regex(value),
+        "choice": lambda value: lambda _: Grammar.choice(value),
+        "grammar": lambda value: lambda _: Grammar.gbnf(value),
+        "lark": lambda value: lambda _: Grammar.lark(value),
     }
     given = [(name, value) for name in readers if (value := getattr(wanted, name)) is not None]
     if len(given) != 1:
         names = ", ".join(name.rstrip("_") for name in readers)
         raise ApiError(400, f"expected one of {names}; {len(given)} are given", param="structured_outputs")
     ((name, value),) = given
-    return lambda: readers[name](value)
+    return readers[name](value)

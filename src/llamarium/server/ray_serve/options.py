@@ -94,6 +94,7 @@ class RayOptions(ModelOptions):
     drain_timeout: float = Field(_DEFAULTS.drain_timeout_s, ge=0)
     tool_form: ToolForm | None = None
     strict_fields: bool = False
+    open_objects: bool = False
     log_format: Literal["text", "json"] = _DEFAULTS.log_format
 
     def of_model(self) -> ModelOptions:
@@ -115,6 +116,7 @@ class RayOptions(ModelOptions):
             drain_timeout_s=self.drain_timeout,
             tool_form=self.tool_form,
             strict_fields=self.strict_fields,
+            open_objects=self.open_objects,
             log_format=self.log_format,
         )
 

@@ -6,17 +6,22 @@ Python are written out here, from fewer keywords (`pythonic_grammar`).
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from llamarium.errors import ToolError
 from llamarium.tokenizer.tools.definition import ToolDefinition
-from llamarium.tokenizer.tools.forms import ToolForm
+from llamarium.tokenizer.tools.forms import TOOL_CALL, ToolForm
 from llamarium.tokenizer.tools.pythonic_grammar import ArgumentRules, quoted
 
 _NO_BRACKET = r"~/[ \t\r\n]*[{\[](?s:.*)/"  # where a call could begin without a tag
 _NO_TAG = r"~/(?s:.*)(<tool_call>|<\|python_tag\|>)(?s:.*)/"
 _NO_PYTHON_TAG = r"~/(?s:.*)<\|python_tag\|>(?s:.*)/"
 _TALK = f"TALK: /(?s:.*)/ & {_NO_BRACKET} & {_NO_TAG}"
+_AROUND: dict[ToolForm, tuple[str, str, str]] = {  # what stands before, between and after calls
+    "llama3_json": ("", '"; "', ""),
+    "pythonic": ('"["', '", "', '"]"'),
+    "hermes": ('"<tool_call>"', '"\\n<tool_call>"', ""),
+}
 _OPENING = f"opening[lazy]: OPENING\nOPENING: /(?s:.*)<tool_call>/ & {_NO_BRACKET} & {_NO_PYTHON_TAG}"
 
 
@@ -26,7 +31,8 @@ def call_grammar(
     *,
     only: Collection[str] | None = None,
     may_talk: bool = False,
-    parallel: bool = True,
+    most: int = 1,
+    answer: str | None = None,
 ) -> str:
     """Return the grammar of an answer that calls tools.
 
@@ -35,24 +41,38 @@ def call_grammar(
         form: How calls are written.
         only: The names of those of them that may be called; None is all.
         may_talk: The answer may also be text that does not look like a call; in Hermes' form calls may follow it.
-        parallel: There may be several calls.
+        most: How many calls there may be.
+        answer: The body of a rule that an answer may follow instead of all that.
     """
     chosen = [(i, tool) for i, tool in enumerate(tools) if only is None or tool.name in only]
     rules = [rule for i, tool in chosen for rule in _call(i, tool, form)]
     names = " | ".join(f"call_{i}" for i, _ in chosen)
-    return "\n".join([*_start(form, may_talk, parallel), f"call: {names}", *rules, ""])
+    return "\n".join([*_start(form, may_talk, most, answer), f"call: {names}", *rules, ""])
 
 
-def _start(form: ToolForm, may_talk: bool, parallel: bool) -> list[str]:
+def _start(form: ToolForm, may_talk: bool, most: int, answer: str | None) -> list[str]:
     """Return what an answer is made of."""
+    before, separator, after = _AROUND[form]
+    more = f" ({separator} call){{0,{most - 1}}}" if most > 1 else ""
+    calls = f"{before} call{more} {after}".strip()
+    if answer is not None:
+        return [f"start: answer | {calls}", f"answer: {answer}"]
+    if not may_talk:
+        return [f"start: {calls}"]
     if form == "hermes":
-        more = ' ("\\n<tool_call>" call)*' if parallel else ""
-        if may_talk:
-            return [f"start: TALK | opening call{more}", _TALK, _OPENING]
-        return [f'start: "<tool_call>" call{more}']
-    separator, before, after = ('", "', '"[" ', ' "]"') if form == "pythonic" else ('"; "', "", "")
-    calls = f"{before}call{f' ({separator} call)*' if parallel else ''}{after}"
-    return [f"start: TALK | {calls}", _TALK] if may_talk else [f"start: {calls}"]
+        return [f"start: TALK | opening call{more}", _TALK, _OPENING]
+    return [f"start: TALK | {calls}", _TALK]
+
+
+def openings(names: Iterable[str], form: ToolForm) -> tuple[str, ...]:
+    """Return how an answer begins that calls a tool of one of these names."""
+    if form == "hermes":
+        return (TOOL_CALL,)
+    return tuple(f"[{name}(" if form == "pythonic" else _json_opening(name, "parameters") for name in names)
+
+
+def _json_opening(name: str, key: str) -> str:
+    return f'{{"name": "{name}", "{key}": '
 
 
 def _call(i: int, tool: ToolDefinition, form: ToolForm) -> list[str]:
@@ -65,7 +85,7 @@ def _call(i: int, tool: ToolDefinition, form: ToolForm) -> list[str]:
             raise error.inside(f"tools[{i}].function") from None
         return [f"call_{i}: {quoted(f'{tool.name}(')} {start} {quoted(')')}", *arguments.lines()]
     key, before, after = ("parameters", "", "") if form == "llama3_json" else ("arguments", "\n", "\n</tool_call>")
-    opening = f'{before}{{"name": "{tool.name}", "{key}": '
+    opening = before + _json_opening(tool.name, key)
     return [f"call_{i}: {quoted(opening)} args_{i} {quoted('}' + after)}", f"args_{i}: %json {_schema(tool)}"]
 
 

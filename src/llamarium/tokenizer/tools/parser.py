@@ -12,7 +12,10 @@ Everything else is content: calls of tools that there are not, arguments that ar
 looked like a call is then given back as it was. White space beside calls, their tags and separators belong to them.
 
 A call is emitted when its first value begins. If it goes wrong after that, it ends as incomplete, and what follows is
-content. If the text ends in it, it ends where the last value that could be read ended.
+content. If the text ends in it, it ends where the last value that could be read ended. One that is so far the same as a
+call before is emitted once it differs; if it never does, it ends the answer.
+
+An answer whose calls a grammar holds, beside another form, has calls only where it begins as the grammar writes them.
 """
 
 import json
@@ -29,6 +32,9 @@ from llamarium.tokenizer.tools.values import JSON, PYTHON, NotACall, ValueReader
 CODE_INTERPRETER = "code_interpreter"
 """A tool of this name is called by Python after `<|python_tag|>`; it has one argument, `code`."""
 
+MAX_CALLS = 8
+"""Calls of one answer: small models would make some forever."""
+
 _WORD = re.compile(r"[\w-]*")
 _ALL = re.compile(r".*", re.DOTALL)
 
@@ -37,42 +43,66 @@ class _OpenCall:
     """A call that is being read.
 
     Attributes:
-        waiting: Arguments that came before the name.
+        waiting: Arguments that are not emitted.
         is_read: Its arguments are there to the end.
     """
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, before: Sequence[ToolCall] = ()) -> None:
         self.name = name
         self.waiting: list[str] = []
         self.is_read = False
+        self._length = 0
+        self._alike = before
+
+    def add(self, fragment: str) -> None:
+        """Add to the arguments."""
+        self.waiting.append(fragment)
+        self._alike = [one for one in self._alike if one.arguments.startswith(fragment, self._length)]
+        self._length += len(fragment)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is so far the same as a call before."""
+        return self._length > 0 and any(one.name == self.name for one in self._alike)
 
 
 class ToolCallParser:
     """Reads one answer. The pieces in which its text comes change nothing: the joined result is the same.
 
     Attributes:
-        is_done: There is a call, and there was to be only one: the rest of the answer is passed over.
+        is_done: There are as many calls as may be, or one came again: the rest of the answer is passed over.
     """
 
     def __init__(
         self,
         tools: Iterable[ToolDefinition],
         *,
-        parallel: bool = True,
+        most: int = MAX_CALLS,
         only_calls: bool = False,
+        openings: Sequence[str] = (),
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """Begin an answer; `only_calls`: it is held to calls, and what else there is, is the beginning of one."""
+        """Begin an answer.
+
+        Args:
+            tools: Those that may be called.
+            most: How many calls there may be.
+            only_calls: It is held to calls, and what else there is, is the beginning of one.
+            openings: It is held to calls if it begins with one of these, and else it has none.
+            new_id: Returns the id of a call.
+        """
         self.is_done = False
         self._only_calls = only_calls
+        self._openings = openings
         self._names = {tool.name for tool in tools}
-        self._parallel = parallel
+        self._most = most
         self._new_id = new_id
         self._source = Source()
         self._reading = self._answer()
         self._call = _OpenCall()
         self._begun: list[CallBegin] = []
         self._ended: list[CallEnd] = []
+        self._made: Sequence[ToolCall] = ()
         self._deltas: list[Delta] = []
         self._emitted: list[Delta] = []
 
@@ -103,9 +133,24 @@ class ToolCallParser:
 
     def _answer(self) -> Reading[None]:
         tag: str | None = ""
+        if self._openings:
+            self._only_calls = yield from self._opens()
+            tag = "" if self._only_calls else None
         while tag is not None:
             yield from self._calls(tag)
             tag = yield from self._prose()
+
+    def _opens(self) -> Reading[bool]:
+        """Return whether the answer begins with calls; otherwise all of it is content, unless it ends before that."""
+        source = self._source
+        found = yield from source.accept(*self._openings)
+        source.put_back(len(found))
+        if not found:
+            text = source.take_run(_ALL)
+            self._say("" if any(opening.startswith(text) for opening in self._openings) else text)
+            while (yield from source.peek()):
+                self._say(source.take_run(_ALL))
+        return bool(found)
 
     def _prose(self) -> Reading[str | None]:
         """Read content up to the next tag and return that, which is not emitted; None at the end."""
@@ -153,8 +198,14 @@ class ToolCallParser:
 
     def _no_call(self, gap: str, tag: str, has_called: bool, *, is_new: bool) -> Reading[None]:
         """Go on after what was no call, or not to its end."""
-        source, call, self._call = self._source, self._call, _OpenCall()
+        source, call = self._source, self._call
         is_at_end = not (yield from source.peek())
+        if self.is_done:
+            return
+        if is_at_end and call.repeats:
+            self._emit()
+            is_new = True
+        self._call = _OpenCall()
         held = source.held()
         if is_new:  # the call has been emitted, and what was read since then has not
             if not call.is_read:
@@ -187,7 +238,7 @@ class ToolCallParser:
     def _json_call(self) -> Reading[None]:
         """Read `{"name": ..., "parameters": {...}}`, in any order."""
         reader = ValueReader(self._source, JSON, self._write)
-        self._call = _OpenCall()
+        self._call = _OpenCall(None, self._made)
         seen: set[str] = set()
         yield from reader.expect("{")
         while True:
@@ -237,7 +288,7 @@ class ToolCallParser:
         name = yield from source.run(_WORD)
         if name not in self._names:
             raise NotACall
-        self._call = _OpenCall(name)
+        self._call = _OpenCall(name, self._made)
         if may_be_method:
             yield from source.accept(".call")
         yield from reader.expect("(")
@@ -258,7 +309,7 @@ class ToolCallParser:
 
     def _code(self) -> Reading[None]:
         """Read Python to the answer's end."""
-        self._call = _OpenCall(CODE_INTERPRETER)
+        self._call = _OpenCall(CODE_INTERPRETER, self._made)
         self._write('{"code": "')
         while (yield from self._source.peek()):
             self._write(in_json(self._source.take_run(_ALL)))
@@ -274,10 +325,13 @@ class ToolCallParser:
 
     def _write(self, fragment: str) -> None:
         """Tell more of the call's arguments; the first of them tell the call."""
+        self._call.add(fragment)
+        if self._call.name is not None and not self._call.repeats:
+            self._emit()
+
+    def _emit(self) -> None:
         call = self._call
-        call.waiting.append(fragment)
-        if call.name is None:
-            return
+        assert call.name is not None
         if not self._begun or len(self._ended) == len(self._begun):
             self._begun.append(CallBegin(len(self._begun), self._new_id(), call.name))
             self._deltas.append(self._begun[-1])
@@ -288,14 +342,17 @@ class ToolCallParser:
     def _complete(self) -> None:
         """Note that the call's arguments are all there, and tell it if its name is known."""
         self._call.is_read = True
-        if self._call.name is not None:
+        if self._call.repeats:
+            self.is_done = True
+        elif self._call.name is not None:
             self._write("")
             self._end()
 
     def _end(self, *, is_complete: bool = True) -> None:
         self._ended.append(CallEnd(self._begun[-1].index, is_complete))
         self._deltas.append(self._ended[-1])
-        self.is_done = not self._parallel
+        self._made = calls_of([*self._emitted, *self._deltas])
+        self.is_done = len(self._ended) >= self._most
 
 
 def _joined(deltas: Sequence[Delta]) -> list[Delta]:

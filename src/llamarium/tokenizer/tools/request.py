@@ -7,8 +7,8 @@ from typing import Any, Literal, cast
 from llamarium.errors import ToolError, show_value
 from llamarium.tokenizer.tools.definition import ToolDefinition, new_call_id, read_tools
 from llamarium.tokenizer.tools.forms import ToolForm, check_form
-from llamarium.tokenizer.tools.grammar import call_grammar
-from llamarium.tokenizer.tools.parser import ToolCallParser
+from llamarium.tokenizer.tools.grammar import call_grammar, openings
+from llamarium.tokenizer.tools.parser import MAX_CALLS, ToolCallParser
 
 _CHOICES = ("auto", "none", "required")
 _ALLOWED = {"type", "allowed_tools"}
@@ -21,7 +21,7 @@ class ToolRequest:
     Attributes:
         choice: "auto" leaves it to the model, "none" hides the tools, "required" demands a call.
         allowed: The names of those that may be called and are described; None is all.
-        parallel: There may be several calls in one answer.
+        parallel: There may be several calls in one answer, `MAX_CALLS` at most; a tool that is named is called once.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -41,6 +41,7 @@ class ToolRequest:
         choice: Any = "auto" if tool_choice is None else tool_choice
         allowed = None
         if isinstance(choice, Mapping):
+            parallel &= cast("Mapping[str, Any]", choice).get("type") != "function"
             choice, allowed = _read_choice(cast("Mapping[str, Any]", choice), found)
         if choice not in _CHOICES:
             raise ToolError("tool_choice", f"is {show_value(choice)}; expected {', '.join(_CHOICES)} or an object")
@@ -60,13 +61,23 @@ class ToolRequest:
         """Whether calls are held to their schemas: where one is wanted, or a tool is strict."""
         return any(self.choice == "required" or tool.strict for tool in self.offered)
 
-    def grammar(self, form: ToolForm | None) -> str | None:
+    @property
+    def max_calls(self) -> int:
+        """How many calls an answer has at most."""
+        return MAX_CALLS if self.parallel else 1
+
+    def openings(self, form: ToolForm) -> tuple[str, ...]:
+        """Return how an answer with calls begins, where it is held and may have another form instead."""
+        return () if self.choice == "required" else openings((tool.name for tool in self.offered), form)
+
+    def grammar(self, form: ToolForm | None, answer: str | None = None) -> str | None:
         """Return the Lark text that has to hold the answer, or None if it is free (`is_held`).
 
         Held calls follow their schemas, and an answer that begins as a call does is one. The form is the
-        request's, or the `tool_form` of the tokenizer's `chat_format`.
+        request's, or the `tool_form` of the tokenizer's `chat_format`. `answer` is the body of a rule for an answer
+        without calls, where none have to be made.
         """
-        if not self.is_held:
+        if not self.is_held and answer is None:
             return None
         check_form(form)
         if form is None:
@@ -75,14 +86,18 @@ class ToolRequest:
                 "needs calls of a known form, and this model's chat template does not tell its own; name a tool_form",
             )
         may_talk = self.choice != "required"
-        return call_grammar(self.tools, form, only=self.allowed, may_talk=may_talk, parallel=self.parallel)
+        answer = answer if may_talk else None
+        only = [tool.name for tool in self.offered]
+        return call_grammar(self.tools, form, only=only, may_talk=may_talk, most=self.max_calls, answer=answer)
 
-    def parser(self, new_id: Callable[[], str] = new_call_id) -> ToolCallParser | None:
+    def parser(self, openings: tuple[str, ...] = (), new_id: Callable[[], str] = new_call_id) -> ToolCallParser | None:
         """Return a parser of one answer's calls, or None if there are no tools for it."""
         if not self.offered:
             return None
         only_calls = self.choice == "required"
-        return ToolCallParser(self.offered, parallel=self.parallel, only_calls=only_calls, new_id=new_id)
+        return ToolCallParser(
+            self.offered, most=self.max_calls, only_calls=only_calls, openings=openings, new_id=new_id
+        )
 
 
 def _read_choice(

@@ -1,7 +1,6 @@
 """The request for a response: supported fields of OpenAI's client, and refused ones."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,6 +12,7 @@ from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body, with_parameters
 from llamarium.server.hints import with_hints
 from llamarium.server.openai.fields import MAX_LOGPROBS
+from llamarium.server.openai.forms import schema_reader
 from llamarium.server.openai.responses.items import Item
 from llamarium.server.openai.responses.tools import FunctionTool, ToolChoice
 
@@ -20,7 +20,7 @@ _STATELESS = "nothing is stored between two requests; give the whole dialog as i
 
 
 class TextFormat(Body):
-    """The form of an answer; a schema is always enforced, whatever `strict` says."""
+    """The form of an answer; a schema is always enforced, and `strict` closes its objects (`--open-objects`)."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -95,8 +95,8 @@ def form_of(body: ResponseRequest) -> Form | None:
             if value is not None:
                 param = f"text.format.{name}"
                 raise ApiError(400, f"{param} is given, and text.format.type is {asked.type}", param=param)
-        return None if asked.type == "text" else ("text.format", Grammar.json_object)
+        return None if asked.type == "text" else ("text.format", lambda _: Grammar.json_object())
     for name in ("name", "schema"):
         if own[name] is None:
             raise missing(f"text.format.{name}")
-    return "text.format.schema", partial(Grammar.json_schema, asked.schema_ or {})
+    return "text.format.schema", schema_reader(asked.schema_ or {}, asked.strict)
