@@ -55,6 +55,7 @@ def read_dialog(
     check_form(form := tools.get("tool_form"))
     ids = model.tokenizer.chat(messages, tools=request.offered, tool_form=form)
     answer = Grammar.from_options(options)
+    request = request if answer is None else request.after(messages)
     for name in GRAMMAR_OPTIONS:
         options.pop(name, None)
     options["grammar"] = grammar_of_answer(request, form or own_tool_form(model.tokenizer), answer)

@@ -1,7 +1,7 @@
 """From a request's fields to the engine's answers: prompts, lengths, forms, and metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +52,7 @@ class AnswerRequest:
         num_prompts: How many `encode` returns.
         form: Of the answer, or None.
         tools: That may be called; they are part of the ids.
+        messages: The dialog, as OpenAI's API has it, or nothing.
         path_of: Translates a field's path from OpenAI's chat completions, as in `tools[0].function.parameters`.
         new_text: The answer is a text of its own.
         ignore_eos: Only the client's own stops end an answer.
@@ -67,6 +68,7 @@ class AnswerRequest:
     num_prompts: int = 1
     form: Form | None = None
     tools: ToolRequest = NO_TOOLS
+    messages: Sequence[Mapping[str, Any]] = ()
     path_of: Callable[[str], str] = str
     new_text: bool = False
     ignore_eos: bool = False
@@ -107,7 +109,8 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     field = asked.prompt_field
     try:
         prompts = asked.encode(model.tokenizer)
-        form, grammar = held_form(model, asked.form, asked.tools, service.settings)
+        tools = asked.tools if asked.form is None else asked.tools.after(asked.messages)
+        form, grammar = held_form(model, asked.form, tools, service.settings)
         for place, ids in enumerate(prompts):
             field = place_of(asked.prompt_field, place, len(prompts))
             check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up
@@ -123,7 +126,7 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
                     salt=asked.salt,
                     must_keep_up=True,
                     grammar=grammar,
-                    tools=asked.tools,
+                    tools=tools,
                 )
             )
     except BaseException as error:

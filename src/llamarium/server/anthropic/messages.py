@@ -33,6 +33,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         options=_options(body),
         form=_form(body),
         tools=prompt.tools,
+        messages=prompt.dialog.messages,
         max_tokens=body.max_tokens,
         prompt_field="messages",
         length_field="max_tokens",

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request, Response
 from llamarium.generation.completion import Generation, Piece
 from llamarium.sampling.params import GenerationOptions
 from llamarium.server.answering import AnswerRequest, Form
-from llamarium.server.dialogs import check_begun, misplaced
+from llamarium.server.dialogs import check_begun, encode_dialog, misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
-from llamarium.server.openai.fields import dialog_ids, sampler_options
+from llamarium.server.openai.fields import plain, sampler_options
 from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.logprobs import check_reported, for_chat
 from llamarium.server.openai.requests import ChatRequest
@@ -95,12 +95,13 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     service: Service = request.app.state.service
     tools = await asyncio.to_thread(tool_request, body.tools, body.tool_choice, body.parallel_tool_calls)
     form = form_of(body)
-    begun, messages = _begun(body, form, tools), body.messages[: -1 if body.continue_final_message else None]
+    begun = _begun(body, form, tools)
+    messages = await asyncio.to_thread(plain, body.messages[: -1 if body.continue_final_message else None])
     how: Any = {"variables": body.chat_template_kwargs, "effort": body.reasoning_effort, "begun": begun}
     begins = body.add_generation_prompt is not False or begun is not None
 
     def encode_prompt(_: Tokenizer) -> list[list[int]]:
-        ids = dialog_ids(service, messages, tools.offered, add_generation_prompt=begins, **how)
+        ids = encode_dialog(service, messages, tools.offered, add_generation_prompt=begins, **how)
         if body.prompt_logprobs is not None:
             check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
         return [ids]
@@ -111,6 +112,7 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         options=_options(body),
         form=form,
         tools=tools,
+        messages=messages,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         prompt_field="messages",
         length_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",

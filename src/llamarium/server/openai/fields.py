@@ -140,6 +140,11 @@ class Message(Body):
                 )
 
 
+def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages of a dialog with their contents as texts."""
+    return [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
+
+
 def dialog_ids(
     service: Service,
     messages: Sequence[Message],
@@ -147,5 +152,4 @@ def dialog_ids(
     **how: Any,
 ) -> list[int]:
     """Return the ids of a dialog; arguments as for `encode_dialog`."""
-    plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
-    return encode_dialog(service, plain, tools, **how)
+    return encode_dialog(service, plain(messages), tools, **how)

@@ -1,11 +1,11 @@
 """The tools of a request, and whether they have to be called."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from llamarium.errors import ToolError, show_value
-from llamarium.tokenizer.tools.definition import ToolDefinition, new_call_id, read_tools
+from llamarium.tokenizer.tools.definition import ToolDefinition, new_call_id, read_calls, read_tools
 from llamarium.tokenizer.tools.forms import ToolForm, check_form
 from llamarium.tokenizer.tools.grammar import call_grammar, openings
 from llamarium.tokenizer.tools.parser import MAX_CALLS, ToolCallParser
@@ -60,6 +60,18 @@ class ToolRequest:
     def is_held(self) -> bool:
         """Whether calls are held to their schemas: where one is wanted, or a tool is strict."""
         return any(self.choice == "required" or tool.strict for tool in self.offered)
+
+    def after(self, messages: Sequence[Mapping[str, Any]]) -> "ToolRequest":
+        """Return what an answer with a form may call after a dialog, which is as OpenAI's API has it.
+
+        Small models call a tool whose result they have, again and again, where they cannot answer in their own words.
+        So once a call was made twice since the user's last message, there are no more.
+        """
+        made: list[tuple[str, str]] = []
+        for message in messages:
+            made = [] if message["role"] == "user" else made
+            made += [(call.name, call.arguments) for call in read_calls(message.get("tool_calls"), "tool_calls")]
+        return replace(self, choice="none") if self.choice == "auto" and len(set(made)) < len(made) else self
 
     @property
     def max_calls(self) -> int:

@@ -39,6 +39,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         options=_options(body),
         form=form_of(body),
         tools=tools,
+        messages=dialog.messages,
         path_of=dialog.path_of,
         max_tokens=body.max_output_tokens,
         prompt_field="input",
