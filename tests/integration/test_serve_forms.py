@@ -1,5 +1,6 @@
 """Structured output over HTTP: the official client's `.parse()`, schemas, and vLLM's forms, whole and streamed."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -80,6 +81,36 @@ def test_forms_as_vllm_has_them_hold_everywhere(running: Running, form: dict[str
 
 
 @pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"json_schema": {"const": [1, "x"]}}, r'\s*\[\s*1\s*,\s*"x"\s*\]'),
+        ({"grammar": 'root ::= "a" [xy] "."'}, r"a[xy]\."),
+    ],
+)
+def test_forms_as_llama_server_has_them(running: Running, fields: dict[str, Any], pattern: str) -> None:
+    chat = running.post(**WILD, **fields, seed=1).json()["choices"][0]["message"]["content"]
+    plain = running.post("/v1/completions", prompt="A", temperature=1.5, max_tokens=150, **fields).json()
+    assert re.fullmatch(pattern, chat) and re.fullmatch(pattern, plain["choices"][0]["text"])
+
+
+def test_an_object_that_says_nothing_of_others_is_closed_by_strict_and_opened_by_the_server(running: Running) -> None:
+    service, schema = running.service, {key: value for key, value in SCHEMA.items() if key != "additionalProperties"}
+
+    def num_others(strict: bool | None) -> int:
+        form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": strict}}
+        choices = running.post(**WILD, response_format=form, n=8, seed=1).json()["choices"]
+        return sum(choice["finish_reason"] == "length" for choice in choices)
+
+    own = service.settings
+    try:
+        assert num_others(True) == num_others(None) == 0
+        service.settings = dataclasses.replace(own, open_objects=True)
+        assert num_others(None) > 0 and num_others(True) == 0
+    finally:
+        service.settings = own
+
+
+@pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema is missing"),
@@ -99,6 +130,14 @@ def test_forms_as_vllm_has_them_hold_everywhere(running: Running, form: dict[str
             "uniqueItems",
         ),
         ({"structured_outputs": {"regex": "(", "choice": ["a"]}}, "structured_outputs", "2 are given"),
+        ({"json_schema": {"not": {}}}, "json_schema", "'not' is not supported"),
+        ({"grammar": "root"}, "grammar", "cannot be read"),
+        (
+            {"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}},
+            "grammar",
+            "response_format and grammar",
+        ),
+        ({"json_schema": {}, "response_format": {"type": "json_object"}}, "json_schema", "give one"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group, at ("),
         ({"structured_outputs": {"grammar": 'root ::= ("a"?){x}'}}, "structured_outputs", "Expected integer"),
         ({"structured_outputs": {"regex": "a"}, "stop": "a"}, "stop", "beside structured_outputs: it"),

@@ -271,7 +271,7 @@ def test_a_strict_tool_is_held_where_the_model_is_free(llama3: ScriptedLlama, sc
 
 
 def test_one_call_ends_an_answer_where_there_is_to_be_one(llama3: ScriptedLlama, scripted: Running) -> None:
-    will_say(llama3, f"{CALL}; {CALL}")
+    will_say(llama3, f"{CALL}; {CALL.replace('Köln', 'Bonn')}")
     answers = [scripted.post(**ASKED, parallel_tool_calls=parallel).json() for parallel in (True, False)]
     both, one = (answer["choices"][0] for answer in answers)
     counts = [answer["usage"]["completion_tokens"] for answer in answers]
@@ -296,6 +296,64 @@ def test_tools_that_nobody_may_call_leave_the_form_to_the_request(client: openai
     answer = client.chat.completions.create(**asked).choices[0]
     assert answer.message.content is not None and answer.message.content.strip().startswith("{")
     assert not answer.message.tool_calls
+
+
+# --- a form besides ---------------------------------------------------------------------------------------------------
+
+ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["get_weather", "it"]}, "parameters": {"enum": [1, {"city": 3}]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": ANSWER}}
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "pythonic"])
+def test_an_answer_beside_tools_is_calls_or_of_its_form(running: Running, client: openai.OpenAI, form: str) -> None:
+    """One grammar holds both, however wild the model: also where an answer looks much like a call."""
+    kinds, tokenizer = set[bool](), running.service.tokenizer
+    parameters = CITY | {"properties": {"city": {"const": "a"}}}
+    tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+    begins = {"hermes": "<", "llama3_json": ' "', "pythonic": "["}[form]  # what sets a call apart
+    calls, others = ({str(tokenizer.encode(text, add_special_tokens=False)[0]): 15} for text in (begins, '{"'))
+    with told_in(running, form):
+        for seed in range(4):
+            more = {"seed": seed, "n": 4, "tools": tools, "logit_bias": calls if seed % 2 else others}
+            asked: Any = HELD | {"tool_choice": "auto", "response_format": FORM} | more
+            whole = [told(choice) for choice in client.chat.completions.create(**asked).choices]
+            assert without_ids(joined(client.chat.completions.create(**asked, stream=True))) == without_ids(whole)
+            for answer in whole:
+                kinds.add(bool(answer["calls"]))
+                assert answer["finish_reason"] == ("tool_calls" if answer["calls"] else "stop")
+                assert [arguments for _, _, arguments in answer["calls"]] in ([], ['{"city": "a"}'])
+                if not answer["calls"]:
+                    jsonschema.validate(json.loads(answer["content"]), ANSWER)
+    assert kinds == {True, False}
+
+
+def test_what_is_written_as_the_form_is_no_call(llama3: ScriptedLlama, scripted: Running) -> None:
+    asked = ASKED | {"response_format": {"type": "json_object"}}
+    for text, calls in ((CALL, 1), (json.dumps(json.loads(CALL), ensure_ascii=False, separators=(",", ":")), 0)):
+        will_say(llama3, text)
+        for more in ({}, {"json_schema": {"type": "object"}, "response_format": None}):
+            (choice,) = scripted.post(**asked | more).json()["choices"]
+            assert len(choice["message"].get("tool_calls", ())) == calls
+            assert choice["message"]["content"] == (None if calls else text)
+
+
+def test_a_call_that_was_made_twice_is_not_made_again_where_there_is_a_form(running: Running) -> None:
+    asked: Any = HELD | {"tool_choice": "auto", "response_format": FORM, "n": 8, "seed": 1, "max_tokens": 30}
+    dialog = [QUESTION, called("a"), result("a"), called("b", arguments='{"city": "Bonn"}'), result("b")]
+    twice = [*dialog, called("c"), result("c")]
+    asked["logit_bias"] = {str(running.service.tokenizer.encode("<", add_special_tokens=False)[0]): 15}
+
+    def calls(dialog: list[Any], **more: Any) -> list[bool]:
+        choices = running.post(**asked | {"messages": dialog} | more).json()["choices"]
+        return [bool(choice["message"].get("tool_calls")) for choice in choices]
+
+    assert any(calls(dialog)) and not any(calls(twice)) and any(calls(twice, tool_choice="required"))
+    assert any(calls([*twice, {"role": "assistant", "content": "9 C"}, QUESTION]))
 
 
 # --- what goes in -----------------------------------------------------------------------------------------------------
@@ -359,8 +417,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": None, "tool_choice": "required"}, "tool_choice"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
     ({"tool_choice": "required", "stop": "}"}, "stop"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+     "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"oneOf": [{}, {}]}}}},
+     "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object"}, "tools": schema(uniqueItems=True)}, "tools[1].function.parameters"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"grammar": 'root ::= "a"'}, "grammar"),
+    ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": "auto"}, "function_call"),
     ({"messages": [QUESTION, called("a"), result("b")]}, "messages[2].tool_call_id"),

@@ -24,6 +24,7 @@ PERSON = {
     "additionalProperties": False,
 }
 PROMPT = "A person in JSON: "
+WHO = "Who was Ada Lovelace? Answer in JSON."
 LIST = re.compile(r"(?:(?:one|two|three)(?:, )?){5}")
 
 
@@ -62,6 +63,28 @@ def test_a_stream_is_the_answer_and_ends_with_it(llama: llamarium.Llama) -> None
     assert "".join(piece.text for piece in pieces) == whole.text
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
     assert pieces[-1].text.endswith("}")  # the answer's last token is its text's: no pass is run for a stop token
+
+
+def test_a_small_model_comes_to_an_end(llama: llamarium.Llama) -> None:
+    """With schemas that say nothing of other properties, as most programs send them, and with required calls."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    free = {key: {"type": kind} for key, kind in (("name", "string"), ("age", "integer"))}
+    person = {"type": "object", "properties": free, "required": ["name", "age"]}
+    who, where = ([{"role": "user", "content": text}] for text in (WHO, "What is the weather in Paris?"))
+    more = {"tools": [weather], "n": 8, "seed": 0, "max_tokens": 200}
+    for dialog, options in (
+        (who, {"json_schema": person, "tools": None}),
+        (where, {"tool_choice": "required"}),
+        (where, {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+        (where, {"json_schema": person}),
+    ):
+        answers = llama.chat(dialog, **more | options).completions
+        assert all(answer.finish_reason != "length" for answer in answers), (options, answers)
+        for answer in answers:
+            assert len({call.arguments for call in answer.tool_calls}) == len(answer.tool_calls) <= 8
+            assert len(answer.tool_calls) == 1 or not isinstance(options.get("tool_choice"), dict)
+            assert answer.tool_calls or set(json.loads(answer.text)) == {"name", "age"}
 
 
 def test_an_answer_that_is_cut_is_the_beginning_of_one(llama: llamarium.Llama) -> None:

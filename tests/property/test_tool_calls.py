@@ -106,11 +106,12 @@ def test_calls_that_are_written_are_read(calls: list[tuple[str, dict[str, Any]]]
 
 @PROFILE
 @given(
-    text=_GARBAGE, names=st.sampled_from([NAMES, ("f", "code_interpreter"), ()]), most=st.sampled_from([1, 2, 8]), data=st.data()
+    text=_GARBAGE,
+    names=st.sampled_from([NAMES, ("f", "code_interpreter"), ()]),
+    most=st.sampled_from([1, 2, 8]),
+    data=st.data(),
 )
-def test_any_text_is_read_alike_however_it_is_cut(
-    text: str, names: tuple[str, ...], most: int, data: st.DataObject
-):
+def test_any_text_is_read_alike_however_it_is_cut(text: str, names: tuple[str, ...], most: int, data: st.DataObject):
     whole, told = read([text], names, most=most)
     check_deltas(whole, told)
     for pieces in (list(text), cut(data, text)):

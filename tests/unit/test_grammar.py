@@ -114,7 +114,7 @@ def test_annotations_names_and_references_pass(compiler: GrammarCompiler, schema
 
 
 def test_two_grammars_are_equal_if_they_say_the_same_in_the_same_order() -> None:
-    a, b = (Grammar.json_schema({"properties": dict.fromkeys(names, {})}) for names in ("xy", "yx"))
+    a, b = (Grammar.json_schema({"properties": {name: {} for name in names}}) for names in ("xy", "yx"))
     assert a == Grammar.json_schema({"title": "t", "properties": {"x": {}, "y": {}}}) and hash(a) != hash(b) and a != b
 
 
@@ -227,7 +227,9 @@ def test_an_object_has_the_properties_that_its_schema_lists(compiler: GrammarCom
     closed, opened = Grammar.json_schema(schema), Grammar.json_schema(schema, open_objects=True)
     for inner, is_listed in ((A, True), (B, True), (X, False)):
         assert accepts(compiler, closed, wrap % inner) is is_listed, inner
-        assert accepts(compiler, opened, wrap % inner) is (is_listed or schema.get("properties", {}).get("x", True)), inner
+        assert accepts(compiler, opened, wrap % inner) is (is_listed or schema.get("properties", {}).get("x", True)), (
+            inner
+        )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,10 @@ def test_an_object_has_the_properties_that_its_schema_lists(compiler: GrammarCom
         OF_A | {"additionalProperties": {"type": "integer"}},
         OF_A | {"required": ["x"]},
         OF_A | {"minProperties": 1},
-        {"properties": {"a": {}}, "allOf": [{"properties": {"b": {}, "x": {}}}]},  # closing one would forbid the other's
+        {
+            "properties": {"a": {}},
+            "allOf": [{"properties": {"b": {}, "x": {}}}],
+        },  # closing one would forbid the other's
         {"allOf": [OF_A, {"properties": {"x": {}}}]},
         {"$ref": "#/$defs/a", "properties": {"x": {}}, "$defs": {"a": OF_A}},
         {"anyOf": [{"$ref": "#/$defs/a"}], "properties": {"x": {}}, "$defs": {"a": {"allOf": [OF_A]}}},

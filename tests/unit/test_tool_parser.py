@@ -202,11 +202,13 @@ def test_an_answer_of_another_form_has_calls_only_where_it_begins_with_one(openi
     for answer in ('{"name": "g"}', '{"name":"g","parameters":{}}', '["<tool_call>[f()]", "<|python_tag|>[f()]"]', "3"):
         for pieces in ([answer], list(answer)):
             parser = new_parser(openings=openings)
-            assert "".join(d.text for some in told(pieces, parser) for d in some if isinstance(d, ContentDelta)) == answer
+            assert (
+                "".join(d.text for some in told(pieces, parser) for d in some if isinstance(d, ContentDelta)) == answer
+            )
             assert not parser.calls
-    for count in range(1, len(call)):
+    for length in range(1, len(call)):
         parser = new_parser(openings=openings)
-        told(list(call[:count]), parser)
+        told(list(call[:length]), parser)
         assert parser.content == "", "what may begin a call is none of the answer"
 
 

@@ -3,8 +3,8 @@
 llguidance ignores unknown keywords. So schemas of calls in JSON go through `json_schema.lowered`, and what cannot be
 enforced is refused by its tool's path. The pythonic form has rules of its own, with fewer keywords.
 
-Where an answer without calls has a form, one grammar holds both. Its JSON must not be read as a call: calls in JSON
-have a blank after each colon, and where the form might begin as they do, it has none.
+Where an answer without calls has a form, one grammar holds both. Its JSON must not be read as a call: beside calls in
+JSON it is spaced as they are, and without blanks where it might begin as they do.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from llamarium.errors import GrammarError, ToolError
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.description import MAX_BYTES, Grammar
-from llamarium.sampling.grammar.json_schema import BLANKS, NO_BLANKS, rule
+from llamarium.sampling.grammar.json_schema import BLANKS, rule, spacing
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -74,7 +74,7 @@ def _rule_beside(schema: Any, form: ToolForm | None) -> str:
             named = named[int(key)] if isinstance(named, list) else named[key]
     is_object = isinstance(named, dict) and named.get("additionalProperties") is False
     is_no_call = is_object and "parameters" not in named.get("properties", {}) and "patternProperties" not in named
-    return rule(schema, BLANKS if form != "llama3_json" or is_no_call else NO_BLANKS)
+    return rule(schema, BLANKS if form != "llama3_json" else spacing(", ", ": ") if is_no_call else spacing(",", ":"))
 
 
 def compile_answer(

@@ -29,7 +29,6 @@ MAX_OPTIONAL = 400
 
 BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
 """Blanks between JSON's signs, bounded, as some models would write them forever."""
-NO_BLANKS = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _DIALECTS = ("draft/2020-12", "draft/2019-09", "draft-07", "draft-06")
@@ -59,10 +58,15 @@ def parsed(text: str) -> Any:
         raise GrammarError(f"the JSON schema is no JSON: {error}") from None
 
 
-def rule(schema: Any, spacing: Mapping[str, Any]) -> str:
-    """Return the JSON values of a lowered schema as a rule of Lark; `spacing` is of llguidance's `x-guidance`."""
+def spacing(item_separator: str, key_separator: str) -> dict[str, Any]:
+    """Return the blanks of JSON that has none but these, for `rule`."""
+    return {"whitespace_flexible": False, "item_separator": item_separator, "key_separator": key_separator}
+
+
+def rule(schema: Any, blanks: Mapping[str, Any]) -> str:
+    """Return the JSON values of a lowered schema as a rule of Lark; `blanks` is of llguidance's `x-guidance`."""
     given = schema if isinstance(schema, dict) else {"allOf": [schema]}
-    return f"%json {json.dumps({**given, 'x-guidance': spacing})}"
+    return f"%json {json.dumps({**given, 'x-guidance': blanks})}"
 
 
 def lowered(schema: Any, *, open_objects: bool = False) -> Any:

@@ -6,6 +6,7 @@ Python are written out here, from fewer keywords (`pythonic_grammar`).
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 from llamarium.errors import ToolError
@@ -75,6 +76,10 @@ def _json_opening(name: str, key: str) -> str:
     return f'{{"name": "{name}", "{key}": '
 
 
+_SIGN = re.compile(r'"[^"]*"|[{:,] ?')
+"""A sign of JSON with its blank: a literal of its own, as the lexer does not take back `{` once it has read `{"`."""
+
+
 def _call(i: int, tool: ToolDefinition, form: ToolForm) -> list[str]:
     """Return the rules of one tool's calls, the first of them named after its place."""
     if form == "pythonic":
@@ -85,8 +90,8 @@ def _call(i: int, tool: ToolDefinition, form: ToolForm) -> list[str]:
             raise error.inside(f"tools[{i}].function") from None
         return [f"call_{i}: {quoted(f'{tool.name}(')} {start} {quoted(')')}", *arguments.lines()]
     key, before, after = ("parameters", "", "") if form == "llama3_json" else ("arguments", "\n", "\n</tool_call>")
-    opening = before + _json_opening(tool.name, key)
-    return [f"call_{i}: {quoted(opening)} args_{i} {quoted('}' + after)}", f"args_{i}: %json {_schema(tool)}"]
+    opening = " ".join(quoted(sign) for sign in (f"{before}{{", *_SIGN.findall(_json_opening(tool.name, key))[1:]))
+    return [f"call_{i}: {opening} args_{i} {quoted('}' + after)}", f"args_{i}: %json {_schema(tool)}"]
 
 
 def _schema(tool: ToolDefinition) -> str:
