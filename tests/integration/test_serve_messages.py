@@ -534,7 +534,10 @@ def test_a_refusal_is_in_the_clients_words(running: Running, fields: dict[str, A
             {"output_config": {"format": {"type": "json_schema", "schema": {"uniqueItems": True}}}},
             "output_config.format.schema",
         ),
-        ({"output_config": FORMAT, "tools": TOOLS}, "output_config.format.schema"),
+        (
+            {"output_config": FORMAT, "tools": [TOOLS[0] | {"input_schema": {"uniqueItems": True}}]},
+            "tools[0].input_schema",
+        ),
     ],
 )
 def test_what_a_message_is_refused_for_is_not_counted(

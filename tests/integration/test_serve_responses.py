@@ -309,6 +309,19 @@ def test_calls_are_items(llama3: ScriptedLlama, scripted: Running, text: str, ou
     ]
 
 
+@pytest.mark.parametrize(("text", "output"), [(CALL, [WEATHER]), ('{"name": "x"}', [message('{"name": "x"}')])])
+def test_an_answer_beside_tools_is_calls_or_of_its_form(
+    llama3: ScriptedLlama, scripted: Running, text: str, output: list[dict[str, Any]]
+) -> None:
+    will_say(llama3, text)
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    form = {"format": {"type": "json_schema", "name": "it", "schema": schema, "strict": True}}
+    asked = ASKED | {"tools": TOOLS, "text": form, "max_output_tokens": 200}
+    whole = scripted.post(RESPONSES, **asked).json()
+    assert whole["status"] == "completed" and without_ids(whole["output"]) == output
+    assert without_ids(joined(events(scripted.post(RESPONSES, **asked, stream=True).text))) == output
+
+
 def test_a_call_that_breaks_off_is_incomplete(llama3: ScriptedLlama, scripted: Running) -> None:
     will_say(llama3, CALL)
     asked = ASKED | {"tools": TOOLS, "max_output_tokens": 15}
@@ -442,7 +455,10 @@ DEEP_PATH = "tools[0].parameters" + ".properties.a" * 16 + ".type"
             "text.format.schema",
         ),
         ({"text": {"verbosity": "none"}}, "text.verbosity"),
-        ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "text.format"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}, "tools": TOOLS},
+            "text.format.schema",
+        ),
         ({"tools": [{"type": "web_search"}]}, None),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from llamarium.errors import ToolError
 from llamarium.page.schema.clients import ParametersView
 from llamarium.page.schema.sampling import SamplerRequest
-from llamarium.sampling.grammar.calls import grammar_of_calls
+from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import PARAMETERS, GenerationOptions, Taker, parameters_of
@@ -215,7 +215,7 @@ def test_a_protocol_may_call_a_tools_field_otherwise() -> None:
         path_of=path_of,
     )
     with pytest.raises(ToolError) as caught:
-        grammar_of_calls(asked.tools, "hermes")
+        grammar_of_answer(asked.tools, "hermes")
     refusal = refusal_of(caught.value, asked, "")
     assert refusal.param == "tools[0].input_schema" and refusal.message.startswith("tools[0].input_schema cannot be")
 
