@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import llamarium
+from llamarium.adapters.files import read_adapter_config
 from llamarium.cli.main import main
 from llamarium.cli.training import harmless, watching
 from llamarium.errors import CheckpointError, TrainingError
@@ -490,6 +491,25 @@ def killed_at_any(step: int) -> Callable[[Event], None]:
     return emit
 
 
+def test_a_run_goes_on_from_an_adapter(tmp_path: Path, model_files: Callable[..., Any]) -> None:
+    silent = nullcontext(lambda event: None)
+    first = conduct(finetuning(tmp_path, model_files, steps=3), tmp_path / "one", resume=False, watch=silent).checkpoint
+    setup = finetuning(tmp_path, model_files, adapter=str(first))()
+    saved = load_file(first / "adapter_model.safetensors")
+    held = {f"base_model.model.{key}": p for key, p in setup.model.named_parameters() if p.requires_grad}
+    assert held.keys() == saved.keys() and all(torch.equal(held[key].detach(), saved[key]) for key in saved)
+
+    make = finetuning(tmp_path, model_files, steps=2, adapter=str(first))
+    second = conduct(make, tmp_path / "two", resume=False, watch=silent).checkpoint
+    moved = load_file(second / "adapter_model.safetensors")
+    assert moved.keys() == saved.keys() and not all(torch.equal(moved[key], saved[key]) for key in saved)
+    assert read_adapter_config(second)["base_model_name_or_path"] == str(tmp_path / "base")
+    with pytest.raises(TrainingError, match="rank: of no effect beside adapter"):
+        finetuning(tmp_path, model_files, adapter=str(first), rank=3)()
+    with pytest.raises(TrainingError, match="adapter: of no effect where method is full"):
+        finetuning(tmp_path, model_files, adapter=str(first), method="full")()
+
+
 def test_options_without_effect_are_refused(tmp_path: Path, model_files: Callable[..., Any]) -> None:
     with pytest.raises(TrainingError, match="quantize: of no effect where method is full"):
         finetuning(tmp_path, model_files, method="full", quantize="nf4")()
@@ -557,7 +577,7 @@ def test_the_head_is_no_target(tmp_path: Path, model_files: Callable[..., Any]) 
 def test_an_adapter_is_no_model_to_begin_with(tmp_path: Path, model_files: Callable[..., Any]) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    with pytest.raises(TrainingError, match=r"is a LoRA adapter.*llamarium merge --adapter .*adapter --dtype float32"):
+    with pytest.raises(TrainingError, match=r"is a LoRA adapter; go on from it with --adapter .*adapter"):
         finetuning(tmp_path, model_files, model=str(tmp_path / "adapter"))()
 
 

@@ -12,13 +12,17 @@ import pytest
 import torch
 
 import llamarium
-from llamarium.adapters.files import read_adapter
+from llamarium.adapters import base_check
+from llamarium.adapters.base_check import Base
+from llamarium.adapters.files import SavedAdapter, read_adapter
 from llamarium.adapters.lora import LoRAConfig, apply_lora, lora_linears
 from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import ModuleBase, load_adapter
-from llamarium.adapters.save import save_adapter
+from llamarium.adapters.save import adapter_metadata, save_adapter
 from llamarium.adapters.weight_base import WeightBase
 from llamarium.api import Llama
+from llamarium.checkpoints.checkpoint import stored_fingerprint
+from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.save import save_model
 from llamarium.errors import CheckpointError, OptionError, TokenizerError
 from llamarium.inspect.forward import Memory, advance
@@ -91,6 +95,39 @@ def test_answers_as_the_modules_with_the_adapter(
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # that the modules have been edited
         assert (logits(llama.runner) == before).all(), "asking for the modules changes nothing"
+
+
+@needs_c
+def test_a_base_that_is_named_by_its_bytes_or_was_compared_before_is_not_compared(
+    model_files: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "cache"))
+    base = model_files(tie_word_embeddings=False).huggingface()
+    older = trained(base, tmp_path / "older", VARIANTS["lora"])
+    model = llamarium.load(base, device="cpu").model
+    apply_lora(model, VARIANTS["lora"])
+    strengthen(model, 0.1, seed=0)
+    named = adapter_metadata(model, str(base), stored_fingerprint(open_checkpoint(base)))
+    save_adapter(model, tmp_path / "named", base_model=str(base), metadata=named)
+    compared: list[Path] = []
+    compare = base_check._compare
+
+    def counted(one: Base, saved: SavedAdapter) -> bool:
+        compared.append(saved.folder)
+        return compare(one, saved)
+
+    monkeypatch.setattr(base_check, "_compare", counted)
+    for dtype in ("bfloat16", "float32", "bfloat16"):
+        llamarium.load(adapter=tmp_path / "named", device="cpu", dtype=dtype)  # type: ignore[arg-type]
+        llamarium.load(adapter=older, device="cpu", dtype=dtype)  # type: ignore[arg-type]
+    assert compared == [older], "once, and remembered"
+
+    other = model_files(tie_word_embeddings=False, seed=5).huggingface()
+    for folder in (tmp_path / "named", older):
+        with pytest.raises(CheckpointError, match="was trained on another base"):
+            llamarium.load(other, adapter=folder, device="cpu")
+    (tmp_path / "cache" / "checked-adapters").chmod(0o500)
+    llamarium.load(adapter=trained(base, tmp_path / "third", VARIANTS["lora"], seed=2), device="cpu")
 
 
 @needs_c

@@ -1,8 +1,11 @@
 """Check that a model is the base that an adapter was trained on, and does not contain the adapter already.
 
 On another base of the same shape an adapter is noise; on one that it was merged into it moves the weights twice. So the
-header of an adapter's file keeps three values of the base, which other readers ignore:
+header of an adapter's file keeps four values of the base, which other readers ignore:
 
+- `llamarium_base_stored`, how the weights with which training began were stored, and a hash of some bytes of each. If
+  these are loaded now, in whatever dtype, nothing else has to be looked at. So a base of a quantized file, which was
+  trained on as numbers, is named truly.
 - `llamarium_base`, a hash of what quantizing the Linears does not change: the norms, some of the embedding's rows.
 - `llamarium_base_linears`, how the Linears were stored, and a hash of some rows of each. A merge changes these. Hashes
   compare only where the Linears are stored alike: a base in NF4 is the same base with other numbers.
@@ -15,7 +18,8 @@ header of an adapter's file keeps three values of the base, which other readers 
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,10 +27,12 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from llamarium.adapters.files import SavedAdapter
-from llamarium.errors import CheckpointError, escape, show_value, warn_caller
+from llamarium.errors import CheckpointError, DownloadError, escape, show_value, warn_caller
+from llamarium.hub.builtin import cache_folder
 from llamarium.quant.packing import to_bfloat16
 
 BASE_KEY, LINEARS_KEY, PROJECTION_KEY = "llamarium_base", "llamarium_base_linears", "llamarium_base_projection"
+STORED_KEY = "llamarium_base_stored"
 _EMBEDDING_ROWS = 256
 _LINEAR_ROWS = 8
 # What quantization moves a weight by, as a share of the weights' own size: about 0.1 in 4 bits. Six of them are noise.
@@ -99,14 +105,40 @@ def same_linears(saved: str, found: str) -> bool | None:
 # --- the check --------------------------------------------------------------------------------------------------------
 
 
-def check_base(base: Base, saved: SavedAdapter) -> None:
+def check_base(base: Base, saved: SavedAdapter, stored: Callable[[], str] | None = None) -> None:
     """Compare a base with the values in an adapter's file; warn where they are missing, or the base is in float16.
 
-    CheckpointError if it is another base, or contains the adapter already.
+    `stored` returns the `stored_fingerprint` of the base, if it is known. A base that the file does not name by it is
+    compared by its numbers, and remembered. CheckpointError if it is another base, or contains the adapter already.
     """
+    here = None if stored is None else stored()
+    if here is not None and here == saved.metadata.get(STORED_KEY):
+        return
+    note = None if here is None else _note(saved, here)
+    if note is not None and note.is_file():
+        return
+    if _compare(base, saved) and note is not None:
+        with suppress(OSError):  # it is a cache
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
+
+
+def _note(saved: SavedAdapter, stored: str) -> Path | None:
+    """Return the empty file that stands for an adapter that fits a base; None without a cache folder."""
+    digest = hashlib.sha256(f"1 {stored} {sorted(saved.metadata.items())}".encode())
+    for name, values in saved.tensors.items():
+        digest.update(f"{name} {values.shape}".encode() + values.tobytes())
+    try:
+        return cache_folder() / "checked-adapters" / digest.hexdigest()
+    except DownloadError:
+        return None
+
+
+def _compare(base: Base, saved: SavedAdapter) -> bool:
+    """Compare a base's numbers; return whether all that can be was compared, without a warning."""
     folder, written, name = saved.folder, saved.metadata, saved.base_name
     if (expected := written.get(BASE_KEY)) is None:
-        return
+        return False
     found = base.fingerprint()
     if found is None:
         warn_caller("in float16 a base has no fingerprint: whether the adapter is its own is not checked")
@@ -117,10 +149,10 @@ def check_base(base: Base, saved: SavedAdapter) -> None:
             f"{escape(folder)}: was saved by a version that did not note the base's Linears; whether the base contains "
             "this adapter already (it was merged into it) is not checked"
         )
-        return
+        return False
     here = base.linears_fingerprint()
     if (same := same_linears(linears, here)) is True:
-        return
+        return found is not None
     contained = _is_contained(base, written.get(PROJECTION_KEY))
     if contained:
         raise CheckpointError(
@@ -134,6 +166,7 @@ def check_base(base: Base, saved: SavedAdapter) -> None:
             f"{escape(folder)}: the base is stored otherwise than in training; whether it contains this adapter "
             "already is not checked"
         )
+    return found is not None and contained is not None
 
 
 def _is_contained(base: Base, written: str | None) -> bool | None:

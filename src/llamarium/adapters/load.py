@@ -30,7 +30,7 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
         put_on(loaded.model, saved)
         return loaded.with_modules()
     base = WeightBase(runner, saved)
-    check_base(base, saved)
+    check_base(base, saved, loaded.stored)
 
     def put_on_modules(model: Any) -> None:
         from llamarium.adapters.modules import put_on
@@ -53,7 +53,7 @@ def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> Runner:
     adapters: list[Adapter] = []
     for one in saved:
         base = WeightBase(runner, one)
-        check_base(base, one)
+        check_base(base, one, loaded.stored)
         adapters.append(base.adapter())
     return runner.with_adapters(adapters)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY
+from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY, STORED_KEY
 from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.files import BUILTIN, CONFIG, PREFIX, WEIGHTS
 from llamarium.adapters.lora import lora_linears
@@ -63,13 +63,15 @@ def save_adapter(
         raise unwritable(folder, error) from error
 
 
-def adapter_metadata(model: LlamaForCausalLM, base_model: str | None = None) -> dict[str, str]:
-    """Return the header of an adapter's file, which identifies its base."""
+def adapter_metadata(
+    model: LlamaForCausalLM, base_model: str | None = None, stored: str | None = None
+) -> dict[str, str]:
+    """Return the header of an adapter's file, which identifies its base; `stored` is its `stored_fingerprint`."""
     base = ModuleBase(model)
     fingerprint = base.fingerprint()
     known = {} if fingerprint is None else {BASE_KEY: fingerprint, LINEARS_KEY: base.linears_fingerprint()}
     named = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
-    return {"format": "pt"} | known | named
+    return {"format": "pt"} | known | named | ({} if stored is None else {STORED_KEY: stored})
 
 
 def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | None) -> OutputTensor:

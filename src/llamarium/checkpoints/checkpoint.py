@@ -4,6 +4,7 @@ Keys are Hugging Face's state-dict keys and shapes are PyTorch's (out, in), what
 checkpoint reads headers only and holds them against the config; no memory for weights is taken before they agree.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -106,6 +107,25 @@ class Checkpoint(Protocol):
         Raises:
             CheckpointError: Naming the file that was written to or cut short.
         """
+
+
+_WINDOWS, _WINDOW_BYTES = 8, 256
+
+
+def stored_fingerprint(checkpoint: Checkpoint) -> str:
+    """Return how a checkpoint's weights are stored, and SHA-256, hex, of some bytes of each: "Q4_1+F32:0123...".
+
+    It is the same whatever dtype or type the weights are loaded in, and another one after a merge, which changes every
+    row of a weight.
+    """
+    digest = hashlib.sha256()
+    for key in sorted(checkpoint.entries):
+        data = checkpoint.stored(key).data.reshape(-1)
+        digest.update(f"{key} {checkpoint.entries[key].dtype} {len(data)}".encode())
+        for start in range(0, len(data), max(1, len(data) // _WINDOWS)):
+            digest.update(data[start : start + _WINDOW_BYTES].tobytes())
+    types = {entry.dtype for entry in checkpoint.entries.values()}
+    return f"{'+'.join(sorted(types))}:{digest.hexdigest()}"
 
 
 # Which fields of the config make each tensor's shape.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from llamarium.checkpoints.build.folder import LearnerCheckpoint, check_learner_options
-from llamarium.checkpoints.checkpoint import Checkpoint
+from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
 from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.errors import OptionError, escape
@@ -44,7 +44,10 @@ def load_weights(
         return build_model(checkpoint.config, weights, options.input_bits or native.INPUT_BITS)
 
     runner = _runner(checkpoint, weights, options)
-    loaded = LoadedModel(runner, build, deterministic=options.deterministic, check=checkpoint.check_unchanged)
+    loaded = LoadedModel(
+        runner, build, deterministic=options.deterministic, check=checkpoint.check_unchanged,
+        stored=lambda: stored_fingerprint(checkpoint),
+    )  # fmt: skip
     return loaded, sources_of(checkpoint, weights)
 
 

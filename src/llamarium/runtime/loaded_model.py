@@ -28,7 +28,8 @@ class LoadedModel:
     `chosen` is the runner that was chosen at loading, None where the modules answer; `build` returns the modules over
     the same memory. `deterministic` refuses requests that the modules would have to answer. `check` is called once a
     request, before anything runs, and raises if a file that is in use has changed. `weights_of` is the model whose
-    weights a learner's functions run over, None for any other model.
+    weights a learner's functions run over, None for any other model. `stored` returns the fingerprint of the stored
+    bytes that the weights were made of.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class LoadedModel:
         deterministic: bool = False,
         check: Callable[[], None] | None = None,
         weights_of: str | None = None,
+        stored: Callable[[], str] | None = None,
     ) -> None:
-        self._chosen, self.weights_of = chosen, weights_of
+        self._chosen, self.weights_of, self.stored = chosen, weights_of, stored
         self.has_modules = build is not None
         self._build, self._check = build or _no_modules, check
         self._deterministic = deterministic

@@ -43,7 +43,8 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
     "vocab_size": ("tokenizer", ("bpe", "words")),
     **dict.fromkeys(
-        ("rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype"), ("method", ("lora",))
+        ("adapter", "rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype"),
+        ("method", ("lora",)),
     ),
 }
 
@@ -213,6 +214,7 @@ class FinetuneConfig(RunConfig):
     dequantize: Literal["auto", "load", "use"] = _setting("auto", "of a base whose file is quantized")
 
     # what is learned
+    adapter: str = _setting("", "the folder of an adapter to go on from; its base, rank, alpha and targets count")
     method: Literal["lora", "full"] = _setting("lora", "adapters beside the frozen base, or all of its weights")
     rank: int = _setting(16, "of the adapters", 1, 4096)
     alpha: float = _setting(32.0, "their strength", 1e-6, 1e6)
@@ -229,6 +231,9 @@ class FinetuneConfig(RunConfig):
             raise TrainingError(str(error)) from None
         object.__setattr__(self, "quantize", name)
         RunConfig.__post_init__(self)
+        own = ("rank", "alpha", "target_modules", "rslora", "dora")
+        if self.adapter and (given := [n for n in own if getattr(self, n) != type(self).default(n)]):
+            raise TrainingError(f"{given[0]}: of no effect beside adapter, which has its own; leave it out")
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
         """List changes, as `RunConfig.differences`; earlier versions named quantized types differently."""

@@ -11,8 +11,9 @@ from the rejected one by their rewards:
     loss = -log sigmoid(r(x, chosen) - r(x, rejected))
 
 It begins at log 2, where model and reference are equal. beta is the cost of leaving the reference. The reference is the
-frozen base: with adapters it is the model with its adapters off, and costs a second forward pass; in full training its
-log-probabilities are computed once, before the first step.
+model as the run began with it: with fresh adapters it is the model with its adapters off, and costs a second forward
+pass; in full training, and where it goes on from an adapter, its log-probabilities are computed once, before the first
+step.
 
 Only the answers' tokens count. A chosen answer may become less likely while the loss falls, if the rejected one falls
 faster: so both rewards are reported beside their margin.
@@ -128,7 +129,7 @@ def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> 
     if process_group.world_size > 1:
         raise TrainingError("dpo trains in one process, as its reference is the same model; start it without torchrun")
     setup = finetune.prepare(config, process_group, partial(finetune.read_rows, kind=PairRows))
-    if config.method == "full":
+    if config.method == "full" or config.adapter:
         for rows in (setup.train, setup.validation):
             if rows is not None:
                 assert isinstance(rows, PairRows)  # as passed to `finetune.prepare`

@@ -5,19 +5,21 @@ holds the whole model in full training, else the adapter in PEFT's layout.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
 
-from llamarium.adapters.base_check import LINEARS_KEY, same_linears
+from llamarium.adapters.base_check import LINEARS_KEY, STORED_KEY, same_linears
 from llamarium.adapters.config import LoRAConfig
-from llamarium.adapters.files import PREFIX, WEIGHTS, read_metadata
-from llamarium.adapters.load import with_answer_ends
+from llamarium.adapters.files import PREFIX, WEIGHTS, base_of, read_metadata
+from llamarium.adapters.load import tokenizer_beside, with_answer_ends
 from llamarium.adapters.lora import apply_lora
+from llamarium.adapters.modules import load_adapter
 from llamarium.adapters.save import adapter_metadata, save_adapter
-from llamarium.checkpoints.checkpoint import Checkpoint
+from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
 from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.huggingface.writer import save_weights
 from llamarium.checkpoints.load import load_model
@@ -55,6 +57,7 @@ def prepare(
     LlamariumError if the base or the data cannot be read, or the settings do not fit together.
     """
     check(config)
+    config = with_base(config)
     checkpoint, tokenizer = _open(config)
     rows, validation = (read_rows(config, tokenizer, DialogRows) if read is None else read(config, tokenizer)), None
     if config.validation > 0:
@@ -75,18 +78,28 @@ def prepare(
             recommended = with_answer_ends(recommended, model.config, tokenizer)
         save, restore = _train_all(model, tokenizer, recommended, process_group)
     else:
-        save, restore = _train_adapters(model, tokenizer, config, process_group)
+        save, restore = _train_adapters(model, tokenizer, config, process_group, stored_fingerprint(checkpoint))
     return Setup(config, model, tokenizer, rows, validation, save, restore, chat, process_group=process_group)
 
 
-def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
+def with_base(config: _Config) -> _Config:
+    """Return settings whose `model` is the base that `adapter` names, unless another is given.
+
+    LlamariumError if the adapter cannot be read; TrainingError if `model` is an adapter.
+    """
     if is_adapter(Path(config.model).expanduser()):
-        raise TrainingError(
-            f"{escape(config.model)}: is a LoRA adapter, and training begins with a model; merge it first: "
-            f"llamarium merge --adapter {escape(config.model)} --dtype float32 --out MODEL"
-        )
+        name = escape(config.model)
+        raise TrainingError(f"{name}: is a LoRA adapter; go on from it with --adapter {name} (in Python: adapter=)")
+    if not config.adapter or config.model != type(config).default("model"):
+        return config
+    return replace(config, model=base_of(Path(config.adapter).expanduser()))
+
+
+def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
     path = resolve(config.model)
     checkpoint, tokenizer = open_checkpoint(path), find_tokenizer(path)
+    if config.adapter:
+        tokenizer = tokenizer_beside(Path(config.adapter).expanduser(), checkpoint.config) or tokenizer
     if tokenizer is None:
         raise TrainingError(f"{config.model} has no tokenizer files; put a tokenizer.json beside the weights")
     tokenizer = with_chat_format(config, tokenizer)
@@ -125,9 +138,24 @@ def _train_all(
 
 
 def _train_adapters(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup
+    model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup, stored: str
 ) -> _SaveAndRestore:
-    metadata = adapter_metadata(model, config.model)  # now, while the whole base is at hand
+    metadata = adapter_metadata(model, config.model, stored)  # now, while the whole base is at hand
+    if config.adapter:
+        load_adapter(model, Path(config.adapter).expanduser(), trainable=True)
+    else:
+        _add_adapters(model, config)
+
+    def save(folder: Path) -> None:
+        save_adapter(
+            model, folder, base_model=config.model, metadata=metadata, full_tensor=process_group.full_tensor,
+            tokenizer=tokenizer,
+        )  # fmt: skip
+
+    return save, lambda folder: restore_adapter(model, folder, process_group, metadata)
+
+
+def _add_adapters(model: LlamaForCausalLM, config: FinetuneConfig) -> None:
     names = config.target_modules
     lora = LoRAConfig(
         r=config.rank,
@@ -138,14 +166,6 @@ def _train_adapters(
         use_dora=config.dora,
     )
     apply_lora(model, lora, seed=config.seed)
-
-    def save(folder: Path) -> None:
-        save_adapter(
-            model, folder, base_model=config.model, metadata=metadata, full_tensor=process_group.full_tensor,
-            tokenizer=tokenizer,
-        )  # fmt: skip
-
-    return save, lambda folder: restore_adapter(model, folder, process_group, metadata)
 
 
 def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:
@@ -196,7 +216,7 @@ def restore_adapter(
 def _same_base(written: Mapping[str, str], here: Mapping[str, str]) -> bool:
     has_both = LINEARS_KEY in written and LINEARS_KEY in here
     linears = same_linears(written[LINEARS_KEY], here[LINEARS_KEY]) if has_both else None
-    others = (written.get(key, value) == value for key, value in here.items() if key != LINEARS_KEY)
+    others = (written.get(key, value) == value for key, value in here.items() if key not in (LINEARS_KEY, STORED_KEY))
     return linears is not False and all(others)
 
 

@@ -95,6 +95,7 @@ class FinetuneSettings(RunSettings, total=False):
     dtype: Literal["auto", "float32", "bfloat16"]
     quantize: Literal["none", "NF4", "Q8_0", "Q4_1"]
     dequantize: Literal["auto", "load", "use"]
+    adapter: str
     method: Literal["lora", "full"]
     rank: int
     alpha: float

@@ -5,7 +5,7 @@ are (`rewards/rollouts.py`), rewarded (`rewards/functions.py`) and compared with
 updated (`objectives/group_policy.py`), once or `num_iterations` times. Checkpoints lie between steps: a run that is
 killed between rollout and update samples the same answers again.
 
-The reference of KL is the frozen base: with adapters the model without them, in full training a copy of the weights.
+The reference of KL is the model as the run began with it; what is not trained, it shares.
 """
 
 import copy
@@ -42,7 +42,7 @@ def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) ->
     reward = reward_of(config.reward, setup.tokenizer, setup.model.config.vocab_size)
     for part in filter(None, (rows, validation)):
         _check_fields(config, part, reward)
-    reference = _frozen(setup.model) if config.method == "full" and config.beta else None
+    reference = _frozen(setup.model) if config.beta else None
     rollouts = Rollouts(config, setup.model, setup.tokenizer, rows, validation, reward, reference)
     return replace(setup, objective=GroupPolicy(config.epsilon, config.beta), rollouts=rollouts)
 
@@ -75,4 +75,6 @@ def _check_fields(config: GRPOConfig, rows: PromptRows, reward: Reward) -> None:
 
 
 def _frozen(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    return copy.deepcopy(model).requires_grad_(False).eval()
+    """Return the model as it is now, over the same memory but for what is trained."""
+    shared = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared}).requires_grad_(False).eval()

@@ -7,7 +7,6 @@ run's seed, the step and the weights, so a run that is resumed samples what one 
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llamarium.adapters.lora import LoRALinear, lora_linears, without_adapters
+from llamarium.adapters.lora import LoRALinear, lora_linears
 from llamarium.checkpoints.choose_runner import runner_over
 from llamarium.errors import OptionError, TrainingError, show_value
 from llamarium.generation.completion import stop_ids_of
@@ -90,7 +89,7 @@ class Rollouts:
 
     Args:
         model: The policy; with adapters, or trained whole.
-        reference: The model as it was, frozen; None where there is none, or where it is the model without its adapters.
+        reference: The model as it was, frozen, from which KL is measured; None without.
 
     Raises:
         OptionError: If `config.exact` is on, and the C kernels cannot run the model.
@@ -213,16 +212,14 @@ class Rollouts:
         size = self._config.batch_rows
         made = [_batch(rows[start : start + size]) for start in range(0, len(rows), size)]
         made = [replace(batch, exact_N=batch.sampled_N) for batch in made] if self._config.exact else made
-        return [replace(batch, reference_E=self._reference_of(batch)) for batch in made] if self._config.beta else made
+        reference = self._reference
+        return made if reference is None else [replace(b, reference_E=self._logprobs(reference, b)) for b in made]
 
     @torch.no_grad()
-    def _reference_of(self, batch: AnswerBatch) -> Tensor:
+    def _logprobs(self, reference: LlamaForCausalLM, batch: AnswerBatch) -> Tensor:
         """Return log P of a batch's tokens under the reference, in the run's own precision, as in training."""
-        reference, off = self._reference, nullcontext[None]()
-        without: AbstractContextManager[None] = off if reference is not None else without_adapters(self._model)
-        device = self._model.device
-        with without, autocast(device, self._config.precision):
-            return answer_token_logprobs(reference or self._model, batch.to(device), causal_trunk).cpu()
+        with autocast(reference.device, self._config.precision):
+            return answer_token_logprobs(reference, batch.to(reference.device), causal_trunk).cpu()
 
 
 def _stop_id(config: GRPOConfig, tokenizer: Tokenizer) -> frozenset[int]:
