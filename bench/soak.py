@@ -10,6 +10,7 @@
 | bad         | sends no JSON, a wrong or unknown field, a prompt that does not fit, to no such route, ...          |
 
 Twice as many clients ask as are answered side by side, so half of those who leave at a random moment leave the queue.
+The server keeps its prefix cache on disk, too, in a folder of 1 MiB at most, which is measured on the way.
 The model is random, 2 layers of 64 with SmolLM2's vocabulary and dialogs, unless --model names another: what is looked
 for is what a request leaves behind, and that does not depend on how long it computes.
 
@@ -35,7 +36,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ EVERY = 100  # requests from one measurement of the memory to the next
 RANDOM = "random, 2 layers of 64, SmolLM2's vocabulary and dialogs"
 SLOTS = 12  # answers side by side
 SCARCE = "192KiB"  # of the random model's keys and values: 24 blocks, so that answers wait for room
+DISK_BYTES = 2**20  # of the prefix cache on disk: blocks come and go
 PROBE: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
 
 
@@ -109,11 +111,19 @@ class Server:
     process: "subprocess.Popen[bytes]"
     target: Target
     told: int  # a descriptor at which it says what it holds
+    cache: Path  # its prefix cache on disk
 
     @property
     def resident_bytes(self) -> int:
         """Memory that is there, not on a disk."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE
+
+    @property
+    def disk_bytes(self) -> int:
+        """What its prefix cache takes on disk, as the system counts it."""
+        with suppress(FileNotFoundError):  # it removes a file meanwhile
+            return sum(512 * path.stat().st_blocks for path in self.cache.iterdir())
+        return self.disk_bytes
 
     def held(self) -> dict[str, int]:
         """Return what it holds."""
@@ -134,13 +144,15 @@ def started(model: str, memory: str, log: Path) -> Generator[Server]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     told, tells = os.pipe()
+    cache = log.with_name("cache")
     options = f"--port {port} --threads 1 --max-num-seqs {SLOTS} --kv-memory {memory} --served-model-name soaked"
+    options += f" --cache-dir {cache} --cache-disk {DISK_BYTES}"
     command = [sys.executable, "-c", INSIDE, str(tells), "serve", "-m", model, *options.split()]
     with log.open("wb") as lines:
         process = subprocess.Popen(command, stderr=lines, pass_fds=[tells])
         os.close(tells)
         try:
-            yield Server(process, Target(url=f"http://127.0.0.1:{port}", model="soaked"), told)
+            yield Server(process, Target(url=f"http://127.0.0.1:{port}", model="soaked"), told, cache)
         finally:
             process.kill()
             process.wait()
@@ -161,6 +173,7 @@ class Soak:
     Attributes:
         outcomes: How often which kind of request ended how.
         memory: After how many requests how many bytes were resident.
+        disk: How many bytes the prefix cache had on disk then.
         unexpected: What should not have been, at most ten of them.
         typical_s: How long an answer takes, at present.
     """
@@ -169,6 +182,7 @@ class Soak:
     connections: Connections
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    disk: list[int] = field(default_factory=list[int])
     unexpected: list[str] = field(default_factory=list[str])
     num_done: int = 0
     typical_s: float = 0.1
@@ -183,6 +197,7 @@ class Soak:
                 self.num_done += 1
                 if self.num_done % EVERY == 0:
                     self.memory.append((self.num_done, self.server.resident_bytes))
+                    self.disk.append(self.server.disk_bytes)
 
         await asyncio.gather(*(ask_on() for _ in range(num_clients)))
 
@@ -295,7 +310,7 @@ async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> 
     left = await idle(connections)
     is_same = await probe(connections) == said
     status, health = await get(connections, "/health")
-    preemptions = _metric((await get(connections, "/metrics"))[1], "num_preemptions_total")
+    _, metrics = await get(connections, "/metrics")
     connections.close()
     return {
         "requests": number,
@@ -308,7 +323,9 @@ async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> 
         "memory": run.memory[:: max(1, len(run.memory) // 40)],
         "before": before,
         "after": await settled(server, before["descriptors"]),
-        "preemptions": preemptions,
+        "preemptions": _metric(metrics, "num_preemptions_total"),
+        "bytes on disk, at most": max(run.disk),
+        "tokens from disk": _metric(metrics, "prefix_cache_disk_hits_total"),
         "left in the engine": left,
         "health": [status, json.loads(health)["status"]],
         "same answer as before": is_same,
@@ -358,7 +375,8 @@ def main() -> None:
     rows = [{"what": name, "before": found["before"][name], "after": found["after"][name]} for name in names]
     rows += [{"what": name, "before": None, "after": count} for name, count in found["outcomes"].items()]
     rows += [
-        {"what": f"{name}", "before": None, "after": found[name]} for name in ("5xx", "bytes a request", "exit code")
+        {"what": f"{name}", "before": None, "after": found[name]}
+        for name in ("5xx", "bytes a request", "bytes on disk, at most", "exit code")
     ]
     common.report("soak", options, rows, found)
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from llamarium.cli.answer import say
 from llamarium.cli.main import main
 from llamarium.cli.repl import Repl
 from llamarium.cost import flops
+from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.inspect.measures.speed import weight_bytes
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
-from llamarium.runtime.batch import Batch
+from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
+from serving import small_llama
 
 STORY = ["Once upon a time", "--temperature", "0", "-n", "12"]
 
@@ -270,6 +273,24 @@ def test_chat_goes_on_with_a_dialog_that_was_saved(
     assert more[:3] == saved and [m["role"] for m in more[3:]] == ["user", "assistant"]
     expected = llama.chat(more[:4], temperature=0.0, max_new_tokens=8).text
     assert out == f"{expected}\n"
+
+
+def test_a_dialog_that_was_saved_goes_on_at_once_from_disk(
+    smollm2_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama, found = small_llama(smollm2_path), list[int]()
+    for first in (["word " * 200, f"/save {tmp_path / 'a'}"], [f"/load {tmp_path / 'a'}"]):
+        with closing(DiskCache(tmp_path / "cache")) as disk:
+            options = {"temperature": 0.0, "max_tokens": 4}
+            repl = Repl(llama, "Be kind.", options, stats=False, disk_cache=disk)
+            for line in (*first, "And now?"):
+                repl.take(line)
+            found.append(repl.conversation._prefix.engine.counts.disk_tokens)
+            repl.conversation.close()
+    assert found == [0, BLOCK_SIZE]
+    for words in (["hi", "--json", "--cache-dir", str(tmp_path / "cache")], ["hi", "--cache-disk", "1GiB"]):
+        assert main(["chat", *words]) == 2
+    assert "--cache-disk: bounds --cache-dir" in capsys.readouterr().err
 
 
 def test_chat_takes_a_text_of_several_lines_between_quotes(

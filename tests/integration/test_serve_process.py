@@ -218,3 +218,55 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
             assert process.wait(20) == 0
         finally:
             process.kill()
+
+
+# --- conversations survive --------------------------------------------------------------------------------------------
+
+PLAY: dict[str, Any] = STORY | {"prompt": "ROMEO: " * 18, "max_tokens": 9, "logprobs": 3}  # three blocks and a half
+
+
+def _told(url: str) -> dict[str, float]:
+    """The numbers of /metrics by name."""
+    lines = (line.split() for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("llamarium:"))
+    return {name.partition("{")[0].removeprefix("llamarium:"): float(value) for name, value in lines}
+
+
+def test_what_was_read_is_there_after_kill_9(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    words = ("-m", "shakespeare-char", "--cache-dir", str(folder), "--cache-disk", "1MB")
+    with started(*words) as server:
+        server.find(r"(ready) after")
+        cold = httpx.post(f"{server.url}/v1/completions", json=PLAY).json()
+        assert "disk_tokens" not in cold["usage"]["prompt_tokens_details"]
+        until = time.monotonic() + 20
+        while _told(server.url)["prefix_cache_disk_written_blocks_total"] < 4:  # soon after the answer
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with started(*words) as second:
+            assert second.end() == 1
+            (line,) = (line for line in second.lines if "error" in line)
+            assert line.startswith(f"llamarium: error: {folder}: is used by another process; choose another folder")
+        server.process.kill()
+        server.end()
+    with started(*words) as server:
+        server.find(r"(ready) after")
+        warm = httpx.post(f"{server.url}/v1/completions", json=PLAY).json()
+        assert warm["choices"] == cold["choices"], "the same text and the same log-probabilities"
+        assert warm["usage"]["prompt_tokens_details"] == {"cached_tokens": 96, "disk_tokens": 96}
+        told, props = _told(server.url), httpx.get(f"{server.url}/props").text
+        assert told["prefix_cache_hits_total"] == told["prefix_cache_disk_hits_total"] == 96
+        assert json.loads(props)["disk_cache"] == {"bytes": told["prefix_cache_disk_bytes"], "max_bytes": 2**20}
+        assert str(tmp_path) not in props + httpx.get(f"{server.url}/metrics").text
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert not any(str(tmp_path) in line for line in server.lines)
+
+
+def test_a_cache_that_cannot_be_is_one_line_before_the_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear")
+    with started("-m", "shakespeare-char", "--cache-dir", str(tmp_path)) as server:
+        assert server.end() == 1
+        says = f"llamarium: error: {tmp_path}: holds letter.txt and is no prefix cache"
+        assert [line.startswith(says) for line in server.lines if "error" in line] == [True], server.lines
+        assert not any("Traceback" in line for line in server.lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -48,5 +48,6 @@ def test_nothing_is_left_of_some_hundred_requests(soak: ModuleType, smollm2_path
         assert found["after"][what] <= found["before"][what], what
     assert found["after"]["objects"] - found["before"]["objects"] < 100
     assert set(found["left in the engine"].values()) == {0}
+    assert 0 < found["bytes on disk, at most"] <= soak.DISK_BYTES and found["tokens from disk"] > 0
     assert (found["health"], found["same answer as before"], found["exit code"]) == ([200, "ready"], True, 0)
     assert set(found["log"].values()) == {0}

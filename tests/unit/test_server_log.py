@@ -66,7 +66,7 @@ def test_the_line_says_who_is_answered_and_how_fast(monkeypatch: pytest.MonkeyPa
     live = StatusLine(unbounded, Log("text"))
     live.show()
     assert terminal.getvalue().endswith("loading 25 %")
-    engine = SimpleNamespace(snapshot=EngineSnapshot(3, 1, 30, 120, counts, None))
+    engine = SimpleNamespace(snapshot=EngineSnapshot(3, 1, 30, 120, counts))
     service.loaded = (None, engine)
     live.show()
     assert terminal.getvalue().endswith("loading 25 %")  # it is not time yet

@@ -16,7 +16,6 @@ from llamarium.engine.counts import Counts
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.sequence import EngineSequence
-from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
@@ -31,14 +30,13 @@ _CLOSED = "the engine was closed before the answer came to its end"
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """An engine after its last step: sequences with and without blocks, blocks in use and in all, counts, and disk."""
+    """An engine after its last step: sequences with and without blocks, blocks in use and in all, and its counts."""
 
     running: int
     waiting: int
     used_blocks: int
     num_blocks: int
     counts: Counts
-    disk: DiskUse | None
 
 
 class _Command(NamedTuple):
@@ -207,6 +205,5 @@ class EngineThread:
 
     def _look(self) -> EngineSnapshot:
         engine = self.engine
-        counts, disk = replace(engine.counts), None if engine.disk is None else engine.disk.use()
-        blocks = engine.num_used_blocks, engine.num_blocks
-        return EngineSnapshot(engine.num_running, engine.num_waiting, *blocks, counts, disk)
+        counts = replace(engine.counts)
+        return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)

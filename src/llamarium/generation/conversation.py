@@ -55,6 +55,10 @@ class Conversation(Generic[ChatModelT]):
         """Stream the answer to `messages` as they stand, as where results of calls were put into them; as `say`."""
         return self._answer([], options)
 
+    def close(self) -> None:
+        """Write what is left to the disk cache; the conversation is over."""
+        self._prefix.close()
+
     def _answer(self, said: list[dict[str, Any]], options: dict[str, Any]) -> Generator[Piece]:
         pieces = self.llama.stream_chat([*self.messages, *said], prefix=self._prefix, **options)
         return self._following(said, pieces)

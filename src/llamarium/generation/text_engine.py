@@ -27,6 +27,7 @@ from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.thread import EngineSnapshot, EngineThread, State
 from llamarium.engine.tiers.disk_cache import DiskCache
+from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
@@ -265,6 +266,12 @@ class TextEngine:
     def snapshot(self) -> EngineSnapshot:
         """The engine after its last step."""
         return self._thread.snapshot
+
+    @property
+    def disk_use(self) -> DiskUse | None:
+        """How much of its disk cache is used now; None without one."""
+        disk = self._thread.engine.disk
+        return None if disk is None else disk.use()
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Answers:
         """Answer a prompt, piece by piece; options as in `Llama.generate`, and `RequestOptions`.

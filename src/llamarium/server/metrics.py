@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.server.lifecycle.service import Service
 
 _FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
@@ -101,26 +102,14 @@ class _EngineCollector:
         """Yield the engine's metrics, if there is one."""
         if self._service.loaded is None:
             return
-        seen = self._service.loaded[1].snapshot
-        counts, share, disk = seen.counts, seen.used_blocks / seen.num_blocks, seen.disk
-        on_disk = (
-            ()
-            if disk is None
-            else (
-                (
-                    "prefix_cache_disk_hits",
-                    "Prompt tokens that were on disk, of those that were there.",
-                    counts.disk_tokens,
-                ),
-                ("prefix_cache_disk_written_blocks", "Blocks that were written to disk.", disk.num_written),
-                ("prefix_cache_disk_dropped_blocks", "Blocks that were not, without time or room.", disk.num_dropped),
-            )
-        )
+        engine = self._service.loaded[1]
+        seen, disk = engine.snapshot, engine.disk_use or DiskUse(0, 0, 0, 0)
+        counts, share = seen.counts, seen.used_blocks / seen.num_blocks
         gauges = (
             ("num_requests_running", "Answers that are being run.", seen.running),
             ("num_requests_waiting", "Answers that wait.", seen.waiting),
             ("kv_cache_usage_perc", "Share of the cache's blocks that answers have.", share),
-            *([] if disk is None else [("prefix_cache_disk_bytes", "What the cache takes on disk.", disk.num_bytes)]),
+            ("prefix_cache_disk_bytes", "What the prefix cache takes on disk.", disk.num_bytes),
         )
         counters = (
             ("prefix_cache_queries", "Prompt tokens that were looked for in the cache.", counts.sought_tokens),
@@ -131,7 +120,9 @@ class _EngineCollector:
             ("spec_decode_num_draft_tokens", "Guessed tokens that were run.", counts.drafted_tokens),
             ("spec_decode_num_accepted_tokens", "Guessed tokens that came.", counts.accepted_tokens),
             ("num_preemptions", "How often an answer had to give its blocks back.", counts.preempted),
-            *on_disk,
+            ("prefix_cache_disk_hits", "Prompt tokens that were there, on disk.", counts.disk_tokens),
+            ("prefix_cache_disk_written_blocks", "Blocks that were written to disk.", disk.num_written),
+            ("prefix_cache_disk_dropped_blocks", "Blocks that were not, without time or room.", disk.num_dropped),
         )
         for family, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, text, value in rows:

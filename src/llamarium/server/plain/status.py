@@ -35,7 +35,7 @@ async def props(request: Request) -> dict[str, object]:
     service: Service = request.app.state.service
     model, engine = service.require()
     settings = service.settings
-    chat_format, disk = model.tokenizer.chat_format, engine.snapshot.disk
+    chat_format, disk = model.tokenizer.chat_format, engine.disk_use
     return {
         "version": __version__,
         "models": [*request.app.state.names, *engine.adapters],
