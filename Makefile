@@ -68,11 +68,13 @@ clean:
 	@$(INSTALL) --no-compile -e .
 	@touch $@
 
-# torch first and by its pinned version: otherwise pip may take another build of it for a dependency.
+# torch first and by its pinned version: otherwise pip may take another build of it for a dependency. instructor last and
+# alone: it runs with newer versions of jiter and rich than its bounds allow, which openai and others need.
 .venv/.dev: .venv/.run
 	$(SAY) "Installing what the tests need (a few minutes the first time) ..."
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps instructor
 	@touch $@
 
 .venv-light/.test: pyproject.toml constraints.txt .venv/.run

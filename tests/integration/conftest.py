@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import llamarium
+
 
 @pytest.fixture(scope="session")
 def llama(smollm2_path: Path) -> Any:
@@ -21,4 +23,14 @@ def running(llama: Any) -> Iterator[Any]:
     from serving import serving
 
     with serving(llama) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def talker(smollm2_path: Path) -> Iterator[Any]:
+    """A server with the built-in model in its own 4 bits, for clients that want answers with an end and some sense."""
+    from serving import serving
+
+    llama = llamarium.load(smollm2_path, device="cpu")
+    with serving(llama, engine={"kv_memory": 2**27}) as found:
         yield found
