@@ -1,4 +1,4 @@
-"""OpenAI's responses as its own client sees them: whole, as numbered events, with tools, and with nothing stored."""
+"""OpenAI's responses as its own client sees them: whole, as numbered events, with tools, and stored."""
 
 import asyncio
 import json
@@ -14,6 +14,10 @@ import pytest
 
 import llamarium
 from llamarium.api import Llama
+from llamarium.cli.main import main
+from llamarium.errors import OptionError
+from llamarium.server.hints import HEADER
+from llamarium.server.openai.responses.store import ResponseStore
 from llamarium.tokenizer.tools.request import ToolRequest
 from scripted import ScriptedLlama
 from serving import Running, serving
@@ -413,7 +417,7 @@ DEEP_PATH = "tools[0].parameters" + ".properties.a" * 16 + ".type"
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": 5}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"store": True}, "store"),
@@ -543,3 +547,106 @@ def test_a_stream_that_breaks_says_so(llama: Llama, monkeypatch: pytest.MonkeyPa
         left = 0
         assert running.post(RESPONSES, **ASKED).status_code == 500
         running.wait(running.is_idle)
+
+
+# --- stored responses -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ResponseStore:
+    return ResponseStore(2**20, tmp_path / "responses" if request.param == "file" else None)
+
+
+@pytest.fixture
+def stored(llama: Llama, store: ResponseStore) -> Iterator[Running]:
+    with serving(llama, responses=store, api_keys=("mine", "another")) as found:
+        yield found
+
+
+def test_a_stored_response_is_gone_on_from_with_its_own_key_alone(stored: Running, llama: Llama) -> None:
+    at = {"base_url": f"{stored.url}/v1", "max_retries": 0}
+    with openai.OpenAI(**at, api_key="mine") as mine, openai.OpenAI(**at, api_key="another") as another:
+        how: dict[str, Any] = {"model": "small", "temperature": 0, "max_output_tokens": 12}
+        first = mine.responses.create(**how, input="Hello!", instructions="Be brief.")
+        assert first.model_dump()["store"] is True and mine.responses.retrieve(first.id) == first
+        *_, last = mine.responses.create(**how, input="Again?", previous_response_id=first.id, stream=True)
+        second = last.response  # pyright: ignore
+        said = [*DIALOG, {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "Again?"}]
+        assert second.output_text == llama.chat(said, temperature=0.0, max_tokens=12).text  # without instructions
+        assert second.previous_response_id == first.id and mine.responses.retrieve(second.id) == second
+        third = mine.responses.create(**how, input=DIALOG, previous_response_id=second.id, store=False)
+        said += [{"role": "assistant", "content": second.output_text}, *DIALOG]
+        assert third.output_text == llama.chat(said, temperature=0.0, max_tokens=12).text
+        for client, name in ((another, first.id), (mine, third.id), (mine, "../responses")):
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(name)
+            with pytest.raises(openai.NotFoundError):
+                client.responses.delete(name)
+            with pytest.raises(openai.NotFoundError) as refused:
+                client.responses.create(**how, input="x", previous_response_id=name)
+            assert refused.value.param == "previous_response_id"  # pyright: ignore
+        mine.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError, match="is stored for this key"):
+            mine.responses.retrieve(first.id)
+        assert mine.responses.retrieve(second.id) == second  # which has the items of the first one
+        with pytest.raises(openai.BadRequestError, match="starting_after is not a field"):
+            mine.responses.retrieve(second.id, extra_query={"starting_after": 1})
+
+
+def test_calls_of_a_stored_response_get_their_results(stored: Running) -> None:
+    with httpx.Client(base_url=stored.url, headers={"x-api-key": "mine"}, timeout=30) as http:
+        asked = ASKED | {"tools": TOOLS, "max_output_tokens": 100, "seed": 1}
+        made = http.post(RESPONSES, json=asked | {"tool_choice": {"type": "function", "name": "plot"}}).json()
+        (call,) = made["output"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
+        on = http.post(RESPONSES, json=asked | {"input": [result], "previous_response_id": made["id"]})
+        assert on.status_code == 200, on.text
+        whole = http.post(RESPONSES, json=asked | {"input": [*DIALOG, call, result]}).json()
+        assert on.json()["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        unknown = [result | {"call_id": "x"}]
+        error = http.post(RESPONSES, json=asked | {"input": unknown, "previous_response_id": made["id"]}).json()[
+            "error"
+        ]
+        assert error["param"] == "input[0].call_id"
+        assert HEADER not in http.post(RESPONSES, json=ASKED | {"store": False}).headers  # it has an effect here
+
+
+def test_nothing_is_stored_unless_asked(http: httpx.Client) -> None:
+    made = http.post(RESPONSES, json=ASKED).json()
+    assert made["store"] is False
+    assert http.get(f"{RESPONSES}/{made['id']}").status_code == 404
+    missing = http.post(RESPONSES, json=ASKED | {"previous_response_id": made["id"]})
+    assert missing.status_code == 404 and "--store-responses" in missing.json()["error"]["message"]
+
+
+def test_a_store_is_bounded_and_forgets_what_was_least_recently_used(store: ResponseStore) -> None:
+    for name in ("a", "b", "c"):
+        assert store.put(name, "me", {"text": name * 300_000})
+    assert store.get("a", "me") == {"text": "a" * 300_000}
+    assert store.put("d", "me", {"text": "d" * 300_000})
+    assert [store.get(name, "me") is not None for name in "abcd"] == [True, False, True, True]
+    assert not store.put("e", "me", {"text": "e" * 2**20}) and store.get("d", "me") is not None
+    assert store.delete("d", "me") and not store.delete("d", "me")
+
+
+def test_a_file_is_read_by_the_next_server_and_what_is_damaged_is_a_miss(tmp_path: Path) -> None:
+    path, owner = tmp_path / "responses", "a-key-of-mine"
+    first, beside = ResponseStore(2**20, path), ResponseStore(2**20, path)
+    for name in ("whole", "damaged"):
+        assert first.put(name, owner, {"text": name * 99})
+    assert beside.get("whole", owner) == {"text": "whole" * 99}
+    assert path.stat().st_mode & 0o777 == 0o600 and owner.encode() not in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(b"damageddamaged", b"damagedDamaged"))
+    after = ResponseStore(2**20, path)
+    assert after.get("whole", owner) is not None and after.get("damaged", owner) is None
+    assert ResponseStore(1, path).get("whole", owner) is None  # the bound holds at the start, too
+    path.write_bytes(b"x" * path.stat().st_size)
+    assert (after.get("whole", owner), after.put("x", owner, {}), after.delete("whole", owner)) == (None, False, False)
+    for other in (path, tmp_path, tmp_path / "none" / "x"):
+        with pytest.raises(OptionError, match="cannot store responses"):
+            ResponseStore(2**20, other)
+
+
+def test_a_file_without_a_bound_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["serve", "--store-file", str(tmp_path / "x")]) == 2
+    assert "--store-responses" in capsys.readouterr().err

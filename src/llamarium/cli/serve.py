@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from llamarium.page.ticket import Ticket
     from llamarium.server.lifecycle.loading import Progress
     from llamarium.server.lifecycle.service import ServedModel
+    from llamarium.server.openai.responses.store import ResponseStore
 
 _DEFAULTS = Settings()
 PORT = whole_number(0, 65535)
@@ -66,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_bounds(bounds)
     add_served_names(parser)
     add_tool_form(parser)
+    what = "store so many bytes of responses, for previous_response_id (default: none)"
+    where = ("--store-file", Path, "FILE", None, "where they are stored, texts and all (default: in memory)")
+    add_values(parser, ("--store-responses", size, "SIZE", None, what), where)
     text = "refuse fields that have no effect; else the answer's header x-llamarium-no-effect names them"
     parser.add_argument("--strict-fields", action="store_true", help=text)
     add_page(parser, access)
@@ -269,8 +273,17 @@ def _settings(args: argparse.Namespace) -> Settings:
         tool_form=args.tool_form,
         strict_fields=args.strict_fields,
         open_objects=args.open_objects,
+        responses=_responses(args),
         log_format=args.log_format,
     )
+
+
+def _responses(args: argparse.Namespace) -> "ResponseStore | None":
+    from llamarium.server.openai.responses.store import ResponseStore
+
+    if args.store_file is not None and args.store_responses is None:
+        raise UsageError("argument --store-file: say how large it may become, by --store-responses")
+    return None if args.store_responses is None else ResponseStore(args.store_responses, args.store_file)
 
 
 def _place(args: argparse.Namespace) -> tuple[str, int]:

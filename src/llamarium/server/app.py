@@ -60,7 +60,7 @@ def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[st
         app = CORSMiddleware(
             app,
             settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", HEADER],
         )

@@ -80,7 +80,7 @@ HINTS: Mapping[str, Mapping[str, Any]] = {
     "chat tools[]": _CACHED,
     "responses": {
         **_OPENAI, "client_metadata": dict[str, str], "context_management": Objects, "include": list[Included],
-        "max_tool_calls": int, "truncation": Literal["disabled"],
+        "max_tool_calls": int, "store": bool, "truncation": Literal["disabled"],
     },
     "responses reasoning": {"context": str, "effort": Effort, "generate_summary": str, "mode": str, "summary": str},
     "responses text": {"verbosity": Level},
@@ -154,6 +154,8 @@ def _has_effect(name: str, value: Any, service: Service) -> bool:
             return {*value} <= {LOGPROBS}
         case "effort" | "reasoning_effort":
             return form is not None and "reasoning_effort" in form.variables
+        case "store":
+            return service.settings.responses is not None
         case "name" | "reasoning_content":
             return form is not None and name in form.message_keys
         case _:

@@ -66,6 +66,9 @@ class ReplyFormatter(ABC):
     ping = COMMENT
     """The event that keeps an idle stream open."""
 
+    stores = False
+    """Whether `end` and `whole` take long, since they store the answer."""
+
     def begin(self) -> str:
         """Return the events before the first step; none by default."""
         return ""
@@ -121,11 +124,11 @@ class _Reply:
 
         await write(self._formatter.begin())
         await self._read(write_step)
-        await write(self._formatter.end(self._usage))
+        await write(await _run(lambda: self._formatter.end(self._usage), is_long=self._formatter.stores))
 
     async def whole(self) -> Response:
         """Return the whole answer, when it is complete."""
-        is_long = False
+        is_long = self._formatter.stores
 
         async def take(prompt: int, pieces: Pieces) -> None:
             nonlocal is_long

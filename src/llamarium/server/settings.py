@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from llamarium.runtime.runner import CacheDtype
+    from llamarium.server.openai.responses.store import ResponseStore
     from llamarium.tokenizer.tools.forms import ToolForm
 
 
@@ -25,6 +26,7 @@ class Settings:
         tool_form: How tools are presented to the model; None is its dialog format's own way.
         strict_fields: Refuse fields that have no effect (`server/hints.py`).
         open_objects: Objects that are not strict may have other properties than those that their schema lists.
+        responses: Where responses are stored; None stores none.
         log_format: Of the lines on stderr.
         max_header_bytes: Of a request line and its headers.
         header_timeout_s: Seconds from a connection's first byte, or its opening, to the end of the headers.
@@ -48,6 +50,7 @@ class Settings:
     tool_form: "ToolForm | None" = None
     strict_fields: bool = False
     open_objects: bool = False
+    responses: "ResponseStore | None" = None
     log_format: Literal["text", "json"] = "text"
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 2**10

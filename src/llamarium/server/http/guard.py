@@ -85,8 +85,12 @@ class Guard:
         )
 
     def _is_key(self, value: str) -> bool:
-        scheme, _, rest = value.partition(" ")
-        key = rest.strip() if scheme.lower() == "bearer" else value
-        digest = hashlib.sha256(key.encode("latin-1")).digest()
+        digest = hashlib.sha256(key_in(value).encode("latin-1")).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._keys]  # in equal time
         return any(matches)
+
+
+def key_in(value: str) -> str:
+    """Return the key in the value of a header."""
+    scheme, _, rest = value.partition(" ")
+    return rest.strip() if scheme.lower() == "bearer" else value

@@ -1,1 +1,1 @@
-"""OpenAI's responses: what a client gives and gets as items. Nothing is stored between two of them."""
+"""OpenAI's responses: what a client gives and gets as items, and what is stored of them."""

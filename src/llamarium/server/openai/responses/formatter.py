@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llamarium.generation.completion import Piece
@@ -15,12 +15,16 @@ from llamarium.server.replying import ReplyFormatter, Usage
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta
 
+Keep = Callable[[dict[str, Any]], bool]
+"""Stores a response; returns whether it is stored."""
+
 
 class ResponseFormatter(ReplyFormatter):
-    """Formats one response, under a model's name."""
+    """Formats one response, under a model's name, and stores it by `keep`."""
 
-    def __init__(self, body: ResponseRequest, model: str, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, body: ResponseRequest, model: str, tokenizer: Tokenizer, keep: Keep | None) -> None:
+        self._tokenizer, self._keep = tokenizer, keep
+        self.stores = keep is not None
         self._number = 0  # of the next event
         self._output: list[dict[str, Any]] = []
         self._open: str | None = None  # the type of the last item, until it ends
@@ -45,17 +49,23 @@ class ResponseFormatter(ReplyFormatter):
             events += "" if piece.finish_reason is None else self._finish(usage, piece.finish_reason)
         return events
 
+    def end(self, usage: Usage) -> str:
+        """Return the event of the response's end, which comes when it is stored."""
+        return self._event(f"response.{self._response['status']}", response=self.whole(usage))
+
     def failure(self, error: ApiError) -> str:
         """Return the events of an error."""
         whole = self._output if self._open is None else self._output[:-1]
         return failure_events(self._response, whole, self._number, error)
 
     def whole(self, usage: Usage) -> dict[str, Any]:
-        """Return the response."""
+        """Store the response if it is wanted, and return it."""
+        if self._keep is not None:
+            self._response["store"] = self._keep(self._response | {"store": True})
         return self._response
 
     def _finish(self, usage: Usage, finish_reason: str) -> str:
-        """Return the events of the response's end."""
+        """Return the events of the last item's end."""
         is_cut = finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         events = "" if self._output else self._begin_message()
@@ -66,7 +76,7 @@ class ResponseFormatter(ReplyFormatter):
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._response["completed_at"] = int(time.time())
-        return events + self._event(f"response.{status}", response=self._response)
+        return events
 
     def _text_events(self, text: str) -> str:
         begun = "" if self._open == "message" else self._begin_message()
@@ -166,7 +176,7 @@ def _envelope(body: ResponseRequest, model: str) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "metadata": echoed.pop("metadata") or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "background": False,
         "store": False,
         "top_logprobs": body.top_logprobs or 0,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from llamarium.server.dialogs import Dialog
 from llamarium.server.fields import Body, by_type, of_type
@@ -83,6 +83,9 @@ Item = Annotated[
     | Annotated[ReasoningItem, of_type("reasoning")],
     by_type("message"),
 ]
+
+
+ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 def add_item(dialog: Dialog, where: str, item: Item) -> None:

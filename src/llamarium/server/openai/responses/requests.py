@@ -69,7 +69,9 @@ class ResponseRequest(Body):
     stream_options: ResponseStreamFields | None = None
 
     background: Literal[False] | None = None
+    previous_response_id: str | None = None
     reasoning: Reasoning | None = None
+    store: bool | None = None
     # not OpenAI's
     cache_salt: str | None = Field(None, min_length=1)
 
@@ -79,7 +81,6 @@ class ResponseRequest(Body):
         "conversation": _STATELESS,
         "image": "this server takes and answers text",
         "moderation": "answers are not moderated",
-        "previous_response_id": _STATELESS,
         "prompt": "there are no stored prompts; give instructions and input",
     }
 

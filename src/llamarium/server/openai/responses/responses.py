@@ -1,22 +1,26 @@
 """`POST /v1/responses`."""
 
 import asyncio
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
+from llamarium.errors import escape, show_value
 from llamarium.sampling.params import GenerationOptions
 from llamarium.server.answering import AnswerRequest
-from llamarium.server.dialogs import Dialog, encode_dialog
-from llamarium.server.errors import ApiError
+from llamarium.server.dialogs import Dialog, encode_dialog, misplaced
+from llamarium.server.errors import JSON, ApiError
 from llamarium.server.fields import parameters_in
 from llamarium.server.hints import LOGPROBS
 from llamarium.server.http.body import StrictRoute
+from llamarium.server.http.guard import key_in
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import chosen_model
 from llamarium.server.openai.responses.formatter import ResponseFormatter
-from llamarium.server.openai.responses.items import add_item
+from llamarium.server.openai.responses.items import ITEMS, Item, MessageItem, add_item
 from llamarium.server.openai.responses.requests import ResponseRequest, form_of
+from llamarium.server.openai.responses.store import ResponseStore
 from llamarium.server.openai.responses.tools import NAMES
 from llamarium.server.replying import reply
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -31,7 +35,12 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
     service: Service = request.app.state.service
-    dialog, tools = await asyncio.to_thread(_read, body)
+    store, owner, before = service.settings.responses, _owner(request), list[dict[str, Any]]()
+    if body.store and store is None:
+        raise misplaced("store", "is true, and nothing is stored here (--store-responses); leave it out")
+    if (previous := body.previous_response_id) is not None:
+        before = (await _in_store(request, previous, "get", param="previous_response_id"))["items"]
+    dialog, tools = await asyncio.to_thread(_read, body, before)
     effort = None if body.reasoning is None else body.reasoning.effort
     asked = AnswerRequest(
         model=model,
@@ -47,30 +56,73 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         new_text=True,
         salt=body.cache_salt or "",
     )
-    formatter = ResponseFormatter(body, model.name, service.tokenizer)
+
+    def keep(response: dict[str, Any]) -> bool:
+        assert store is not None
+        given = _items(body.input)
+        items = [*before, *(item.model_dump(exclude_none=True) for item in given), *response["output"]]
+        return store.put(response["id"], owner, {"items": items, "response": response})
+
+    stored = None if store is None or body.store is False else keep
+    formatter = ResponseFormatter(body, model.name, service.tokenizer, stored)
     return await reply(request, asked, formatter, streams=body.stream or False)
 
 
-def _read(body: ResponseRequest) -> tuple[Dialog, ToolRequest]:
-    """Return a request's dialog, and its tools."""
-    dialog = _dialog(body)
+@router.get("/v1/responses/{response_id}")
+async def retrieve(request: Request, response_id: str) -> Response:
+    """Return a stored response."""
+    return JSON((await _in_store(request, response_id, "get"))["response"])
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(request: Request, response_id: str) -> dict[str, object]:
+    """Forget a stored response."""
+    await _in_store(request, response_id, "delete")
+    return {"id": response_id, "object": "response.deleted", "deleted": True}
+
+
+async def _in_store(request: Request, name: str, what: Literal["get", "delete"], param: str | None = None) -> Any:
+    """Get or delete a stored response."""
+    if unread := next(iter(request.query_params), None):
+        raise ApiError(400, f"{escape(unread)} is not a field of this request", code="unknown_parameter", param=unread)
+    store: ResponseStore | None = request.app.state.service.settings.responses
+    found = store and await asyncio.to_thread(getattr(store, what), name, _owner(request))
+    if not found:
+        why = "start the server with --store-responses" if store is None else "it may have given way to newer ones"
+        message = f"no response {show_value(name)} is stored for this key: {why}"
+        raise ApiError(404, message, code="response_not_found", param=param)
+    return found
+
+
+def _owner(request: Request) -> str:
+    """Return the key of a request: what is stored under it is found with no other one."""
+    given = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
+    return key_in(given) if request.app.state.service.settings.api_keys else ""
+
+
+def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, ToolRequest]:
+    """Return a request's dialog after the items `before` it, and its tools."""
+    dialog = _dialog(body, before)
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.to_chat()
     listed = None if body.tools is None else [tool.to_chat() for tool in body.tools]
     return dialog, dialog.tools(listed, choice, body.parallel_tool_calls)
 
 
-def _dialog(body: ResponseRequest) -> Dialog:
+def _dialog(body: ResponseRequest, before: list[dict[str, Any]]) -> Dialog:
     if not body.input:
         raise ApiError(400, "input is empty; expected a text, or a list of items", param="input")
     dialog = Dialog(NAMES)
     if body.instructions is not None:
         dialog.add("instructions", {"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        dialog.add("input", {"role": "user", "content": body.input})
-    else:
-        for i, item in enumerate(body.input):
-            add_item(dialog, f"input[{i}]", item)
+    for item in ITEMS.validate_python(before):
+        add_item(dialog, "previous_response_id", item)
+    for i, item in enumerate(_items(body.input)):
+        add_item(dialog, "input" if isinstance(body.input, str) else f"input[{i}]", item)
     return dialog
+
+
+def _items(given: str | list[Item]) -> list[Item]:
+    return [MessageItem(role="user", content=given)] if isinstance(given, str) else given
 
 
 def _options(body: ResponseRequest) -> GenerationOptions:
