@@ -14,9 +14,10 @@ from typing import Any, Protocol, cast
 from llamarium.errors import GrammarError, ToolError
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.description import MAX_BYTES, Grammar
-from llamarium.sampling.grammar.json_schema import BLANKS, rule, spacing
+from llamarium.sampling.grammar.json_schema import rule
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
+from llamarium.tokenizer.tools.grammar import openings
 from llamarium.tokenizer.tools.request import ToolRequest
 
 MAX_RULES = 5000
@@ -36,15 +37,9 @@ def grammar_of_answer(
 ) -> Grammar | None:
     """Return the grammar of an answer, or None if it is free.
 
-    Args:
-        request: The tools that it may call.
-        form: How calls are written.
-        answer: Its form where it makes no call.
-        open_objects: As of `Grammar.json_schema`, for the arguments of tools that are not strict.
-
-    Raises:
-        ToolError: For tools that cannot be held.
-        GrammarError: For an answer's form that is not JSON, beside tools.
+    Calls are written in a form, and an answer without any has the form `answer`. `open_objects` is that of
+    `Grammar.json_schema`, for tools that are not strict. ToolError for tools that cannot be held, GrammarError for
+    another form than JSON beside them.
     """
     if not request.offered or (answer is None and not request.is_held):
         return answer
@@ -63,7 +58,7 @@ def grammar_of_answer(
             f"are too much for a grammar: {len(text):,} characters in {text.count(chr(10)):,} rules, of {MAX_BYTES:,} "
             f"bytes and {MAX_RULES:,} rules at most; give fewer tools, or smaller ones",
         )
-    return Grammar("calls", text, () if answer is None else request.openings(form))
+    return Grammar("calls", text, () if answer is None else openings([tool.name for tool in request.offered], form))
 
 
 def _rule_beside(schema: Any, form: ToolForm | None) -> str:
@@ -74,7 +69,7 @@ def _rule_beside(schema: Any, form: ToolForm | None) -> str:
             named = named[int(key)] if isinstance(named, list) else named[key]
     is_object = isinstance(named, dict) and named.get("additionalProperties") is False
     is_no_call = is_object and "parameters" not in named.get("properties", {}) and "patternProperties" not in named
-    return rule(schema, BLANKS if form != "llama3_json" else spacing(", ", ": ") if is_no_call else spacing(",", ":"))
+    return rule(schema, None if form != "llama3_json" else (", ", ": ") if is_no_call else (",", ":"))
 
 
 def compile_answer(

@@ -33,7 +33,7 @@ from llamarium.extras import optional
 from llamarium.sampling.constraint import NoToken
 from llamarium.sampling.grammar import gbnf, workers
 from llamarium.sampling.grammar.description import Grammar, Kind
-from llamarium.sampling.grammar.json_schema import BLANKS, rule
+from llamarium.sampling.grammar.json_schema import rule
 from llamarium.sampling.grammar.lark import literal
 from llamarium.tokenizer.base import Tokenizer
 
@@ -103,7 +103,7 @@ class GrammarCompiler:
         """Return a grammar's rules in llguidance's Lark."""
         match grammar.kind:
             case "json_schema":
-                return f"start: {rule(json.loads(grammar.text), BLANKS)}"
+                return f"start: {rule(json.loads(grammar.text))}"
             case "choice":
                 return f"start: /{'|'.join(map(literal, json.loads(grammar.text)))}/"
             case "regex":

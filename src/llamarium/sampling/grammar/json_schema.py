@@ -27,8 +27,7 @@ MAX_SCHEMAS = 5000
 MAX_OPTIONAL = 400
 """Optional properties of an object; each is four items of llguidance's parser, which allows 2,000."""
 
-BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
-"""Blanks between JSON's signs, bounded, as some models would write them forever."""
+_BLANKS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}  # bounded: some models would write blanks forever
 
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _DIALECTS = ("draft/2020-12", "draft/2019-09", "draft-07", "draft-06")
@@ -58,14 +57,11 @@ def parsed(text: str) -> Any:
         raise GrammarError(f"the JSON schema is no JSON: {error}") from None
 
 
-def spacing(item_separator: str, key_separator: str) -> dict[str, Any]:
-    """Return the blanks of JSON that has none but these, for `rule`."""
-    return {"whitespace_flexible": False, "item_separator": item_separator, "key_separator": key_separator}
-
-
-def rule(schema: Any, blanks: Mapping[str, Any]) -> str:
-    """Return the JSON values of a lowered schema as a rule of Lark; `blanks` is of llguidance's `x-guidance`."""
+def rule(schema: Any, separators: tuple[str, str] | None = None) -> str:
+    """Return the body of a rule of Lark: a lowered schema, with no blanks but those of `separators`, if given."""
     given = schema if isinstance(schema, dict) else {"allOf": [schema]}
+    names = ("item_separator", "key_separator")
+    blanks = {"whitespace_flexible": False, **dict(zip(names, separators, strict=True))} if separators else _BLANKS
     return f"%json {json.dumps({**given, 'x-guidance': blanks})}"
 
 

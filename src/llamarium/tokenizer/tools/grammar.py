@@ -6,7 +6,6 @@ Python are written out here, from fewer keywords (`pythonic_grammar`).
 """
 
 import json
-import re
 from collections.abc import Collection, Iterable, Sequence
 
 from llamarium.errors import ToolError
@@ -69,15 +68,12 @@ def openings(names: Iterable[str], form: ToolForm) -> tuple[str, ...]:
     """Return how an answer begins that calls a tool of one of these names."""
     if form == "hermes":
         return (TOOL_CALL,)
-    return tuple(f"[{name}(" if form == "pythonic" else _json_opening(name, "parameters") for name in names)
+    return tuple(f"[{name}(" if form == "pythonic" else "".join(_signs(name, "parameters")) for name in names)
 
 
-def _json_opening(name: str, key: str) -> str:
-    return f'{{"name": "{name}", "{key}": '
-
-
-_SIGN = re.compile(r'"[^"]*"|[{:,] ?')
-"""A sign of JSON with its blank: a literal of its own, as the lexer does not take back `{` once it has read `{"`."""
+def _signs(name: str, key: str) -> tuple[str, ...]:
+    """Return how a call in JSON begins, in literals of their own: after `{"` the lexer takes no `{` back."""
+    return "{", '"name"', ": ", f'"{name}"', ", ", f'"{key}"', ": "
 
 
 def _call(i: int, tool: ToolDefinition, form: ToolForm) -> list[str]:
@@ -90,7 +86,8 @@ def _call(i: int, tool: ToolDefinition, form: ToolForm) -> list[str]:
             raise error.inside(f"tools[{i}].function") from None
         return [f"call_{i}: {quoted(f'{tool.name}(')} {start} {quoted(')')}", *arguments.lines()]
     key, before, after = ("parameters", "", "") if form == "llama3_json" else ("arguments", "\n", "\n</tool_call>")
-    opening = " ".join(quoted(sign) for sign in (f"{before}{{", *_SIGN.findall(_json_opening(tool.name, key))[1:]))
+    brace, *signs = _signs(tool.name, key)
+    opening = " ".join(map(quoted, (before + brace, *signs)))
     return [f"call_{i}: {opening} args_{i} {quoted('}' + after)}", f"args_{i}: %json {_schema(tool)}"]
 
 

@@ -84,12 +84,8 @@ class ToolCallParser:
     ) -> None:
         """Begin an answer.
 
-        Args:
-            tools: Those that may be called.
-            most: How many calls there may be.
-            only_calls: It is held to calls, and what else there is, is the beginning of one.
-            openings: It is held to calls if it begins with one of these, and else it has none.
-            new_id: Returns the id of a call.
+        `only_calls`: it is held to calls, and what else there is, is the beginning of one. With `openings` it is so
+        where it begins with one of them, and has no calls otherwise.
         """
         self.is_done = False
         self._only_calls = only_calls

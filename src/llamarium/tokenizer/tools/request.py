@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 from llamarium.errors import ToolError, show_value
 from llamarium.tokenizer.tools.definition import ToolDefinition, new_call_id, read_calls, read_tools
 from llamarium.tokenizer.tools.forms import ToolForm, check_form
-from llamarium.tokenizer.tools.grammar import call_grammar, openings
+from llamarium.tokenizer.tools.grammar import call_grammar
 from llamarium.tokenizer.tools.parser import MAX_CALLS, ToolCallParser
 
 _CHOICES = ("auto", "none", "required")
@@ -62,10 +62,9 @@ class ToolRequest:
         return any(self.choice == "required" or tool.strict for tool in self.offered)
 
     def after(self, messages: Sequence[Mapping[str, Any]]) -> "ToolRequest":
-        """Return what an answer with a form may call after a dialog, which is as OpenAI's API has it.
+        """Return what an answer with a form may call after a dialog: nothing once a call was made twice in this turn.
 
-        Small models call a tool whose result they have, again and again, where they cannot answer in their own words.
-        So once a call was made twice since the user's last message, there are no more.
+        Where they cannot answer in their own words, small models call for a result that they have, again and again.
         """
         made: list[tuple[str, str]] = []
         for message in messages:
@@ -77,10 +76,6 @@ class ToolRequest:
     def max_calls(self) -> int:
         """How many calls an answer has at most."""
         return MAX_CALLS if self.parallel else 1
-
-    def openings(self, form: ToolForm) -> tuple[str, ...]:
-        """Return how an answer with calls begins, where it is held and may have another form instead."""
-        return () if self.choice == "required" else openings((tool.name for tool in self.offered), form)
 
     def grammar(self, form: ToolForm | None, answer: str | None = None) -> str | None:
         """Return the Lark text that has to hold the answer, or None if it is free (`is_held`).
@@ -98,9 +93,8 @@ class ToolRequest:
                 "needs calls of a known form, and this model's chat template does not tell its own; name a tool_form",
             )
         may_talk = self.choice != "required"
-        answer = answer if may_talk else None
-        only = [tool.name for tool in self.offered]
-        return call_grammar(self.tools, form, only=only, may_talk=may_talk, most=self.max_calls, answer=answer)
+        beside = answer if may_talk else None
+        return call_grammar(self.tools, form, only=self.allowed, may_talk=may_talk, most=self.max_calls, answer=beside)
 
     def parser(self, openings: tuple[str, ...] = (), new_id: Callable[[], str] = new_call_id) -> ToolCallParser | None:
         """Return a parser of one answer's calls, or None if there are no tools for it."""
