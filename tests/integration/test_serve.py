@@ -577,8 +577,9 @@ def test_hints_are_taken_and_change_nothing_and_the_answer_names_them(
     assert {"messages[].name", "messages[].content[].cache_control", "store", "openai-beta"} <= {*named[CHAT]}
     told = {name.rpartition(".")[2] for names in named.values() for name in names}
     assert told == {name for row in HINTS.values() for name in row}
-    running.post(**HELLO, user="u", n=1)
-    assert " no_effect=user " in capfd.readouterr().err
+    one = running.post(**HELLO, verbosity="low", user="u", service_tier="auto", n=1)
+    assert one.headers[HEADER] == "user,service_tier,verbosity"
+    assert " no_effect=user,service_tier,verbosity " in capfd.readouterr().err
 
 
 def test_strict_fields_refuses_each_hint_by_its_name(

@@ -138,7 +138,7 @@ def _given(value: Any, service: Service, path: Path) -> Iterator[Path]:
         for i, item in enumerate(value):
             yield from _given(item, service, (*path, i))
     elif isinstance(value, Body):
-        given = {name: item for name in value.model_fields_set if (item := getattr(value, name)) is not None}
+        given = {name: item for name in type(value).model_fields if (item := getattr(value, name)) is not None}
         for name, item in given.items():
             if name not in value.hints:
                 yield from _given(item, service, (*path, name))
