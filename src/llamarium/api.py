@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 from llamarium.adapters.files import read_adapter
-from llamarium.adapters.load import check_same_dialogs, with_adapter, with_several, with_tokenizer_of
+from llamarium.adapters.load import with_adapter, with_tokenizer_of
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource
@@ -268,11 +268,7 @@ class Llama:
         Raises:
             LlamariumError: If an option is out of range, an adapter has another base, or there is no memory.
         """
-        saved = {name: read_adapter(Path(folder), self.config) for name, folder in (adapters or {}).items()}
-        for one in saved.values():
-            check_same_dialogs(self.tokenizer, one, self.config)
-        runner = with_several(self.loaded, tuple(saved.values())) if saved else None
-        return TextEngine(self, runner=runner, adapters=saved, **options)
+        return TextEngine(self, adapters=adapters, **options)
 
     def score(self, text: str) -> "Score":
         """Return log P(w_i | w_<i) of every token of `text`, their sum and the perplexity."""

@@ -149,4 +149,4 @@ def test_the_model_itself_stays_as_it_is(client: httpx.Client, llama: Llama, fol
     answer = client.post("/inspect/passes", json={"text": TEXT, "adapter": "lora"})
     get(client, f"/inspect/passes/{answer.json()['id']}/heads", layer=0)
     assert llama.model.state_dict().keys() == before
-    assert llama.runner.num_adapters is not None
+    assert llama.runner.adapters is not None

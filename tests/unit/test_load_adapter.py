@@ -143,7 +143,7 @@ def test_weights_and_modules_say_the_same_of_a_base(
     options = {"dtype": "float32"} if stored == "F32" else {}
     adapter = trained(base, tmp_path / "a", VARIANTS[variant])
     llama = llamarium.load(base, device="cpu", **options)
-    assert llama.runner.num_adapters is not None
+    assert llama.runner.adapters is not None
     weights = WeightBase(llama.runner, read_adapter(adapter, llama.config))
     load_adapter(llama.model, adapter)
     modules = ModuleBase(llama.model)

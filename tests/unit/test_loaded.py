@@ -208,9 +208,7 @@ def test_a_changed_file_ends_the_request_not_the_process() -> None:
 def test_modules_alone_are_a_model() -> None:
     one = LoadedModel.of_modules(build(None, torch.float32))
     assert (
-        one.runner().num_adapters is None
-        and one.config.hidden_size == CONFIG.hidden_size
-        and answer(one).shape == (1, 300)
+        one.runner().adapters is None and one.config.hidden_size == CONFIG.hidden_size and answer(one).shape == (1, 300)
     )
     gc.collect()
 

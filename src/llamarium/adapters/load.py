@@ -1,12 +1,12 @@
 """Put adapters on a loaded model. Torch is imported only where its modules compute."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llamarium.adapters.base_check import check_base
-from llamarium.adapters.files import SavedAdapter
+from llamarium.adapters.files import SavedAdapter, read_adapter
 from llamarium.adapters.weight_base import WeightBase
 from llamarium.checkpoints.open import OpenedModel
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
@@ -24,7 +24,7 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     CheckpointError if it is another base, or contains the adapter already.
     """
     runner = loaded.runner()
-    if runner.num_adapters is None:
+    if runner.adapters is None:
         from llamarium.adapters.modules import put_on
 
         put_on(loaded.model, saved)
@@ -40,22 +40,22 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     return loaded.with_adapter(base.adapter(), put_on_modules)
 
 
-def with_several(loaded: LoadedModel, saved: Sequence[SavedAdapter]) -> Runner:
-    """Return a runner over the same weights with several adapters, in the order of `Batch.adapters`.
+def read_beside(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> tuple[SavedAdapter, Adapter]:
+    """Read an adapter that is to be one of several of a model, and return it as its runner takes it.
 
-    OptionError if the runner takes none, or the base has one already; CheckpointError as `with_adapter`.
+    OptionError if the runner takes none, has one on already, or the adapter learned other dialogs; errors as
+    `read_adapter` and `with_adapter`.
     """
     runner = loaded.runner()
-    if runner.num_adapters is None:
-        return runner.with_adapters(())  # says what to do
-    if runner.num_adapters:
+    if runner.adapters is None:
+        runner.with_adapters(())  # says what to do
+    if runner.adapters:
         raise OptionError("the model has an adapter already; load the base without one to choose among several")
-    adapters: list[Adapter] = []
-    for one in saved:
-        base = WeightBase(runner, one)
-        check_base(base, one, loaded.stored)
-        adapters.append(base.adapter())
-    return runner.with_adapters(adapters)
+    saved = read_adapter(folder, runner.config)
+    check_same_dialogs(tokenizer, saved, runner.config)
+    base = WeightBase(runner, saved)
+    check_base(base, saved, loaded.stored)
+    return saved, base.adapter()
 
 
 def check_same_dialogs(tokenizer: Tokenizer, saved: SavedAdapter, config: ModelConfig) -> None:

@@ -173,6 +173,10 @@ def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
     text = "listen for other machines without a key: every machine that reaches it may send requests"
     group.add_argument("--allow-anyone", action="store_true", help=text)
+    text = "let requests steer and ablate the model for themselves, and see its hidden states (steer, ablate, lens ...)"
+    group.add_argument("--allow-interventions", action="store_true", help=text)
+    text = "let requests load and unload adapters from folders below it (POST /v1/load_lora_adapter)"
+    group.add_argument("--adapter-dir", type=_folder, metavar="DIR", help=text)
 
 
 def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
@@ -274,6 +278,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         strict_fields=args.strict_fields,
         open_objects=args.open_objects,
         responses=_responses(args),
+        adapter_dir=args.adapter_dir,
+        allow_interventions=args.allow_interventions,
         log_format=args.log_format,
     )
 
@@ -334,3 +340,9 @@ def _path(text: str) -> str:
     if not text:  # Linux would make an abstract socket of it, which every user may open
         raise argparse.ArgumentTypeError("expected a path, found ''")
     return text
+
+
+def _folder(text: str) -> Path:
+    if not text or not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder that is there, found {text!r}")
+    return Path(text)

@@ -85,7 +85,10 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSequence:
-    """All that a sequence's next token follows from, as of one moment; `params` always with a seed."""
+    """All that a sequence's next token follows from, as of one moment; `params` always with a seed.
+
+    What the model computes for it is not the model's own if it `is_edited`.
+    """
 
     state: SequenceState
     prompt_ids: tuple[int, ...]
@@ -93,6 +96,7 @@ class OpenedSequence:
     params: SamplingParams
     stops: frozenset[int]
     grammar: CompiledGrammar | None
+    is_edited: bool
 
 
 def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
@@ -137,6 +141,7 @@ def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, mo
         params=found.sampling.params.derived(seed=found.sampling.seed),
         stops=found.stops,
         grammar=request.grammar,
+        is_edited=bool(request.edits),
     )
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llamarium.config import ModelConfig
+from llamarium.engine.pooling import State
 from llamarium.engine.request import FinishReason, TokenEvent
 from llamarium.errors import AnswerError
 from llamarium.generation.logprobs import Alternative, PromptLogprobs, TokenLogprob
@@ -51,6 +52,7 @@ class Piece:
         deltas: What it adds, text and calls, in order.
         stop_string: The stop string that ends the answer, with the last piece.
         prompt_logprobs: Of the prompt, with the first piece of an answer, if they were asked for.
+        states: Hidden states that were asked for and came with it.
     """
 
     text: str
@@ -61,6 +63,7 @@ class Piece:
     deltas: tuple[Delta, ...] = ()
     stop_string: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    states: tuple[State, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Completion:
         error: Why it ended with "error", else None.
         tool_calls: The calls of tools; the last may be incomplete where the answer broke off.
         stop_string: The stop string that ended it, or None.
+        states: The hidden states that were asked for, of tokens that were computed.
     """
 
     text: str
@@ -87,6 +91,7 @@ class Completion:
     error: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     stop_string: str | None = None
+    states: tuple[State, ...] = ()
 
     @property
     def message(self) -> dict[str, Any]:
@@ -169,6 +174,7 @@ class RowText:
     finish_reason: EndReason | None = None
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    states: list[State] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Begin decoding. What a grammar accepts is all of the text, with no space taken away."""
@@ -181,6 +187,7 @@ class RowText:
 
     def push(self, event: TokenEvent) -> Piece:
         """Take the row's next token and return what it adds."""
+        self.states.extend(event.states)
         prompt = None if event.prompt_scores is None else PromptLogprobs(self.tokenizer, event.prompt_scores)
         self.prompt_logprobs = prompt or self.prompt_logprobs
         is_text = event.token_id >= 0 and event.token_id not in self.stop_ids
@@ -196,12 +203,13 @@ class RowText:
         self.texts.append(text)
         if event.finish_reason == "error":
             self.error = NoToken(event.token_id).message
-            return Piece(text, (), (), "error", self.index, deltas)
+            return Piece(text, (), (), "error", self.index, deltas, states=event.states)
         ids = (event.token_id,) if event.token_id >= 0 else ()
         logprobs = tuple(self._logprob(event) for _ in ids if self.params.logprobs is not None)
         self.token_ids.extend(ids)
         self.logprobs.extend(logprobs)
-        return Piece(text, ids, logprobs, self.finish_reason, self.index, deltas, self._stops.matched, prompt)
+        end = self.finish_reason, self.index, deltas, self._stops.matched, prompt
+        return Piece(text, ids, logprobs, *end, event.states)
 
     def _divide(self, text: str) -> tuple[str, tuple[Delta, ...]]:
         """Return what of a text is said, and that with the calls; where calls end the answer, note it."""
@@ -243,6 +251,7 @@ class RowText:
             self.error,
             () if self._calls is None else self._calls.calls,
             self._stops.matched,
+            tuple(self.states),
         )
 
     def _logprob(self, event: TokenEvent) -> TokenLogprob:

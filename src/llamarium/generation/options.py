@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import TypedDict, cast, get_args
 
+from llamarium.engine.pooling import Places
 from llamarium.engine.proposers.base import ProposerPolicy, check_exact
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import OptionError, check_choice, show_value
 from llamarium.generation.text_model import TextModel
+from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.params import GenerationOptions
 from llamarium.tokenizer.compare import check_same_vocabulary
@@ -44,12 +46,16 @@ class RequestOptions(TypedDict, total=False):
         adapter: Which of the engine's adapters answers; None is the model as it is.
         salt: Keys and values are shared only between requests with the same salt; a secret one keeps a prefix private.
         must_keep_up: End the answer with an error if its reader falls far behind, instead of buffering all of it.
+        edits: Of what the model computes for this request alone, in order: `llamarium.runtime.intervention.Edit`.
+        places: Where its hidden states are wanted; they come with `Piece.states` and `Completion.states`.
     """
 
     timeout_s: float | None
     adapter: str | None
     salt: str
     must_keep_up: bool
+    edits: tuple[Edit, ...]
+    places: Places | None
 
 
 class StreamOptions(GenerationOptions, RequestOptions, total=False):

@@ -16,12 +16,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Self, Unpack, get_args
 
-from llamarium.adapters.files import SavedAdapter
+from llamarium.adapters.load import read_beside
 from llamarium.engine.engine import MAX_NUM_SEQS, Engine
 from llamarium.engine.memory import num_blocks_for
-from llamarium.engine.pooling import Pooling
+from llamarium.engine.pooling import Places, Pooling, Vector
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
@@ -29,11 +30,13 @@ from llamarium.engine.thread import EngineSnapshot, EngineThread, State
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
+from llamarium.generation.adapters import AdapterChoices, ServedAdapter
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
 from llamarium.generation.embedding import Embedding, embed
 from llamarium.generation.options import StreamOptions, check_timeout, proposer_choice, proposer_of, split_request
 from llamarium.generation.text_model import TextModel, begins_text, compiled
+from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
@@ -41,6 +44,9 @@ from llamarium.tokenizer.tools.request import ToolRequest
 
 MAX_BUFFERED = 4096
 """Steps whose pieces may wait for a reader that has to keep up; then the answer ends with an error."""
+
+MAX_DIRECTIONS = 64
+"""Differences of two prompts that are kept."""
 
 
 class Answers:
@@ -208,8 +214,8 @@ class Answers:
 class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
-    `runner` executes the model with `adapters`, in their order; without one the model's own does. The other options are
-    those of `EngineOptions`. `read` is `EngineThread.read`, and `max_tokens` the most of a request, prompt and answer.
+    `adapters` are folders by name. The other options are those of `EngineOptions`. `read` is `EngineThread.read`, and
+    `max_tokens` the most of a request, prompt and answer.
 
     Raises:
         OptionError: If an option is out of range, guesses could change the tokens, or a disk cache could.
@@ -222,8 +228,7 @@ class TextEngine:
         self,
         model: TextModel,
         *,
-        runner: Runner | None = None,
-        adapters: Mapping[str, SavedAdapter] | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         kv_memory: int | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
         kv_cache_dtype: CacheDtype = "auto",
@@ -233,10 +238,10 @@ class TextEngine:
     ) -> None:
         self._model, self._tokenizer = model, model.tokenizer
         check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
-        self._base, self.saved_adapters = model.runner, dict(adapters or {})
-        self.adapters = tuple(self.saved_adapters)
         self.kv_cache_dtype: CacheDtype = kv_cache_dtype
-        runner = runner or self._base
+        self._base = model.runner
+        read = {name: read_beside(Path(one), model.loaded, model.tokenizer) for name, one in (adapters or {}).items()}
+        runner = self._base.with_adapters([adapter for _, adapter in read.values()]) if read else self._base
         policy = proposer_of(model, proposer_choice(prompt_lookup, draft_model), runner)
         small = policy.runner if isinstance(policy, DraftModel) else None
         num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, small)
@@ -246,11 +251,25 @@ class TextEngine:
         )  # fmt: skip
         self._thread = EngineThread(made)
         self.max_tokens, self.read = made.max_tokens, self._thread.read
+        self._directions: dict[object, Vector] = {}
+        self.choices = AdapterChoices(self._thread, self._base, {name: saved for name, (saved, _) in read.items()})
 
     @property
     def runner(self) -> Runner:
         """The runner, with the adapters in the order of their names; its passes may run beside answers."""
         return self._thread.engine.runner
+
+    @property
+    def adapters(self) -> Mapping[str, ServedAdapter]:
+        """The adapters that a request may choose now, by name."""
+        return self.choices.served
+
+    def add_adapter(self, name: str, folder: str | Path) -> None:
+        """Serve one more adapter from now on; one of this name is replaced, and requests to it finish as they began.
+
+        LlamariumError if it cannot be read, has another base, or learned other dialogs.
+        """
+        self.choices.add(name, *read_beside(Path(folder), self._model.loaded, self._tokenizer))
 
     @property
     def state(self) -> State:
@@ -300,6 +319,8 @@ class TextEngine:
         must_keep_up: bool = False,
         grammar: CompiledGrammar | None = None,
         tools: ToolRequest | None = None,
+        edits: tuple[Edit, ...] = (),
+        places: Places | None = None,
     ) -> Answers:
         """Answer a prompt's ids; options as in `RequestOptions`.
 
@@ -309,14 +330,16 @@ class TextEngine:
 
         Errors as `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
         """
-        number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)
+        deadline_s = self._deadline(timeout_s)
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
         begins = new_text or begins_text(self._tokenizer, prompt_ids)
         rows, _ = row_texts(self._tokenizer, [params], stops, [begins], tools)
         grammar = grammar or compiled(self._model, params)
-        request = Request(prompt_ids, params, stops, number, salt, grammar, deadline_s)
         most = MAX_BUFFERED if must_keep_up else math.inf
-        return Answers(prompt_ids, rows, adapter=adapter, most_buffered=most).begin(self._thread, request)
+        answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=most)
+        with self.choices.number(adapter) as number:
+            request = Request(prompt_ids, params, stops, number, salt, grammar, deadline_s, edits=edits, places=places)
+            return answers.begin(self._thread, request)
 
     def embed(
         self,
@@ -332,18 +355,32 @@ class TextEngine:
         "mean" is of all tokens' states, "last" the last token's; options as in `RequestOptions`. See `embed`.
         """
         check_choice("pooling", pooling, get_args(Pooling))
-        number, deadline_s = self._adapter_and_deadline(adapter, timeout_s)
-        params = SamplingParams(max_tokens=1)  # none is chosen
-        return embed(self._thread, Request(prompt_ids, params, (), number, salt, None, deadline_s, pooling))
+        deadline_s, params = self._deadline(timeout_s), SamplingParams(max_tokens=1)  # none is chosen
+        with self.choices.number(adapter) as number:
+            return embed(self._thread, Request(prompt_ids, params, (), number, salt, None, deadline_s, pooling))
 
-    def _adapter_and_deadline(self, adapter: str | None, timeout_s: float | None) -> tuple[int, float]:
+    def direction(self, toward_ids: Sequence[int], away_ids: Sequence[int], layer: int, **how: Any) -> Vector:
+        """Return the difference of two prompts' streams after a layer, at their last tokens: (D,); kept for a while.
+
+        Options and errors as for `submit`; it waits for both.
+        """
+        key = tuple(toward_ids), tuple(away_ids), layer, how.get("adapter")
+        if (known := self._directions.pop(key, None)) is None:
+            params = SamplingParams(max_tokens=1, temperature=0.0)
+            places = [Places([layer], [len(ids) - 1]) for ids in key[:2]]
+            asked = [self.submit(ids, params, places=at, **how) for ids, at in zip(key[:2], places, strict=True)]
+            toward, away = (one.collect().or_raise().completions[0].states[0].values for one in asked)
+            known = toward - away
+        self._directions[key] = known
+        if len(self._directions) > MAX_DIRECTIONS:
+            self._directions.pop(next(iter(self._directions)), None)
+        return known
+
+    def _deadline(self, timeout_s: float | None) -> float:
         if self._model.runner is not self._base:
             raise OptionError("the model was edited after the engine was made; call llama.engine() again")
-        if adapter is not None:
-            check_choice("adapter", adapter, self.adapters)
         check_timeout(timeout_s)
-        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        return -1 if adapter is None else self.adapters.index(adapter), deadline_s
+        return math.inf if timeout_s is None else time.monotonic() + timeout_s
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more requests, finish the live ones, and stop; as `EngineThread.close`."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from llamarium.config import ModelConfig
+from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import GenerationOptions, SamplingParams
@@ -18,6 +19,7 @@ class TextModel(Protocol):
 
     name: str
     config: ModelConfig
+    loaded: LoadedModel
     stop_ids: frozenset[int]
 
     @property

@@ -174,8 +174,9 @@ class KeptPass:
     ) -> None:
         if kv_cache_dtype not in get_args(CacheDtype):
             raise InputError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected auto or int8")
-        if adapter not in range(-1, runner.num_adapters or 0):
-            raise InputError(f"adapter is {show_value(adapter)}; expected one below {runner.num_adapters or 0}, or -1")
+        num_adapters = len(runner.adapters or ())
+        if adapter not in range(-1, num_adapters):
+            raise InputError(f"adapter is {show_value(adapter)}; expected one below {num_adapters}, or -1")
         self._runner, self._ids = runner, check_ids(runner.config, ids)
         self.keeps_past = runner.is_row_exact
         self._adapter: int = adapter

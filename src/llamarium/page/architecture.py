@@ -49,7 +49,7 @@ def view_of_model(
         tree=module_tree(llama.config, {one.key: one for one in llama.sources}),
         num_bytes=sum(found.bytes_by_dtype.values()),
         adds_bos=bool(llama.tokenizer.encode("")),
-        adapters=engine.adapters,
+        adapters=tuple(engine.adapters),
         loaded_with=dict(loaded_with or {}),
         **_of_config(found),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llamarium.adapters.load import with_adapter
+from llamarium.errors import UnknownNameError
 from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.trace import KeptPass, Trace
@@ -47,7 +48,12 @@ class Pass:
         experiment: ExperimentFields | None = None,
     ) -> "Pass":
         """Return the pass of ids."""
-        what = [list(ids), adapter, None if experiment is None else experiment.model_dump()]
+        what = [
+            list(ids),
+            adapter,
+            *([adapter_idx] if adapter else []),
+            None if experiment is None else experiment.model_dump(),
+        ]
         named = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
         return cls(named, tuple(ids), adapter, adapter_idx, experiment)
 
@@ -124,7 +130,7 @@ class AdaptedModels:
     """The model with one of the engine's adapters on it, over the same weights; made at its first use, and kept."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Llama] = {}
+        self._made: dict[int, Llama] = {}
         self._lock = threading.Lock()
 
     def of(self, llama: "Llama", engine: TextEngine, one: Pass | None) -> "Llama":
@@ -132,8 +138,13 @@ class AdaptedModels:
         if one is None or one.adapter is None:
             return llama
         with self._lock:
-            if one.adapter not in self._made:
+            numbers = {served.number for served in engine.adapters.values()}
+            self._made = {number: made for number, made in self._made.items() if number in numbers}
+            if one.adapter_idx not in numbers:
+                message = f"the adapter {one.adapter} of this pass has been unloaded"
+                raise UnknownNameError(message, code="unknown_adapter", param="adapter")
+            if one.adapter_idx not in self._made:
                 adapted = copy.copy(llama)
-                adapted.loaded = with_adapter(llama.loaded.beside(), engine.saved_adapters[one.adapter])
-                self._made[one.adapter] = adapted
-            return self._made[one.adapter]
+                adapted.loaded = with_adapter(llama.loaded.beside(), engine.adapters[one.adapter].saved)
+                self._made[one.adapter_idx] = adapted
+            return self._made[one.adapter_idx]

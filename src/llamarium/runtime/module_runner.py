@@ -55,7 +55,7 @@ class ModuleRunner:
     is_row_exact: bool = False
     reads_in_place: bool = False
     takes_edits: bool = True
-    num_adapters: None = None
+    adapters: None = None
     addresses: tuple[int, ...] = ()
 
     def __init__(self, model: LlamaForCausalLM) -> None:

@@ -86,7 +86,7 @@ class Runner(Protocol):
         takes_edits: Whether a batch may name edits (`Batch.edits`).
         reads_in_place: Whether each product reads its weights as they are kept, so that a step's bytes can be counted.
         input_bits: What inputs of packed weights are rounded to; None where nothing is rounded.
-        num_adapters: How many a batch may name (`Batch.adapters`); None where it may name none.
+        adapters: Those that a batch may name by their place (`Batch.adapters`); None where it may name none.
         device: Where logits are: "cpu", or a device of torch.
         dtype: The dtype between products: "float32", "bfloat16" or "float16".
         kv_dtype: The dtype of keys and values in a cache of dtype "auto".
@@ -102,7 +102,7 @@ class Runner(Protocol):
     @property
     def input_bits(self) -> InputBits | None: ...  # noqa: D102
     @property
-    def num_adapters(self) -> int | None: ...  # noqa: D102
+    def adapters(self) -> tuple[Adapter, ...] | None: ...  # noqa: D102
     @property
     def weights(self) -> Mapping[str, WeightInfo]: ...  # noqa: D102
     @property
@@ -167,7 +167,7 @@ class Runner(Protocol):
         """Return a runner over the same weights with these adapters, low-rank corrections, and no others.
 
         `Batch.adapters` has their places here; `default` is used where a batch names none, -1 for none. OptionError
-        where the backend takes none (`num_adapters` is None).
+        where the backend takes none (`adapters` is None).
         """
         ...
 

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
+from llamarium.engine.pooling import Places
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import GrammarError, LlamariumError, RequestTimeoutError, SamplingError
 from llamarium.generation.completion import Piece
 from llamarium.generation.dialog import own_tool_form
-from llamarium.generation.text_engine import Answers
+from llamarium.generation.text_engine import Answers, TextEngine
+from llamarium.runtime.intervention import Edit
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.calls import compile_answer, grammar_of_answer
 from llamarium.sampling.grammar.description import Grammar
@@ -36,6 +38,10 @@ Encode = Callable[[Tokenizer], list[list[int]]]
 Form = tuple[str, Callable[[bool], Grammar]]
 """The field with the form of an answer, and its reader, by whether objects are open; a large schema takes time."""
 
+Inside = Callable[[ServedModel, TextEngine, int, int], tuple[tuple[Edit, ...], Places | None]]
+"""Returns the edits for a prompt, and the places of its hidden states that are wanted, by the tokens of the prompt, and
+the most that it has with an answer."""
+
 NO_TOOLS = ToolRequest()
 
 
@@ -57,6 +63,7 @@ class AnswerRequest:
         new_text: The answer is a text of its own.
         ignore_eos: Only the client's own stops end an answer.
         salt: Keys and values are shared only with requests of the same salt.
+        inside: What is done inside of the model, or looked at; None is nothing.
     """
 
     model: ModelChoice
@@ -73,6 +80,7 @@ class AnswerRequest:
     new_text: bool = False
     ignore_eos: bool = False
     salt: str = ""
+    inside: Inside | None = None
 
     @property
     def num_answers(self) -> int:
@@ -93,7 +101,7 @@ async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
             f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most",
             param=asked.number_field,
         )
-    if asked.form is not None or asked.tools.is_held:
+    if asked.form is not None or asked.tools.is_held or asked.inside is not None:
         return await in_own_thread(partial(_submit, service, asked))
     return await asyncio.to_thread(_submit, service, asked)
 
@@ -115,6 +123,8 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
             field = place_of(asked.prompt_field, place, len(prompts))
             check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up
             params = _params(model, asked, form, len(ids), service.max_tokens)
+            num_tokens = len(ids) + params.max_tokens
+            edits, places = ((), None) if asked.inside is None else asked.inside(model, engine, len(ids), num_tokens)
             begun.append(
                 engine.submit(
                     ids,
@@ -127,6 +137,8 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
                     must_keep_up=True,
                     grammar=grammar,
                     tools=tools,
+                    edits=edits,
+                    places=places,
                 )
             )
     except BaseException as error:

@@ -153,8 +153,8 @@ class _Reply:
 
 
 def _has_prompt(pieces: Pieces) -> bool:
-    """Whether there are log-probabilities of a prompt, which take long to format."""
-    return any(piece.prompt_logprobs is not None for piece in pieces)
+    """Whether there are log-probabilities of a prompt or hidden states, which take long to format."""
+    return any(piece.prompt_logprobs is not None or piece.states for piece in pieces)
 
 
 async def _run(work: Callable[[], T], *, is_long: bool) -> T:

@@ -1,6 +1,7 @@
 """A server's settings: its address, access, and limits."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Settings:
         strict_fields: Refuse fields that have no effect (`server/hints.py`).
         open_objects: Objects that are not strict may have other properties than those that their schema lists.
         responses: Where responses are stored; None stores none.
+        adapter_dir: Adapters in folders below it may be loaded by request; None is none.
+        allow_interventions: Requests may steer and ablate, and ask for hidden states.
         log_format: Of the lines on stderr.
         max_header_bytes: Of a request line and its headers.
         header_timeout_s: Seconds from a connection's first byte, or its opening, to the end of the headers.
@@ -51,6 +54,8 @@ class Settings:
     strict_fields: bool = False
     open_objects: bool = False
     responses: "ResponseStore | None" = None
+    adapter_dir: Path | None = None
+    allow_interventions: bool = False
     log_format: Literal["text", "json"] = "text"
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 2**10

@@ -97,9 +97,9 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     runner = engine.runner
     words, kept_in = f"The pass that answers requests: {runner.name}.", engine.kv_cache_dtype
     yield Side("model", "as it answers", words, 0, lambda: runner, kv_cache_dtype=kept_in)
-    for i, name in enumerate(engine.adapters):
+    for name, (number, _) in engine.adapters.items():
         words = f"The adapter {name} that this server serves, on the model: what it changes, and where it begins to."
-        yield Side(f"adapter:{name}", f"with the adapter {name}", words, 0, lambda: runner, i, kept_in)
+        yield Side(f"adapter:{name}", f"with the adapter {name}", words, 0, lambda: runner, number, kept_in)
     if _has_adapter(llama):
         words = "The model as it was before the adapter was put on."
         yield Side("base", "without the adapter", words, 0, lambda: _without_adapter(llama))
@@ -174,15 +174,15 @@ def _packed_types(llama: "Llama") -> list[str]:
 
 def _has_adapter(llama: "Llama") -> bool:
     """Whether an adapter was put on the model when it was loaded."""
-    if (num_adapters := llama.runner.num_adapters) is not None:
-        return num_adapters > 0
+    if (adapters := llama.runner.adapters) is not None:
+        return len(adapters) > 0
     from llamarium.adapters.lora import LoRALinear
 
     return any(isinstance(one, LoRALinear) for one in llama.model.modules())
 
 
 def _without_adapter(llama: "Llama") -> Runner:
-    if llama.runner.num_adapters is not None:
+    if llama.runner.adapters is not None:
         return llama.runner.with_adapters(())
     from llamarium.adapters.lora import LoRALinear
     from llamarium.runtime.shell import shell_of

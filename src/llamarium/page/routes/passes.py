@@ -123,7 +123,7 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
         raise ApiError(
             404, f"no adapter of this name is served; there is: {known}", code="unknown_adapter", param="adapter"
         )
-    return engine.adapters.index(adapter)
+    return engine.adapters[adapter].number
 
 
 def pass_view(known: OpenPass) -> schema.PassView:

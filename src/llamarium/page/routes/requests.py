@@ -59,7 +59,9 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
         if found is None:
             raise _unknown()
         adapter = found.state.adapter
-        chosen = engine.adapters[adapter] if adapter >= 0 else None
+        chosen = next((name for name, served in engine.adapters.items() if served.number == adapter), None)
+        if found.is_edited or (adapter >= 0 and chosen is None):
+            raise ApiError(409, "this answer's pass has edits, or an adapter that is unloaded", code="not_shown")
         one = Pass.of([*found.prompt_ids, *found.answer_ids], chosen, adapter)
         known = OpenPass(llama, engine, kept, kept.add(one))
         answer, sampler = range(len(found.prompt_ids), len(one.ids)), None

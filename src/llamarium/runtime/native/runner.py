@@ -60,7 +60,8 @@ class NativeRunner:
         default_adapter: int = -1,
         input_bits: InputBits = INPUT_BITS,
     ) -> None:
-        self._config, self.weights, self.adapters = config, weights, tuple(adapters)
+        self._config, self.weights = config, weights
+        self.adapters: tuple[Adapter, ...] = tuple(adapters)
         self._default_adapter = default_adapter
         self._bits: InputBits = input_bits
         self._frequencies = rope_frequencies(config)
@@ -85,11 +86,6 @@ class NativeRunner:
     def input_bits(self) -> InputBits | None:
         """What inputs of packed weights are rounded to; None where no weight is packed."""
         return self._bits if any(weight.type_name in PACKED_FORMATS for weight in self.weights.values()) else None
-
-    @property
-    def num_adapters(self) -> int:
-        """How many adapters a batch may name."""
-        return len(self.adapters)
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ class ProcessRunner:
     dtype: str = "float32"
     kv_dtype: str = "float32"
     input_bits: None = None
-    num_adapters: int = 0
+    adapters: tuple[Adapter, ...] = ()
 
     def __init__(
         self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], child: Child, name: str, weights_of: str

@@ -83,7 +83,7 @@ class Service:
     def adapters(self) -> tuple[str, ...]:
         """The names of the adapters that a request may choose."""
         _, engine = self.loaded or self.require()
-        return engine.adapters
+        return tuple(engine.adapters)
 
     @property
     def max_tokens(self) -> int:

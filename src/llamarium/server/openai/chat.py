@@ -17,6 +17,7 @@ from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import plain, sampler_options
 from llamarium.server.openai.forms import form_of
+from llamarium.server.openai.interventions import inside_of
 from llamarium.server.openai.logprobs import check_reported, for_chat
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
@@ -31,7 +32,7 @@ router = APIRouter(route_class=StrictRoute)
 class ChatFormatter(ChoicesFormatter):
     """Formats a chat completion; an answer that may have calls and has no text has the content null."""
 
-    prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, whole_name, chunk_name, nothing = "chatcmpl", "chat.completion", "chat.completion.chunk", '"delta":{}'
 
     def __init__(self, request: Request, body: ChatRequest, model: ModelChoice, has_tools: bool) -> None:
         super().__init__(request, body, model)
@@ -119,6 +120,7 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         new_text=begins and begun is None,
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
+        inside=inside_of(service, body, model, body.n or 1),
     )
     formatter = ChatFormatter(request, body, model, bool(tools.offered))
     return await reply(request, asked, formatter, streams=body.stream or False)

@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 
 from fastapi import Request
 
+from llamarium.engine.pooling import State
 from llamarium.generation.completion import Generation, Piece
 from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import encode
+from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import ModelChoice
-from llamarium.server.openai.fields import Sampling, shows_usage
+from llamarium.server.openai.fields import shows_usage
+from llamarium.server.openai.interventions import Intervened, shown
 from llamarium.server.openai.logprobs import for_prompt
 from llamarium.server.replying import ReplyFormatter, Usage
 
@@ -26,9 +29,12 @@ class ChoicesFormatter(ReplyFormatter):
     """The `object` of a whole answer."""
     chunk_name: ClassVar[str]
     """The `object` of a chunk."""
+    nothing: ClassVar[str]
+    """The members of a chunk's choice that adds no text."""
 
-    def __init__(self, request: Request, body: Sampling, model: ModelChoice) -> None:
-        self._tokenizer = request.app.state.service.tokenizer
+    def __init__(self, request: Request, body: Intervened, model: ModelChoice) -> None:
+        self._service: Service = request.app.state.service
+        self._tokenizer, self._body, self._adapter = self._service.tokenizer, body, model.adapter
         self._num_answers = body.n or 1  # of each prompt
         self._reports_prompts = body.prompt_logprobs is not None
         self._shows_ids, self._shows_usage = body.return_token_ids or False, shows_usage(body)
@@ -76,7 +82,20 @@ class ChoicesFormatter(ReplyFormatter):
             self._begun.add(prompt)
             ids = f',"prompt_token_ids":{encode(usage.answers[prompt].prompt_ids)}' if self._shows_ids else ""
             events = "".join(self._first(first + row, prompt, "" if row else ids) for row in range(self._num_answers))
-        return events + "".join(self._piece(first + piece.index, prompt, piece) for piece in pieces)
+        for piece in pieces:
+            if piece.states:
+                members = encode(self._inside(piece.states, prompt, usage))[1:-1]
+                events += self._chunk(first + piece.index, f"{self.nothing},{members}")
+            events += self._piece(first + piece.index, prompt, piece)
+        return events
+
+    def _inside(self, states: Sequence[State], prompt: int, usage: Usage) -> dict[str, Any]:
+        """Return the members of a choice about hidden states, if they were asked for."""
+        if self._body.hidden_states is None and self._body.lens is None:
+            return {}
+        _, engine = self._service.loaded or self._service.require()
+        runner = engine.choices.reader(self._adapter)
+        return shown(self._body, states, len(usage.answers[prompt].prompt_ids), runner, self._tokenizer)
 
     def end(self, usage: Usage) -> str:
         """Return the chunk with the counts, if requested, and the end."""
@@ -94,7 +113,7 @@ class ChoicesFormatter(ReplyFormatter):
         """Return the body with all choices."""
         generations = [answers.collect() for answers in usage.answers]
         choices = [
-            self._choice(generation, prompt, row)
+            self._choice(generation, prompt, row) | self._inside(generation.completions[row].states, prompt, usage)
             for prompt, generation in enumerate(generations)
             for row in range(len(generation.completions))
         ]

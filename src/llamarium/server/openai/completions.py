@@ -17,6 +17,7 @@ from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import form_of
+from llamarium.server.openai.interventions import inside_of
 from llamarium.server.openai.logprobs import CompletionLogprobs, check_reported
 from llamarium.server.openai.requests import CompletionRequest
 from llamarium.server.replying import reply
@@ -34,7 +35,7 @@ T = TypeVar("T")
 class CompletionFormatter(ChoicesFormatter):
     """Formats a completion; with `echo` the texts in `echoes` come before the answers."""
 
-    prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
+    prefix, whole_name, chunk_name, nothing = "cmpl", "text_completion", "text_completion", '"text":""'
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         length_field="max_tokens",
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
+        inside=inside_of(request.app.state.service, body, model, len(prompts) * (body.n or 1)),
     )
     formatter = CompletionFormatter(request, body, model, prompts, echoes)
     return await reply(request, asked, formatter, streams=body.stream or False)

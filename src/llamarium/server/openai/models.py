@@ -1,12 +1,40 @@
-"""`GET /v1/models`: the names of the model and its adapters."""
+"""`GET /v1/models`: the names of the model and its adapters; adapters are loaded and unloaded as vLLM has it."""
+
+from contextlib import suppress
+from pathlib import Path
 
 from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import PlainTextResponse
 
+from llamarium.adapters.files import CONFIG, WEIGHTS
+from llamarium.errors import LlamariumError, OptionError
+from llamarium.server.errors import ApiError
+from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.lifecycle.threads import in_own_thread
 from llamarium.server.naming import chosen_model
 
 router = APIRouter(route_class=StrictRoute)
+
+
+MAX_ADAPTERS = 64
+"""Adapters that are served at a time, where they are loaded by request."""
+
+
+class LoadRequest(Body):
+    """`POST /v1/load_lora_adapter`; `load_inplace` replaces an adapter of this name."""
+
+    lora_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")
+    lora_path: str = Field(min_length=1, max_length=4096)
+    load_inplace: bool = False
+
+
+class UnloadRequest(Body):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
 
 
 @router.get("/v1/models")
@@ -37,3 +65,63 @@ def _describe(request: Request, name: str) -> dict[str, object]:
         "parent": state.names[0] if is_adapter else None,
         "max_model_len": state.service.max_tokens,
     }
+
+
+@router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+async def load_adapter(request: Request, body: LoadRequest) -> PlainTextResponse:
+    """Load an adapter from a folder below --adapter-dir; running requests go on."""
+    service: Service = request.app.state.service
+    folder, name = _folder(service, body.lora_path), body.lora_name
+    _, engine = service.require()
+    if name in request.app.state.names:
+        raise ApiError(400, f"{name} is what the model itself is called; choose another name", param="lora_name")
+    if name in engine.adapters and not body.load_inplace:
+        message = f"the lora adapter '{name}' has already been loaded; unload it, or set load_inplace to true"
+        raise ApiError(400, message, param="lora_name")
+    if name not in engine.adapters and len(engine.adapters) >= MAX_ADAPTERS:
+        raise ApiError(400, f"{MAX_ADAPTERS} adapters are loaded, and no more may be; unload one", param="lora_name")
+    try:
+        await in_own_thread(lambda: engine.add_adapter(name, folder))
+    except LlamariumError as error:
+        message = str(error).replace(str(folder), body.lora_path)  # no path of the server's
+        raise ApiError(400, message, code="invalid_adapter", param="lora_path") from None
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+async def unload_adapter(request: Request, body: UnloadRequest) -> PlainTextResponse:
+    """Unload an adapter: requests to it finish, new ones do not find it."""
+    service: Service = request.app.state.service
+    _check_allowed(service)
+    _, engine = service.require()
+    try:
+        await in_own_thread(lambda: engine.choices.remove(body.lora_name))
+    except OptionError:
+        message = f"no adapter {body.lora_name!r} is loaded; GET /v1/models lists them"
+        raise ApiError(404, message, code="model_not_found", param="lora_name") from None
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _check_allowed(service: Service) -> Path:
+    root = service.settings.adapter_dir
+    if root is None:
+        message = "adapters are not loaded by request on this server; they are with --adapter-dir"
+        raise ApiError(400, message, code="unsupported_parameter", param="lora_name")
+    return root.resolve()
+
+
+def _folder(service: Service, path: str) -> Path:
+    """Return an adapter's folder; ApiError unless it and its files lie below the allowed one, links followed."""
+    root = _check_allowed(service)
+    folder, is_inside, is_folder = root, False, False
+    with suppress(OSError, ValueError, RuntimeError):  # a NUL, a link to itself, a name that is too long
+        folder = (root / path).resolve()
+        places = [folder, *((folder / name).resolve() for name in (CONFIG, WEIGHTS))]
+        is_inside = folder != root and all(place.is_relative_to(root) for place in places)
+        is_folder = folder.is_dir()
+    if not is_inside:
+        message = f"lora_path is {path!r}, which does not lie below the folder that --adapter-dir names, links followed"
+        raise ApiError(400, message, code="invalid_adapter", param="lora_path")
+    if not is_folder:
+        raise ApiError(404, f"no adapter is found at lora_path {path!r}", code="model_not_found", param="lora_path")
+    return folder

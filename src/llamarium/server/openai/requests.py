@@ -7,12 +7,12 @@ from pydantic import Field
 
 from llamarium.server.hints import with_hints
 from llamarium.server.openai.fields import MAX_LOGPROBS, Message
-from llamarium.server.openai.forms import Formed
+from llamarium.server.openai.interventions import Intervened
 from llamarium.server.openai.tools import Tool, ToolChoice
 
 
 @with_hints("chat")
-class ChatRequest(Formed):
+class ChatRequest(Intervened):
     """`POST /v1/chat/completions`."""
 
     dialog: ClassVar[str | None] = "messages"
@@ -42,7 +42,7 @@ class ChatRequest(Formed):
     }
 
 
-class CompletionRequest(Formed):
+class CompletionRequest(Intervened):
     """`POST /v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]

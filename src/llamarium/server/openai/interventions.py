@@ -1,0 +1,223 @@
+"""Interventions by request: steering and ablation, and hidden states and the logit lens beside each choice.
+
+The engine computes them in the pass of all requests (`runtime/intervention.py`); the others' tokens do not change.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from llamarium.engine.pooling import Places, State, Vector
+from llamarium.engine.request import check_prompt
+from llamarium.errors import LlamariumError
+from llamarium.generation.text_engine import TextEngine
+from llamarium.inspect.forward import num_rows
+from llamarium.inspect.numbers import split
+from llamarium.inspect.tokens import top_candidates
+from llamarium.runtime.intervention import Edit
+from llamarium.runtime.runner import Runner
+from llamarium.server.errors import ApiError, of_library
+from llamarium.server.fields import Body
+from llamarium.server.lifecycle.service import ServedModel, Service
+from llamarium.server.naming import ModelChoice
+from llamarium.server.openai.forms import Formed
+from llamarium.tokenizer.base import Tokenizer
+
+MAX_NUMBERS = 2**18
+"""Of the hidden states of one reply."""
+
+MAX_READ = 256
+"""Places of the lens in one reply: each is read by the whole head."""
+
+_Positions = Annotated[list[int], Field(min_length=1, max_length=1024)]
+_Layers = Annotated[list[int], Field(min_length=1, max_length=256)]
+
+
+class Steering(Body):
+    """A vector that is added to the stream after a layer, times `strength`: given, or the difference of two prompts.
+
+    Attributes:
+        toward: Its difference to `away`, both at their last tokens, is the vector.
+        positions: Of the text, prompt and answer, where it is added; all where left out.
+    """
+
+    layer: int
+    strength: float = Field(1.0, ge=-1000, le=1000)
+    vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    toward: str | None = None
+    away: str | None = None
+    positions: _Positions | None = None
+
+
+class Ablation(Body):
+    """What adds nothing: heads by layer and head, as in "3.2", and MLPs by layer."""
+
+    heads: list[Annotated[str, Field(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]] = Field([], max_length=256)
+    mlps: list[int] = Field([], max_length=256)
+
+
+class Wanted(Body):
+    """Places in the residual stream: after layers, at positions of the text; negative ones count from the prompt's end.
+
+    The answer's own positions follow those of the prompt.
+    """
+
+    layers: _Layers
+    positions: _Positions = Field([-1])
+
+    def places(self, num_prompt: int) -> Places:
+        """Return the places in a text whose prompt has so many tokens."""
+        return Places(self.layers, [at + num_prompt if at < 0 else at for at in self.positions])
+
+
+class WantedLens(Wanted):
+    """Where the head reads the stream; `k` tokens of each place, the most probable first."""
+
+    k: int = Field(5, ge=1, le=50)
+
+
+class Intervened(Formed):
+    """The fields about the inside of the model, for both kinds of completions."""
+
+    steer: Steering | Annotated[list[Steering], Field(max_length=16)] | None = None
+    ablate: Ablation | None = None
+    hidden_states: Wanted | None = None
+    lens: WantedLens | None = None
+
+
+def inside_of(service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> "Inside | None":
+    """Return what a request does inside of the model; ApiError where that is not allowed, or shows too much."""
+    given = [name for name in Intervened.__annotations__ if getattr(body, name) is not None]
+    if not given:
+        return None
+    if not service.settings.allow_interventions:
+        message = f"{given[0]} is off on this server; it is on with --allow-interventions"
+        raise ApiError(400, message, code="unsupported_parameter", param=given[0])
+    return Inside(service, body, choice, num_answers)
+
+
+class Inside:
+    """What one request does inside of the model, or looks at; `server/answering.py` calls it for each prompt."""
+
+    def __init__(self, service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> None:
+        self._most, self._body, self._num_answers = service.max_tokens, body, num_answers
+        salt, timeout_s = body.cache_salt or "", service.settings.request_timeout_s
+        self._how = {"adapter": choice.adapter, "salt": salt, "timeout_s": timeout_s}
+        self._edits: tuple[Edit, ...] | None = None
+
+    def __call__(
+        self, model: ServedModel, engine: TextEngine, num_prompt: int, num_tokens: int
+    ) -> tuple[tuple[Edit, ...], Places | None]:
+        """Return the edits, and the places of a prompt whose text has at most so many tokens in the end."""
+        places = self._places(model, num_prompt, num_tokens)
+        if self._edits is None:
+            self._edits = (*self._steering(model, engine), *self._ablation(model))
+        return self._edits, places
+
+    def _steering(self, model: ServedModel, engine: TextEngine) -> Iterator[Edit]:
+        given, size = self._body.steer or [], model.config.hidden_size
+        for place, one in enumerate(given if isinstance(given, list) else [given]):
+            path = f"steer[{place}]" if isinstance(given, list) else "steer"
+            _check(f"{path}.layer", one.layer, model.config.num_hidden_layers)
+            for i, position in enumerate(one.positions or ()):
+                _check(f"{path}.positions[{i}]", position, model.config.max_position_embeddings)
+            if (one.vector is None) == (one.toward is None) or (one.away is None) != (one.toward is None):
+                raise ApiError(400, f"{path}: expected vector, or toward and away", param=path)
+            if one.vector is not None and len(one.vector) != size:
+                message = f"{path}.vector has {len(one.vector)} numbers; expected {size}, the model's hidden size"
+                raise ApiError(400, message, param=f"{path}.vector")
+            vector = self._direction(model, engine, one, path) if one.vector is None else np.array(one.vector)
+            added = one.strength * vector.astype(np.float64)
+            if not (abs(added) <= np.finfo(np.float32).max).all():
+                raise ApiError(400, f"{path}: strength times vector is not finite; use smaller numbers", param=path)
+            positions = None if one.positions is None else tuple(one.positions)
+            yield Edit("residual", one.layer, None, positions, add=added.astype(np.float32))
+
+    def _direction(self, model: ServedModel, engine: TextEngine, one: Steering, path: str) -> Vector:
+        pair: list[list[int]] = []
+        for name, text in (("toward", one.toward or ""), ("away", one.away or "")):
+            try:
+                model.tokenizer.check_length(text, self._most)
+                pair.append(model.tokenizer.encode(text))
+                check_prompt(model.config, pair[-1])
+            except LlamariumError as error:
+                raise of_library(error, field=f"{path}.{name}", source=model.tokenizer.source) from None
+        return engine.direction(pair[0], pair[1], one.layer, **self._how)
+
+    def _ablation(self, model: ServedModel) -> Iterator[Edit]:
+        config, asked = model.config, self._body.ablate or Ablation(heads=[], mlps=[])
+        for i, name in enumerate(asked.heads):
+            layer, head = map(int, name.split("."))
+            path = f"ablate.heads[{i}]"
+            _check(f"{path}, its layer,", layer, config.num_hidden_layers, path)
+            _check(f"{path}, its head,", head, config.num_attention_heads, path)
+            yield Edit("head", layer, head, factor=0.0)
+        for i, layer in enumerate(asked.mlps):
+            _check(f"ablate.mlps[{i}]", layer, config.num_hidden_layers)
+            yield Edit("mlp", layer, factor=0.0)
+
+    def _places(self, model: ServedModel, num_prompt: int, num_tokens: int) -> Places | None:
+        layers, positions, config = set[int](), set[int](), model.config
+        for name, most, size in (("hidden_states", MAX_NUMBERS, config.hidden_size), ("lens", MAX_READ, 1)):
+            wanted: Wanted | None = getattr(self._body, name)
+            if wanted is None:
+                continue
+            places = wanted.places(num_prompt)
+            for i, layer in enumerate(places.layers):
+                _check(f"{name}.layers[{i}]", layer, config.num_hidden_layers)
+            for i, position in enumerate(places.positions):
+                _check(f"{name}.positions[{i}]", position, max(num_tokens - 1, num_prompt))
+            if (count := len(places.layers) * len(places.positions) * size * self._num_answers) > most:
+                message = f"{name} asks for {count:,} numbers" if size > 1 else f"{name} asks for {count:,} places"
+                raise ApiError(400, f"{message}; a reply has {most:,} at most: ask for fewer", param=name)
+            layers.update(places.layers)
+            positions.update(places.positions)
+        return Places(sorted(layers), sorted(positions)) if layers else None
+
+
+def _check(what: str, value: int, size: int, param: str | None = None) -> None:
+    if not 0 <= value < size:
+        message = f"{what} is {value}; expected 0 to {size - 1}"
+        raise ApiError(400, message, code="invalid_parameter", param=param or what)
+
+
+def shown(
+    body: Intervened, states: Sequence[State], num_prompt: int, runner: Runner, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """Return the members of a choice about its hidden states; numbers that are not finite are null."""
+    members: dict[str, Any] = {}
+    for name, wanted in (("hidden_states", body.hidden_states), ("lens", body.lens)):
+        if wanted is None:
+            continue
+        layers, positions = wanted.places(num_prompt)
+        chosen = [one for one in states if one.layer in layers and one.position in positions]
+        read = _values(chosen) if wanted is body.hidden_states else _lens(chosen, body.lens, runner, tokenizer)
+        members[name] = [
+            {"layer": one.layer, "position": one.position, **found} for one, found in zip(chosen, read, strict=True)
+        ]
+    return members
+
+
+def _values(states: Sequence[State]) -> Iterator[dict[str, Any]]:
+    for one in states:
+        yield {"values": one.values.tolist() if np.isfinite(one.values).all() else None}
+
+
+def _lens(
+    states: Sequence[State], wanted: WantedLens | None, runner: Runner, tokenizer: Tokenizer
+) -> Iterator[dict[str, Any]]:
+    assert wanted is not None
+    streams_MD = np.array([one.values for one in states], np.float32)
+    for part_CD in split(streams_MD, num_rows(runner.config.vocab_size)):
+        with np.errstate(all="ignore"):  # of streams that are not finite
+            logits_CV = runner.read_stream(part_CD)
+        for logits_V in logits_CV:
+            best = top_candidates(logits_V[None], wanted.k)[0] if np.isfinite(logits_V).all() else None
+            yield {
+                "tokens": None if best is None else [
+                    {"token": tokenizer.token_text(one.token_id), "id": one.token_id, "probability": one.probability}
+                    for one in best
+                ]
+            }  # fmt: skip
