@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import copy
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,87 @@ def test_an_adapter_of_another_shape_fails_the_loading(
     assert main(["serve", *words]) == 1
     told = capsys.readouterr().err
     assert told.count("llamarium: error:") == 1 and "this base" in told and "Traceback" not in told
+
+
+# --- while the server runs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(folders: dict[str, Path], tmp_path: Path) -> Path:
+    """A folder below which adapters may be loaded; beside it lies one that may not."""
+    for name, folder in folders.items():
+        shutil.copytree(folder, tmp_path / "allowed" / name)
+    shutil.copytree(folders["two"], tmp_path / "secret")
+    return tmp_path / "allowed"
+
+
+def load(running: Running, name: str, path: object, **more: Any) -> httpx.Response:
+    return running.post("/v1/load_lora_adapter", lora_name=name, lora_path=str(path), **more)
+
+
+def unload(running: Running, name: str) -> httpx.Response:
+    return running.post("/v1/unload_lora_adapter", lora_name=name)
+
+
+def test_adapters_come_and_go_while_the_server_runs(llama: Llama, place: Path, expected: Any) -> None:
+    with serving(llama, adapter_dir=place) as running:
+        assert ask(running, None)["choices"][0]["text"] == expected[None]
+        for name, path in (("first", "one"), ("second", place / "two"), ("first", "two"), ("first", "./one/../one")):
+            assert load(running, name, path, load_inplace=True).text.startswith("Success"), name
+            assert ask(running, name)["choices"][0]["text"] == expected[Path(path).name], "nothing of another's is used"
+        listed = httpx.get(f"{running.url}/v1/models").json()["data"]
+        assert [one["id"] for one in listed if one["parent"]] == ["second", "first"]
+        again = load(running, "first", "two")
+        assert again.status_code == 400 and "has already been loaded" in again.json()["error"]["message"]
+        assert unload(running, "first").text.startswith("Success")
+        gone = running.post("/v1/completions", model="first", **COMPLETION)
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+        assert unload(running, "first").status_code == 404
+        adapters = running.engine.runner.adapters
+        assert adapters is not None and [bool(one) for one in adapters] == [False, True, False, False]
+        assert ask(running, "second")["choices"][0]["text"] == expected["two"]
+        assert ask(running, None)["choices"][0]["text"] == expected[None]
+
+
+def test_a_running_request_keeps_the_adapter_that_it_began_with(llama: Llama, place: Path, expected: Any) -> None:
+    with serving(llama, adapter_dir=place) as running:
+        load(running, "one", "one")
+        whole = ask(running, "one", max_tokens=300)["choices"][0]["text"]
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+            chunks = client.completions.create(model="one", stream=True, **COMPLETION | {"max_tokens": 300})
+            found = next(chunks).choices[0].text
+            assert unload(running, "one").status_code == 200 and load(running, "one", "two").status_code == 200
+            assert ask(running, "one")["choices"][0]["text"] == expected["two"]
+            found += "".join(chunk.choices[0].text for chunk in chunks)
+        assert found == whole
+
+
+def test_what_may_not_be_loaded_is_refused_by_name_and_the_server_goes_on(
+    llama: Llama, place: Path, expected: Any
+) -> None:
+    secret, linked, outside = place.parent / "secret", place / "linked", place / "outside"
+    outside.symlink_to(secret)
+    (place / "loop").symlink_to(place / "loop")
+    shutil.copytree(place / "one", linked)
+    (linked / "adapter_model.safetensors").unlink()
+    (linked / "adapter_model.safetensors").symlink_to(secret / "adapter_model.safetensors")
+    (place / "empty").mkdir()
+    shutil.copytree(place / "one", place / "damaged")
+    (place / "damaged" / "adapter_model.safetensors").write_bytes(b"no")
+    paths = {
+        "..": 400, "../secret": 400, secret: 400, "outside": 400, "linked": 400, "loop": 400, ".": 400, "/": 400,
+        "x" * 4000: 400, "a\0b": 400, "missing": 404, "empty": 400, "damaged": 400, "": 400,
+    }  # fmt: skip
+    with serving(llama, adapter_dir=place) as running:
+        for path, status in paths.items():
+            error = load(running, "new", path)
+            assert (error.status_code, error.json()["error"]["param"]) == (status, "lora_path"), (path, error.text)
+            assert str(place.parent) not in error.text.replace(str(secret), "")
+        for name in ("small", "", "a b", "a\nb", "x" * 200, "../x"):
+            error = load(running, name, "one")
+            assert (error.status_code, error.json()["error"]["param"]) == (400, "lora_name"), error.text
+        assert running.post("/v1/load_lora_adapter", lora_name="one").json()["error"]["param"] == "lora_path"
+        assert running.engine.adapters == {} and ask(running, None)["choices"][0]["text"] == expected[None]
+    with serving(llama) as off:
+        for answer in (load(off, "one", "one"), unload(off, "one")):
+            assert answer.status_code == 400 and "--adapter-dir" in answer.json()["error"]["message"]

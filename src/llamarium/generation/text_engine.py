@@ -58,6 +58,7 @@ class Answers:
         adapter: Which adapter answers; None is the model as it is.
         num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
         num_disk: How many of those came from disk.
+        is_edited: Whether the request changes what the model computes.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Answers:
     ) -> None:
         self.prompt_ids, self.adapter = tuple(prompt_ids), adapter
         self.num_cached = self.num_disk = 0
+        self.is_edited = False
         self._rows = rows
         self._num_open = len(rows)
         self._most_buffered = most_buffered
@@ -92,6 +94,7 @@ class Answers:
             if (answers := me()) is not None:
                 answers._take(came)
 
+        self.is_edited = bool(request.edits)
         number = thread.submit(request, deliver)
         self._abort = lambda row: thread.abort(number, row)
         weakref.finalize(self, thread.abort, number)

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from llamarium.engine.pooling import Places
 from llamarium.engine.request import check_prompt, too_long
-from llamarium.errors import GrammarError, LlamariumError, RequestTimeoutError, SamplingError
+from llamarium.errors import AnswerError, GrammarError, LlamariumError, RequestTimeoutError, SamplingError
 from llamarium.generation.completion import Piece
 from llamarium.generation.dialog import own_tool_form
 from llamarium.generation.text_engine import Answers, TextEngine
@@ -227,7 +227,7 @@ async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[P
     metrics: Metrics = request.app.state.metrics
     noted = metrics.of(answers.adapter)
     timer = Timer(noted, request.scope["began"])
-    with recording(noted):
+    with recording(noted, is_edited=answers.is_edited):
         while pieces := await answers.arrived():
             timer.tokens()
             for piece in pieces:
@@ -238,14 +238,20 @@ async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[P
 
 
 @contextmanager
-def recording(metrics: RequestMetrics, field: str | None = None) -> Generator[None]:
-    """Translate errors of the library in the body, as `of_library`, and count a request that breaks off."""
+def recording(metrics: RequestMetrics, field: str | None = None, *, is_edited: bool = False) -> Generator[None]:
+    """Translate errors of the library in the body, as `of_library`, and count a request that breaks off.
+
+    Logits that are not finite are the client's fault where the request `is_edited`.
+    """
     reason = "disconnected"
     try:
         yield
         reason = ""
     except LlamariumError as error:
         reason = "timeout" if isinstance(error, RequestTimeoutError) else "error"
+        if is_edited and isinstance(error, AnswerError):
+            message = f"{error}, with these interventions: use a smaller strength"
+            raise ApiError(400, message, code="not_finite", param="steer") from None
         raise of_library(error, field=field) from None
     finally:
         if reason:

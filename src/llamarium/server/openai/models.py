@@ -7,8 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
-from llamarium.adapters.files import CONFIG, WEIGHTS
-from llamarium.errors import LlamariumError, OptionError
+from llamarium.errors import LlamariumError, OptionError, show_value
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
@@ -116,12 +115,13 @@ def _folder(service: Service, path: str) -> Path:
     folder, is_inside, is_folder = root, False, False
     with suppress(OSError, ValueError, RuntimeError):  # a NUL, a link to itself, a name that is too long
         folder = (root / path).resolve()
-        places = [folder, *((folder / name).resolve() for name in (CONFIG, WEIGHTS))]
-        is_inside = folder != root and all(place.is_relative_to(root) for place in places)
         is_folder = folder.is_dir()
+        places = [folder, *(file.resolve() for file in (folder.iterdir() if is_folder else ()))]
+        is_inside = folder != root and all(place.is_relative_to(root) for place in places)
+    shown = show_value(path)
     if not is_inside:
-        message = f"lora_path is {path!r}, which does not lie below the folder that --adapter-dir names, links followed"
+        message = f"lora_path is {shown}, which does not lie below the folder of --adapter-dir, links followed"
         raise ApiError(400, message, code="invalid_adapter", param="lora_path")
     if not is_folder:
-        raise ApiError(404, f"no adapter is found at lora_path {path!r}", code="model_not_found", param="lora_path")
+        raise ApiError(404, f"no adapter is found at lora_path {shown}", code="model_not_found", param="lora_path")
     return folder
