@@ -20,8 +20,8 @@ COMPLETION: dict[str, Any] = {
     "return_token_ids": True,
 }  # fmt: skip
 VECTOR = np.random.default_rng(0).normal(0, 2, 64).astype(np.float32)
-GIVEN = {"layer": 0, "vector": VECTOR.tolist(), "strength": 1.5}
-PAIR = {"layer": 1, "toward": "Love and joy", "away": "Hate", "strength": 3.0}
+GIVEN: dict[str, Any] = {"layer": 0, "vector": VECTOR.tolist(), "strength": 1.5}
+PAIR: dict[str, Any] = {"layer": 1, "toward": "Love and joy", "away": "Hate", "strength": 3.0}
 
 
 @pytest.fixture(scope="module")
