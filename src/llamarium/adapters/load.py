@@ -14,7 +14,6 @@ from llamarium.config import ModelConfig
 from llamarium.errors import OptionError
 from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.loaded_model import LoadedModel
-from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 
 
