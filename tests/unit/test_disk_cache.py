@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -52,6 +53,7 @@ def test_what_was_written_is_read_also_by_the_next_process(tmp_path: Path) -> No
     with closing(DiskCache(tmp_path / "a" / "b")) as disk:
         assert read(disk, 1) is None and key(1) not in disk
         assert write(disk, 1) and key(1) in disk and read(disk, 1) == BYTES
+        assert write(disk, 1) and disk.num_bytes == PAGE, "counted once"
     with closing(DiskCache(tmp_path / "a" / "b")) as disk:
         assert read(disk, 1) == BYTES and disk.num_bytes == PAGE
         assert read(disk, 1, b"hend") is None, "another block under this name"
@@ -145,8 +147,10 @@ def test_the_next_process_knows_what_was_used_last_and_keeps_a_lower_bound(tmp_p
         disk.touch(key(3))
     for number, path in zip((1, 2, 3), files(tmp_path), strict=True):
         os.utime(path, (number, number))
+    with closing(DiskCache(tmp_path)) as disk:
+        disk.touch(key(2))
     with closing(DiskCache(tmp_path, 2 * PAGE)) as disk:
-        assert [number for number in (1, 2, 3) if key(number) in disk] == [1, 3]
+        assert [number for number in (1, 2, 3) if key(number) in disk] == [1, 2]
         assert len(files(tmp_path)) == 2
 
 
@@ -326,6 +330,35 @@ def test_damage_is_never_an_answer(tmp_path: Path) -> None:
             content = bytearray(path.read_bytes())
             content[rng.randrange(len(content))] ^= rng.randrange(1, 256)
             path.write_bytes(content)
+
+
+def test_a_damaged_block_takes_the_part_that_memory_had_with_it(tmp_path: Path) -> None:
+    with engine_over(tmp_path) as engine:
+        run(engine, Request(PROMPT, GREEDY))
+        name = engine._index.find(engine._root(Request(PROMPT, GREEDY)), PROMPT).keys[-1].hex()
+    (path,) = tmp_path.glob(f"{name}-*")
+    content = bytearray(path.read_bytes())
+    content[-60] ^= 1  # in its first slot
+    path.write_bytes(content)
+    request = Request([*PROMPT, 9], GREEDY)
+    with engine_over(tmp_path) as engine:
+        run(engine, Request([*PROMPT[:38], 1, 1, 1], GREEDY))
+        events = run(engine, request)
+        assert answers(events, [1]) == [alone(request)]
+        assert (events[0].num_cached, events[0].num_disk) == (36, 0)
+
+
+def test_a_folder_that_is_gone_costs_hits_alone(tmp_path: Path) -> None:
+    request = Request([*PROMPT, 9], GREEDY)
+    with engine_over(tmp_path / "cache") as engine:
+        run(engine, request)
+    with engine_over(tmp_path / "cache") as engine:
+        shutil.rmtree(tmp_path / "cache")
+        events = run(engine, request)
+        assert answers(events, [0]) == [alone(request)] and events[0].num_disk == 0
+        engine.close()
+        assert engine.disk is not None and engine.disk.use()[2:] == (0, 1)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_block_that_the_index_does_not_hold_any_more_is_not_written(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Keys and values in C that come back from disk are those of a cold run to the bit, and what decides their name."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from llamarium.errors import OptionError
 from llamarium.generation.loop import DialogEngine
 from llamarium.kernels import native
 from llamarium.runtime.adapter import LowRank
+from llamarium.runtime.intervention import Edit
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
@@ -57,6 +59,22 @@ def test_answers_have_the_bits_of_a_cold_run(
         path.write_bytes(content)
     with closing(DiskCache(tmp_path)) as disk:
         assert answer(runner, disk, dtype) == cold
+
+
+def test_what_a_request_edits_is_its_own(tmp_path: Path) -> None:
+    runner = native_runner(build("Q4_0"))
+    edits = (Edit("mlp", 0, factor=0.5), Edit("residual", 1, add=np.ones(96, np.float32)))
+    cold: list[list[float]] = []
+    for first in (True, False):
+        with closing(DiskCache(tmp_path)) as disk, closing(Engine(runner, 20, disk=disk)) as engine:
+            for changed in ((), edits, (edits[0], replace(edits[1], add=2 * edits[1].add))):
+                engine.add(Request(PROMPT, ALL, edits=changed))
+            events = list(engine.run())
+            found = [[event for event in events if event.request == number] for number in range(3)]
+            assert [stored(one) for one in found] == [0 if first else 96] * 3
+            logprobs = [[event.logprob for event in one] for one in found]
+            cold = cold or logprobs
+            assert logprobs == cold and len({*map(tuple, cold)}) == 3
 
 
 def test_what_decides_keys_and_values_decides_their_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,8 @@ class DiskCache:
 
         OSError if it cannot be written; what was there stays.
         """
+        if key in self._entries:  # it was written while it was asked for once more
+            return True
         content = [memoryview(head), *parts]
         content.append(memoryview(_checksum(content)))
         entry = _Entry(parent, _on_disk(_size(content)))
@@ -147,8 +149,10 @@ class DiskCache:
 
     def _make_room(self, num_bytes: int) -> None:
         """Remove blocks until so many bytes more are within the bound; OSError if one cannot be removed."""
-        while self.num_bytes + num_bytes > self.most_bytes:
+        while True:
             with self._lock:
+                if self.num_bytes + num_bytes <= self.most_bytes:
+                    return
                 key, entry = next(iter(self._entries.items()))
             self._path(key, entry).unlink(missing_ok=True)
             self._forget(key)
