@@ -17,6 +17,7 @@ from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
+from llamarium.kernels.turns import Turns
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
 """Takes a step's events of one request, or the error that ends it."""
@@ -49,7 +50,8 @@ class _Command(NamedTuple):
 class EngineThread:
     """Runs an `engine` until it is closed; other threads may use its `prepare`, and what never changes.
 
-    `failure` is the error that broke it, if any, and `snapshot` the engine after its last step.
+    `failure` is the error that broke it, if any, `snapshot` the engine after its last step, and `turns` what other work
+    in this process takes turns with its steps by.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -57,7 +59,7 @@ class EngineThread:
         self._commands = queue.SimpleQueue[_Command]()
         self._deliver: dict[int, Deliver] = {}
         self.failure: BaseException | None = None
-        self._closing = False
+        self._closing, self.turns = False, Turns()
         self.snapshot = self._look()
         self._lock = threading.Lock()  # no request is put into the queue after the last command
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
@@ -136,7 +138,8 @@ class EngineThread:
         try:
             while self._execute_commands():
                 try:
-                    events = self.engine.step()
+                    with self.turns.step():
+                        events = self.engine.step()
                 except MemoryBudgetError as error:
                     self._abort_largest(error)
                 except FunctionError as error:  # the pass of all of them has failed; the next one may not
@@ -145,12 +148,15 @@ class EngineThread:
                     self._hand_out(events)
         except BaseException as error:  # noqa: BLE001 - whatever it was, waiting callers get it
             self._fail(error)
+        self.turns.rest()
         self.engine.close()
 
     def _execute_commands(self) -> bool:
         """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
         while True:
             self.snapshot = self._look()
+            if self.engine.is_idle:
+                self.turns.rest()
             try:
                 command = self._commands.get(block=self.engine.is_idle and not self._closing)
             except queue.Empty:

@@ -217,8 +217,8 @@ class Answers:
 class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
-    `adapters` are folders by name. The other options are those of `EngineOptions`. `read` is `EngineThread.read`, and
-    `max_tokens` the most of a request, prompt and answer.
+    `adapters` are folders by name. The other options are those of `EngineOptions`. `max_tokens` is the most of a request,
+    prompt and answer; `read` and `turns` are those of `EngineThread`.
 
     Raises:
         OptionError: If an option is out of range, guesses could change the tokens, or a disk cache could.
@@ -253,7 +253,7 @@ class TextEngine:
             disk=disk_cache,
         )  # fmt: skip
         self._thread = EngineThread(made)
-        self.max_tokens, self.read = made.max_tokens, self._thread.read
+        self.max_tokens, self.read, self.turns = made.max_tokens, self._thread.read, self._thread.turns
         self._directions: dict[object, Vector] = {}
         self.choices = AdapterChoices(self._thread, self._base, {name: saved for name, (saved, _) in read.items()})
 

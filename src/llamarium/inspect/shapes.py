@@ -10,6 +10,7 @@ from llamarium.config import ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.inspect.forward import PREFILL_CHUNK
 from llamarium.inspect.json_values import JsonView
+from llamarium.kernels.turns import piece_tokens
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key, axis_sizes
 
@@ -96,7 +97,7 @@ class TracePlan:
     @property
     def chunk(self) -> int:
         """Tokens of a batch; all their rows are in memory until the unwanted ones are dropped."""
-        return _EXACT_CHUNK if self.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
+        return piece_tokens(_EXACT_CHUNK) if self.is_row_exact else PREFILL_CHUNK  # PyTorch's bits hang on it
 
     @property
     def tapped(self) -> set[Key]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value, warn_caller
 from llamarium.kernels.threads import num_threads
+from llamarium.kernels.turns import pause
 
 INTERFACE = 16
 """`LM_INTERFACE` of the header that this file was written for."""
@@ -245,6 +246,7 @@ def product(matrix: CMatrix, x: NDArray[np.float32], input_bits: InputBits = INP
         MemoryBudgetError: If there is no memory for the inputs' codes.
     """
     y = np.empty((len(x), matrix.rows), np.float32)
+    pause()
     _check(_ready().lm_product(matrix, x.ctypes.data, len(x), input_bits, y.ctypes.data))
     return y
 
@@ -264,6 +266,7 @@ def run(model: CModel, cache: CCache, batch: CBatch, taps: CTaps | None, logits:
         InputError: If the batch names a position, block, sequence, adapter or row that there is not.
         MemoryBudgetError: If there is no memory for what lies between the layers.
     """
+    pause()
     code = _ready().lm_run(model, cache, batch, taps, logits)
     if code == _NO_SUCH_ROW:
         raise IndexError(f"a token of the batch is not in the vocabulary; expected 0..{model.table.rows - 1}")

@@ -3,9 +3,8 @@
 A pass is its ids, its adapter and its experiment, so it can be run again at any time with the same bits. What it
 computed is kept within a bound of bytes, the least recently used goes first, and what has gone is computed anew: in the
 request's thread, one pass at a time. Of the newest pass the keys and values stay: a long text runs once, then only
-those of its tokens that are requested, and of a text that begins like it only the tokens that differ. The engine goes
-on meanwhile: C takes one batch at a time from all threads, and a trace is cut into batches of 256 tokens, so an
-answer's next token waits for one such batch at most.
+those of its tokens that are requested, and of a text that begins like it only the tokens that differ. A trace is cut
+into batches of 64 tokens, between which the engine's steps go first (`kernels/turns.py`).
 """
 
 import math

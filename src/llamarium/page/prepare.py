@@ -6,6 +6,7 @@ thread of its own, in the order of the page's stages. No torch at import.
 """
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from llamarium.errors import LlamariumError
@@ -43,10 +44,8 @@ class Preparation:
     def _ask(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         """Compute the answers; an error is raised again when a request needs one."""
         for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
-            try:
+            with engine.turns.working(), suppress(LlamariumError):
                 question(llama, engine, one)
-            except LlamariumError:
-                continue
 
     def _tokens(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         text = llama.decode(one.ids)

@@ -88,7 +88,7 @@ class _Worker:
             _in_thread(
                 self._llama,
                 self._field,
-                lambda: work(adapted.of(self._llama, self._engine, self._one), self._engine),
+                lambda: self._in_turn(lambda: work(adapted.of(self._llama, self._engine, self._one), self._engine)),
                 self._gone,
             )
         )
@@ -98,6 +98,10 @@ class _Worker:
             if not running.done() and self._engine.state in ("stopped", "broken"):
                 raise ApiError(503, "the server has been stopped", code="draining")
         return running.result()
+
+    def _in_turn(self, work: Callable[[], T]) -> T:
+        with self._engine.turns.working():
+            return work()
 
     async def do_while_here(self, work: "Callable[[Llama, TextEngine], T]") -> T:
         """As `do`, but raise an ApiError (499) as soon as the client has left."""

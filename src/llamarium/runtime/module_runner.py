@@ -23,6 +23,7 @@ from llamarium.errors import InputError, OptionError
 from llamarium.kernels import native
 from llamarium.kernels.native import InputBits
 from llamarium.kernels.threads import one_torch_thread
+from llamarium.kernels.turns import pause
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
@@ -205,12 +206,11 @@ class ModuleRunner:
         ids_1M = torch.from_numpy(batch.token_ids).to(device).unsqueeze(0)
         positions_1M = torch.from_numpy(batch.positions).to(device, torch.int64).unsqueeze(0)
         rows_W = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
-        attend = PagedAttend(cache, _segments(batch, cache))
+        seen = _Attend(PagedAttend(cache, _segments(batch, cache)), taps)
         model = self.model if taps is None and batch.edits is None else shell_of(self.model)
         _hook_edits(model, batch)
         if taps is not None:
             watch(model, taps)
-        seen = attend if taps is None else _TappedAttend(attend, taps)
         if _is_called_whole(model):
             return _on_host(model(ids_1M, positions_1M, seen)[0][rows_W])
         hidden_WD = model.model(ids_1M, positions_1M, seen)[0][rows_W]
@@ -314,12 +314,14 @@ def _segments(batch: Batch, cache: PagedCache) -> list[Segment]:
     return segments
 
 
-class _TappedAttend:
-    """An `Attend` whose rotated queries are handed out."""
+class _Attend:
+    """An `Attend` whose rotated queries are handed out, if they are tapped; a pass may be paused at each layer."""
 
-    def __init__(self, inner: PagedAttend, taps: Taps) -> None:
+    def __init__(self, inner: PagedAttend, taps: Taps | None) -> None:
         self._inner, self._taps = inner, taps
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
-        self._taps.put(("q_rot", layer_idx), on_host(q_BTNH[0]))
+        pause()
+        if self._taps is not None:
+            self._taps.put(("q_rot", layer_idx), on_host(q_BTNH[0]))
         return self._inner(layer_idx, q_BTNH, k_BTKH, v_BTKH)

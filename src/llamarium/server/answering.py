@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -118,7 +118,8 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     try:
         prompts = asked.encode(model.tokenizer)
         tools = asked.tools if asked.form is None else asked.tools.after(asked.messages)
-        form, grammar = held_form(model, asked.form, tools, service.settings)
+        with nullcontext() if asked.form is None and not tools.tools else engine.turns.working():
+            form, grammar = held_form(model, asked.form, tools, service.settings)
         for place, ids in enumerate(prompts):
             field = place_of(asked.prompt_field, place, len(prompts))
             check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up

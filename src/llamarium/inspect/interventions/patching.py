@@ -26,6 +26,7 @@ from llamarium.inspect.numbers import largest
 from llamarium.inspect.shapes import indices
 from llamarium.inspect.tokens import check_ids, check_token
 from llamarium.inspect.trace import Trace, trace
+from llamarium.kernels.turns import pause
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.module_runner import threads_for
@@ -193,6 +194,7 @@ class _Rest:
         self._attend = CausalAttend()
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        pause()
         k_TKH, v_TKH = self._base(layer_idx)
         none_TNH = q_BTNH.new_zeros(len(k_TKH), *q_BTNH.shape[2:])
         whole = [x.repeat(self._num_cells, 1, 1, 1) for x in (none_TNH, k_TKH, v_TKH)]

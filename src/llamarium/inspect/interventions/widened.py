@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from llamarium.kernels.turns import pause
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedEmbedding
 from llamarium.quant.packed import LinearPacked
@@ -48,8 +49,11 @@ class _WideLinear(nn.Linear):
     """A Linear of half-precision weights that multiplies in float32, some rows at a time."""
 
     def forward(self, input: Tensor) -> Tensor:
-        step = max(1, _CHUNK_WEIGHTS // self.in_features)
-        return torch.cat([F.linear(input, rows.float()) for rows in self.weight.split(step)], dim=-1)
+        parts: list[Tensor] = []
+        for rows in self.weight.split(max(1, _CHUNK_WEIGHTS // self.in_features)):
+            pause()
+            parts.append(F.linear(input, rows.float()))
+        return torch.cat(parts, dim=-1)
 
 
 class _WideEmbedding(nn.Embedding):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import FunctionError, escape
 from llamarium.kernels.threads import num_threads
+from llamarium.kernels.turns import pause
 from llamarium.runtime.process.cache import unnamed_file
 from llamarium.runtime.process.frames import read_header, read_into, send
 
@@ -66,6 +67,7 @@ class Child:
             FunctionError: Saying what was done instead of answering. The next request works again.
         """
         limit_s = STEP_S + TOKEN_S * num_tokens
+        pause()
         with self._lock, self._failing(f"does not end within {limit_s:.0f} s"):
             channel = self._running().channel
             deadline = time.monotonic() + limit_s

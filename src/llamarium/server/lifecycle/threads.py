@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from llamarium.kernels.turns import pause
 from llamarium.sampling.grammar import workers
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = No
 
 
 def check_wanted() -> None:
-    """End this thread's work if its result is no longer wanted; called before each part that takes long."""
+    """End this thread's work if its result is no longer wanted, and pause; called before each part that takes long."""
+    pause()
     gone: threading.Event | None = getattr(_this_thread, "gone", None)
     if gone is not None and gone.is_set():
         raise AbandonedError

@@ -1,0 +1,101 @@
+"""The page's work and the engine's steps take turns: passes are cut in pieces, and no piece begins while a step runs."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from llamarium.api import Llama
+from llamarium.kernels.turns import MOST_PIECE_S, Turns
+from llamarium.page.extension import page
+from serving import HELLO, Running, serving
+
+IDS = list(range(100, 148))
+OTHERS = list(range(400, 448))
+PATCHES: dict[str, Any] = {"source_ids": OTHERS, "token_id": 5}
+
+
+class Spied(Turns):
+    """Counts pieces, and what the engine's steps found when they began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_pieces = 0
+        self.left_s = list[float]()
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.num_pieces += 1
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        with super().step():
+            self.left_s.append(self._left_s)
+            yield
+
+
+@pytest.fixture(scope="module")
+def running(llama: Llama) -> Iterator[Running]:
+    with serving(llama, extensions=[page()]) as found:
+        yield found
+
+
+@pytest.fixture
+def turns(running: Running) -> Spied:
+    running.engine.turns = running.engine._thread.turns = found = Spied()  # pyright: ignore[reportPrivateUsage]
+    return found
+
+
+@pytest.fixture
+def path(running: Running) -> str:
+    made = httpx.post(f"{running.url}/inspect/passes", json={"ids": IDS, "text": None}).json()
+    return f"{running.url}/inspect/passes/{made['id']}"
+
+
+@pytest.mark.parametrize(
+    ("method", "question", "body", "least"),
+    [
+        ("GET", "activations/resid?layer=0", None, 2),
+        ("POST", "patches", PATCHES, 2 * len(IDS)),
+        ("POST", "edited", {"edits": [], "max_tokens": 3, "token_id": 5}, 10),
+        ("GET", "errors?quantize=Q8_0", None, 5),
+    ],
+)
+def test_a_pass_is_cut_in_pieces(
+    running: Running, turns: Spied, path: str, method: str, question: str, body: Any, least: int
+) -> None:
+    answer = httpx.request(method, f"{path}/{question}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert turns.num_pieces >= least
+
+
+def test_a_pass_stops_while_a_step_runs_and_goes_on_after_it(running: Running, turns: Spied, path: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{path}/patches", json=PATCHES, timeout=60)
+        running.wait(lambda: turns.num_pieces > 3)
+        with turns.step():
+            before = turns.num_pieces
+            time.sleep(0.3)
+            assert turns.num_pieces == before and not answer.done()
+        turns.rest()
+        assert answer.result().text.count('"type":"end"') == 1
+    assert turns.num_pieces > before
+
+
+def test_chats_beside_patches_wait_for_their_share_alone_and_the_patches_come_to_an_end(
+    running: Running, turns: Spied, path: str
+) -> None:
+    alone = running.post(**HELLO).json()["choices"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{path}/patches", json=PATCHES, timeout=60)
+        running.wait(lambda: turns.num_pieces > 3)
+        num_steps = len(turns.left_s)
+        while not answer.done():
+            assert running.post(**HELLO).json()["choices"] == alone
+        assert answer.result().text.count('"type":"end"') == 1
+    assert len(turns.left_s) > num_steps
+    assert min(turns.left_s) >= -MOST_PIECE_S
