@@ -107,6 +107,24 @@ def test_a_piece_that_cannot_be_cut_holds_a_step_for_a_moment_alone() -> None:
         may_end.set()
 
 
+def test_no_piece_begins_in_a_step_even_with_time_left_for_it() -> None:
+    clock, has_begun = Clock(), threading.Event()
+    turns = Turns(clock)
+
+    def work() -> None:
+        with turns.working():
+            has_begun.set()
+
+    with turns.step():
+        clock.seconds += 1
+    with turns.step():
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert not has_begun.wait(0.1)
+    assert has_begun.wait(10)
+    thread.join()
+
+
 def test_work_goes_on_when_the_engine_has_nothing_to_do_or_work_has_failed() -> None:
     turns = Turns(Clock())
     with pytest.raises(ValueError, match="failed"), turns.working():

@@ -85,7 +85,8 @@ class Turns:
         with self._changed:
             began = self._pieces.pop(threading.get_ident())
             if self._is_busy:
-                self._left_s -= min(MOST_PIECE_S, self._clock() - max(began, self._busy_since))
+                took_s = self._clock() - max(began, self._busy_since)
+                self._left_s = max(self._left_s - took_s, -MOST_PIECE_S)  # what it took longer was not waited for
             self._changed.notify_all()
 
     def _wait_for_pieces(self) -> None:
