@@ -217,8 +217,8 @@ class Answers:
 class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
-    `adapters` are folders by name. The other options are those of `EngineOptions`. `max_tokens` is the most of a request,
-    prompt and answer; `read` and `turns` are those of `EngineThread`.
+    `adapters` are folders by name. The other options are those of `EngineOptions`. `max_tokens` is the most of a
+    request, prompt and answer; `read` and `turns` are those of `EngineThread`.
 
     Raises:
         OptionError: If an option is out of range, guesses could change the tokens, or a disk cache could.
