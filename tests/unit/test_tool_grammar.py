@@ -112,6 +112,9 @@ def test_a_named_tool_is_the_only_one(form: ToolForm) -> None:
     request = ToolRequest.read(tools(), {"type": "function", "function": {"name": "now"}})
     assert accepts(request, form, text(form, ("now", {})))
     assert not accepts(request, form, text(form, ("plot", {})))
+    assert not accepts(request, form, text(form, ("now", {}), ("now", {}))), "it is called once"
+    required, numbers = ToolRequest.read(tools(), "required"), [("get_weather", {"city": str(i)}) for i in range(9)]
+    assert accepts(required, form, text(form, *numbers[:8])) and not accepts(required, form, text(form, *numbers))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -44,10 +44,8 @@ def grammar_of_answer(
     if not request.offered or (answer is None and not request.is_held):
         return answer
     if answer is not None and answer.kind != "json_schema":
-        raise GrammarError(
-            f"an answer's form beside tools is JSON, so that it is no call; expected a JSON schema or any JSON object, "
-            f"and found a form of the kind {answer.kind}: leave it out, or the tools"
-        )
+        expected = "expected a JSON schema or any JSON object beside tools, so that no answer is taken for a call"
+        raise GrammarError(f"found a form of the kind {answer.kind}; {expected}")
     if form != "pythonic":
         request = replace(request, tools=tuple(_lowered(tool, i, open_objects) for i, tool in enumerate(request.tools)))
     text = request.grammar(form, None if answer is None else _rule_beside(json.loads(answer.text), form))
@@ -81,8 +79,6 @@ def compile_answer(
     except GrammarError as error:
         if answer is not None:
             compiler.compile(answer)
-        if not request.offered:
-            raise
         for i, tool in enumerate(request.tools):
             try:
                 compiler.compile(Grammar.json_schema(tool.parameters))

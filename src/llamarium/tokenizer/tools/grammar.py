@@ -17,11 +17,7 @@ _NO_BRACKET = r"~/[ \t\r\n]*[{\[](?s:.*)/"  # where a call could begin without a
 _NO_TAG = r"~/(?s:.*)(<tool_call>|<\|python_tag\|>)(?s:.*)/"
 _NO_PYTHON_TAG = r"~/(?s:.*)<\|python_tag\|>(?s:.*)/"
 _TALK = f"TALK: /(?s:.*)/ & {_NO_BRACKET} & {_NO_TAG}"
-_AROUND: dict[ToolForm, tuple[str, str, str]] = {  # what stands before, between and after calls
-    "llama3_json": ("", '"; "', ""),
-    "pythonic": ('"["', '", "', '"]"'),
-    "hermes": ('"<tool_call>"', '"\\n<tool_call>"', ""),
-}
+_AROUND = {"hermes": ('"<tool_call>"', '"\\n<tool_call>"', ""), "pythonic": ('"["', '", "', '"]"')}
 _OPENING = f"opening[lazy]: OPENING\nOPENING: /(?s:.*)<tool_call>/ & {_NO_BRACKET} & {_NO_PYTHON_TAG}"
 
 
@@ -52,7 +48,7 @@ def call_grammar(
 
 def _start(form: ToolForm, may_talk: bool, most: int, answer: str | None) -> list[str]:
     """Return what an answer is made of."""
-    before, separator, after = _AROUND[form]
+    before, separator, after = _AROUND.get(form, ("", '"; "', ""))
     more = f" ({separator} call){{0,{most - 1}}}" if most > 1 else ""
     calls = f"{before} call{more} {after}".strip()
     if answer is not None:

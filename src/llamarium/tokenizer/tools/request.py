@@ -1,11 +1,11 @@
 """The tools of a request, and whether they have to be called."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from llamarium.errors import ToolError, show_value
-from llamarium.tokenizer.tools.definition import ToolDefinition, new_call_id, read_calls, read_tools
+from llamarium.tokenizer.tools.definition import ToolDefinition, read_calls, read_tools
 from llamarium.tokenizer.tools.forms import ToolForm, check_form
 from llamarium.tokenizer.tools.grammar import call_grammar
 from llamarium.tokenizer.tools.parser import MAX_CALLS, ToolCallParser
@@ -96,14 +96,12 @@ class ToolRequest:
         beside = answer if may_talk else None
         return call_grammar(self.tools, form, only=self.allowed, may_talk=may_talk, most=self.max_calls, answer=beside)
 
-    def parser(self, openings: tuple[str, ...] = (), new_id: Callable[[], str] = new_call_id) -> ToolCallParser | None:
+    def parser(self, openings: tuple[str, ...] = ()) -> ToolCallParser | None:
         """Return a parser of one answer's calls, or None if there are no tools for it."""
         if not self.offered:
             return None
         only_calls = self.choice == "required"
-        return ToolCallParser(
-            self.offered, most=self.max_calls, only_calls=only_calls, openings=openings, new_id=new_id
-        )
+        return ToolCallParser(self.offered, most=self.max_calls, only_calls=only_calls, openings=openings)
 
 
 def _read_choice(
