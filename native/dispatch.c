@@ -114,3 +114,5 @@ int lm_lookup(const lm_matrix *w, const int64_t *rows, int32_t num_rows, float *
 int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids) {
     return ops()->choose(logits, num_rows, count, how, ids);
 }
+
+int lm_attend_rows(const lm_row_attention *call, int32_t backward) { return ops()->attend_rows(call, backward); }

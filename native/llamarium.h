@@ -165,6 +165,24 @@ enum { LM_NO_ID = -1 };
  * tokens that may come are NaN or have no finite maximum. */
 LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);
 
+/* Attention of every token over its own row, and its gradients: arrays (rows, tokens, heads, head_dim) of `dtype`, all sums in float32.
+ * Query head n reads kv head n / (num_heads / num_kv_heads). */
+typedef struct {
+    int32_t dtype; /* LM_FLOAT32 or LM_BFLOAT16 */
+    int32_t num_rows, num_tokens, num_heads, num_kv_heads;
+    int32_t head_dim;        /* a multiple of 16 */
+    int32_t causal;          /* a token sees none after it */
+    const int32_t *segments; /* (rows, tokens): tokens of different numbers do not see each other; NULL: all are of one */
+    const void *q, *k, *v;
+    void *out;
+    float *log_sums;      /* (rows, num_heads, tokens): the logarithm of each query's sum of exponentials */
+    const void *grad_out; /* from here on of the backward pass only */
+    void *grad_q, *grad_k, *grad_v;
+} lm_row_attention;
+
+/* Compute `out` and `log_sums`; or, `backward`, of those the three gradients. The same bits for every number of threads. */
+LM_EXPORT int lm_attend_rows(const lm_row_attention *call, int32_t backward);
+
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 

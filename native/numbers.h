@@ -148,6 +148,19 @@ INLINE lanes load_lanes(const int dtype, const void *from, size_t place) {
     return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);
 }
 
+/* A register to memory; of LM_BFLOAT16 to nearest, ties to even, NaN stays NaN. */
+INLINE void store_lanes(const int dtype, void *to, size_t place, lanes values) {
+    if (dtype == LM_FLOAT32) {
+        memcpy((float *)to + place, &values, sizeof values);
+        return;
+    }
+    const lane_bits bits = (lane_bits)values, is_nan = (lane_bits)(values != values);
+    const lane_bits words = ((bits + 0x7fff + (bits >> 16 & 1)) & ~is_nan) | ((bits | 0x400000) & is_nan);
+    const uint16_t __attribute__((vector_size(2 * LANES))) halves =
+        __builtin_convertvector(words >> 16, uint16_t __attribute__((vector_size(2 * LANES))));
+    memcpy((uint16_t *)to + place, &halves, sizeof halves);
+}
+
 /* A float in the order of `load_pair`: a type of its own, so that it is never read as one in its natural order. */
 typedef struct {
     float value;

@@ -1,5 +1,6 @@
-/* The parts of a set of kernels that are compiled by themselves, since they are large: attention, products of floats, and products of
- * tiles. Sets that have one in common share it. hatch_build.py says from which set each set takes them: LM_ATTENTION, LM_FLOATS, LM_PRODUCTS.
+/* The parts of a set of kernels that are compiled by themselves, since they are large: attention, over the cache and over rows, products of
+ * floats, and products of tiles. Sets that have one in common share it. hatch_build.py says from which set each set takes them: LM_ATTENTION,
+ * LM_ROW_ATTENTION, LM_FLOATS, LM_PRODUCTS.
  */
 #ifndef LLAMARIUM_PARTS_H
 #define LLAMARIUM_PARTS_H
@@ -13,6 +14,10 @@
 /* attention.c: what `heads` query heads of one kv head see in a chunk, for each of some rows. */
 #define attend_chunk JOIN(lm_attend_, LM_ATTENTION)
 void attend_chunk(int dtype, int heads, const kv_chunk *at, const row_run *rows);
+
+/* row_attention.c: see lm_attend_rows. */
+#define attend_rows JOIN(lm_attend_rows_, LM_ROW_ATTENTION)
+int attend_rows(const lm_row_attention *call, int32_t backward);
 
 /* floats.c: as `product` below, of rows of tokens from `m` on, a multiple of TOKENS. */
 #define float_product JOIN(lm_float_product_, LM_FLOATS)

@@ -162,6 +162,16 @@ class CTaps(Structure):
     _fields_ = (("embed", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(c_void_p)))
 
 
+class CRowAttention(Structure):
+    """`lm_row_attention`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("dtype", "num_rows", "num_tokens", "num_heads", "num_kv_heads", "head_dim", "causal")),
+        *((name, c_void_p) for name in ("segments", "q", "k", "v", "out", "log_sums")),
+        *((name, c_void_p) for name in ("grad_out", "grad_q", "grad_k", "grad_v")),
+    )  # fmt: skip
+
+
 class CChoice(Structure):
     """`lm_choice`."""
 
@@ -219,6 +229,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_lookup.argtypes = [POINTER(CMatrix), c_void_p, c_int32, c_void_p]
     found.lm_product.argtypes = [POINTER(CMatrix), c_void_p, c_int32, c_int32, c_void_p]
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(CChoice), c_void_p]
+    found.lm_attend_rows.argtypes = [POINTER(CRowAttention), c_int32]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
     found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
@@ -297,6 +308,15 @@ def choose(logits_BV: NDArray[np.float32], choices: Sequence[CChoice]) -> list[i
     how = (CChoice * num_rows)(*choices)
     _check(_ready().lm_choose(logits_BV.ctypes.data, num_rows, vocab_size, how, ids))
     return ids[:]
+
+
+def attend_rows(call: CRowAttention, *, backward: bool) -> None:
+    """Compute attention over whole rows, or its gradients, into the arrays that `call` points to.
+
+    Raises:
+        MemoryBudgetError: If there is no memory to work in.
+    """
+    _check(_ready().lm_attend_rows(call, backward))
 
 
 def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:

@@ -1,0 +1,403 @@
+/* A part of a set: attention over whole rows of tokens and its gradients, as training needs them.
+ *
+ * Queries go through in tiles of 32, keys in blocks of 128. A tile's scores lie with the queries side by side, (keys, 32), so that the
+ * softmax of each is a column and never a sum across a register. What is kept of T x T numbers is one a query: the logarithm of its sum
+ * of exponentials, from which the backward pass makes a tile's probabilities again. A head's sums have one order, whatever thread
+ * computes it.
+ *
+ * Source: Dao 2023, "FlashAttention-2".
+ */
+#include "parts.h"
+
+#define QUERIES 32 /* of a tile */
+#define KEYS 128   /* of a block: its keys, values and their gradients stay in the L2 cache */
+#define HIDDEN (-1e30f)
+#define WIDES (QUERIES / 16)
+
+#if LANES == 16
+#define ROWS 8 /* of a product that are summed at once, times as many registers: as many as give the multipliers enough to do */
+#define REGISTERS 2
+#elif defined __ARM_NEON
+#define ROWS 4
+#define REGISTERS 4
+#else
+#define ROWS 4
+#define REGISTERS 2
+#endif
+
+typedef struct {
+    const lm_row_attention *call;
+    int backward, num_tasks;
+    size_t floats; /* of a thread's memory */
+    float *memory;
+    atomic_int next;
+} row_job;
+
+/* What a thread works in. Tiles' transposes are (head_dim, QUERIES). */
+typedef struct {
+    float *k, *v, *grad_k, *grad_v;                                   /* a block's: (KEYS, head_dim) */
+    float *q, *q_transposed, *grad_out, *grad_out_transposed;         /* a tile's */
+    float *scores, *grad_scores;                                      /* (KEYS, QUERIES) */
+    float *sums;                                                      /* (heads, tokens, head_dim): outputs, or gradients of queries */
+    float *most, *total;                                              /* (heads, tokens): what of each query's softmax is known so far; */
+} workspace;                                                          /* backward: log-sum-exp, and grad_out times out */
+
+/* --- products ---------------------------------------------------------------------------------------------------- */
+
+INLINE void multiply_some(const int registers, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step,
+                          float *c, ptrdiff_t c_row, int depth, int adds) {
+    lanes sums[ROWS][REGISTERS];
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < registers; i++) sums[r][i] = (lanes){0};
+    for (int step = 0; step < depth; step++, a += a_step, b += b_step) {
+        lanes right[REGISTERS];
+        for (int i = 0; i < registers; i++) right[i] = load_floats(b + i * LANES);
+        for (int r = 0; r < ROWS; r++) {
+            const float left = a[r * a_row];
+            for (int i = 0; i < registers; i++) sums[r][i] += left * right[i];
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < registers; i++) {
+            float *to = c + r * c_row + i * LANES;
+            if (adds) sums[r][i] += load_floats(to); /* last: sums of parts round less than one long sum */
+            memcpy(to, &sums[r][i], sizeof(lanes));
+        }
+}
+
+/* c (rows, columns) = or += a (rows, depth) b (depth, columns). Neighbours of `a` in a column are a_row apart, in a row a_step. `rows` is a
+ * multiple of ROWS, `columns` of 16. */
+static void multiply(const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c, ptrdiff_t c_row,
+                     int rows, int columns, int depth, int adds) {
+    int column = 0;
+    for (; column + REGISTERS * LANES <= columns; column += REGISTERS * LANES)
+        for (int r = 0; r < rows; r += ROWS)
+            multiply_some(REGISTERS, a + r * a_row, a_row, a_step, b + column, b_step, c + r * c_row + column, c_row, depth, adds);
+#if REGISTERS * LANES > 16
+    for (; column < columns; column += LANES)
+        for (int r = 0; r < rows; r += ROWS)
+            multiply_some(1, a + r * a_row, a_row, a_step, b + column, b_step, c + r * c_row + column, c_row, depth, adds);
+#endif
+}
+
+/* --- between memory and tiles ------------------------------------------------------------------------------------ */
+
+/* Where a token's vector of a head lies in (B, T, heads, head_dim). */
+static size_t place_of(const lm_row_attention *call, int heads, int row, int token, int head) {
+    return (((size_t)row * call->num_tokens + token) * heads + head) * call->head_dim;
+}
+
+INLINE void load_numbers(const int dtype, const void *from, size_t place, int step, int rows, int count, float factor, float *to) {
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i += LANES) {
+            const lanes values = load_lanes(dtype, from, place + (size_t)r * step + i) * factor;
+            memcpy(to + (size_t)r * count + i, &values, sizeof values);
+        }
+}
+
+INLINE void store_numbers(const int dtype, void *to, size_t place, int step, int rows, int count, const float *from) {
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < count; i += LANES) {
+            const lanes values = load_floats(from + (size_t)r * count + i);
+            store_lanes(dtype, to, place + (size_t)r * step + i, values);
+        }
+}
+
+/* Vectors of some tokens of one head from memory, times `factor`, and zeros up to `size` of them; both dtypes are constants. */
+static void load_vectors(const lm_row_attention *call, const void *from, int heads, int row, int token, int head, int size, float factor,
+                         float *to) {
+    const int left = call->num_tokens - token, rows = left < size ? left : size, count = call->head_dim;
+    const size_t place = place_of(call, heads, row, token, head);
+    if (call->dtype == LM_BFLOAT16)
+        load_numbers(LM_BFLOAT16, from, place, heads * count, rows, count, factor, to);
+    else
+        load_numbers(LM_FLOAT32, from, place, heads * count, rows, count, factor, to);
+    memset(to + (size_t)rows * count, 0, (size_t)(size - rows) * count * sizeof(float));
+}
+
+static void store_vectors(const lm_row_attention *call, void *to, int heads, int row, int token, int head, int size, const float *from) {
+    const int left = call->num_tokens - token, rows = left < size ? left : size, count = call->head_dim;
+    const size_t place = place_of(call, heads, row, token, head);
+    if (call->dtype == LM_BFLOAT16)
+        store_numbers(LM_BFLOAT16, to, place, heads * count, rows, count, from);
+    else
+        store_numbers(LM_FLOAT32, to, place, heads * count, rows, count, from);
+}
+
+/* to (count, QUERIES) = from (QUERIES, count), four by four. */
+static void transpose(const float *from, int count, float *to) {
+    for (int i = 0; i < count; i += 4)
+        for (int q = 0; q < QUERIES; q += 4) {
+            quad a[4];
+            for (int r = 0; r < 4; r++) memcpy(&a[r], from + (q + r) * count + i, sizeof(quad));
+            const quad low01 = SHUFFLE(a[0], a[1], 0, 4, 1, 5), high01 = SHUFFLE(a[0], a[1], 2, 6, 3, 7);
+            const quad low23 = SHUFFLE(a[2], a[3], 0, 4, 1, 5), high23 = SHUFFLE(a[2], a[3], 2, 6, 3, 7);
+            const quad b[4] = {SHUFFLE(low01, low23, 0, 1, 4, 5), SHUFFLE(low01, low23, 2, 3, 6, 7), SHUFFLE(high01, high23, 0, 1, 4, 5),
+                               SHUFFLE(high01, high23, 2, 3, 6, 7)};
+            for (int r = 0; r < 4; r++) memcpy(to + (i + r) * QUERIES + q, &b[r], sizeof(quad));
+        }
+}
+
+INLINE wide load_wide(const float *from) {
+    wide values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
+/* --- what is visible --------------------------------------------------------------------------------------------- */
+
+/* The keys of a block that some query of a tile may see, and whether there are pairs among them that may not. */
+typedef struct {
+    int first, count;
+    int has_hidden;
+} seen;
+
+typedef struct {
+    int32_t low, high;
+} span;
+
+static span segments_of(const int32_t *segments, int first, int end) {
+    span found = {segments[first], segments[first]};
+    for (int i = first; i < end; i++) {
+        found.low = segments[i] < found.low ? segments[i] : found.low;
+        found.high = segments[i] > found.high ? segments[i] : found.high;
+    }
+    return found;
+}
+
+static seen keys_seen(const lm_row_attention *call, const int32_t *segments, int tile, int block) {
+    const int tokens = call->num_tokens, tile_end = tile + QUERIES < tokens ? tile + QUERIES : tokens;
+    int first = block, end = block + KEYS < tokens ? block + KEYS : tokens;
+    if (call->causal && tile_end < end) end = tile_end;
+    int hidden = (call->causal && end - 1 > tile) || end % ROWS != 0;
+    if (segments != NULL && first < end) {
+        const span own = segments_of(segments, tile, tile_end);
+        while (first < end && (segments[first] < own.low || segments[first] > own.high)) first++;
+        while (first < end && (segments[end - 1] < own.low || segments[end - 1] > own.high)) end--;
+        first -= first % ROWS;
+        const span theirs = first < end ? segments_of(segments, first, end) : own;
+        hidden |= own.low != own.high || theirs.low != own.low || theirs.high != own.high || end % ROWS != 0;
+    }
+    return (seen){first, first < end ? end - first : 0, hidden};
+}
+
+/* Rows of scores up to a multiple of ROWS. */
+static int padded(int count) { return (count + ROWS - 1) / ROWS * ROWS; }
+
+static void hide(const lm_row_attention *call, const int32_t *segments, int tile, seen keys, float *scores) {
+    const int tokens = call->num_tokens, left = tokens - tile;
+    int32_t numbers[QUERIES] = {0};
+    if (segments != NULL) memcpy(numbers, segments + tile, (left < QUERIES ? left : QUERIES) * sizeof(int32_t));
+    for (int w = 0; w < WIDES; w++) {
+        wide_ints own, query = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        memcpy(&own, numbers + 16 * w, sizeof own);
+        query += tile + 16 * w;
+        for (int key = 0; key < padded(keys.count); key++) {
+            const int token = keys.first + key, number = segments == NULL || token >= tokens ? 0 : segments[token];
+            const int from = token >= tokens ? INT32_MAX : call->causal ? token : 0; /* the first query that may see it */
+            float *at = scores + key * QUERIES + 16 * w;
+            const wide score = select_wide((query >= from) & (own == number), load_wide(at), (wide){0} + HIDDEN);
+            memcpy(at, &score, sizeof score);
+        }
+    }
+}
+
+/* --- forward ----------------------------------------------------------------------------------------------------- */
+
+/* e^(score - most), and nothing where the score is hidden; NaN stays NaN. */
+INLINE wide probability(wide score, wide most) {
+    const wide hidden = (wide){0} + HIDDEN;
+    return select_wide(score <= hidden, (wide){0}, exp_below_zero(score - most));
+}
+
+INLINE wide larger_of(wide a, wide b) { return select_wide(a > b, a, b); }
+
+/* Turn scores into exponentials, and note of each query the largest score and the sum so far; `sums` of earlier keys shrink. */
+static void soften(float *scores, int num_keys, int head_dim, float *most, float *total, float *sums) {
+    float shrink[QUERIES];
+    for (int w = 0; w < WIDES; w++) {
+        float *at = scores + 16 * w;
+        const wide before = load_wide(most + 16 * w);
+        wide largest[2] = {before, before}; /* two, which do not wait for each other */
+        for (int key = 0; key < num_keys; key += 2)
+            for (int i = 0; i < 2; i++) largest[i] = larger_of(load_wide(at + (key + i) * QUERIES), largest[i]);
+        largest[0] = larger_of(largest[0], largest[1]);
+        const wide factor = exp_below_zero(before - largest[0]);
+        wide sum = {0};
+        for (int key = 0; key < num_keys; key++) {
+            const wide p = probability(load_wide(at + key * QUERIES), largest[0]);
+            memcpy(at + key * QUERIES, &p, sizeof p);
+            sum += p;
+        }
+        sum += load_wide(total + 16 * w) * factor;
+        memcpy(most + 16 * w, &largest[0], sizeof *largest);
+        memcpy(total + 16 * w, &sum, sizeof sum);
+        memcpy(shrink + 16 * w, &factor, sizeof factor);
+    }
+    for (int q = 0; q < QUERIES; q++)
+        for (int i = 0; shrink[q] != 1 && i < head_dim; i++) sums[q * head_dim + i] *= shrink[q];
+}
+
+static void load_queries(const row_job *job, int row, int tile, int head, workspace at) {
+    const lm_row_attention *call = job->call;
+    load_vectors(call, call->q, call->num_heads, row, tile, head, QUERIES, 1 / sqrtf((float)call->head_dim), at.q);
+    transpose(at.q, call->head_dim, at.q_transposed);
+}
+
+static void score(const row_job *job, const int32_t *segments, int tile, int block, seen keys, workspace at) {
+    const int size = job->call->head_dim;
+    multiply(at.k + (size_t)(keys.first - block) * size, size, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES, size, 0);
+    if (keys.has_hidden) hide(job->call, segments, tile, keys, at.scores);
+}
+
+static void attend_forward(const row_job *job, int row, int head, workspace at) {
+    const lm_row_attention *call = job->call;
+    const int tokens = call->num_tokens, size = call->head_dim, kv_head = head / (call->num_heads / call->num_kv_heads);
+    const int32_t *segments = call->segments == NULL ? NULL : call->segments + (size_t)row * tokens;
+    memset(at.sums, 0, (size_t)(tokens + QUERIES) * size * sizeof(float));
+    for (int i = 0; i < tokens + QUERIES; i++) at.most[i] = HIDDEN, at.total[i] = 0;
+    for (int block = 0; block < tokens; block += KEYS) {
+        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.k);
+        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.v);
+        for (int tile = call->causal ? block : 0; tile < tokens; tile += QUERIES) {
+            const seen keys = keys_seen(call, segments, tile, block);
+            if (keys.count == 0) continue;
+            load_queries(job, row, tile, head, at);
+            score(job, segments, tile, block, keys, at);
+            float *sums = at.sums + (size_t)tile * size;
+            soften(at.scores, padded(keys.count), size, at.most + tile, at.total + tile, sums);
+            multiply(at.scores, 1, QUERIES, at.v + (size_t)(keys.first - block) * size, size, sums, size, QUERIES, size, keys.count, 1);
+        }
+    }
+    float *logs = call->log_sums + ((size_t)row * call->num_heads + head) * tokens;
+    for (int token = 0; token < tokens; token++) {
+        for (int i = 0; i < size; i++) at.sums[(size_t)token * size + i] /= at.total[token];
+        logs[token] = at.most[token] + logf(at.total[token]);
+    }
+    store_vectors(call, call->out, call->num_heads, row, 0, head, tokens, at.sums);
+}
+
+/* --- backward ---------------------------------------------------------------------------------------------------- */
+
+/* Turn scores into probabilities, and the gradients of probabilities into those of scores. */
+static void soften_backward(float *scores, float *grad_scores, int num_keys, const float *log_sums, const float *shares) {
+    for (int w = 0; w < WIDES; w++) {
+        const wide log_sum = load_wide(log_sums + 16 * w), share = load_wide(shares + 16 * w);
+        for (int i = 16 * w; i < num_keys * QUERIES; i += QUERIES) {
+            const wide p = probability(load_wide(scores + i), log_sum), grad = p * (load_wide(grad_scores + i) - share);
+            memcpy(scores + i, &p, sizeof p);
+            memcpy(grad_scores + i, &grad, sizeof grad);
+        }
+    }
+}
+
+static void attend_tile_backward(const row_job *job, const int32_t *segments, int row, int tile, int block, int head, int nth, workspace at) {
+    const lm_row_attention *call = job->call;
+    const int size = call->head_dim;
+    const seen keys = keys_seen(call, segments, tile, block);
+    if (keys.count == 0) return;
+    const size_t query = (size_t)nth * (call->num_tokens + QUERIES) + tile, key = (size_t)(keys.first - block) * size;
+    const int count = padded(keys.count);
+    load_queries(job, row, tile, head, at);
+    load_vectors(call, call->grad_out, call->num_heads, row, tile, head, QUERIES, 1, at.grad_out);
+    transpose(at.grad_out, size, at.grad_out_transposed);
+    score(job, segments, tile, block, keys, at);
+    multiply(at.v + key, size, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0);
+    soften_backward(at.scores, at.grad_scores, count, at.most + query, at.total + query);
+    multiply(at.scores, QUERIES, 1, at.grad_out, size, at.grad_v + key, size, count, size, QUERIES, 1);
+    multiply(at.grad_scores, QUERIES, 1, at.q, size, at.grad_k + key, size, count, size, QUERIES, 1);
+    multiply(at.grad_scores, 1, QUERIES, at.k + key, size, at.sums + query * size, size, QUERIES, size, keys.count, 1);
+}
+
+/* The product of two vectors. */
+INLINE float product_at(const int dtype, const void *a, const void *b, size_t place, int count) {
+    lanes sums = {0};
+    for (int i = 0; i < count; i += LANES) sums += load_lanes(dtype, a, place + i) * load_lanes(dtype, b, place + i);
+    const quad sum = fold_lanes(sums);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* Of each query: the logarithm of its sum, which is large where there is no query, and its output times that one's gradient. */
+static void load_softmax(const lm_row_attention *call, int row, int head, float *log_sums, float *shares) {
+    const int tokens = call->num_tokens, size = call->head_dim;
+    const float *logs = call->log_sums + ((size_t)row * call->num_heads + head) * tokens;
+    for (int token = 0; token < tokens; token++) {
+        const size_t place = place_of(call, call->num_heads, row, token, head);
+        log_sums[token] = logs[token];
+        shares[token] = call->dtype == LM_BFLOAT16 ? product_at(LM_BFLOAT16, call->out, call->grad_out, place, size)
+                                                   : product_at(LM_FLOAT32, call->out, call->grad_out, place, size);
+    }
+    for (int token = tokens; token < tokens + QUERIES; token++) log_sums[token] = -HIDDEN, shares[token] = 0;
+}
+
+static void attend_backward(const row_job *job, int row, int kv_head, workspace at) {
+    const lm_row_attention *call = job->call;
+    const int tokens = call->num_tokens, size = call->head_dim, group = call->num_heads / call->num_kv_heads, stride = tokens + QUERIES;
+    const int32_t *segments = call->segments == NULL ? NULL : call->segments + (size_t)row * tokens;
+    memset(at.sums, 0, (size_t)group * stride * size * sizeof(float));
+    for (int nth = 0; nth < group; nth++)
+        load_softmax(call, row, kv_head * group + nth, at.most + (size_t)nth * stride, at.total + (size_t)nth * stride);
+    for (int block = 0; block < tokens; block += KEYS) {
+        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.k);
+        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.v);
+        memset(at.grad_k, 0, (size_t)KEYS * size * sizeof(float));
+        memset(at.grad_v, 0, (size_t)KEYS * size * sizeof(float));
+        for (int nth = 0; nth < group; nth++)
+            for (int tile = call->causal ? block : 0; tile < tokens; tile += QUERIES)
+                attend_tile_backward(job, segments, row, tile, block, kv_head * group + nth, nth, at);
+        store_vectors(call, call->grad_k, call->num_kv_heads, row, block, kv_head, KEYS, at.grad_k);
+        store_vectors(call, call->grad_v, call->num_kv_heads, row, block, kv_head, KEYS, at.grad_v);
+    }
+    const float factor = 1 / sqrtf((float)size);
+    for (size_t i = 0; i < (size_t)group * stride * size; i++) at.sums[i] *= factor;
+    for (int nth = 0; nth < group; nth++)
+        store_vectors(call, call->grad_q, call->num_heads, row, 0, kv_head * group + nth, tokens, at.sums + (size_t)nth * stride * size);
+}
+
+/* --- the job ----------------------------------------------------------------------------------------------------- */
+
+/* The parts of a thread's memory, one after the other; returns how many floats they are. */
+static size_t lay_out(const lm_row_attention *call, int heads, float *memory, workspace *at) {
+    const size_t size = call->head_dim, tokens = (size_t)heads * (call->num_tokens + QUERIES);
+    const size_t counts[] = {KEYS * size, KEYS * size, KEYS * size, KEYS * size, QUERIES * size, QUERIES * size, QUERIES * size, QUERIES * size,
+                             KEYS * QUERIES, KEYS * QUERIES, tokens * size, tokens, tokens};
+    float **parts[] = {&at->k, &at->v, &at->grad_k, &at->grad_v, &at->q, &at->q_transposed, &at->grad_out, &at->grad_out_transposed,
+                       &at->scores, &at->grad_scores, &at->sums, &at->most, &at->total};
+    size_t all = 0;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        *parts[i] = memory + all;
+        all += (counts[i] + 15) / 16 * 16;
+    }
+    return all;
+}
+
+static void run_row_job(void *context, lm_team team) {
+    row_job *job = context;
+    const lm_row_attention *call = job->call;
+    const int group = call->num_heads / call->num_kv_heads;
+    workspace at;
+    lay_out(call, job->backward ? group : 1, job->memory + team.index * job->floats, &at);
+    for (int task; (task = lm_next(&job->next)) < job->num_tasks;) {
+        const int heads = job->num_tasks / call->num_rows;
+        if (job->backward)
+            attend_backward(job, task / heads, task % heads, at);
+        else
+            attend_forward(job, task / heads, task % heads, at);
+    }
+}
+
+int attend_rows(const lm_row_attention *call, int32_t backward) {
+    workspace unused;
+    row_job job = {.call = call, .backward = backward, .num_tasks = call->num_rows * (backward ? call->num_kv_heads : call->num_heads)};
+    job.floats = lay_out(call, backward ? call->num_heads / call->num_kv_heads : 1, NULL, &unused);
+    const int threads = lm_enter();
+    void *memory;
+    const int failed = posix_memalign(&memory, 64, threads * job.floats * sizeof(float));
+    if (!failed) {
+        job.memory = memory;
+        lm_parallel(run_row_job, &job);
+        free(memory);
+    }
+    lm_leave();
+    return failed ? LM_NO_MEMORY : LM_OK;
+}
