@@ -79,6 +79,7 @@ static inline float number_at(int dtype, const void *from, size_t place) {
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t lane_halves __attribute__((vector_size(2 * LANES)));
 typedef float quad __attribute__((vector_size(16)));
 typedef int32_t quad_ints __attribute__((vector_size(16)));
 
@@ -156,8 +157,7 @@ INLINE void store_lanes(const int dtype, void *to, size_t place, lanes values) {
     }
     const lane_bits bits = (lane_bits)values, is_nan = (lane_bits)(values != values);
     const lane_bits words = ((bits + 0x7fff + (bits >> 16 & 1)) & ~is_nan) | ((bits | 0x400000) & is_nan);
-    const uint16_t __attribute__((vector_size(2 * LANES))) halves =
-        __builtin_convertvector(words >> 16, uint16_t __attribute__((vector_size(2 * LANES))));
+    const lane_halves halves = __builtin_convertvector(words >> 16, lane_halves);
     memcpy((uint16_t *)to + place, &halves, sizeof halves);
 }
 

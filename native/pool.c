@@ -38,6 +38,7 @@ static void (*job)(void *, lm_team);
 static void *job_context;
 static atomic_uint job_number, passed; /* change when a job begins; when all have reached a barrier */
 static atomic_int arrived, sleepers;
+static atomic_int_least64_t patience; /* how long threads stay awake after the job */
 static atomic_int_least64_t busy; /* nanoseconds of all jobs so far */
 
 static void wake(void) {
@@ -101,7 +102,7 @@ static void *work(void *start) {
     unsigned seen = ((start_state *)start)->seen;
     free(start);
     for (;;) {
-        wait_while(&job_number, seen, PATIENCE_BETWEEN_JOBS_NS);
+        wait_while(&job_number, seen, atomic_load(&patience));
         seen++;
         if (atomic_load(&stopping)) return NULL;
         lm_team team = {index, running};
@@ -153,8 +154,9 @@ void lm_leave(void) {
     pthread_mutex_unlock(&user);
 }
 
-void lm_parallel(void (*next)(void *, lm_team), void *context) {
+static void run(void (*next)(void *, lm_team), void *context, int64_t patience_ns) {
     const int64_t begin = lm_now_ns();
+    atomic_store(&patience, patience_ns);
     lm_team team = {0, running};
     if (running > 1) {
         job = next;
@@ -166,6 +168,10 @@ void lm_parallel(void (*next)(void *, lm_team), void *context) {
     lm_barrier(team);
     atomic_fetch_add(&busy, lm_now_ns() - begin);
 }
+
+void lm_parallel(void (*next)(void *, lm_team), void *context) { run(next, context, PATIENCE_BETWEEN_JOBS_NS); }
+
+void lm_parallel_beside_others(void (*next)(void *, lm_team), void *context) { run(next, context, 0); }
 
 int64_t lm_busy_ns(void) { return atomic_load(&busy); }
 

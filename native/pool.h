@@ -16,6 +16,9 @@ void lm_leave(void);
 /* Run `job` on every thread of the pool that was taken; returns when all are done. */
 void lm_parallel(void (*job)(void *context, lm_team team), void *context);
 
+/* The same between work of other threads than the pool's, PyTorch's for instance: its threads leave them the cores at once. */
+void lm_parallel_beside_others(void (*job)(void *context, lm_team team), void *context);
+
 /* A clock that only goes forward. */
 int64_t lm_now_ns(void);
 

@@ -395,7 +395,7 @@ int attend_rows(const lm_row_attention *call, int32_t backward) {
     const int failed = posix_memalign(&memory, 64, threads * job.floats * sizeof(float));
     if (!failed) {
         job.memory = memory;
-        lm_parallel(run_row_job, &job);
+        lm_parallel_beside_others(run_row_job, &job);
         free(memory);
     }
     lm_leave();

@@ -641,6 +641,102 @@ static void check_choices(const char *set) {
     }
 }
 
+/* --- attention over rows ------------------------------------------------------------------------------------------ */
+
+#define ROW_TOKENS 75
+#define ROW_HEADS 4
+#define ROW_KV_HEADS 2
+#define ROW_DIM 48
+
+static float kept_as(int dtype, float x) { return dtype == LM_BFLOAT16 ? from_bf16(to_bf16(x)) : x; }
+
+/* Numbers of `dtype`, each as large as it may be touched, and the same as floats. */
+static void *random_kept(int dtype, size_t count, float *floats) {
+    void *kept = allocate(count * bytes_of(dtype));
+    for (size_t i = 0; i < count; i++) {
+        floats[i] = kept_as(dtype, random_float());
+        if (dtype == LM_BFLOAT16)
+            ((uint16_t *)kept)[i] = to_bf16(floats[i]);
+        else
+            ((float *)kept)[i] = floats[i];
+    }
+    return kept;
+}
+
+static float *as_floats(int dtype, const void *kept, size_t count) {
+    float *floats = ARRAY(float, count);
+    for (size_t i = 0; i < count; i++) floats[i] = dtype == LM_BFLOAT16 ? from_bf16(((const uint16_t *)kept)[i]) : ((const float *)kept)[i];
+    return floats;
+}
+
+/* One query's output and its part of all gradients, by the definition, in doubles. */
+static void attend_one(const lm_row_attention *c, const float *q, const float *k, const float *v, const float *grad, int token, int head,
+                       double *out, double *grad_q, double *grad_k, double *grad_v) {
+    double p[ROW_TOKENS], grad_p[ROW_TOKENS], sum = 0, share = 0;
+    const double factor = 1 / sqrt((double)ROW_DIM);
+    const int own = (token * ROW_HEADS + head) * ROW_DIM, kv_head = head * ROW_KV_HEADS / ROW_HEADS;
+    for (int s = 0; s < ROW_TOKENS; s++) {
+        const int other = (s * ROW_KV_HEADS + kv_head) * ROW_DIM;
+        double score = grad_p[s] = 0;
+        for (int i = 0; i < ROW_DIM; i++) score += (double)q[own + i] * k[other + i], grad_p[s] += (double)grad[own + i] * v[other + i];
+        const int sees = (!c->causal || s <= token) && (c->segments == NULL || c->segments[s] == c->segments[token]);
+        sum += p[s] = sees ? exp(score * factor) : 0;
+    }
+    for (int s = 0; s < ROW_TOKENS; s++) share += (p[s] /= sum) * grad_p[s];
+    for (int s = 0; s < ROW_TOKENS; s++) {
+        const int other = (s * ROW_KV_HEADS + kv_head) * ROW_DIM;
+        const double grad_score = p[s] * (grad_p[s] - share) * factor;
+        for (int i = 0; i < ROW_DIM; i++) {
+            out[own + i] += p[s] * v[other + i];
+            grad_v[other + i] += p[s] * grad[own + i];
+            grad_q[own + i] += grad_score * k[other + i];
+            grad_k[other + i] += grad_score * q[own + i];
+        }
+    }
+}
+
+/* Close to the definition, and the same bits on one thread and on three. */
+static void check_row_attention(const char *set, int dtype, int causal, int has_segments) {
+    enum { Q = ROW_TOKENS * ROW_HEADS * ROW_DIM, K = ROW_TOKENS * ROW_KV_HEADS * ROW_DIM };
+    snprintf(doing, sizeof doing, "%s: attention over a row of %s, causal %d, segments %d", set, DTYPES[dtype], causal, has_segments);
+    float *floats[4] = {ARRAY(float, Q), ARRAY(float, K), ARRAY(float, K), ARRAY(float, Q)};
+    void *given[4], *results[2][4];
+    for (int i = 0; i < 4; i++) given[i] = random_kept(dtype, i % 3 ? K : Q, floats[i]);
+    int32_t *segments = ARRAY(int32_t, ROW_TOKENS);
+    for (int i = 0; i < ROW_TOKENS; i++) segments[i] = i < 20 ? 3 : i < 60 ? (int)(random_bits() % 2) : -1;
+    for (int run = 0; run < 2; run++) {
+        void **found = results[run];
+        for (int i = 0; i < 4; i++) found[i] = allocate((i % 3 == 0 ? Q : K) * bytes_of(dtype));
+        float *log_sums = ARRAY(float, ROW_TOKENS * ROW_HEADS);
+        const lm_row_attention call = {dtype, 1, ROW_TOKENS, ROW_HEADS, ROW_KV_HEADS, ROW_DIM, causal, has_segments ? segments : NULL,
+                                       given[0], given[1], given[2], found[3], log_sums, given[3], found[0], found[1], found[2]};
+        lm_set_threads(run ? 3 : 1);
+        if (lm_attend_rows(&call, 0) != LM_OK || lm_attend_rows(&call, 1) != LM_OK) fail("there is no memory");
+        double *sums[4];
+        for (int i = 0; i < 4; i++) sums[i] = calloc(i % 3 == 0 ? Q : K, sizeof(double));
+        for (int i = 0; i < ROW_TOKENS * ROW_HEADS && run == 0; i++)
+            attend_one(&call, floats[0], floats[1], floats[2], floats[3], i / ROW_HEADS, i % ROW_HEADS, sums[3], sums[0], sums[1], sums[2]);
+        for (int i = 0; i < 4; i++) {
+            const size_t count = i % 3 == 0 ? Q : K;
+            float *expected = ARRAY(float, count), *values = as_floats(dtype, found[i], count);
+            for (size_t j = 0; j < count; j++) expected[j] = (float)sums[i][j];
+            if (run == 0) expect_close(values, expected, count, dtype == LM_BFLOAT16 ? 1e-2f : 2e-6f);
+            if (run == 1) expect_same(found[i], results[0][i], count * bytes_of(dtype), "other bits on three threads");
+            free(expected);
+            free(values);
+            free(sums[i]);
+        }
+        free(log_sums);
+    }
+    for (int i = 0; i < 4; i++) free(floats[i]), free(given[i]), free(results[0][i]), free(results[1][i]);
+    free(segments);
+}
+
+static void check_rows_of_attention(const char *set) {
+    for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
+        for (int how = 0; how < (only_races ? 1 : 4); how++) check_row_attention(set, dtype, how % 2 == 0, how / 2);
+}
+
 /* --- the pool --------------------------------------------------------------------------------------------------- */
 
 static lm_matrix shared_matrix;
@@ -740,9 +836,12 @@ static void check_set(const char *set) {
     check_choices(set);
     const float products = worst;
     worst = 0;
+    check_rows_of_attention(set);
+    const float rows = worst;
+    worst = 0;
     const int num_models = only_races ? 3 : LENGTH(MODELS); /* the first have a cache of each dtype */
     for (int i = 0; i < num_models; i++) check_run(set, MODELS[i].kind, MODELS[i].dtype, MODELS[i].head_dim);
-    printf("%s: products within %.1e, models within %.1e\n", set, products, worst);
+    printf("%s: products within %.1e, attention over rows within %.1e, models within %.1e\n", set, products, rows, worst);
 #ifdef LM_EMULATE_AMX
     if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());
 #endif

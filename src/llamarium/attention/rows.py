@@ -26,13 +26,19 @@ class RowMask(NamedTuple):
 
 def can_attend_rows(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> bool:
     """Whether the kernels take these: float32 or bfloat16 in a CPU's memory, not to be compiled by PyTorch."""
+    arrays = (q_BTNH, k_BTKH, v_BTKH)
     return (
-        all(type(x) is Tensor and x.device.type == "cpu" and x.dtype == q_BTNH.dtype for x in (q_BTNH, k_BTKH, v_BTKH))
-        and q_BTNH.dtype in _DTYPES
+        all(type(x) is Tensor and x.device.type == "cpu" and _dtype(x) in _DTYPES for x in arrays)
+        and len({_dtype(x) for x in arrays}) == 1
         and q_BTNH.shape[-1] % _HEAD_DIM_STEP == 0
         and not torch.compiler.is_compiling()
         and native.library() is not None
     )
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Return what is attended in: autocast's dtype, as with PyTorch's attention, or the tensor's own."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 
 
 def attend_rows(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, mask: RowMask) -> Tensor:
@@ -41,7 +47,8 @@ def attend_rows(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, mask: RowMask) -
     Raises:
         MemoryBudgetError: If there is no memory to work in.
     """
-    out_BTNH = _AttendRows.apply(q_BTNH.contiguous(), k_BTKH.contiguous(), v_BTKH.contiguous(), mask)
+    q_BTNH, k_BTKH, v_BTKH = (x.to(_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH))
+    out_BTNH = _AttendRows.apply(q_BTNH, k_BTKH, v_BTKH, mask)
     assert isinstance(out_BTNH, Tensor)
     return out_BTNH
 
@@ -59,7 +66,9 @@ class _AttendRows(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad_BTNH,) = grad_outputs
         q_BTNH, k_BTKH, v_BTKH = ctx.saved_tensors[:3]
         grads = torch.empty_like(q_BTNH), torch.empty_like(k_BTKH), torch.empty_like(v_BTKH)

@@ -166,9 +166,9 @@ class CRowAttention(Structure):
     """`lm_row_attention`."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("dtype", "num_rows", "num_tokens", "num_heads", "num_kv_heads", "head_dim", "causal")),
-        *((name, c_void_p) for name in ("segments", "q", "k", "v", "out", "log_sums")),
-        *((name, c_void_p) for name in ("grad_out", "grad_q", "grad_k", "grad_v")),
+        *((name, c_int32) for name in ("dtype", "num_rows", "num_tokens", "num_heads", "num_kv_heads", "head_dim")),
+        ("causal", c_int32), ("segments", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
+        *((name, c_void_p) for name in ("out", "log_sums", "grad_out", "grad_q", "grad_k", "grad_v")),
     )  # fmt: skip
 
 

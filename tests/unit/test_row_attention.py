@@ -1,0 +1,143 @@
+"""Attention in C over whole rows, forward and backward, held to float64 and to PyTorch's."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from closeness import Reference, reference_of
+from llamarium.attention import CausalAttend
+from llamarium.attention import rows as in_c
+from llamarium.attention.base import visible_in_row
+from llamarium.kernels import native
+
+needs_kernels = pytest.mark.skipif(native.library() is None, reason="no kernels")
+SHAPES = [(2, 5, 2, 1, 16), (2, 37, 4, 2, 32), (1, 160, 3, 3, 48), (1, 261, 4, 1, 64)]  # B, T, N, K, H
+Grads = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def inputs(shape: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Grads:
+    """Queries, keys, values, and the gradient of the output."""
+    rows, tokens, heads, kv_heads, head_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, grad = (
+        torch.randn(rows, tokens, count, head_dim, generator=generator) for count in (heads, kv_heads, kv_heads, heads)
+    )
+    return (2 * q).to(dtype), k.to(dtype), v.to(dtype), grad.to(dtype)
+
+
+def with_gradients(attend: CausalAttend, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Grads:
+    """The output, and the gradients of queries, keys and values."""
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    out = attend(0, *leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, grad)  # pyright: ignore[reportReturnType]
+
+
+class Exact(CausalAttend):
+    """The definition, in the inputs' own dtype: float64."""
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        groups = q_BTNH.shape[2] // k_BTKH.shape[2]
+        visible = visible_in_row(q_BTNH.shape[1], self.segments_BT, self.bidirectional, q_BTNH.device)
+        k, v = (x.repeat_interleave(groups, dim=2) for x in (k_BTKH, v_BTKH))
+        scores = torch.einsum("btnh,bsnh->bnts", q_BTNH, k) * q_BTNH.shape[-1] ** -0.5
+        pattern = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)
+        return torch.einsum("bnts,bsnh->btnh", pattern, v)
+
+
+def nth_of_exact(i: int, how: dict[str, Any], *given: Tensor) -> Tensor:
+    q, k, v, grad = given
+    return with_gradients(Exact(**how), q, k, v, grad)[i]
+
+
+def roundings(found: Tensor, reference: Reference) -> float:
+    """How far a tensor is from the reference, on the whole: in roundings of the inputs and of the result."""
+    error = (found.double() - reference.values).square().mean()
+    return float((error / reference.ulp.square().mean()).nan_to_num(0.0).sqrt())
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("segmented", "bidirectional"), list(product([False, True], repeat=2)))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_output_and_gradients_are_float64s(
+    shape: Sequence[int], segmented: bool, bidirectional: bool, dtype: torch.dtype
+) -> None:
+    """Within three roundings, with documents of any lengths, and numbers of segments in no order."""
+    given = inputs(shape, dtype)
+    assert in_c.can_attend_rows(*given[:3])
+    segments = None
+    if segmented:
+        segments = torch.randint(-2, 3, shape[:2], generator=torch.Generator().manual_seed(1)) * 2**20
+        segments[0] = segments[0].sort().values
+    how: dict[str, Any] = {"segments_BT": segments, "bidirectional": bidirectional}
+    found = with_gradients(CausalAttend(**how), *given)
+    for i in range(4):
+        reference = reference_of(partial(nth_of_exact, i, how), *given, dtype=dtype)
+        assert found[i].dtype == dtype and roundings(found[i], reference) < 3
+
+
+@needs_kernels
+@pytest.mark.parametrize("tokens", [33, 300])
+def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int) -> None:
+    given = inputs((2, tokens, 4, 2, 32))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 2):
+            torch.set_num_threads(threads)
+            found.append(with_gradients(CausalAttend(), *given))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@needs_kernels
+def test_other_segments_have_no_gradient_at_all() -> None:
+    q, k, v, grad = inputs((1, 200, 4, 2, 32))
+    segments = torch.tensor([[0] * 90 + [1] * 70 + [0] * 40])
+    grad[:, segments[0] == 0] = 0
+    for found in with_gradients(CausalAttend(segments_BT=segments), q, k, v, grad)[1:]:
+        assert not found[:, segments[0] == 0].any() and found[:, segments[0] == 1].any()
+
+
+@needs_kernels
+def test_what_is_not_a_number_is_seen() -> None:
+    q, k, v, _ = inputs((1, 40, 2, 2, 16))
+    q[0, 20, 1, 3] = torch.nan
+    out = CausalAttend()(0, q, k, v)
+    assert out[0, 20, 1].isnan().all() and out.isnan().sum() == 16
+
+
+@needs_kernels
+def test_no_matrix_of_tokens_by_tokens_is_kept() -> None:
+    q, k, v, _ = inputs((1, 300, 2, 1, 16))
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        CausalAttend()(0, q.requires_grad_(), k, v)
+    assert sum(kept) == 2 * q.numel() + k.numel() + v.numel() + 300 * 2
+
+
+@needs_kernels
+def test_under_autocast_it_computes_in_bfloat16_as_pytorchs_does() -> None:
+    q, k, v, _ = inputs((1, 40, 2, 2, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert CausalAttend()(0, q, k, v.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("change", ["kernels", "head_dim", "dtype", "device"])
+def test_what_the_kernels_do_not_take_is_pytorchs(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    head_dim, dtype = 24 if change == "head_dim" else 32, torch.float64 if change == "dtype" else torch.float32
+    q, k, v, _ = inputs((1, 20, 2, 1, head_dim), dtype)
+    if change == "kernels":
+        monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "attend_rows", pytest.fail)
+    if change == "device":
+        q, k, v = (x.to("meta") for x in (q, k, v))
+    out = CausalAttend()(0, q, k, v)
+    assert out.shape == q.shape and out.dtype == q.dtype
+    if change != "device":
+        torch.testing.assert_close(out, Exact()(0, q, k, v), rtol=1.3e-6, atol=1e-5)
