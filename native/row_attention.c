@@ -309,25 +309,24 @@ static void attend_tile_backward(const row_job *job, const int32_t *segments, in
     multiply(at.grad_scores, 1, QUERIES, at.k + key, size, at.sums + query * size, size, QUERIES, size, keys.count, 1);
 }
 
-/* The product of two vectors. */
-INLINE float product_at(const int dtype, const void *a, const void *b, size_t place, int count) {
-    lanes sums = {0};
-    for (int i = 0; i < count; i += LANES) sums += load_lanes(dtype, a, place + i) * load_lanes(dtype, b, place + i);
-    const quad sum = fold_lanes(sums);
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-/* Of each query: the logarithm of its sum, which is large where there is no query, and its output times that one's gradient. */
-static void load_softmax(const lm_row_attention *call, int row, int head, float *log_sums, float *shares) {
+/* Of each query: the logarithm of its sum, which is large where there is no query, and its share: its output times that one's gradient,
+ * summed in the order of `multiply`, so that where one key is all that is seen its score has no gradient at all. */
+static void load_softmax(const row_job *job, int row, int head, float *log_sums, float *shares, workspace at) {
+    const lm_row_attention *call = job->call;
     const int tokens = call->num_tokens, size = call->head_dim;
     const float *logs = call->log_sums + ((size_t)row * call->num_heads + head) * tokens;
-    for (int token = 0; token < tokens; token++) {
-        const size_t place = place_of(call, call->num_heads, row, token, head);
-        log_sums[token] = logs[token];
-        shares[token] = call->dtype == LM_BFLOAT16 ? product_at(LM_BFLOAT16, call->out, call->grad_out, place, size)
-                                                   : product_at(LM_FLOAT32, call->out, call->grad_out, place, size);
+    for (int token = 0; token < tokens + QUERIES; token++) log_sums[token] = token < tokens ? logs[token] : -HIDDEN;
+    for (int tile = 0; tile < tokens; tile += QUERIES) {
+        load_vectors(call, call->out, call->num_heads, row, tile, head, QUERIES, 1, at.q);
+        load_vectors(call, call->grad_out, call->num_heads, row, tile, head, QUERIES, 1, at.grad_out);
+        transpose(at.q, size, at.q_transposed);
+        transpose(at.grad_out, size, at.grad_out_transposed);
+        for (int w = 0; w < WIDES; w++) {
+            wide sum = {0};
+            for (int i = 16 * w; i < size * QUERIES; i += QUERIES) sum += load_wide(at.q_transposed + i) * load_wide(at.grad_out_transposed + i);
+            memcpy(shares + tile + 16 * w, &sum, sizeof sum);
+        }
     }
-    for (int token = tokens; token < tokens + QUERIES; token++) log_sums[token] = -HIDDEN, shares[token] = 0;
 }
 
 static void attend_backward(const row_job *job, int row, int kv_head, workspace at) {
@@ -336,7 +335,7 @@ static void attend_backward(const row_job *job, int row, int kv_head, workspace 
     const int32_t *segments = call->segments == NULL ? NULL : call->segments + (size_t)row * tokens;
     memset(at.sums, 0, (size_t)group * stride * size * sizeof(float));
     for (int nth = 0; nth < group; nth++)
-        load_softmax(call, row, kv_head * group + nth, at.most + (size_t)nth * stride, at.total + (size_t)nth * stride);
+        load_softmax(job, row, kv_head * group + nth, at.most + (size_t)nth * stride, at.total + (size_t)nth * stride, at);
     for (int block = 0; block < tokens; block += KEYS) {
         load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.k);
         load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.v);

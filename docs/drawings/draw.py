@@ -202,7 +202,7 @@ The life of a training step
 data | step | model | objective | optimizer | files
 data > step | packed rows: ids, labels, positions, segments | train.data.order:Order
 step > model | the trunk: hidden states, each token sees its own segment | train.step:causal_trunk
-model > model | CausalAttend: no cache, nothing kept | attention.causal:CausalAttend
+model > model | TrainingAttend: no cache, nothing kept | attention.training:TrainingAttend
 model > objective | hidden states, not logits |
 objective > objective | head and loss, some rows at a time | train.objectives.cross_entropy:cross_entropy_sum
 objective > model | loss / number of learned tokens, backward | train.step:train_step

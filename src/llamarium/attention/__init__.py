@@ -4,5 +4,6 @@ from llamarium.attention.base import Attend, Context, attend_eagerly
 from llamarium.attention.causal import CausalAttend
 from llamarium.attention.cross import CrossAttend
 from llamarium.attention.eager import EagerAttend
+from llamarium.attention.training import TrainingAttend
 
-__all__ = ["Attend", "CausalAttend", "Context", "CrossAttend", "EagerAttend", "attend_eagerly"]
+__all__ = ["Attend", "CausalAttend", "Context", "CrossAttend", "EagerAttend", "TrainingAttend", "attend_eagerly"]

@@ -1,24 +1,18 @@
 """Attention without a past: training, scoring, and the model's default."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from llamarium.attention.base import RowAttend
-from llamarium.attention.rows import RowMask, attend_rows, can_attend_rows
 
 
 class CausalAttend(RowAttend):
-    """Attention through the kernels in C, or PyTorch's where they do not take it; arguments as for `RowAttend`."""
+    """Attention through PyTorch's fused kernels; arguments as for `RowAttend`."""
 
     _mask_B1TT: Tensor | None = None
-    _row_mask: RowMask | None = None
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         """Return (B, T, N, H)."""
-        if can_attend_rows(q_BTNH, k_BTKH, v_BTKH):
-            self._row_mask = self._row_mask or self._mask_of_rows()  # once for all layers
-            return attend_rows(q_BTNH, k_BTKH, v_BTKH, self._row_mask)
         if self._mask_B1TT is None and self.segments_BT is not None:  # once for all layers
             self._mask_B1TT = self.context(layer_idx, k_BTKH, v_BTKH).visible_BTS.unsqueeze(1)
         out_BNTH = F.scaled_dot_product_attention(
@@ -30,7 +24,3 @@ class CausalAttend(RowAttend):
             enable_gqa=True,
         )
         return out_BNTH.transpose(1, 2)
-
-    def _mask_of_rows(self) -> RowMask:
-        segments = self.segments_BT
-        return RowMask(None if segments is None else segments.to(torch.int32).contiguous(), not self.bidirectional)

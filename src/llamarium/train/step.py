@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from llamarium.attention import CausalAttend
+from llamarium.attention import TrainingAttend
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import IGNORED, Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -54,12 +54,12 @@ class Evaluation:
 def causal_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """Compute hidden states; each token attends to its own segment up to itself."""
     positions = batch.positions_BT if batch.segments_BT is not None else batch.positions_BT[:1]
-    return model.model(batch.ids_BT, positions, CausalAttend(segments_BT=batch.segments_BT))
+    return model.model(batch.ids_BT, positions, TrainingAttend(segments_BT=batch.segments_BT))
 
 
 def bidirectional_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """Compute hidden states like an encoder: each token attends to its whole segment, its own label included."""
-    attend = CausalAttend(segments_BT=batch.segments_BT, bidirectional=True)
+    attend = TrainingAttend(segments_BT=batch.segments_BT, bidirectional=True)
     return model.model(batch.ids_BT, batch.positions_BT, attend)
 
 

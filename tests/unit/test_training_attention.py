@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from closeness import Reference, reference_of
-from llamarium.attention import CausalAttend
-from llamarium.attention import rows as in_c
+from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.attention.base import visible_in_row
+from llamarium.attention.training import can_attend_rows
 from llamarium.kernels import native
 
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="no kernels")
@@ -69,13 +69,13 @@ def test_output_and_gradients_are_float64s(
 ) -> None:
     """Within three roundings, with documents of any lengths, and numbers of segments in no order."""
     given = inputs(shape, dtype)
-    assert in_c.can_attend_rows(*given[:3])
+    assert can_attend_rows(*given[:3])
     segments = None
     if segmented:
         segments = torch.randint(-2, 3, shape[:2], generator=torch.Generator().manual_seed(1)) * 2**20
         segments[0] = segments[0].sort().values
     how: dict[str, Any] = {"segments_BT": segments, "bidirectional": bidirectional}
-    found = with_gradients(CausalAttend(**how), *given)
+    found = with_gradients(TrainingAttend(**how), *given)
     for i in range(4):
         reference = reference_of(partial(nth_of_exact, i, how), *given, dtype=dtype)
         assert found[i].dtype == dtype and roundings(found[i], reference) < 3
@@ -89,7 +89,7 @@ def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int) 
     try:
         for threads in (1, 2, 3, 2):
             torch.set_num_threads(threads)
-            found.append(with_gradients(CausalAttend(), *given))
+            found.append(with_gradients(TrainingAttend(), *given))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
@@ -100,7 +100,7 @@ def test_other_segments_have_no_gradient_at_all() -> None:
     q, k, v, grad = inputs((1, 200, 4, 2, 32))
     segments = torch.tensor([[0] * 90 + [1] * 70 + [0] * 40])
     grad[:, segments[0] == 0] = 0
-    for found in with_gradients(CausalAttend(segments_BT=segments), q, k, v, grad)[1:]:
+    for found in with_gradients(TrainingAttend(segments_BT=segments), q, k, v, grad)[1:]:
         assert not found[:, segments[0] == 0].any() and found[:, segments[0] == 1].any()
 
 
@@ -108,7 +108,7 @@ def test_other_segments_have_no_gradient_at_all() -> None:
 def test_what_is_not_a_number_is_seen() -> None:
     q, k, v, _ = inputs((1, 40, 2, 2, 16))
     q[0, 20, 1, 3] = torch.nan
-    out = CausalAttend()(0, q, k, v)
+    out = TrainingAttend()(0, q, k, v)
     assert out[0, 20, 1].isnan().all() and out.isnan().sum() == 16
 
 
@@ -117,7 +117,7 @@ def test_no_matrix_of_tokens_by_tokens_is_kept() -> None:
     q, k, v, _ = inputs((1, 300, 2, 1, 16))
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        CausalAttend()(0, q.requires_grad_(), k, v)
+        TrainingAttend()(0, q.requires_grad_(), k, v)
     assert sum(kept) == 2 * q.numel() + k.numel() + v.numel() + 300 * 2
 
 
@@ -125,7 +125,7 @@ def test_no_matrix_of_tokens_by_tokens_is_kept() -> None:
 def test_under_autocast_it_computes_in_bfloat16_as_pytorchs_does() -> None:
     q, k, v, _ = inputs((1, 40, 2, 2, 16))
     with torch.autocast("cpu", torch.bfloat16):
-        assert CausalAttend()(0, q, k, v.bfloat16()).dtype == torch.bfloat16
+        assert TrainingAttend()(0, q, k, v.bfloat16()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("change", ["kernels", "head_dim", "dtype", "device"])
@@ -137,7 +137,7 @@ def test_what_the_kernels_do_not_take_is_pytorchs(change: str, monkeypatch: pyte
     monkeypatch.setattr(native, "attend_rows", pytest.fail)
     if change == "device":
         q, k, v = (x.to("meta") for x in (q, k, v))
-    out = CausalAttend()(0, q, k, v)
+    out = TrainingAttend()(0, q, k, v)
     assert out.shape == q.shape and out.dtype == q.dtype
     if change != "device":
         torch.testing.assert_close(out, Exact()(0, q, k, v), rtol=1.3e-6, atol=1e-5)

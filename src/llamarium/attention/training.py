@@ -1,0 +1,87 @@
+"""Attention for training: over whole rows in C, forward and backward, where the CPU's kernels can compute it.
+
+PyTorch's attention on a CPU takes several times as long as the products in it, most of all its backward pass in
+bfloat16. `native/row_attention.c` computes all sums in float32, repeats no keys for groups of queries, reads segments
+as they are instead of a T x T mask, and gives the same bits for every number of threads. `attend_eagerly` is the
+definition that both are held to.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llamarium.attention.causal import CausalAttend
+from llamarium.kernels import native
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
+_HEAD_DIM_STEP = 16
+
+
+class TrainingAttend(CausalAttend):
+    """Attention through the kernels in C, or as `CausalAttend` where they do not take it; the same arguments."""
+
+    _segments_BT: Tensor | None = None
+
+    def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
+        """Return (B, T, N, H), differentiable once, in autocast's dtype or q's.
+
+        Raises:
+            MemoryBudgetError: If there is no memory to work in.
+        """
+        if not can_attend_rows(q_BTNH, k_BTKH, v_BTKH):
+            return super().__call__(layer_idx, q_BTNH, k_BTKH, v_BTKH)
+        if self._segments_BT is None and self.segments_BT is not None:  # once for all layers
+            self._segments_BT = self.segments_BT.to(torch.int32).contiguous()
+        arrays = [x.to(_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
+        out_BTNH = _AttendRows.apply(*arrays, self._segments_BT, not self.bidirectional)
+        assert isinstance(out_BTNH, Tensor)
+        return out_BTNH
+
+
+def can_attend_rows(*arrays: Tensor) -> bool:
+    """Whether the kernels take queries, keys and values: of float32 or bfloat16 on a CPU, not compiled by PyTorch."""
+    return (
+        all(type(x) is Tensor and x.device.type == "cpu" and _dtype(x) in _DTYPES for x in arrays)
+        and len({_dtype(x) for x in arrays}) == 1
+        and arrays[0].shape[-1] % _HEAD_DIM_STEP == 0
+        and not torch.compiler.is_compiling()
+        and native.library() is not None
+    )
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """Return what is attended in: autocast's dtype, as with PyTorch's attention, or the tensor's own."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+
+
+class _AttendRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, segments_BT: Tensor | None, causal: bool
+    ) -> Tensor:
+        rows, tokens, heads, _ = q_BTNH.shape
+        out_BTNH, log_sums_BNT = torch.empty_like(q_BTNH), q_BTNH.new_empty(rows, heads, tokens, dtype=torch.float32)
+        arrays = (q_BTNH, k_BTKH, v_BTKH, out_BTNH, log_sums_BNT)
+        ctx.save_for_backward(*arrays)
+        ctx.mask = segments_BT, causal
+        native.attend_rows(_call(arrays, *ctx.mask), backward=False)
+        return out_BTNH
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (grad_BTNH,) = grad_outputs
+        grads = [torch.empty_like(x) for x in ctx.saved_tensors[:3]]
+        native.attend_rows(_call((*ctx.saved_tensors, grad_BTNH.contiguous(), *grads), *ctx.mask), backward=True)
+        return *grads, None, None
+
+
+def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, causal: bool) -> native.CRowAttention:
+    """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
+    (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
+    segments, pointers = None if segments_BT is None else segments_BT.data_ptr(), [x.data_ptr() for x in arrays]
+    dtype = _DTYPES[arrays[0].dtype]
+    return native.CRowAttention(dtype, rows, tokens, heads, kv_heads, head_dim, causal, segments, *pointers)
