@@ -221,8 +221,14 @@ def _about(event: "Event") -> str:
     sampler = f", answers sampled by {event['sampler']}" if "sampler" in event else ""
     return (
         f"{event['parameters']:,} parameters{trained}, {_counted(event['rows'], 'row')} an epoch, "
-        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{sampler}{_threads(event)}"
+        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{_precision(event)}{sampler}{_threads(event)}"
     )
+
+
+def _precision(event: "Event") -> str:
+    """Say what products are computed in, where it is not float32, and how to have that."""
+    chosen = event["settings"]["precision"]
+    return f", products in {chosen} (--precision float32 for float32)" if chosen == "bfloat16" else ""
 
 
 def _threads(event: "Event") -> str:

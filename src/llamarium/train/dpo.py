@@ -133,5 +133,5 @@ def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> 
         for rows in (setup.train, setup.validation):
             if rows is not None:
                 assert isinstance(rows, PairRows)  # as passed to `finetune.prepare`
-                set_reference(rows, setup.model, config.batch_rows, config.precision)
+                set_reference(rows, setup.model, config.batch_rows, setup.config.chosen_precision)
     return replace(setup, objective=Preference(config.beta))

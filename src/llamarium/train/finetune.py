@@ -39,7 +39,7 @@ from llamarium.train.data.batch import SplitRows
 from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import restore_weights
-from llamarium.train.setup import Setup
+from llamarium.train.setup import Setup, with_precision
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,7 +57,7 @@ def prepare(
     LlamariumError if the base or the data cannot be read, or the settings do not fit together.
     """
     check(config)
-    config = with_base(config)
+    config = with_precision(with_base(config))
     checkpoint, tokenizer = _open(config)
     rows, validation = (read_rows(config, tokenizer, DialogRows) if read is None else read(config, tokenizer)), None
     if config.validation > 0:

@@ -46,7 +46,7 @@ class RunSettings(TypedDict, total=False):
     beta2: float
     max_grad_norm: float
     seed: int
-    precision: Literal["float32", "bfloat16"]
+    precision: Literal["auto", "float32", "bfloat16"]
     checkpoint_activations: bool
     compile: bool
     device: str

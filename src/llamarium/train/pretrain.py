@@ -29,7 +29,7 @@ from llamarium.train.data.bpe import train_bpe, train_characters, train_words
 from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus
 from llamarium.train.data.packing import PackedRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.setup import Setup
+from llamarium.train.setup import Setup, with_precision
 
 _CHANGES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -50,6 +50,7 @@ def prepare(
     `progress` is called with (documents, tokens) read so far. LlamariumError if the data cannot be read or is too
     short, or the settings do not fit together.
     """
+    config = with_precision(config)
     _check_context(config)
     corpus = tokenize_corpus(
         config.data, _tokenizer(config), out / "data", text_field=config.text_field, progress=progress

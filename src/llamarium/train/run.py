@@ -73,6 +73,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     newest = latest_checkpoint(out) if resume else None
     setup.process_group.check_equal("checkpoints", newest.name if newest else "none")
     setup.process_group.check_equal("data", setup.train.fingerprint)
+    setup.process_group.check_equal("precision", config.precision)
     if not any_learned(setup.train):
         raise TrainingError("no label of the training data counts: all are masked; there is nothing to learn")
     setup.process_group.shard_model(model)
@@ -200,7 +201,8 @@ class _Loop:
         with seeded(config.seed, self.at.step * group.num_shards + group.shard_idx, self.setup.model.device):
             found = train_step(
                 self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
-                precision=config.precision, trunk=self.trunk, objective=self.setup.objective, process_group=group,
+                precision=config.chosen_precision, trunk=self.trunk, objective=self.setup.objective,
+                process_group=group,
             )  # fmt: skip
         self.at.num_tokens += found.num_tokens
         self.window_tokens += found.num_tokens
@@ -243,7 +245,9 @@ class _Loop:
 
     def _log(self, found: StepResult) -> None:
         config, numbers = self.setup.config, self._numbers(found)
-        half = config.precision == "bfloat16" or self.setup.model.dtype != torch.float32  # a base may be frozen in half
+        half = (
+            config.chosen_precision == "bfloat16" or self.setup.model.dtype != torch.float32
+        )  # a base may be frozen in half
         peak = peak_flops(self.setup.model.device, "bfloat16" if half else "float32")
         flops_per_s = numbers["tokens_per_s"] * self.flops_per_token
         mfu = None if peak is None else flops_per_s / (peak * self.process_group.world_size)
@@ -258,7 +262,7 @@ class _Loop:
         self._doing("measuring the validation loss")
         found = self.rollouts.evaluate() if self.rollouts else measure(
             self.setup.model, self.setup.validation, batch_rows=config.batch_rows, max_rows=config.eval_rows,
-            precision=config.precision, trunk=self.trunk, objective=self.setup.objective,
+            precision=config.chosen_precision, trunk=self.trunk, objective=self.setup.objective,
             process_group=self.process_group,
         )  # fmt: skip
         improved = found.loss < self.at.best_loss

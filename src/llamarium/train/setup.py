@@ -1,17 +1,28 @@
 """A prepared run, and the events that it emits. `pretrain` and `finetune` make it; `run` consumes it."""
 
+import functools
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import RunConfig
 from llamarium.train.data.batch import Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 from llamarium.train.step import Evaluation, causal_trunk
+
+_Config = TypeVar("_Config", bound=RunConfig)
+
+_SIDE = 512  # of the matrices that are multiplied: 1 to 3 ms in float32
+_ROUNDS = 5
+_WORTH = 1.25  # times as fast has bfloat16 to be: a step is more than its products
 
 
 class Rollouts(Protocol):
@@ -66,3 +77,33 @@ class Setup:
     process_group: ProcessGroup = SINGLE_PROCESS
     rollouts: Rollouts | None = None
     threads: int | None = None
+
+
+def with_precision(config: _Config) -> _Config:
+    """Return settings whose precision is no longer "auto"; a run keeps it, wherever it is resumed.
+
+    On a CPU products are computed in bfloat16 where that is faster; weights, gradients and the optimizer's state are
+    float32 in any case. On other devices it is float32, unless bfloat16 is asked for.
+    """
+    if config.precision != "auto":
+        return config
+    fast = choose_device(config.device) == "cpu" and multiplies_bfloat16()
+    return replace(config, precision="bfloat16" if fast else "float32")
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU is faster at products of bfloat16 than of float32, as measured by some that take milliseconds.
+
+    With instructions for it (AVX512-BF16, AMX, Arm's) it is two to four times as fast, without them several times
+    slower.
+    """
+    x = torch.ones(_SIDE, _SIDE)
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    for _ in range(_ROUNDS):  # in turn, and the fastest: others may compute at the same time
+        for dtype in seconds:
+            rounded = x.to(dtype)
+            begin = time.perf_counter()
+            torch.mm(rounded, rounded)
+            seconds[dtype] = min(seconds[dtype], time.perf_counter() - begin)
+    return seconds[torch.float32] > _WORTH * seconds[torch.bfloat16]

@@ -137,7 +137,7 @@ def _pass(setup: Setup, rows: int) -> None:
     """Compute gradients of the first rows, and discard them."""
     batch = setup.train.batch(0, range(rows)).to(setup.model.device)
     setup.model.train()
-    with torch.random.fork_rng([]), autocast(setup.model.device, setup.config.precision):
+    with torch.random.fork_rng([]), autocast(setup.model.device, setup.config.chosen_precision):
         loss, _ = setup.objective.loss_sum(setup.model, batch, setup.trunk)
     loss.backward()
     setup.model.zero_grad(set_to_none=True)

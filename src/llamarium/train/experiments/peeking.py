@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llamarium.attention import CausalAttend, attend_eagerly
 from llamarium.model import LlamaForCausalLM
-from llamarium.train.config import PretrainConfig
+from llamarium.train.config import RunConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.objectives.base import Trunk
 from llamarium.train.step import bidirectional_trunk, causal_trunk, measure
@@ -42,10 +42,10 @@ class _NextTokenShares:
 
 
 @torch.no_grad()
-def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: PretrainConfig) -> Peeking:
+def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: RunConfig) -> Peeking:
     """Measure a model with and without access to the next token, and find the head that reads it."""
     how = {"batch_rows": config.batch_rows, "max_rows": config.eval_rows}
-    loss = partial(measure, model, rows, **how, precision=config.precision)
+    loss = partial(measure, model, rows, **how, precision=config.chosen_precision)
     batch = rows.batch(0, range(min(4, rows.num_rows(0)))).to(model.device)
     ahead = trunk is bidirectional_trunk
     attend = _NextTokenShares(CausalAttend(segments_BT=batch.segments_BT, bidirectional=ahead))

@@ -101,7 +101,7 @@ def run_experiment(
                 continue
             if name == "causal" and (validation := make().validation) is not None:
                 with computing_with(threads):
-                    measured[label] = measure_peeking(make().model, validation, variant.trunk, config)
+                    measured[label] = measure_peeking(make().model, validation, variant.trunk, make().config)
         found = verdict({label: arm.losses for label, arm in arms.items()}) if config.validation else ""
         return Outcome(_write_page(EXPERIMENTS[name], config, out, arms, measured, found), None, arms, found)
 
