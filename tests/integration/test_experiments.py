@@ -266,9 +266,9 @@ def test_peeking_is_measured_where_there_is_something_to_see(text: Path, tmp_pat
     config = command.ExperimentConfig.resolve(None, shape_of(text))
     setup = prepare(config, tmp_path)
     assert setup.validation is not None
-    honest = measure_peeking(setup.model, setup.validation, setup.trunk, config)
+    honest = measure_peeking(setup.model, setup.validation, setup.trunk, setup.config)
     assert honest.share == 0 and honest.loss == honest.loss_without
-    peeking = measure_peeking(setup.model, setup.validation, bidirectional_trunk, config)
+    peeking = measure_peeking(setup.model, setup.validation, bidirectional_trunk, setup.config)
     assert 0 < peeking.share < 1 and peeking.loss != peeking.loss_without == honest.loss
     evenly = 1 / config.context if config.context else 0
     assert peeking.share == pytest.approx(evenly, rel=0.5)  # fresh weights look everywhere alike

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -23,6 +24,7 @@ from llamarium.train import finetune
 from llamarium.train.config import RENAMED, FinetuneConfig, PretrainConfig, RunConfig
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
+from llamarium.train.setup import multiplies_bfloat16, with_precision
 
 KINDS = (PretrainConfig, FinetuneConfig)
 
@@ -207,7 +209,39 @@ STEP = {
 }  # fmt: skip
 
 
-ABOUT = {"parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu"}
+ABOUT = {
+    "parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu",
+    "settings": {"precision": "float32"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_run_takes_bfloat16_where_it_is_faster_and_says_so(
+    fast: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: fast)
+    chosen = with_precision(PretrainConfig(device="cpu")).chosen_precision
+    assert chosen == ("bfloat16" if fast else "float32")
+    assert with_precision(PretrainConfig(device="meta", precision=chosen)).precision == chosen
+    monkeypatch.setattr("llamarium.train.setup.choose_device", lambda name: "cuda")
+    assert with_precision(FinetuneConfig()).precision == "float32"
+    with training_view.view(10, quiet=False) as show:
+        show({"event": "start", "step": 0, **ABOUT, "settings": {"precision": chosen}})
+    assert ("cpu, products in bfloat16 (--precision float32 for float32)\n" in capsys.readouterr().err) is fast
+
+
+def test_which_is_faster_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the fastest of some products, in turn; one that another program has held up counts for nothing."""
+    costs = {torch.float32: iter([9.0, 2.0, 2.0, 2.0, 2.0]), torch.bfloat16: iter([1.0, 1.0, 70.0, 1.0, 1.0])}
+    now = [0.0]
+
+    def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        now[0] += next(costs[x.dtype])
+        return y
+
+    monkeypatch.setattr("llamarium.train.setup.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch, "mm", multiply)
+    assert multiplies_bfloat16.__wrapped__()
 
 
 def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

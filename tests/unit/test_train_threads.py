@@ -169,7 +169,7 @@ def test_the_shell_says_it_and_the_checkpoint_holds_it(
 ) -> None:
     out, before = tmp_path / "run", torch.get_num_threads()
     command = ["pretrain", "--data", str(text), "--out", str(out), *TINY.split()]
-    assert main([*command, "--threads", "2"]) == 0
+    assert main([*command, "--threads", "2", "--precision", "float32"]) == 0
     assert "on cpu; 2 threads, given\n" in capsys.readouterr().err
     newest = latest_checkpoint(out)
     assert newest is not None and saved_threads(newest) == 2 and torch.get_num_threads() == before
@@ -186,7 +186,10 @@ def test_where_none_was_chosen_the_checkpoint_holds_none(
     assert "threads" not in next(read_journal(tmp_path / "run/metrics.jsonl"))
 
 
-ABOUT = {"parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu"}
+ABOUT = {
+    "parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu",
+    "settings": {"precision": "float32"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
