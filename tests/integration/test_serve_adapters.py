@@ -68,7 +68,7 @@ def ask(running: Running, model: str | None, **more: Any) -> dict[str, Any]:
 
 
 def test_the_name_chooses_and_the_answer_says_it(running: Running, expected: dict[str | None, str]) -> None:
-    for model, adapter, told in ((None, None, "small"), ("alias", None, "small"), ("one", "one", "one"), ("two",) * 3):
+    for model, adapter, told in ((None, None, "small"), ("alias", None, "alias"), ("one", "one", "one"), ("two",) * 3):
         answer = ask(running, model)
         assert (answer["model"], answer["choices"][0]["text"]) == (told, expected[adapter])
 

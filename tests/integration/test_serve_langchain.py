@@ -2,16 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
 from langchain_core.exceptions import ContextOverflowError, ModelInvalidRequestError, ModelNotFoundError
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from llamarium.api import Llama
 from quiet_clients import quiet_langchain
@@ -121,3 +124,64 @@ def test_errors_keep_their_class_and_message(chat: ChatOpenAI, at: dict[str, Any
         ChatOpenAI(**at | {"model": "large"}).invoke(QUESTION)
     with pytest.raises(ModelInvalidRequestError, match=r"top_p is 7\.0; expected a number, above 0 to 1"):
         chat.invoke(QUESTION, top_p=7)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def one_event_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """Keep one loop for all cases, as LangChain keeps its connections, and have the loop's thread from the start."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        asyncio.get_running_loop().set_default_executor(pool)
+        yield
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("one_event_loop")
+@pytest.mark.filterwarnings(
+    "ignore:Pydantic serializer warnings:UserWarning",  # the client's of its own messages with `parsed`
+    "ignore:Received a Pydantic BaseModel V1 schema:UserWarning",
+)
+class TestStandardCases(ChatModelIntegrationTests):
+    """LangChain's own cases for a chat model, with a small model that can talk."""
+
+    @pytest.fixture(autouse=True)
+    def _point(self, talker: Running) -> None:
+        self.url = f"{talker.url}/v1"
+
+    @pytest.fixture
+    def benchmark(self) -> None:
+        """Stand in for a plugin's fixture, of a case that is about cassettes."""
+
+    @pytest.fixture
+    def vcr(self) -> None:
+        """Stand in for another."""
+
+    @property
+    def chat_model_class(self) -> type[ChatOpenAI]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        options = {"stream_usage": True, "temperature": 0, "frequency_penalty": 0.5, "max_tokens": 200}
+        return options | {"model": "small", "base_url": self.url, "api_key": "none", "max_retries": 0}
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "json_schema", "strict": True}
+
+    @property
+    def supports_model_override(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return "alias"
+
+    @pytest.mark.xfail(reason="this small model answers without a call where it may; one has to be made in other cases")
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)

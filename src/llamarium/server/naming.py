@@ -10,7 +10,7 @@ from llamarium.server.lifecycle.service import Service
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The model of a request: its name in replies and metrics, and the engine's adapter, if it is one."""
+    """The model of a request: its name as the request has it, for replies, and the engine's adapter, if it is one."""
 
     name: str
     adapter: str | None = None
@@ -24,7 +24,7 @@ def chosen_model(request: Request, name: str | None) -> ModelChoice:
     """
     names: tuple[str, ...] = request.app.state.names
     if name is None or name in names:
-        return ModelChoice(names[0])
+        return ModelChoice(name or names[0])
     service: Service = request.app.state.service
     adapters = service.adapters
     if name not in adapters:
