@@ -1,9 +1,10 @@
 import { describe, expect, it, vi } from "vitest";
 
-vi.mock("../src/lib/session.svelte", () => ({ session: {} }));
+const session: Record<string, unknown> = {};
+vi.mock("../src/lib/session.svelte", () => ({ session }));
 vi.stubGlobal("sessionStorage", { getItem: () => "", setItem: () => undefined });
-const { readEdits, said, writeEdits, asPython } = await import("../src/lib/edits");
-const { literal, named, quoted } = await import("../src/lib/python");
+const { readEdits, said, writeEdits, asInside, asPython } = await import("../src/lib/edits");
+const { literal, named, quoted, request } = await import("../src/lib/python");
 const { fileName } = await import("../src/lib/save");
 const { follow } = await import("../src/lib/events");
 const { Refusal } = await import("../src/lib/api");
@@ -30,6 +31,19 @@ describe("edits", () => {
     expect(all.map(asPython)).toEqual([
       'scale("head", 0, layer=3, head=2, positions=[1, 5])', 'scale("mlp", -1.5, layer=7)', 'scale("embed", 2)',
     ]);
+  });
+});
+
+describe("a request", () => {
+  it("has the text up to the token, and heads and MLPs that are taken away everywhere", () => {
+    vi.stubGlobal("location", { origin: "http://page" });
+    Object.assign(session, { pass: { tokens: [{ id: 5 }, { id: 6 }, { id: 7 }] }, pos: 1, adapter: "it's" });
+    const inside = asInside(readEdits("head:3:2:0:;mlp:7::0:"));
+    const [, sent] = /-d '([^']*)'\n$/.exec(request(inside ?? {})) ?? [];
+    expect(JSON.parse(sent ?? "")).toEqual({
+      model: "it's", prompt: [5, 6], max_tokens: 12, temperature: 0, ablate: { heads: ["3.2"], mlps: [7] },
+    });
+    for (const other of ["", "head:3:2:0.5:", "mlp:7::0:1", "attention:1::0:", "mlp:7::0:;embed:::0:"]) expect(asInside(readEdits(other))).toBeUndefined();
   });
 });
 

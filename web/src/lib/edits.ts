@@ -58,3 +58,11 @@ export function asFields(edits: readonly Edit[]): EditFields[] {
 export function asPython({ part, factor, ...where }: Edit): string {
   return `scale(${literal(part)}, ${literal(factor)}, ${named(where)})`.replace(", )", ")");
 }
+
+/** Edits as a request has them: heads and MLPs that are taken away at all tokens; undefined where one does anything else. */
+export function asInside(edits: readonly Edit[]): { ablate: { heads: string[]; mlps: number[] } } | undefined {
+  const heads = edits.filter(({ part }) => part === "head").map(({ layer, head }) => `${layer}.${head}`);
+  const mlps = edits.filter(({ part }) => part === "mlp").map(({ layer }) => layer ?? 0);
+  const fits = edits.length && heads.length + mlps.length === edits.length && edits.every(({ factor, positions }) => factor === 0 && positions === null);
+  return fits ? { ablate: { heads, mlps } } : undefined;
+}

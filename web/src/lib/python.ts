@@ -28,6 +28,14 @@ export function named(fields: Readonly<Record<string, unknown>>): string {
     .join(", ");
 }
 
+/** The same text up to a token, as a request for its greedy answer with what is done `inside`; see docs/guides/serving.md. */
+export function request(inside: object): string {
+  const { pass, pos, adapter } = session;
+  const prompt = pass?.tokens.slice(0, pos + 1).map(({ id }) => id);
+  const body = JSON.stringify({ ...(adapter && { model: adapter }), prompt, max_tokens: 12, temperature: 0, ...inside });
+  return `curl ${location.origin}/v1/completions -H 'content-type: application/json' \\\n  -d '${body.replaceAll("'", "\\u0027")}'\n`;
+}
+
 /** A whole program: the model as the server has it, the ids of the text, and a view's lines, which end in `numbers`. */
 export function program(lines: readonly string[]): string {
   const { model, pass, text, bos, ids, adapter } = session;

@@ -42,7 +42,9 @@ async def requests(request: Request) -> RequestsView:
     service: Service = request.app.state.service
     _, engine = service.require()
     try:
-        return await asyncio.wrap_future(engine.read(_look))
+        found = await asyncio.wrap_future(engine.read(_look))
+        names = {str(served.number): name for name, served in engine.adapters.items()}
+        return found.model_copy(update={"adapters": names})
     except EngineStoppedError as error:
         raise of_library(error) from None
 

@@ -21,6 +21,7 @@ class RequestsView(View):
         num_used_blocks: Those that answers have.
         generated_tokens: Chosen since the server began.
         requests: The answers, by arrival; the first ones alone where there are too many.
+        adapters: Names of those that are served, by their number in `requests`.
     """
 
     at_s: float
@@ -31,6 +32,7 @@ class RequestsView(View):
     block_size: int
     generated_tokens: int
     requests: tuple[SequenceState, ...]
+    adapters: dict[str, str] = {}
 
 
 class OpenQuery(Query):
