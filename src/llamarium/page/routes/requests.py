@@ -113,6 +113,7 @@ def _look(engine: Engine) -> RequestsView:
         block_size=engine.cache.block_size,
         generated_tokens=engine.counts.generated_tokens,
         requests=tuple(states_of(engine.sequences, MAX_REQUESTS, MAX_RUNS)),
+        adapters={},
     )
 
 

@@ -32,7 +32,7 @@ class RequestsView(View):
     block_size: int
     generated_tokens: int
     requests: tuple[SequenceState, ...]
-    adapters: dict[str, str] = {}
+    adapters: dict[str, str]
 
 
 class OpenQuery(Query):
