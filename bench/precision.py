@@ -1,0 +1,69 @@
+"""Precision: what a model learns in bfloat16 against float32, by three seeds each, and the processor's time for it.
+
+    python bench/precision.py                              Tiny Shakespeare; but for --steps `pretrain`'s defaults
+    python bench/precision.py --work finetune --data FILE  LoRA beside a base (--model), on a file of examples
+
+Each run is a `llamarium.pretrain` or `finetune` of its own, whose validation losses count as the run reports them. What
+is claimed is that the means differ by less than the seeds, largest less smallest, of either.
+"""
+
+import resource
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import common
+import llamarium
+
+
+def run(options: Any, precision: str, seed: int) -> dict[str, float]:
+    """Train once; return the lowest validation loss and the seconds of user time."""
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    how: dict[str, Any] = {
+        "precision": precision, "seed": seed, "steps": options.steps, "sample_every": 0, "threads": options.threads,
+        "eval_every": options.eval_every, "save_every": options.steps,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        if options.work == "pretrain":
+            found = llamarium.pretrain(Path(folder) / "run", data=options.data or "shakespeare", **how)
+        else:
+            found = llamarium.finetune(Path(folder) / "run", data=options.data, model=options.model, **how)
+    user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
+    return {"loss": found.position.best_loss, "user_s": user}
+
+
+def main() -> None:
+    """Train in turn, and report."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--work", default="pretrain", choices=["pretrain", "finetune"])
+    parser.add_argument("--data", help="a text, or a file of examples")
+    parser.add_argument("--model", default="smollm2-135m", help="the base that is fine-tuned")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--eval-every", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {"float32": [], "bfloat16": []}
+    for seed in range(options.seeds):
+        for precision, runs in found.items():
+            runs.append(run(options, precision, seed))
+    losses = {precision: [one["loss"] for one in runs] for precision, runs in found.items()}
+    table = [
+        {
+            "precision": precision,
+            "loss": statistics.mean(losses[precision]),
+            "lowest": min(losses[precision]),
+            "highest": max(losses[precision]),
+            "user s": statistics.mean(one["user_s"] for one in runs),
+        }
+        for precision, runs in found.items()
+    ]
+    difference = abs(statistics.mean(losses["float32"]) - statistics.mean(losses["bfloat16"]))
+    spread = max(max(of) - min(of) for of in losses.values())
+    claim = {"difference": difference, "spread": spread, "within": difference <= spread}
+    print(f"means differ by {difference:.4f}; seeds by {spread:.4f}")
+    common.report(f"precision-{options.work}", options, table, {"runs": found, **claim})
+
+
+if __name__ == "__main__":
+    main()
