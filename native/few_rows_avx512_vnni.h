@@ -7,8 +7,6 @@
 
 #include "tiles.h"
 
-#define ROWS_AT_ONCE 2 /* that have their inputs in registers; more are multiplied in blocks */
-
 INLINE __m512i four(const int8_t *q) {
     int32_t bits;
     memcpy(&bits, q, 4);
@@ -76,10 +74,6 @@ INLINE __m512i look_up_four(const code_line *lines, const int kind, __m512i book
     return FORMATS[kind].has_codebook ? _mm512_shuffle_epi8(book, codes) : codes;
 }
 
-INLINE void prefetch_head(const uint8_t *tile, const int kind) {
-    for (size_t at = 0; at < FORMATS[kind].codes_at; at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
-}
-
 INLINE void prefetch_codes(const code_line *lines, const int kind) {
     for (size_t at = 0; at < FORMATS[kind].code_bytes; at += 64) _mm_prefetch((const char *)lines + at + BYTES_AHEAD, _MM_HINT_T0);
 }
@@ -120,36 +114,6 @@ INLINE __m512 add_group(__m512 total, __m512i sum, __m512 scale, __m512 minimum,
 
 INLINE __m512 sums_at(const tile_column *t, const float *out) { return t->begins ? _mm512_setzero_ps() : _mm512_loadu_ps(out); }
 
-/* As in tile_product.h: the inputs of one row or two stay in registers for all panels. */
-INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
-    const __m512i book = codebook_of(t->w, kind);
-    __m512i starts[ROWS_AT_ONCE], inputs[ROWS_AT_ONCE][8];
-    for (int m = 0; m < rows; m++) {
-        const lm_block *block = &t->x[(size_t)m * t->groups];
-        starts[m] = _mm512_set1_epi32(start_of(block, kind, 0));
-        for (int j = 0; j < 8; j++) inputs[m][j] = four(block->q + 4 * j);
-    }
-    for (int i = 0; i < t->count; i++) {
-        const uint8_t *tile = t->tiles + i * t->step;
-        const code_line *lines = codes_of(kind, tile, 0);
-        __m512i codes[8];
-        code_line copy[8];
-        const code_line *from = lookable(lines, kind, copy);
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) codes[j] = four_at(from, kind, book, j);
-        prefetch_codes(lines, kind);
-        const factors f = load_factors(tile, kind);
-        for (int m = 0; m < rows; m++) {
-            const lm_block *block = &t->x[(size_t)m * t->groups];
-            float *out = t->out + i * PANEL_STRIDE + m * LM_TILE_ROWS;
-            __m512i sum = starts[m];
-            for (int j = 0; j < 8; j++) sum = _mm512_dpbusd_epi32(sum, codes[j], inputs[m][j]);
-            sum = _mm512_add_epi32(sum, share_of(upper_sum(look_up_four(from, kind, book, (unsigned)block->outlier), block), block, kind, 0));
-            _mm512_storeu_ps(out, add_group(sums_at(t, out), sum, times(f.scale, block), f.other, block, kind));
-        }
-    }
-}
-
 INLINE __m512 bytes_at(const uint8_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
 }
@@ -178,99 +142,59 @@ INLINE __m512 add_super(__m512 total, __m512 part, __m512 offset, factors f, con
     return FORMATS[kind].has_minimum ? _mm512_fnmadd_ps(f.other, offset, total) : total;
 }
 
-/* As `tile_rows`, for the K types; the panels take turns group by group here too. */
-INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
-    small_integers small[PANELS_AT_ONCE];
-    __m512 parts[PANELS_AT_ONCE][ROWS_AT_ONCE];
-    for (int i = 0; i < t->count; i++) {
-        const uint8_t *tile = t->tiles + i * t->step;
-        prefetch_head(tile, kind);
-        if (!has_two_scales(kind)) small[i] = unpack_integers(tile);
-        for (int m = 0; m < rows; m++) parts[i][m] = _mm512_setzero_ps();
-    }
-    for (int g = 0; g < 8; g++)
-        for (int i = 0; i < t->count; i++) {
-            const uint8_t *tile = t->tiles + i * t->step;
-            const factors f = super_factors(tile, &small[i], g, kind);
-            const code_line *lines = codes_of(kind, tile, g);
-            const __m512i none = _mm512_setzero_si512();
-            __m512i codes[8];
-            code_line copy[8];
-            const code_line *from = lookable(lines, kind, copy);
-#pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) codes[j] = four_at(from, kind, none, j);
-            prefetch_codes(lines, kind);
-            for (int m = 0; m < rows; m++) {
-                const lm_block *block = &t->x[(size_t)m * t->groups + g];
-                const __m512i upper = upper_sum(look_up_four(from, kind, none, (unsigned)block->outlier), block);
-                __m512i left = _mm512_set1_epi32(start_of(block, kind, 0)), right = none;
-                if (has_two_scales(kind)) right = _mm512_set1_epi32(start_of(block, kind, 1));
-                if (!has_two_scales(kind) || block->outlier < 4)
-                    left = _mm512_add_epi32(left, _mm512_slli_epi32(upper, 8));
-                else
-                    right = _mm512_add_epi32(right, _mm512_slli_epi32(upper, 8));
-                for (int j = 0; j < 4; j++) {
-                    left = _mm512_dpbusd_epi32(left, codes[j], four(block->q + 4 * j));
-                    right = _mm512_dpbusd_epi32(right, codes[j + 4], four(block->q + 4 * j + 16));
-                }
-                if (!has_two_scales(kind)) left = _mm512_add_epi32(left, right);
-                parts[i][m] = add_super_group(parts[i][m], left, right, times(f.scale, block), times(f.other, block), kind);
-            }
-        }
-    for (int i = 0; i < t->count; i++)
-        for (int m = 0; m < rows; m++) {
-            float *out = t->out + i * PANEL_STRIDE + m * LM_TILE_ROWS;
-            const lm_block *x = &t->x[(size_t)m * t->groups];
-            __m512 offset = _mm512_setzero_ps();
-            for (int g = 0; g < 8 && FORMATS[kind].has_minimum; g++)
-                offset = _mm512_fmadd_ps(bytes_at(small[i].t[g]), _mm512_set1_ps(x[g].total), offset);
-            _mm512_storeu_ps(out, add_super(sums_at(t, out), parts[i][m], offset, load_factors(t->tiles + i * t->step, kind), kind));
-        }
-}
+/* --- blocks of panels and rows ------------------------------------------------------------------------------------ */
 
-/* --- some rows --------------------------------------------------------------------------------------------------- */
-
-#define ROWS_FOR_BLOCKS 4
-#define ROWS_OF_BLOCK 8
+#define MOST_PANELS 2 /* of a block, and rows */
+#define MOST_ROWS 8
 #define BLOCK_GROUPS 8 /* whose totals stay in registers, since a store takes the time of a product; as many as a tile of the K types has */
 
-#define EACH_ROW _Pragma("GCC unroll 8") for (int m = 0; m < rows; m++)
+/* A block of two panels loads each input once for both. Types whose codes are copied, and K types, have no registers for that. */
+INLINE int panels_of_block(const int kind) { return needs_copy(kind) || is_super(kind) ? 1 : 2; }
+INLINE int rows_of_block(const int kind) { return panels_of_block(kind) == 1 ? 8 : 5; }
 
-/* A panel's group times those of `rows` rows of inputs, added to `totals`; the codes serve all rows. The outliers of one row or two come
- * behind four columns of all rows: one after the other they would keep the multiplying pipes waiting. */
-INLINE void multiply_group(const code_line *lines, factors f, const lm_block *x, size_t groups, __m512i book, const int kind,
-                           const int rows, __m512 totals[ROWS_OF_BLOCK]) {
-    const int parts = has_two_scales(kind) ? 2 : 1, fours = 8 / parts;
-    __m512i sum[ROWS_OF_BLOCK], upper[ROWS_OF_BLOCK];
+#define EACH_PANEL _Pragma("GCC unroll 2") for (int i = 0; i < panels; i++)
+#define EACH_ROW _Pragma("GCC unroll 8") for (int m = 0; m < rows; m++)
+typedef __m512 block_totals[MOST_PANELS][MOST_ROWS];
+
+/* A group of each of `panels` panels times those of `rows` rows of inputs, added to `totals`: an input serves all panels, and a code all
+ * rows. The outliers of one sum or two come behind four columns of all rows: one after the other they would keep the multiplying pipes waiting. */
+INLINE void multiply_group(const code_line *const *lines, const factors *f, const lm_block *x, size_t groups, __m512i book, const int kind,
+                           const int panels, const int rows, block_totals totals) {
+    const int parts = has_two_scales(kind) ? 2 : 1, fours = 8 / parts, count = panels * rows;
+    __m512i sum[MOST_PANELS][MOST_ROWS], upper[MOST_PANELS][MOST_ROWS];
 #pragma GCC unroll 2
     for (int part = 0; part < parts; part++) {
         __asm__ volatile("" ::: "memory"); /* what the second part needs is not loaded in the first, whose registers it would take */
-        EACH_ROW sum[m] = parts == 2 ? _mm512_setzero_si512() : _mm512_set1_epi32(start_of(&x[m * groups], kind, 0));
+        EACH_ROW EACH_PANEL sum[i][m] = parts == 2 ? _mm512_setzero_si512() : _mm512_set1_epi32(start_of(&x[m * groups], kind, 0));
 #pragma GCC unroll 8
         for (int n = 0; n < fours; n++) {
             const int j = parts == 2 ? part * 4 + n : n / 2 + n % 2 * 4; /* codes of the same bytes follow each other */
-            const __m512i codes = four_at(lines, kind, book, j);
-            EACH_ROW sum[m] = _mm512_dpbusd_epi32(sum[m], codes, four(x[m * groups].q + 4 * j));
-            for (int k = 0; k < parts; k++) {
-                const int m = n * parts + k;
-                if (m >= rows) continue;
+            __m512i codes[MOST_PANELS];
+            EACH_PANEL codes[i] = four_at(lines[i], kind, book, j);
+            EACH_ROW {
+                const __m512i input = four(x[m * groups].q + 4 * j);
+                EACH_PANEL sum[i][m] = _mm512_dpbusd_epi32(sum[i][m], codes[i], input);
+            }
+            for (int k = (n * count + fours - 1) / fours; k < ((n + 1) * count + fours - 1) / fours; k++) {
+                const int m = k / panels, i = k % panels;
                 const lm_block *block = &x[m * groups];
-                if (part == 0) upper[m] = upper_sum(look_up_four(lines, kind, book, (unsigned)block->outlier), block);
-                sum[m] = _mm512_add_epi32(sum[m], share_of(upper[m], block, kind, part));
-                if (parts == 2) sum[m] = _mm512_add_epi32(sum[m], _mm512_set1_epi32(start_of(block, kind, part)));
+                if (part == 0) upper[i][m] = upper_sum(look_up_four(lines[i], kind, book, (unsigned)block->outlier), block);
+                sum[i][m] = _mm512_add_epi32(sum[i][m], share_of(upper[i][m], block, kind, part));
+                if (parts == 2) sum[i][m] = _mm512_add_epi32(sum[i][m], _mm512_set1_epi32(start_of(block, kind, part)));
             }
         }
-        EACH_ROW totals[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), times(part == 0 ? f.scale : f.other, &x[m * groups]), totals[m]);
+        EACH_ROW EACH_PANEL totals[i][m] =
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[i][m]), times(part == 0 ? f[i].scale : f[i].other, &x[m * groups]), totals[i][m]);
     }
     if (is_super(kind) || !FORMATS[kind].has_minimum) return;
-    EACH_ROW totals[m] = _mm512_fmadd_ps(f.other, _mm512_set1_ps(x[m * groups].total), totals[m]);
+    EACH_ROW EACH_PANEL totals[i][m] = _mm512_fmadd_ps(f[i].other, _mm512_set1_ps(x[m * groups].total), totals[i][m]);
 }
 
-/* The totals of 256 columns, of which all but the scale and the minima is given, added to those before. */
+/* The totals of 256 columns of a panel, of which all but the scale and the minima is given, added to those before. */
 INLINE void add_supers(const tile_column *t, const float *out, const uint8_t *tile, const small_integers *small, const lm_block *x,
-                       const int kind, const int rows, __m512 totals[ROWS_OF_BLOCK]) {
+                       const int kind, const int rows, __m512 totals[MOST_ROWS]) {
     const factors f = load_factors(tile, kind);
-    __m512 offsets[ROWS_OF_BLOCK];
+    __m512 offsets[MOST_ROWS];
     EACH_ROW offsets[m] = _mm512_setzero_ps();
     for (int g = 0; g < GROUPS_OF_SUPER && FORMATS[kind].has_minimum; g++, x++) {
         const __m512 minima = bytes_at(small->t[g]);
@@ -295,27 +219,43 @@ INLINE void prefetch_share(const block_column *c, int i, int g, const int kind) 
     for (size_t place = 0; place < share; place += 64) _mm_prefetch(from + place, _MM_HINT_T0);
 }
 
-/* A column's panel i times `rows` rows of inputs, from row `first` on. */
-INLINE void multiply_block(const block_column *c, int i, int first, const int kind, const int rows) {
+/* Panels `first_panel` and on of a column times `rows` rows of inputs, from row `first` on. */
+INLINE void multiply_block(const block_column *c, int first_panel, int first, const int kind, const int panels, const int rows) {
     const tile_column *t = &c->at;
     const __m512i book = codebook_of(t->w, kind);
-    const uint8_t *tile = t->tiles + i * t->step;
+    const uint8_t *tile = t->tiles + first_panel * t->step;
     const lm_block *x = t->x + (size_t)first * t->groups;
-    float *out = t->out + i * PANEL_STRIDE + first * LM_TILE_ROWS;
-    small_integers small;
-    code_line copy[8];
-    __m512 totals[ROWS_OF_BLOCK];
-    if (is_super(kind) && !has_two_scales(kind)) small = unpack_integers(tile);
-    EACH_ROW totals[m] = is_super(kind) ? _mm512_setzero_ps() : sums_at(t, out + m * LM_TILE_ROWS);
-    for (int g = 0; g < c->num_groups; g++) {
-        const uint8_t *own = is_super(kind) ? tile : tile + g * tile_bytes(kind);
-        const code_line *lines = codes_of(kind, own, is_super(kind) ? g : 0);
-        const factors f = is_super(kind) ? super_factors(own, &small, g, kind) : load_factors(own, kind);
-        if (first == 0 && c->coming != NULL) prefetch_share(c, i, g, kind);
-        multiply_group(lookable(lines, kind, copy), f, x + g, t->groups, book, kind, rows, totals);
+    float *out = t->out + first_panel * PANEL_STRIDE + first * LM_TILE_ROWS;
+    small_integers small[MOST_PANELS];
+    code_line copy[MOST_PANELS][8];
+    block_totals totals;
+    EACH_PANEL {
+        if (is_super(kind) && !has_two_scales(kind)) small[i] = unpack_integers(tile + i * t->step);
+        EACH_ROW totals[i][m] = is_super(kind) ? _mm512_setzero_ps() : sums_at(t, out + i * PANEL_STRIDE + m * LM_TILE_ROWS);
     }
-    if (is_super(kind)) add_supers(t, out, tile, &small, x, kind, rows, totals);
-    EACH_ROW _mm512_storeu_ps(out + m * LM_TILE_ROWS, totals[m]);
+    for (int g = 0; g < c->num_groups; g++) {
+        const code_line *lines[MOST_PANELS];
+        factors f[MOST_PANELS];
+        EACH_PANEL {
+            const uint8_t *own = tile + i * t->step + (is_super(kind) ? 0 : g * tile_bytes(kind));
+            f[i] = is_super(kind) ? super_factors(own, &small[i], g, kind) : load_factors(own, kind);
+            if (first == 0 && c->coming != NULL) prefetch_share(c, first_panel + i, g, kind);
+            lines[i] = lookable(codes_of(kind, own, is_super(kind) ? g : 0), kind, copy[i]);
+        }
+        multiply_group(lines, f, x + g, t->groups, book, kind, panels, rows, totals);
+    }
+    EACH_PANEL {
+        float *to = out + i * PANEL_STRIDE;
+        if (is_super(kind)) add_supers(t, to, tile + i * t->step, &small[i], x, kind, rows, totals[i]);
+        EACH_ROW _mm512_storeu_ps(to + m * LM_TILE_ROWS, totals[i][m]);
+    }
+}
+
+/* All of a column's panels times `rows` rows of inputs, from row `first` on. */
+INLINE void multiply_panels(const block_column *c, int first, const int kind, const int rows) {
+    int i = 0;
+    for (; i + panels_of_block(kind) <= c->at.count; i += panels_of_block(kind)) multiply_block(c, i, first, kind, panels_of_block(kind), rows);
+    if (panels_of_block(kind) > 1 && i < c->at.count) multiply_block(c, i, first, kind, 1, rows);
 }
 
 /* How many groups of a panel are multiplied at once: about as many each time, so that each time those of the next one can be prefetched
@@ -348,14 +288,12 @@ INLINE void packed_product(const lm_matrix *w, int panel, int num_panels, const 
             .num_groups = left < at_once ? left : at_once,
             .coming = left <= at_once ? coming : tiles + size,
         };
-        int num_blocks = (num_rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK;
+        int num_blocks = (num_rows + rows_of_block(kind) - 1) / rows_of_block(kind);
         for (int m = 0, rows; m < num_rows; m += rows) {
-            rows = (num_rows - m) / num_blocks--; /* at least ROWS_FOR_BLOCKS */
-#define CASE(NUMBER)                                                                          \
-    case NUMBER:                                                                              \
-        for (int i = 0; i < num_panels; i++) multiply_block(&c, i, m, kind, NUMBER);          \
-        break;
-            switch (rows) { CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+            rows = (num_rows - m) / num_blocks--;
+#define CASE(NUMBER) \
+    case NUMBER: if (NUMBER <= rows_of_block(kind)) multiply_panels(&c, m, kind, NUMBER); break;
+            switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
 #undef CASE
         }
     }

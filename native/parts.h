@@ -27,7 +27,7 @@ typedef struct {
     /* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. `coming`,
      * if it is not NULL, is where as many panels begin that are multiplied next. */
     void (*product)(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out);
-    int rows_to_prefetch;    /* from so many rows of inputs on `coming` is prefetched; 0: never */
+    int prefetches_coming;   /* whether `coming` is prefetched */
     void (*leave_job)(void); /* gives back what a thread has taken, at the end of a job; NULL: nothing */
 } tile_products;
 

@@ -214,15 +214,17 @@ static int are_apart(const pass *p) {
     return 1;
 }
 
-/* Cut the rows into runs of one sequence. A few rows of one share too little to be put together. */
+/* Cut the rows into runs of one sequence. A few rows of one share too little to be put together (docs/decisions/0036). */
 static void find_runs(pass *p) {
     p->num_runs = 0;
     for (int row = 0, end; row < p->num_rows; row = end) {
         for (end = row + 1; end < p->num_rows && p->sequences[end] == p->sequences[row] &&
                             p->positions[end] == p->positions[row] + end - row;)
             end++;
-        const int size = end - row < ROWS_OF_RUN / 4 ? 1 : ROWS_OF_RUN;
-        for (int start = row; start < end; start += size) p->runs[p->num_runs++] = start;
+        for (int start = row, size; start < end; start += size) {
+            p->runs[p->num_runs++] = start;
+            size = end - start < ROWS_OF_RUN / 2 ? 1 : ROWS_OF_RUN;
+        }
     }
     p->runs[p->num_runs] = p->num_rows;
 }

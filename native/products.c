@@ -2,11 +2,11 @@
 #include "parts.h"
 #include LM_OF_THE_SET
 
-#ifndef ROWS_TO_PREFETCH
-#define ROWS_TO_PREFETCH 0
+#ifndef PREFETCHES_COMING
+#define PREFETCHES_COMING 0
 #endif
 #ifndef LEAVE_JOB
 #define LEAVE_JOB NULL
 #endif
 
-const tile_products TILES = {tile_product, ROWS_TO_PREFETCH, LEAVE_JOB};
+const tile_products TILES = {tile_product, PREFETCHES_COMING, LEAVE_JOB};

@@ -27,9 +27,6 @@ static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team,
     return (piece){0, 0, 0};
 }
 
-/* Whether products of so many rows prefetch where the coming piece begins. */
-static inline int prefetches_coming(int num_rows) { return TILES.rows_to_prefetch > 0 && num_rows >= TILES.rows_to_prefetch; }
-
 /* Prefetch where a piece begins; products prefetch what follows on the way. */
 static inline void prefetch_beginning(const lm_matrix *w, piece at) {
     if (is_float(w)) return; /* `four_rows` prefetches itself */
@@ -40,9 +37,9 @@ static inline void prefetch_beginning(const lm_matrix *w, piece at) {
 }
 
 /* What is multiplied after a piece of w, for a product that prefetches it: NULL if there is none, or if it is prefetched here. */
-static inline const uint8_t *announced(const lm_matrix *w, const lm_matrix *next, piece coming, int num_rows) {
+static inline const uint8_t *announced(const lm_matrix *w, const lm_matrix *next, piece coming) {
     if (coming.count == 0) return NULL;
-    if (prefetches_coming(num_rows) && !is_float(w) && w->kind == next->kind && w->cols == next->cols) return panel_at(next, coming.panel);
+    if (TILES.prefetches_coming && !is_float(w) && w->kind == next->kind && w->cols == next->cols) return panel_at(next, coming.panel);
     prefetch_beginning(next, coming);
     return NULL;
 }
@@ -103,7 +100,7 @@ static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, 
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, count, team, lm_next(next));
         const int i = at.matrix, at_once = rows_at_once(is_float(w[i]), in);
-        const uint8_t *next_tiles = announced(w[i], w[coming.matrix], coming, num_rows * in.parts);
+        const uint8_t *next_tiles = announced(w[i], w[coming.matrix], coming);
         for (int m = 0; m < num_rows; m += at_once) {
             const int rows = min_int(at_once, num_rows - m);
             panels_product(w[i], at, next_tiles, in, m, rows, out);
@@ -137,8 +134,8 @@ static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer
     piece at = piece_of(w, 1, team, lm_next(next));
     for (piece coming; at.count > 0; at = coming) {
         coming = piece_of(w, 1, team, lm_next(next));
-        const uint8_t *of_up = announced(&layer->gate, &layer->up, at, num_rows * in.parts);
-        const uint8_t *next_tiles = announced(&layer->up, &layer->gate, coming, num_rows * in.parts);
+        const uint8_t *of_up = announced(&layer->gate, &layer->up, at);
+        const uint8_t *next_tiles = announced(&layer->up, &layer->gate, coming);
         for (int m = 0; m < num_rows; m += at_once) {
             const int rows = min_int(at_once, num_rows - m);
             panels_product(&layer->gate, at, of_up, in, m, rows, gate);

@@ -1,12 +1,12 @@
 /* The product of some panels, made of a set's own `tile_rows` and, for the K types, `super_rows`: included at the end of a
- * file that defines them and ROWS_AT_ONCE. A set that defines ROWS_FOR_BLOCKS has a `blocked_product` for so many rows of
- * inputs and more.
+ * file that defines them and ROWS_AT_ONCE. A set that defines no ROWS_AT_ONCE has a `blocked_product` for any number of rows.
  *
  * With a few rows of inputs, a product takes as long as it takes to read its weights. A core has more reads under way where they lie
  * in several pages: eight panels side by side are read a third faster than one after the other. So the panels take turns, tile by
  * tile; with x86's K types, whose tiles are 2 KB, group by group. The sums of a row are added up in the same order in any case.
  */
 
+#ifdef ROWS_AT_ONCE
 /* `rows` rows of inputs; these and the kind are constants to the compiler. */
 INLINE void some_rows(
     const lm_matrix *w, int panel, int num_panels, const lm_block *x, const int kind, const int rows, float *out) {
@@ -30,11 +30,8 @@ INLINE void some_rows(
     }
 }
 
-INLINE void product_of_kind(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows,
+INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows,
                             const int kind, float *out) {
-#ifdef ROWS_FOR_BLOCKS
-    if (num_rows >= ROWS_FOR_BLOCKS) return blocked_product(w, panel, num_panels, coming, x, num_rows, kind, out);
-#endif
     (void)coming;
     const size_t groups = w->cols / LM_GROUP;
     int m = 0;
@@ -51,12 +48,13 @@ INLINE void product_of_kind(const lm_matrix *w, int panel, int num_panels, const
     ROWS(1);
 #undef ROWS
 }
+#endif
 
 /* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. `coming`,
- * if it is not NULL, is where as many panels begin that are multiplied next: to be prefetched, from ROWS_TO_PREFETCH rows on. */
+ * if it is not NULL, is where as many panels begin that are multiplied next: to be prefetched. */
 static void tile_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out) {
 #define CASE(KIND) \
-    case KIND: product_of_kind(w, panel, num_panels, coming, x, num_rows, KIND, out); break;
+    case KIND: blocked_product(w, panel, num_panels, coming, x, num_rows, KIND, out); break;
     switch (w->kind) {
         FOR_GROUP_TYPES(CASE)
         FOR_SUPER_TYPES(CASE)
