@@ -19,6 +19,11 @@ Options of its own may follow its path: --llama-server "PATH -fa off". A peer is
 once, and asked in turn by the load generator of `llamarium bench serve`, which runs on the same machine; what it takes
 of a processor is among the results. Prompts are different in every round, and the same for each server.
 
+With `clients`, "allowed" are the tokens/s that prompts and as many streams would have if each were computed without the
+other and without a server: `prefill` and `streams` of `llamarium bench all`, in every round, whose streams have next to
+no prompts behind them. "llamarium / allowed" is the share that the server reaches. At its end a measurement has fewer
+streams than clients, which is the more of it the fewer --requests-per-client there are.
+
 Answers have their full length (`ignore_eos`) and the most probable token is chosen (`temperature` 0). Latencies are in
 milliseconds; a ratio of them below 1 is ours being sooner. "outside" is the share of the time that a server spent
 outside of passes over the model, where its `/metrics` tell that.
@@ -152,6 +157,22 @@ def under_clients(server: Server, num_clients: int, options: argparse.Namespace)
     }
 
 
+def allowed(num_clients: int, options: argparse.Namespace) -> Found:
+    """Return the tokens/s that prefill allows, and streams of this number, where each is measured alone."""
+    prompt, answer = options.prompt_tokens, options.max_tokens
+    command = [sys.executable, "-m", "llamarium", "bench", "all", "--json", "--rounds", "1", "-m", options.model]
+    command += ["--threads", str(options.threads), "-n", str(answer), "--lengths", str(prompt)]
+    command += ["--depths", str(prompt), "--rows", str(num_clients)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {line["test"]: line["tokens_per_s"] for line in map(json.loads, done.stdout.splitlines())}
+    prefill, streams = found["prefill"], found["batch"]
+    return {
+        "tokens/s": (prompt + answer) / (prompt / prefill + answer / streams),
+        "prefill": prefill,
+        "streams": streams,
+    }
+
+
 def pass_s(server: Server) -> float | None:
     """Return the seconds that a server has spent in passes over its model; None where it does not tell."""
     try:
@@ -260,7 +281,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--scenario", choices=("clients", "prefix", "long-prompt", "one"), default="clients")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16, 32], metavar="N")
-    parser.add_argument("--requests-per-client", type=int, default=2, metavar="N")
+    parser.add_argument("--requests-per-client", type=int, default=4, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--prefix-tokens", type=int, default=2000, metavar="N")
@@ -308,6 +329,8 @@ def measure(servers: list[Server], options: argparse.Namespace) -> dict[str, dic
     for name, work in works.items():
         print(f"measuring {name}", file=sys.stderr, flush=True)
         sides = {server.name: (lambda server=server, work=work: work(server)) for server in servers}
+        if options.scenario == "clients":
+            sides["allowed"] = partial(allowed, int(name), options)
         found[name] = common.alternate(options.rounds, sides)
     return found
 
