@@ -338,7 +338,11 @@ def measure(servers: list[Server], options: argparse.Namespace) -> dict[str, dic
 def rows_of(found: dict[str, dict[str, Found]], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the table: a line for each measurement and server, and one for each ratio."""
     what = "clients" if options.scenario == "clients" else "scenario"
-    return [{what: work, "server": name, **side} for work, sides in found.items() for name, side in sides.items()]
+    sides = [
+        ({what: work, "server": name}, side) for work, all_sides in found.items() for name, side in all_sides.items()
+    ]
+    columns = dict.fromkeys(key for _, side in sides for key in side)
+    return [names | columns | side for names, side in sides]
 
 
 def main() -> None:
