@@ -1,9 +1,14 @@
 """The server as LangChain's OpenAI client sees it."""
 
 import asyncio
+import inspect
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -185,3 +190,46 @@ class TestStandardCases(ChatModelIntegrationTests):
     @pytest.mark.xfail(reason="this small model answers without a call where it may; one has to be made in other cases")
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
+
+
+def reference(heading: str) -> str:
+    """A section of the reference on clients."""
+    text = (Path(__file__).parents[2] / "docs/reference/clients.md").read_text(encoding="utf-8")
+    return text.partition(f"# {heading}\n")[2].partition("\n## ")[0]
+
+
+def skips(name: str) -> bool:
+    """Whether one of LangChain's cases says that it does not apply, which each does before it asks the model."""
+    case = getattr(TestStandardCases(), name)
+    with suppress(Exception):
+        try:
+            found = case(**dict.fromkeys(inspect.signature(case).parameters))
+            if inspect.iscoroutine(found):
+                asyncio.run(found)
+        except pytest.skip.Exception:
+            return True
+    return False
+
+
+def test_the_reference_lists_which_cases_apply() -> None:
+    section = reference("LangChain's own cases")
+    cases = {name for name in dir(ChatModelIntegrationTests) if name.startswith("test_")} - {
+        "test_no_overrides_DO_NOT_OVERRIDE"
+    }
+    failing = {
+        name
+        for name in cases
+        if hasattr(getattr(TestStandardCases, name), "pytestmark") and name in vars(TestStandardCases)
+    }
+    left_out = {name for name in cases - failing if skips(name)} | failing
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == left_out
+    assert f"Its {len(cases)} functions" in section and f"{len(cases - left_out)} functions pass" in section
+
+
+def test_the_reference_has_the_versions_that_are_tested() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", reference("Clients that are tested against the server"), re.M)
+    rows += re.findall(r"`(langchain-tests)` ([\d.]+)\)", reference("LangChain's own cases"))
+    assert len(rows) == 10
+    assert rows == [(name, version(name)) for name, _ in rows]
+    pinned = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").lower().splitlines()
+    assert {f"{name}=={found}" for name, found in rows} <= set(pinned)
