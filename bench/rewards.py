@@ -65,8 +65,8 @@ def write(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
 TASKS: dict[str, dict[str, Any]] = {
     "sums": {
         "reward": "exact", "method": "full", "stop": "\n", "chat_format": "none", "context": 16, "max_tokens": 4,
-        "batch_rows": 128, "gradient_accumulation_steps": 1, "group_size": 8, "steps": 1000,
-        "learning_rate": 1e-3, "beta": 0.0,
+        "batch_rows": 128, "gradient_accumulation_steps": 1, "group_size": 8, "steps": 800,
+        "learning_rate": 5e-4, "beta": 0.0,
     },
     "form": {
         "reward": f"regex:{FORM}", "context": 64, "max_tokens": 16, "batch_rows": 8, "gradient_accumulation_steps": 4,

@@ -491,6 +491,18 @@ def killed_at_any(step: int) -> Callable[[Event], None]:
     return emit
 
 
+def test_a_run_ends_when_it_gets_no_better(text: Path, tmp_path: Path) -> None:
+    changes = {"steps": 40, "eval_every": 2, "patience": 3, "learning_rate": 5.0, "sample_every": 0, "warmup_steps": 0}
+    config, events, out = tiny_config(text, **changes), list[Event](), tmp_path / "run"
+    ending = conduct(lambda: prepare(config, out), out, resume=False, watch=nullcontext(events.append))
+    losses = [event["loss"] for event in events if event["event"] == "validation"]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 1 + 3 and ending.position.step == 2 * len(losses) < 40, "at this rate it cannot learn"
+    assert ending.position.best_step == 2 * (best + 1) and events[-1]["early"] and ending.signal is None
+    again = conduct(lambda: prepare(config, out), out, resume=True, watch=nullcontext(events.append))
+    assert again.position.step == ending.position.step
+
+
 def test_a_run_goes_on_from_an_adapter(tmp_path: Path, model_files: Callable[..., Any]) -> None:
     silent = nullcontext(lambda event: None)
     first = conduct(finetuning(tmp_path, model_files, steps=3), tmp_path / "one", resume=False, watch=silent).checkpoint

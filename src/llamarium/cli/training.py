@@ -47,7 +47,8 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
         return 128 + ending.signal
     name, sign = measured(isinstance(config, GRPOConfig))
     best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:.4f} at step {at.best_step}"
-    note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}")
+    early = f"; ended early: no better one in {config.patience} validations" if at.step < config.steps else ""
+    note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}{early}")
     if is_adapter(ending.checkpoint):
         note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")
         note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --dtype float32 --out MODEL")

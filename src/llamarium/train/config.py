@@ -91,9 +91,14 @@ class RunConfig:
 
     # watching and saving
     log_every: int = _setting(10, "steps between lines of metrics", 1, free=True)
-    eval_every: int = _setting(250, "steps between validations", 1, free=True)
+    eval_every: int | None = _setting(
+        None, "steps between validations; left out: an eighth of the run, at most 250", 1, free=True
+    )
     eval_rows: int = _setting(200, "rows of a validation at most; 0 is all", 0, free=True)
-    sample_every: int = _setting(500, "steps between samples of text; 0 is never", 0, free=True)
+    patience: int = _setting(0, "validations without a better loss that end the run; 0 is off", 0, free=True)
+    sample_every: int | None = _setting(
+        None, "steps between samples of text; left out: a quarter of the run, at most 500; 0 is never", 0, free=True
+    )
     sample_tokens: int = _setting(200, "tokens of a sample", 1, free=True)
     sample_prompt: str = _setting("\n", "what a sample begins with", free=True)
     save_every: int = _setting(500, "steps between checkpoints", 1, free=True)
@@ -110,6 +115,16 @@ class RunConfig:
                 raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
         if self.num_warmup_steps > self.steps:
             raise TrainingError(f"warmup_steps is {self.warmup_steps}; expected at most steps, which is {self.steps}")
+
+    @property
+    def eval_steps(self) -> int:
+        """Steps between validations."""
+        return min(250, max(1, self.steps // 8)) if self.eval_every is None else self.eval_every
+
+    @property
+    def sample_steps(self) -> int:
+        """Steps between samples; 0 is never."""
+        return min(500, max(1, self.steps // 4)) if self.sample_every is None else self.sample_every
 
     @property
     def rows_per_step(self) -> int:
@@ -203,8 +218,6 @@ class FinetuneConfig(RunConfig):
     batch_rows: int = _setting(4, "rows that are computed at once", 1)
     learning_rate: float = _setting(2e-4, "the peak", 0.0, 10.0)
     weight_decay: float = _setting(0.0, "of matrices", 0.0, 10.0)
-    eval_every: int = _setting(50, "steps between validations", 1, free=True)
-    sample_every: int = _setting(100, "steps between samples of text; 0 is never", 0, free=True)
     sample_prompt: str = _setting("Hello!", "what a sample answers", free=True)
     save_every: int = _setting(100, "steps between checkpoints", 1, free=True)
 
@@ -278,7 +291,6 @@ class GRPOConfig(FinetuneConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = _setting(
         "float32", "of the frozen base; in bfloat16, too, the two passes differ; auto: as finetune has it"
     )
-    sample_every: int = _setting(50, "steps between groups of answers that are shown; 0 is never", 0, free=True)
     reward: str = _setting("", "what an answer is worth: exact, regex:PATTERN, schema:FILE, length:N, FILE.py:NAME")
     group_size: int = _setting(8, "answers to each prompt", 2, 1024)
     max_tokens: int = _setting(128, "tokens of an answer at most", 1, _MAX_CONTEXT)

@@ -53,9 +53,10 @@ class RunSettings(TypedDict, total=False):
     threads: int | None
     tensor_parallel: int
     log_every: int
-    eval_every: int
+    eval_every: int | None
     eval_rows: int
-    sample_every: int
+    patience: int
+    sample_every: int | None
     sample_tokens: int
     sample_prompt: str
     save_every: int

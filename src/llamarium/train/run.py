@@ -144,24 +144,30 @@ class _Loop:
             self._snapshot()
         with stop_signals() as came:
             stopped = self.process_group.any_signal(came)
-            while at.step < config.steps and not stopped:
+            while at.step < config.steps and not stopped and not self._is_stale():
                 found = self._step()
                 if self._due(config.log_every):
                     self._log(found)
                 else:
                     self.emit({"event": "progress", **self._numbers(found)})
-                improved = self._due(config.eval_every) and self._validate()
-                if self._due(config.eval_every):
+                improved = self._due(config.eval_steps) and self._validate()
+                if self._due(config.eval_steps):
                     self._snapshot()
-                if config.sample_every and self._due(config.sample_every):
+                if config.sample_steps and self._due(config.sample_steps):
                     self._sample()
                 stopped = self.process_group.any_signal(came)
                 if improved or stopped or self._due(config.save_every):
                     checkpoint = self._save()
             if checkpoint is None or checkpoint_step(checkpoint) != at.step:  # stopped before a step, or after its save
                 checkpoint = self._save()
-        self.emit({"event": "end", "step": at.step, "signal": stopped[0] if stopped else None})
+        ended = {"signal": stopped[0] if stopped else None, "early": at.step < config.steps and not stopped}
+        self.emit({"event": "end", "step": at.step, **ended})
         return TrainingResult(at, checkpoint, stopped[0] if stopped else None)
+
+    def _is_stale(self) -> bool:
+        """Whether `patience` validations in a row have found no better loss."""
+        config, best = self.setup.config, self.at.best_step
+        return bool(config.patience) and best is not None and self.at.step - best >= config.patience * config.eval_steps
 
     def _due(self, every: int) -> bool:
         return self.at.step % every == 0 or self.at.step == self.setup.config.steps

@@ -154,7 +154,7 @@ def conduct_ngrams(setup: Setup, config: ExperimentConfig, order: int, out: Path
     journal = Journal(out)
     journal({"event": "start", "step": 0, **about, "device": "cpu", "is_counted": True})
     events: list[Event] = [{"event": "validation", "step": 0, "loss": loss, "best": True}]
-    if config.sample_every:
+    if config.sample_steps:
         sample = _sample(model, setup, config)
         events.append({"event": "sample", "step": 0, "prompt": config.sample_prompt, **sample})
     for event in (*events, {"event": "end", "step": 0, "signal": None}):

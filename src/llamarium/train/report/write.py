@@ -109,7 +109,8 @@ def _is_report(path: Path) -> bool:
 def _sentence(history: History) -> str:
     done, steps = history.last("step", "step"), history.section("settings").get("steps", "?")
     ended = history.of("end")
-    how = "still running, or killed" if not ended else "ended early" if ended[-1].get("signal") else "finished"
+    is_early = bool(ended) and bool(ended[-1].get("signal") or ended[-1].get("early"))
+    how = "still running, or killed" if not ended else "ended early" if is_early else "finished"
     return f"{number(done)} of {steps} steps on {history.start.get('device', '?')}; {how}."
 
 
