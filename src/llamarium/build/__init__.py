@@ -40,26 +40,26 @@ def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s:
         OptionError: On Windows.
     """
     course = _course(folder)
-    (result,) = _checked(folder, course, (_chosen(folder, course, step),), seed, limit_s)
+    (result,) = _checked(folder, (_chosen(folder, course, step),), seed, limit_s)
     return result
 
 
 def check_steps(folder: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Result]:
     """Yield what the check of each step of the course finds, once it is kept; arguments and errors of `check_step`."""
     course = _course(folder)
-    return _checked(folder, course, course.steps, seed, limit_s)
+    return _checked(folder, course.steps, seed, limit_s)
 
 
 def check_whole(folder: Path, *, limit_s: float = LIMIT_S) -> Whole:
     """Compare all functions of a folder together with the library; arguments and errors of `check_step`."""
-    course = _course(folder)
+    _course(folder)
     trust(folder)
-    return whole_in_process(folder, course, limit_s=limit_s)
+    return whole_in_process(folder, limit_s=limit_s)
 
 
-def _checked(folder: Path, course: Course, steps: Sequence[str], seed: int, limit_s: float) -> Iterator[Result]:
+def _checked(folder: Path, steps: Sequence[str], seed: int, limit_s: float) -> Iterator[Result]:
     trust(folder)
-    for result in check_in_process(folder, steps, course, seed=seed, limit_s=limit_s):
+    for result in check_in_process(folder, steps, seed=seed, limit_s=limit_s):
         try:
             keep(folder, result)
         except OSError as error:  # what was found is worth more than its note

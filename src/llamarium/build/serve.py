@@ -23,14 +23,14 @@ from llamarium.build.learner import Learner
 from llamarium.build.passes import KeysAndValues, Pass, Weights
 from llamarium.build.step import Function, Step
 from llamarium.build.steps.types import Floats, Ints
-from llamarium.build.worker import bound_memory, end_with_parent
+from llamarium.build.worker import bound_memory, serve
 from llamarium.checkpoints.native_weights import native_weights
 from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.options import LoadOptions
 from llamarium.config import HEAD
-from llamarium.errors import LlamariumError, OptionError, escape
+from llamarium.errors import OptionError, escape
 from llamarium.runtime.process.cache import block_bytes, mapped, read_past
-from llamarium.runtime.process.frames import read_arrays, read_header, send
+from llamarium.runtime.process.frames import read_arrays, send
 from llamarium.runtime.taps import Key, Taps, axis_sizes, sizes_of
 
 
@@ -44,19 +44,7 @@ class PlacedError(LearnerError):
 
 def main(folder: str, model: str, connection: str, place: str) -> int:
     """Load the model and the functions, and answer until the other side ends."""
-    end_with_parent()
-    with socket.socket(fileno=int(connection)) as channel:
-        try:
-            answering = Answering(read_weights(model), Path(folder), channel, int(place))
-        except LlamariumError as error:
-            send(channel, {"error": str(error)})
-            return 1
-        send(channel, {"begins": True})
-        while True:
-            begun, descriptors, _, _ = socket.recv_fds(channel, 4, 1)
-            if not begun:
-                return 0
-            answering.answer(read_header(channel, begun=begun), descriptors)
+    return serve(connection, lambda channel: Answering(read_weights(model), Path(folder), channel, int(place)).answer)
 
 
 def read_weights(model: str) -> Weights:

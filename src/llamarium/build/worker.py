@@ -1,19 +1,19 @@
-"""The process in which learners' functions run: `python -m llamarium.build.worker`.
+"""The process in which learners' functions run: `python -m llamarium.build.worker FOLDER STEPS CONNECTION PLACE`.
 
-It reads one line of JSON, what is to be done, and answers in lines of JSON on the descriptor that it was given. What a
-function prints is kept; the memory that it may take is bounded, and the parent bounds its time.
+It is asked for one step at a time over the connection, and notes in the file PLACE while it computes. What a function
+prints is kept; the memory that it may take is bounded, and the parent bounds its time.
 """
 
 import faulthandler
 import fcntl
 import io
-import json
 import math
 import os
 import resource
+import socket
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,12 +22,13 @@ from typing import Any
 import llamarium
 from llamarium.build.arguments import Source
 from llamarium.build.check import BUDGET_S, Result, check_learner
-from llamarium.build.folder.course import file_of, step_named
+from llamarium.build.folder.course import Course, course_of, file_of, step_named
 from llamarium.build.guard import LearnerError
 from llamarium.build.learner import Learner
 from llamarium.build.passes import Weights
 from llamarium.build.whole import Whole, whole
 from llamarium.errors import LlamariumError
+from llamarium.runtime.process.frames import read_header, send
 
 MEMORY_BYTES = 2 << 30
 """What a learner's function may take, beside the model."""
@@ -35,37 +36,55 @@ MEMORY_BYTES = 2 << 30
 PRINTED_CHARS = 2000
 
 
-def main() -> int:
-    """Check the steps that are asked for, one line each."""
-    asked = json.loads(sys.stdin.readline())
+def main(folder: str, steps: str, connection: str, place: str) -> int:
+    """Check the steps that are asked for."""
+    return serve(connection, lambda channel: _checking(Path(folder), steps.split(","), channel, int(place)))
+
+
+def serve(connection: str, begin: Callable[[socket.socket], Callable[[dict[str, Any], list[int]], None]]) -> int:
+    """Answer requests until the other side ends; `begin` returns what answers one, with its descriptors."""
     end_with_parent()
-    with os.fdopen(asked["descriptor"], "w", encoding="utf-8", buffering=1) as answers:
+    with socket.socket(fileno=int(connection)) as channel:
         try:
-            source = _loaded(asked)
+            answer = begin(channel)
         except LlamariumError as error:
-            answers.write(json.dumps({"error": str(error)}) + "\n")
+            send(channel, {"error": str(error)})
             return 1
-        folder = Path(asked["folder"])
-        bound_memory(600 << 20)  # the model's weights as float32 come yet
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # what it says on stderr lies in a file
-        os.chdir(folder)
-        sys.dont_write_bytecode = True
-        for name in asked["steps"]:
-            _bound_time(asked["limit_s"])
-            answers.write(json.dumps({"begins": name}) + "\n")
-            answers.write(json.dumps({"result": asdict(_check(source, folder, name, asked["seed"]))}) + "\n")
-        if asked["whole"]:
-            _bound_time(3 * asked["limit_s"])
-            answers.write(json.dumps({"begins": "whole"}) + "\n")
-            answers.write(json.dumps({"whole": asdict(_whole(asked["model"], source, folder))}) + "\n")
-    return 0
+        send(channel, {"begins": True})
+        while True:
+            begun, descriptors, _, _ = socket.recv_fds(channel, 4, 1)
+            if not begun:
+                return 0
+            answer(read_header(channel, begun=begun), descriptors)
 
 
-def _loaded(asked: dict[str, Any]) -> Source:
+def _checking(
+    folder: Path, steps: Sequence[str], channel: socket.socket, place: int
+) -> Callable[[dict[str, Any], list[int]], None]:
+    course = course_of(folder)
+    source = _loaded(course, steps)
+    bound_memory(600 << 20)  # the model's weights as float32 come yet
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # what it says on stderr lies in a file
+    os.chdir(folder)
+    sys.dont_write_bytecode = True
+
+    def answer(asked: dict[str, Any], _: list[int]) -> None:
+        name, limit_s = asked["step"], asked["limit_s"]
+        is_whole = name == "whole"
+        _bound_time(3 * limit_s if is_whole else limit_s)
+        os.pwrite(place, (0).to_bytes(8, "little"), 0)
+        found = _whole(course.model, source, folder) if is_whole else _check(source, folder, name, asked["seed"])
+        os.pwrite(place, (-1).to_bytes(8, "little", signed=True), 0)
+        send(channel, {"found": asdict(found)})
+
+    return answer
+
+
+def _loaded(course: Course, steps: Sequence[str]) -> Source:
     """Load the model and read the texts, so that what is wrong with these is not said of a function."""
-    llama = llamarium.load(asked["model"])
-    source = Source(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, asked["texts"])
-    if asked["whole"] or "merge" in asked["steps"]:
+    llama = llamarium.load(course.model)
+    source = Source(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, course.texts)
+    if "whole" in steps or "merge" in steps:
         source.vocabulary()
     return source
 
@@ -134,4 +153,4 @@ def bound_memory(more_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -13,10 +13,12 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from numpy.typing import NDArray
 
@@ -33,23 +35,145 @@ STEP_S, TOKEN_S = 60.0, 1.0
 """How long a request may take, and how much longer for each token: functions of plain loops are slow, and welcome."""
 
 
+@dataclass(slots=True)
+class EndedError(Exception):
+    """A process gave no answer, and was ended.
+
+    Attributes:
+        code: Its exit code, None if it went on.
+        is_late: Whether its time was over.
+        place: What it had noted last, -1 for nothing.
+        said: The end of what it wrote to standard error.
+    """
+
+    code: int | None
+    is_late: bool
+    place: int
+    said: str
+
+    def words(self) -> str:
+        """Say how the process ended."""
+        if self.code is None:
+            return "answers what it may not"
+        if self.code == -signal.SIGKILL:
+            return "was ended from outside, for the memory that it took, say"
+        if self.code < 0:
+            return f"crashes the process ({signal.Signals(-self.code).name})"
+        last = "".join(f"; {escape(line)}" for line in self.said.strip().splitlines()[-1:])
+        return f"ends the process (exit code {self.code}{last})"
+
+
+class Process:
+    """What runs, the connection to it, and the file of what it writes to standard error; ended with this object.
+
+    Args:
+        command: What to start; appended are the number of its end of the connection, and that of a file of 8 bytes, in
+            which it notes where it computes, -1 for nowhere.
+        num_threads: Of its products.
+    """
+
+    def __init__(self, command: Sequence[str], num_threads: int) -> None:
+        self._channel, theirs = socket.socketpair()
+        self._place = place = unnamed_file()
+        os.write(place, (-1).to_bytes(8, "little", signed=True))
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
+        with theirs:
+            passed = theirs.fileno(), place
+            self.popen = subprocess.Popen(
+                [*command, *map(str, passed)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said,
+                pass_fds=passed, start_new_session=True, env=os.environ | threads,
+            )  # fmt: skip
+        self.end = weakref.finalize(self, _end, self.popen, self._channel, self._said, place)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it can be asked."""
+        return self.end.alive and self.popen.poll() is None
+
+    def begin(self) -> dict[str, Any]:
+        """Return what it says once it has begun; with an "error" it has ended. EndedError as of `ask`."""
+        with self._watched():
+            answer = read_header(self._channel, time.monotonic() + BEGIN_S)
+        if "error" in answer:
+            self.end()
+        return answer
+
+    def ask(
+        self,
+        header: Mapping[str, Any],
+        limit_s: float,
+        arrays: Sequence[NDArray[Any]] = (),
+        answers: Sequence[NDArray[Any]] = (),
+        descriptor: int | None = None,
+    ) -> dict[str, Any]:
+        """Send a request, fill `answers` unless it is answered by an "error", and return the answer's header.
+
+        Raises:
+            EndedError: If there is no answer in time; the process has been ended.
+        """
+        with self._watched():
+            deadline = time.monotonic() + limit_s
+            self._channel.settimeout(limit_s)
+            send(self._channel, header, arrays, descriptor)
+            answer = read_header(self._channel, deadline)
+            for array in () if "error" in answer else answers:
+                read_into(self._channel, array, deadline)
+        return answer
+
+    @contextmanager
+    def _watched(self) -> Generator[None]:
+        """End the process if an exchange fails: its answer may still come, and would be taken for the next one's."""
+        try:
+            yield
+        except TimeoutError:
+            raise self._ended(is_late=True) from None
+        except (OSError, EOFError, ValueError, RecursionError):
+            raise self._ended(is_late=False) from None
+        except BaseException:  # Ctrl-C, say
+            self.end()
+            raise
+
+    def _ended(self, *, is_late: bool) -> EndedError:
+        """End it and return what is known of it; one that is running says first where it is."""
+        if is_late:
+            self.popen.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            self.popen.wait(1)
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - (1 << 16)))
+        place = int.from_bytes(os.pread(self._place, 8, 0), "little", signed=True)
+        ended = EndedError(self.popen.poll(), is_late, place, self._said.read().decode("utf-8", "replace"))
+        self.end()
+        return ended
+
+
+def _end(popen: subprocess.Popen[bytes], channel: socket.socket, said: IO[bytes], place: int) -> None:
+    """End a process and all that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
+    assert popen.stdin is not None
+    for file in (popen.stdin, channel, said):
+        file.close()
+    os.close(place)
+
+
 class Child:
     """A process that answers requests, one at a time; started anew after one that failed.
 
     Args:
-        command: What to start; appended are the number of its end of the connection, and that of a file of 8 bytes, in
-            which it notes the layer that it computes, -1 outside of layers.
+        command: As of `Process`; it notes the layer that it computes.
         folder: Whose code it runs: errors name lines of files in it.
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self._command, self._folder = command, folder
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._process: Process | None = None
 
     def start(self) -> None:
         """Start the process; FunctionError if it cannot begin."""
-        with self._lock, self._failing(f"does not begin within {BEGIN_S:.0f} s"):
+        with self._lock:
             self._running()
 
     def ask(
@@ -68,111 +192,30 @@ class Child:
         """
         limit_s = STEP_S + TOKEN_S * num_tokens
         pause()
-        with self._lock, self._failing(f"does not end within {limit_s:.0f} s"):
-            channel = self._running().channel
-            deadline = time.monotonic() + limit_s
-            channel.settimeout(limit_s)
-            send(channel, header, arrays, descriptor)
-            self._read(channel, answers, deadline)
+        with self._lock:
+            process = self._running()
+            asked = partial(process.ask, header, limit_s, arrays, answers, descriptor)
+            self._exchange(asked, f"does not end within {limit_s:.0f} s")
 
-    @contextmanager
-    def _failing(self, too_late: str) -> Generator[None]:
-        """Make a FunctionError of whatever ends the exchange, and end the process unless it has said so itself."""
-        try:
-            yield
-        except TimeoutError:
-            raise self._stopped(too_late) from None
-        except (OSError, EOFError, ValueError):
-            raise self._stopped("") from None
-        except FunctionError:
-            raise
-        except BaseException:  # Ctrl-C, say: the answer still comes, and would be taken for the next one's
-            self._end()
-            raise
-
-    def _running(self) -> "_Process":
+    def _running(self) -> Process:
         """Return the process, started if there is none that runs."""
-        if self._process is not None and self._process.popen.poll() is None:
+        if self._process is not None and self._process.is_running:
             return self._process
-        self._end()
-        self._process = process = _Process(self._command)
-        self._finalizer = weakref.finalize(self, process.end)
-        try:
-            self._read(process.channel, (), time.monotonic() + BEGIN_S)
-        except FunctionError:
-            self._end()
-            raise
-        return process
-
-    def _end(self) -> None:
         if self._process is not None:
-            self._finalizer()
-            self._process = None
+            self._process.end()
+        self._process = Process(self._command, num_threads())
+        self._exchange(self._process.begin, f"does not begin within {BEGIN_S:.0f} s")
+        return self._process
 
-    def _read(self, channel: socket.socket, answers: Sequence[NDArray[Any]], deadline: float) -> None:
-        answer = read_header(channel, deadline)
+    def _exchange(self, asked: Callable[[], Mapping[str, Any]], too_late: str) -> None:
+        """Make a FunctionError of what was done instead of answering, and where, as far as that is known."""
+        name = escape(self._folder.name)
+        try:
+            answer = asked()
+        except EndedError as ended:
+            place = f"layer {ended.place}, " if ended.place >= 0 else ""
+            found = re.search(rf'{re.escape(self._folder.name)}/([^/"]+)", line (\d+)', ended.said)
+            place += f"{escape(found[1])}, line {found[2]}: " if found else ""
+            raise FunctionError(f"{name}: {place}{too_late if ended.is_late else ended.words()}") from None
         if "error" in answer:
-            raise FunctionError(f"{escape(self._folder.name)}: {escape(answer['error'], 500)}")
-        for array in answers:
-            read_into(channel, array, deadline)
-
-    def _stopped(self, words: str) -> FunctionError:
-        """End the process and say what it did, and where, as far as that is known."""
-        assert self._process is not None
-        code, layer, said = self._process.last_words(is_running=bool(words))
-        self._end()
-        place = f"layer {layer}, " if layer >= 0 else ""
-        found = re.search(rf'{re.escape(self._folder.name)}/([^/"]+)", line (\d+)', said)
-        place += f"{escape(found[1])}, line {found[2]}: " if found else ""
-        return FunctionError(f"{escape(self._folder.name)}: {place}{words or _ending(code, said)}")
-
-
-class _Process:
-    """What runs, the connection to it, and the file of what it writes to standard error."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self.channel, theirs = socket.socketpair()
-        self._place = place = unnamed_file()
-        os.write(place, (-1).to_bytes(8, "little", signed=True))
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
-        with theirs:
-            passed = theirs.fileno(), place
-            self.popen = subprocess.Popen(
-                [*command, *map(str, passed)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said,
-                pass_fds=passed, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": str(num_threads())},
-            )  # fmt: skip
-
-    def last_words(self, *, is_running: bool) -> tuple[int | None, int, str]:
-        """Return the exit code, None if it goes on, its layer, -1 for none, and what it wrote.
-
-        One that is running says first where it is.
-        """
-        if is_running:
-            self.popen.send_signal(signal.SIGABRT)
-        with suppress(subprocess.TimeoutExpired):
-            self.popen.wait(1)
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - (1 << 16)))
-        layer = int.from_bytes(os.pread(self._place, 8, 0), "little", signed=True)
-        return self.popen.poll(), layer, self._said.read().decode("utf-8", "replace")
-
-    def end(self) -> None:
-        """End it and all that it started."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        assert self.popen.stdin is not None
-        for file in (self.popen.stdin, self.channel, self._said):
-            file.close()
-        os.close(self._place)
-
-
-def _ending(code: int | None, said: str) -> str:
-    """Say how a process ended."""
-    if code is None:
-        return "answers what it may not"
-    if code == -signal.SIGKILL:
-        return "was ended from outside, for the memory that it took, say"
-    if code < 0:
-        return f"crashes the process ({signal.Signals(-code).name})"
-    last = "".join(f"; {escape(line)}" for line in said.strip().splitlines()[-1:])
-    return f"ends the process (exit code {code}{last})"
+            raise FunctionError(f"{name}: {escape(answer['error'], 500)}")

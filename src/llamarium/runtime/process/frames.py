@@ -4,10 +4,10 @@ Nothing of a header is code. The side that asks computes how many bytes an answe
 take memory. The cache's file travels beside a request, as a descriptor.
 """
 
-import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from json import dumps, loads  # a function that assigns json.dumps changes nothing here
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ def send(
 ) -> None:
     """Send a header, arrays whose dtypes and shapes it then names, and an open file."""
     described = [[array.dtype.str, array.shape] for array in arrays]
-    text = json.dumps({**header, "arrays": described}).encode()
+    text = dumps({**header, "arrays": described}).encode()
     length = len(text).to_bytes(4, "big")
     sent = channel.send(length) if descriptor is None else socket.send_fds(channel, [length], [descriptor])
     channel.sendall(length[sent:] + text)
@@ -44,7 +44,7 @@ def read_header(channel: socket.socket, deadline: float | None = None, begun: by
     length = int.from_bytes(begun + _read(channel, 4 - len(begun), deadline), "big")
     if length > HEADER_BYTES:
         raise ValueError(f"a header of {length} bytes")
-    header = json.loads(_read(channel, length, deadline))
+    header = loads(_read(channel, length, deadline))
     if not isinstance(header, dict):
         raise ValueError("a header that is no object")
     return header  # pyright: ignore[reportUnknownVariableType]
