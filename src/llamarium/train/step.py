@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from llamarium.attention import TrainingAttend
+from llamarium.kernels import cpu_float32
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import IGNORED, Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -69,7 +70,9 @@ def checkpoint_layers(model: LlamaForCausalLM) -> None:
         forward = layer.forward
 
         def again(*args: object, forward: Callable[..., Tensor] = forward) -> object:
-            return checkpoint(forward, *args, use_reentrant=False) if torch.is_grad_enabled() else forward(*args)
+            if not torch.is_grad_enabled():
+                return forward(*args)
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=cpu_float32.again)
 
         layer.forward = again
 
@@ -186,8 +189,10 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> T
 
 
 def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
-    """Compute products in bfloat16, or change nothing."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    """Compute products in bfloat16, or those of float32 as this processor does them fastest."""
+    if precision == "bfloat16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return cpu_float32.OneDNN() if device.type == "cpu" and cpu_float32.is_needed() else nullcontext()
 
 
 def any_learned(rows: Rows) -> bool:
