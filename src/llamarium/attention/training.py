@@ -1,9 +1,7 @@
 """Attention for training: over whole rows in C, forward and backward, where the CPU's kernels can compute it.
 
-PyTorch's attention on a CPU takes several times as long as the products in it, most of all its backward pass in
-bfloat16. `native/row_attention.c` computes all sums in float32, repeats no keys for groups of queries, reads segments
-as they are instead of a T x T mask, and gives the same bits for every number of threads. `attend_eagerly` is the
-definition that both are held to.
+PyTorch's on a CPU takes several times as long as its products. `native/row_attention.c` computes all sums in float32,
+repeats no keys, needs no T x T mask, and gives the same bits for every number of threads. `attend_eagerly` defines it.
 """
 
 from typing import Any
@@ -15,7 +13,6 @@ from llamarium.attention.causal import CausalAttend
 from llamarium.kernels import native
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
-_HEAD_DIM_STEP = 16
 
 
 class TrainingAttend(CausalAttend):
@@ -24,11 +21,7 @@ class TrainingAttend(CausalAttend):
     _segments_BT: Tensor | None = None
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
-        """Return (B, T, N, H), differentiable once, in autocast's dtype or q's.
-
-        Raises:
-            MemoryBudgetError: If there is no memory to work in.
-        """
+        """Return (B, T, N, H), differentiable once, in autocast's dtype or q's; MemoryBudgetError without memory."""
         if not can_attend_rows(q_BTNH, k_BTKH, v_BTKH):
             return super().__call__(layer_idx, q_BTNH, k_BTKH, v_BTKH)
         if self._segments_BT is None and self.segments_BT is not None:  # once for all layers
@@ -44,7 +37,7 @@ def can_attend_rows(*arrays: Tensor) -> bool:
     return (
         all(type(x) is Tensor and x.device.type == "cpu" and _dtype(x) in _DTYPES for x in arrays)
         and len({_dtype(x) for x in arrays}) == 1
-        and arrays[0].shape[-1] % _HEAD_DIM_STEP == 0
+        and arrays[0].shape[-1] % 16 == 0
         and not torch.compiler.is_compiling()
         and native.library() is not None
     )
@@ -83,5 +76,6 @@ def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, causal: bool) 
     """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
     (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
     segments, pointers = None if segments_BT is None else segments_BT.data_ptr(), [x.data_ptr() for x in arrays]
-    dtype = _DTYPES[arrays[0].dtype]
-    return native.CRowAttention(dtype, rows, tokens, heads, kv_heads, head_dim, causal, segments, *pointers)
+    return native.CRowAttention(
+        _DTYPES[arrays[0].dtype], rows, tokens, heads, kv_heads, head_dim, causal, segments, *pointers
+    )

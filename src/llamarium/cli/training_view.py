@@ -227,8 +227,8 @@ def _about(event: "Event") -> str:
 
 def _precision(event: "Event") -> str:
     """Say what products are computed in, where it is not float32, and how to have that."""
-    chosen = event["settings"]["precision"]
-    return f", products in {chosen} (--precision float32 for float32)" if chosen == "bfloat16" else ""
+    is_half = event["settings"]["precision"] == "bfloat16"
+    return ", products in bfloat16 (--precision float32 for float32)" * is_half
 
 
 def _threads(event: "Event") -> str:

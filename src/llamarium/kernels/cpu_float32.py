@@ -1,8 +1,7 @@
 """Products in float32 by oneDNN, on processors where PyTorch's own are slow.
 
-PyTorch's float32 products on x86-64 are MKL's, which on AMD's processors uses AVX2 although they have AVX-512; oneDNN,
-which PyTorch brings for bfloat16, multiplies the same matrices there in half of the time. The choice follows from the
-processor alone, so that a resumed run computes as before.
+They are MKL's, which on AMD's processors computes with AVX2 although they have AVX-512; oneDNN, which it brings for
+bfloat16, takes half of the time. The choice follows from the processor alone: a resumed run computes as before.
 """
 
 import functools
@@ -19,11 +18,9 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode  # pyr
 @functools.cache
 def is_needed() -> bool:
     """Whether this is an AMD processor with AVX-512 under Linux, and PyTorch has MKL and oneDNN's product."""
-    try:
-        is_amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    has_both = torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    processors = Path("/proc/cpuinfo")
+    has_both = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkl.is_available()
+    is_amd = processors.exists() and "AuthenticAMD" in processors.read_text()
     return is_amd and has_both and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
@@ -65,7 +62,6 @@ class _Linear(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        (grad,), (x, weight) = grad_outputs, ctx.saved_tensors
-        needs_x, needs_weight = ctx.needs_input_grad
+        (grad,), (x, weight), (needs_x, needs_weight) = grad_outputs, ctx.saved_tensors, ctx.needs_input_grad
         rows, grads = x.flatten(0, -2), grad.flatten(0, -2)
         return (multiply(grad, weight.T) if needs_x else None), (multiply(grads.T, rows.T) if needs_weight else None)

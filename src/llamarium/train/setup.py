@@ -21,7 +21,6 @@ from llamarium.train.step import Evaluation, causal_trunk
 _Config = TypeVar("_Config", bound=RunConfig)
 
 _SIDE = 512  # of the matrices that are multiplied: 1 to 3 ms in float32
-_ROUNDS = 5
 _WORTH = 1.25  # times as fast has bfloat16 to be: a step is more than its products
 
 
@@ -80,11 +79,7 @@ class Setup:
 
 
 def with_precision(config: _Config) -> _Config:
-    """Return settings whose precision is no longer "auto"; a run keeps it, wherever it is resumed.
-
-    On a CPU products are computed in bfloat16 where that is faster; weights, gradients and the optimizer's state are
-    float32 in any case. On other devices it is float32, unless bfloat16 is asked for.
-    """
+    """Return settings whose precision is no longer "auto": bfloat16 on a CPU where that is faster, else float32."""
     if config.precision != "auto":
         return config
     fast = choose_device(config.device) == "cpu" and multiplies_bfloat16()
@@ -93,16 +88,11 @@ def with_precision(config: _Config) -> _Config:
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU is faster at products of bfloat16 than of float32, as measured by some that take milliseconds.
-
-    With instructions for it (AVX512-BF16, AMX, Arm's) it is two to four times as fast, without them several times
-    slower.
-    """
+    """Whether products of bfloat16 are faster here, by instructions for them: some are timed, in milliseconds."""
     x = torch.ones(_SIDE, _SIDE)
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    for _ in range(_ROUNDS):  # in turn, and the fastest: others may compute at the same time
-        for dtype in seconds:
-            rounded = x.to(dtype)
+    for _ in range(5):  # in turn, and the fastest: others may compute at the same time
+        for dtype, rounded in ((dtype, x.to(dtype)) for dtype in seconds):
             begin = time.perf_counter()
             torch.mm(rounded, rounded)
             seconds[dtype] = min(seconds[dtype], time.perf_counter() - begin)
