@@ -75,7 +75,6 @@ class _AttendRows(torch.autograd.Function):
 def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, causal: bool) -> native.CRowAttention:
     """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
     (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
-    segments, pointers = None if segments_BT is None else segments_BT.data_ptr(), [x.data_ptr() for x in arrays]
-    return native.CRowAttention(
-        _DTYPES[arrays[0].dtype], rows, tokens, heads, kv_heads, head_dim, causal, segments, *pointers
-    )
+    pointers = [None if x is None else x.data_ptr() for x in (segments_BT, *arrays)]
+    dtype = _DTYPES[arrays[0].dtype]
+    return native.CRowAttention(dtype, rows, tokens, heads, kv_heads, head_dim, causal, *pointers)

@@ -227,8 +227,7 @@ def _about(event: "Event") -> str:
 
 def _precision(event: "Event") -> str:
     """Say what products are computed in, where it is not float32, and how to have that."""
-    is_half = event["settings"]["precision"] == "bfloat16"
-    return ", products in bfloat16 (--precision float32 for float32)" * is_half
+    return ", products in bfloat16 (--precision float32 for float32)" * (event["settings"]["precision"] == "bfloat16")
 
 
 def _threads(event: "Event") -> str:
