@@ -35,12 +35,12 @@ class Colour(pydantic.BaseModel):
 
 
 class Weather:
-    """A tool that remembers for which cities it was called."""
+    """A tool that remembers for which cities it was called; a coroutine, as for others clients keep threads."""
 
     def __init__(self) -> None:
         self.cities: list[str] = []
 
-    def get_weather(self, city: Literal["Paris", "Rome"]) -> str:
+    async def get_weather(self, city: Literal["Paris", "Rome"]) -> str:
         """The weather in a city now."""
         self.cities.append(city)
         return f"{city}: sunny, 25 C"
