@@ -185,7 +185,8 @@ def test_options_become_settings_and_what_a_replica_loads(tmp_path: Path) -> Non
     assert (settings.request_timeout_s, settings.max_num_seqs) == (None, 8)
     assert options.of_model().load_options()["quantize"] == "NF4"
     assert set(options.of_model().load_options()) == set(inspect.signature(llamarium.load).parameters) - {"progress"}
-    engine = set(EngineOptions.__annotations__) - {"draft_model"} | {"adapters"}
+    not_of_ray = {"disk_cache"}  # a folder is one process's, and a machine may have several replicas
+    engine = set(EngineOptions.__annotations__) - {"draft_model"} - not_of_ray | {"adapters"}
     assert set(options.of_model().engine_options()) == engine
     assert options.of_model().engine_options()["max_num_seqs"] == 8
 
@@ -239,6 +240,7 @@ def test_a_key_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({}, "num_cpus: Field required"),
         (LEAST | {"modle": "x"}, "modle: .* the application takes model, "),
+        (LEAST | {"disk_cache": "x"}, "disk_cache: .* the application takes model, "),
         (LEAST | {"max_num_seqs": 0}, "max_num_seqs: "),
         (LEAST | {"min_replicas": 3, "max_replicas": 2}, "min_replicas is 3, more than max_replicas, 2"),
         (LEAST | {"model": "m", "adapters": {"m": "a"}}, "adapters: m is what the model itself is called"),

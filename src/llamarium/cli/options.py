@@ -228,9 +228,9 @@ def check_adapters(args: argparse.Namespace) -> None:
         read_adapter_config(folder)
 
 
-def load_base(args: argparse.Namespace, *, falls_back: bool = True) -> "Llama":
-    """Load the model that `add_loading`'s options describe; `falls_back` as for `load_llama`."""
-    return _load(args, falls_back=falls_back, adapter=None)
+def load_base(args: argparse.Namespace) -> "Llama":
+    """Load the model that `add_loading`'s options describe, without an adapter; else as `load_llama`."""
+    return _load(args, falls_back=True, adapter=None)
 
 
 def _load(

@@ -261,27 +261,11 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
 
 def _settings(args: argparse.Namespace) -> Settings:
     host, port = _place(args)
-    return Settings(
-        host=host,
-        port=port,
-        uds=args.uds,
-        api_keys=_keys(args, host),
-        allowed_hosts=tuple(args.allowed_host),
-        cors_origins=tuple(args.cors_origin),
-        max_num_seqs=args.max_num_seqs,
-        kv_cache_dtype=args.kv_cache_dtype,
-        max_queue=args.max_queue,
-        max_context=args.max_context,
-        request_timeout_s=args.request_timeout or None,
-        drain_timeout_s=args.drain_timeout,
-        tool_form=args.tool_form,
-        strict_fields=args.strict_fields,
-        open_objects=args.open_objects,
-        responses=_responses(args),
-        adapter_dir=args.adapter_dir,
+    keys, responses = _keys(args, host), _responses(args)
+    return Settings.of(
+        args, host=host, port=port, uds=args.uds, api_keys=keys, responses=responses, adapter_dir=args.adapter_dir,
         allow_interventions=args.allow_interventions,
-        log_format=args.log_format,
-    )
+    )  # fmt: skip
 
 
 def _responses(args: argparse.Namespace) -> "ResponseStore | None":

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from llamarium.runtime.runner import CacheDtype
@@ -64,3 +64,19 @@ class Settings:
     read_timeout_s: float = 60.0
     max_connections: int = 1000
     ping_s: float = 15.0
+
+    @classmethod
+    def of(cls, options: Any, **own: Any) -> "Settings":
+        """Return the settings of options with the names of `llamarium serve`, and those that one caller alone has."""
+        alike = (
+            "max_num_seqs", "kv_cache_dtype", "max_queue", "max_context", "tool_form", "strict_fields", "open_objects",
+            "log_format",
+        )  # fmt: skip
+        return cls(
+            **{name: getattr(options, name) for name in alike},
+            **own,
+            allowed_hosts=tuple(options.allowed_host),
+            cors_origins=tuple(options.cors_origin),
+            request_timeout_s=options.request_timeout or None,
+            drain_timeout_s=options.drain_timeout,
+        )

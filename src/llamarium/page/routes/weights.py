@@ -67,7 +67,7 @@ async def codes(request: Request, query: Annotated[schema.CodesQuery, Query()]) 
         num_rows, num_columns = runner.weights[key].shape
         check_index("row", query.row, num_rows)
         _check_window(query.start, query.count, num_columns)
-        with _alone(), _of_shape("quantize") if query.quantize else nullcontext():
+        with _alone(), _of_shape() if query.quantize else nullcontext():
             found = coded_weights(runner, key, [query.row], quantize=query.quantize)
         return _codes_view(llama, key, query, found)
 
@@ -184,12 +184,12 @@ def _check_plain(one: Pass) -> None:
 
 
 @contextmanager
-def _of_shape(field: str) -> Generator[None]:
+def _of_shape() -> Generator[None]:
     """Refuse a type that a matrix of this shape cannot be, as the client's choice."""
     try:
         yield
     except OptionError as error:
-        raise ApiError(400, str(error), code="invalid_parameter", param=field) from None
+        raise ApiError(400, str(error), code="invalid_parameter", param="quantize") from None
 
 
 def _codes_view(llama: "Llama", key: str, query: schema.CodesQuery, found: CodedWeights) -> schema.CodesView:
@@ -246,7 +246,7 @@ def _errors(known: OpenPass, method: schema.QuantizeName | None) -> schema.Error
         )
         raise ApiError(400, message, code="model_too_large", param="quantize")
     trace, runner = known.trace(["resid"], known.layers), llama.runner
-    with _alone(), _of_shape("quantize"):
+    with _alone(), _of_shape():
         exact = streams_as(runner, ids)
         runs = [schema.ErrorsOfView(what="pass", layers=tuple(stream_errors(trace, exact)))]
         if method is not None:

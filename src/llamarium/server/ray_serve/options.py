@@ -103,22 +103,7 @@ class RayOptions(ModelOptions):
 
     def settings(self) -> Settings:
         """Return a server's settings; it accepts all addresses of its machine."""
-        return Settings(
-            host="0.0.0.0",
-            api_keys=self._keys(),
-            allowed_hosts=self.allowed_host,
-            cors_origins=self.cors_origin,
-            max_num_seqs=self.max_num_seqs,
-            kv_cache_dtype=self.kv_cache_dtype,
-            max_queue=self.max_queue,
-            max_context=self.max_context,
-            request_timeout_s=self.request_timeout or None,
-            drain_timeout_s=self.drain_timeout,
-            tool_form=self.tool_form,
-            strict_fields=self.strict_fields,
-            open_objects=self.open_objects,
-            log_format=self.log_format,
-        )
+        return Settings.of(self, host="0.0.0.0", api_keys=self._keys())
 
     def served_names(self) -> tuple[str, ...]:
         """Return the model's names for requests; the first is used in replies."""
