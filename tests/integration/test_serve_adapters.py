@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -283,11 +284,14 @@ def unload(running: Running, name: str) -> httpx.Response:
 
 
 def test_adapters_come_and_go_while_the_server_runs(llama: Llama, place: Path, expected: Any) -> None:
-    with serving(llama, adapter_dir=place) as running:
+    steer, steered = {"layer": 0, "toward": "Love and joy", "away": "Hate", "strength": 3.0}, dict[str, str]()
+    with serving(llama, adapter_dir=place, allow_interventions=True) as running:
         assert ask(running, None)["choices"][0]["text"] == expected[None]
         for name, path in (("first", "one"), ("second", place / "two"), ("first", "two"), ("first", "./one/../one")):
             assert load(running, name, path, load_inplace=True).text.startswith("Success"), name
             assert ask(running, name)["choices"][0]["text"] == expected[Path(path).name], "nothing of another's is used"
+            found = ask(running, name, steer=steer)["choices"][0]["text"]
+            assert steered.setdefault(Path(path).name, found) == found, "nor is its direction"
         listed = httpx.get(f"{running.url}/v1/models").json()["data"]
         assert [one["id"] for one in listed if one["parent"]] == ["second", "first"]
         again = load(running, "first", "two")
@@ -300,6 +304,9 @@ def test_adapters_come_and_go_while_the_server_runs(llama: Llama, place: Path, e
         assert adapters is not None and [bool(one) for one in adapters] == [False, True, False, False]
         assert ask(running, "second")["choices"][0]["text"] == expected["two"]
         assert ask(running, None)["choices"][0]["text"] == expected[None]
+        with ThreadPoolExecutor(4) as pool:
+            at_once = pool.map(lambda _: load(running, "third", "one").status_code, range(4))
+            assert sorted(at_once) == [200, 400, 400, 400], "one of them loads it"
 
 
 def test_a_running_request_keeps_the_adapter_that_it_began_with(llama: Llama, place: Path, expected: Any) -> None:

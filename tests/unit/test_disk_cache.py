@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.tiers import disk_tier
 from llamarium.engine.tiers.disk_cache import MARK, DiskCache
 from llamarium.errors import OptionError
+from llamarium.runtime.blocks import BlockTable
 from llamarium.sampling.params import SamplingParams
 
 BYTES = b"keys and values"
@@ -152,6 +154,15 @@ def test_the_next_process_knows_what_was_used_last_and_keeps_a_lower_bound(tmp_p
     with closing(DiskCache(tmp_path, 2 * PAGE)) as disk:
         assert [number for number in (1, 2, 3) if key(number) in disk] == [1, 2]
         assert len(files(tmp_path)) == 2
+
+
+def test_a_folder_is_opened_in_a_time_that_grows_with_its_blocks_and_names_in_a_circle_end(tmp_path: Path) -> None:
+    DiskCache(tmp_path).close()
+    for number in range(2000):  # one text, of which each block follows the one before it; the first follows the last
+        (tmp_path / f"{key(number).hex()}-{key((number or 2000) - 1).hex()}.kv").touch()
+    began = time.process_time()
+    DiskCache(tmp_path).close()
+    assert time.process_time() - began < 1
 
 
 def test_a_block_that_is_another_one_by_the_time_it_is_written_is_dropped(tmp_path: Path) -> None:
@@ -406,9 +417,15 @@ def test_what_waits_for_the_disk_can_be_aborted_and_preempted(tmp_path: Path) ->
         engine.step()
         sequence = engine.sequences[1]
         assert sequence.is_on_disk and sequence.num_computed == 16
+        loaded = sequence.table.blocks[: len(sequence.keys)]
         engine._scheduler._preempt(sequence)
         assert not sequence.is_on_disk and sequence.num_computed == 0
+        other = BlockTable(engine._index.pool)
+        other.share(loaded)
+        for block in loaded:  # they are taken for something else meanwhile
+            engine._index.take_out(block)
         engine.step()
+        assert sequence.num_disk == sequence.num_cached == 16, "a block that is loaded twice counts once"
         engine.abort(number)
         assert engine.num_running == 1 and not engine._scheduler._promised
 

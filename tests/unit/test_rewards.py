@@ -50,7 +50,10 @@ def settings(tmp_path: Path, model_files: Callable[..., Any], tokenizer: Tokeniz
     model_files(vocab_size=280).huggingface().rename(base)
     tokenizer.save(base)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
-    (tmp_path / "mine.py").write_text("def short(answer, row):\n    return -len(answer.encode())\n")
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Own:\n    size: int\n"
+        "def short(answer, row):\n    return -Own(len(answer.encode())).size\n"
+    )
     return {
         "model": str(base), "data": str(tmp_path / "prompts.jsonl"), "reward": f"{tmp_path}/mine.py:short",
         "steps": 6, "batch_rows": 8, "gradient_accumulation_steps": 2, "group_size": 4, "context": 24, "max_tokens": 8,

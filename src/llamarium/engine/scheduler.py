@@ -247,7 +247,7 @@ class Scheduler:
         sequence.num_computed = start  # what was there of a block in part is overwritten
         if not sequence.sampling.num_tokens:
             sequence.num_cached = start + size * is_there
-            sequence.num_disk += size * is_there
+            sequence.num_disk = min(sequence.num_disk + size * is_there, sequence.num_cached)  # if loaded once more
         if is_there:
             self.mark_computed(sequence, start + size)
         return is_there

@@ -60,7 +60,8 @@ class AdapterChoices:
 
     def reader(self, name: str | None) -> Runner:
         """Return a runner whose `read_stream` has an adapter's head; of one that has gone, the model's own."""
-        runner, served = self._thread.engine.runner, None if name is None else self.served.get(name)
+        served = None if name is None else self.served.get(name)
+        runner = self._thread.engine.runner  # read after the number, so that it has that one
         if served is None or "lm_head" not in served.saved.linears:
             return runner
         return runner.with_adapters(runner.adapters or (), default=served.number)

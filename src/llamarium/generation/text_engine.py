@@ -367,7 +367,8 @@ class TextEngine:
 
         Options and errors as for `submit`; it waits for both.
         """
-        key = tuple(toward_ids), tuple(away_ids), layer, how.get("adapter")
+        with self.choices.number(how.get("adapter")) as number:  # its name may be another adapter's later
+            key = tuple(toward_ids), tuple(away_ids), layer, number
         if (known := self._directions.pop(key, None)) is None:
             params = SamplingParams(max_tokens=1, temperature=0.0)
             places = [Places([layer], [len(ids) - 1]) for ids in key[:2]]

@@ -4,6 +4,7 @@ From the outside in: `Access` (a request's id and its line in the log), CORS whe
 names, origins, keys), and the routes of each protocol.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def create_routes(service: Service, names: tuple[str, ...]) -> FastAPI:
     """Return the routes without the layers around them; a request's scope needs `notes`, `request_id` and `began`."""
     app = FastAPI(title="Llamarium", docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
     app.state.service, app.state.names, app.state.created = service, names, int(time.time())
-    app.state.bodies = Bodies()
+    app.state.bodies, app.state.loading_adapter = Bodies(), asyncio.Lock()
     app.state.metrics = Metrics(service, names[0])
     for router, error in _ROUTERS:
         app.include_router(router, responses=documented(error))

@@ -129,17 +129,21 @@ class DiskCache:
         return self._folder / f"{key.hex()}-{entry.parent.hex()}.kv"
 
     def _find(self) -> None:
-        """Take in the blocks that are there, by the time of their last use."""
+        """Take in the blocks that are there, by the time of their last use; a block also by that of its children."""
         found: list[tuple[int, bytes, _Entry]] = []
         for path in self._folder.iterdir():
             name, status = _NAME.fullmatch(path.name), path.lstat()
             if name is not None and stat.S_ISREG(status.st_mode):
                 key, parent = map(bytes.fromhex, name.groups())
                 found.append((status.st_mtime_ns, key, _Entry(parent, _on_disk(status.st_size))))
-        self._entries.update((key, entry) for _, key, entry in sorted(found))
+        left, newest_first = {key: entry for _, key, entry in sorted(found)}, list[tuple[bytes, _Entry]]()
+        while left:  # each block once, whatever the files' names say
+            path_to_root = [left.popitem()]
+            while (entry := left.pop(parent := path_to_root[-1][1].parent, None)) is not None:
+                path_to_root.append((parent, entry))
+            newest_first += reversed(path_to_root)
+        self._entries.update(reversed(newest_first))
         self.num_bytes = sum(entry.num_bytes for entry in self._entries.values())
-        for key in list(self._entries):
-            self._move_up(key)
 
     def _move_up(self, key: bytes) -> None:
         """Make a block the most recently used one, its parent even more so, and so on."""

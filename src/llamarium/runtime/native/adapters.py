@@ -14,7 +14,8 @@ from llamarium.runtime.intervention import Edit
 
 def describe(adapters: Sequence[Adapter], num_layers: int) -> "ctypes.Array[native.CAdapter]":
     """Return adapters for C; what it refers to lives as long as the arrays and the result do."""
-    return (native.CAdapter * len(adapters))(*(_adapter(adapter, num_layers) for adapter in adapters))
+    empty = _adapter({}, num_layers)  # one for all that have gone, of which there may be thousands
+    return (native.CAdapter * len(adapters))(*(_adapter(one, num_layers) if one else empty for one in adapters))
 
 
 def _adapter(adapter: Adapter, num_layers: int) -> native.CAdapter:

@@ -74,16 +74,18 @@ async def load_adapter(request: Request, body: LoadRequest) -> PlainTextResponse
     _, engine = service.require()
     if name in request.app.state.names:
         raise ApiError(400, f"{name} is what the model itself is called; choose another name", param="lora_name")
-    if name in engine.adapters and not body.load_inplace:
-        message = f"the lora adapter '{name}' has already been loaded; unload it, or set load_inplace to true"
-        raise ApiError(400, message, param="lora_name")
-    if name not in engine.adapters and len(engine.adapters) >= MAX_ADAPTERS:
-        raise ApiError(400, f"{MAX_ADAPTERS} adapters are loaded, and no more may be; unload one", param="lora_name")
-    try:
-        await in_own_thread(lambda: engine.add_adapter(name, folder))
-    except LlamariumError as error:
-        message = str(error).replace(str(folder), body.lora_path)  # no path of the server's
-        raise ApiError(400, message, code="invalid_adapter", param="lora_path") from None
+    async with request.app.state.loading_adapter:
+        if name in engine.adapters and not body.load_inplace:
+            message = f"the lora adapter '{name}' has already been loaded; unload it, or set load_inplace to true"
+            raise ApiError(400, message, param="lora_name")
+        if name not in engine.adapters and len(engine.adapters) >= MAX_ADAPTERS:
+            message = f"{MAX_ADAPTERS} adapters are loaded, and no more may be; unload one"
+            raise ApiError(400, message, param="lora_name")
+        try:
+            await in_own_thread(lambda: engine.add_adapter(name, folder))
+        except LlamariumError as error:
+            message = str(error).replace(str(folder), body.lora_path)  # no path of the server's
+            raise ApiError(400, message, code="invalid_adapter", param="lora_path") from None
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 

@@ -14,6 +14,7 @@ import importlib.util
 import io
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -117,9 +118,9 @@ def _valid(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Function:
 
 
 def _from_file(path: Path, name: str) -> Function:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"rewards_in_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # its name ends in .py
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look it up
     try:
         spec.loader.exec_module(module)
     except Exception as error:

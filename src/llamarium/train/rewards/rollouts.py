@@ -119,11 +119,8 @@ class Rollouts:
 
         `places` are epochs and indices of prompts.
         """
-        prompts, failed, seconds = (
-            [self._rows.prompts[i] for _, i in places],
-            self._reward.num_failed,
-            self._reward.seconds,
-        )
+        prompts = [self._rows.prompts[i] for _, i in places]
+        failed, seconds = self._reward.num_failed, self._reward.seconds
         self.groups = groups = self._answered(prompts, self._config.group_size, step, temperature=1.0)
         for group in groups:
             _set_advantages(group)
