@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from learners import check_source, random_weights
-from llamarium.build import check_step, check_steps, start
+from llamarium.build import check_step, check_steps, process, start
 from llamarium.build.arguments import Source
 from llamarium.build.check import Result
 from llamarium.build.folder.course import Course, file_of, step_named
@@ -21,6 +21,7 @@ from llamarium.build.folder.source import solution
 from llamarium.errors import InputError, OptionError, TokenizerError, UnknownNameError
 from llamarium.hub.builtin import cache_folder
 from llamarium.hub.own_folders import is_trusted
+from llamarium.runtime.process.child import Process
 
 pytestmark = pytest.mark.usefixtures("own_folders_list")
 
@@ -161,6 +162,32 @@ def test_a_process_that_ends_is_a_result_of_its_step(tmp_path: Path) -> None:
     assert found["embed"].status == "empty" and found["lora"].passed
     assert [name for name, entry in progress(folder).items() if entry.is_right] == ["lora"]
     json.dumps([result.message for result in results])
+
+
+def test_a_process_that_ends_between_two_steps_is_no_failure_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Process] = []
+
+    class Unnoticed(Process):
+        """A process whose end is noticed by the next request, and not before it."""
+
+        is_running = property(lambda self: self.end.alive)  # pyright: ignore
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(process, "Process", Unnoticed)
+    start(tmp_path, Course.of(["head", "lora"], ["one two three four"]))
+    for name in ("head", "lora"):
+        (tmp_path / file_of(step_named(name))).write_text(solution(step_named(name)))
+    found = check_steps(tmp_path)
+    assert next(found).passed
+    made[0].popen.kill()
+    made[0].popen.wait()
+    assert next(found).passed
+    assert len(made) == 2
 
 
 def test_a_function_that_waits_is_ended_too(tmp_path: Path) -> None:
