@@ -273,7 +273,7 @@ class DPOConfig(FinetuneConfig):
     learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "optimizer steps", 1)
     context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
-    beta: float = _setting(0.1, "how dear it is to leave the base: rewards are beta times what P has grown", 1e-6, 1e3)
+    beta: float = _setting(0.1, "the cost of leaving the base: rewards are beta times what P has grown", 1e-6, 1e3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,7 @@ def grpo(
     watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[GRPOSettings],
 ) -> "TrainingResult":
-    """Train a model on rewards: it answers prompts, `data`, and what `reward` likes better becomes likelier.
+    """Train a model on rewards: it answers prompts, `data`, and answers with a higher `reward` become likelier.
 
     Arguments and errors are those of `pretrain`; settings are those of `GRPOConfig`.
     """

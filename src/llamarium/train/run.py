@@ -251,9 +251,8 @@ class _Loop:
 
     def _log(self, found: StepResult) -> None:
         config, numbers = self.setup.config, self._numbers(found)
-        half = (
-            config.chosen_precision == "bfloat16" or self.setup.model.dtype != torch.float32
-        )  # a base may be frozen in half
+        # a base may be frozen in half
+        half = config.chosen_precision == "bfloat16" or self.setup.model.dtype != torch.float32
         peak = peak_flops(self.setup.model.device, "bfloat16" if half else "float32")
         flops_per_s = numbers["tokens_per_s"] * self.flops_per_token
         mfu = None if peak is None else flops_per_s / (peak * self.process_group.world_size)

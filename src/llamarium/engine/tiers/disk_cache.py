@@ -1,4 +1,4 @@
-"""Blocks of bytes in a folder, bounded, least recently used out first. Never torch; knows nothing of engines.
+"""Blocks of bytes in a folder, bounded, least recently used out first. Never torch.
 
 A block is a file, `KEY-PARENT.kv`: its head, its content, and a checksum. It is written aside and renamed. Whatever is
 not as it was written is a miss, and dropped. A block is of no use without its parent, the block before it, so a parent

@@ -7,7 +7,6 @@ Residual stream, activations and logits are float32, where the modules round to 
 
 import copy
 import ctypes
-import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +63,7 @@ class NativeRunner:
         self.adapters: tuple[Adapter, ...] = tuple(adapters)
         self._default_adapter = default_adapter
         self._bits: InputBits = input_bits
+        self._fingerprints = dict[int, str]()  # of adapters, once they are asked for
         self._frequencies = rope_frequencies(config)
         self._norms = {key: _norm(weight) for key, weight in weights.items() if len(weight.shape) == 1}
         self._layers = (native.CLayer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
@@ -171,11 +171,9 @@ class NativeRunner:
     def adapter_fingerprint(self, adapter: int) -> str:
         """Return a hash of the adapter that a batch names, or that is used where it names none (-1)."""
         place = adapter if adapter >= 0 else self._default_adapter
-        return "" if place < 0 else self._adapter_fingerprints[place]
-
-    @functools.cached_property
-    def _adapter_fingerprints(self) -> list[str]:
-        return [*map(_fingerprint, self.adapters)]
+        if place >= 0 and place not in self._fingerprints:
+            self._fingerprints[place] = _fingerprint(self.adapters[place])
+        return self._fingerprints.get(place, "")
 
     def fresh(self) -> "NativeRunner":
         """Return another runner over the same weights; see `Runner.fresh`."""

@@ -25,7 +25,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A request's prompt: the dialog, the tools, the beginning of an answer that the model continues, if any, and
-    how much it shall reason.
+    how much it is to reason.
     """
 
     dialog: Dialog

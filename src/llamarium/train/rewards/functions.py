@@ -39,14 +39,12 @@ class Reward:
         reads: The field of a line that it cannot do without, if any.
         num_failed: Answers without a reward, as the function raised or returned no finite number.
         seconds: Time in the function.
-        num_printing: Answers at which it printed.
     """
 
     name: str
     function: Function
     reads: str | None = None
     num_failed: int = 0
-    num_printing: int = 0
     seconds: float = 0.0
     _said: set[str] = field(default_factory=set[str])
 
@@ -62,7 +60,6 @@ class Reward:
             value, why = math.nan, f"raised {type(error).__name__}: {escape(error, 200)}"
         self.seconds += time.perf_counter() - begin
         if printed.getvalue():
-            self.num_printing += 1
             self._warn("printed", f"prints: {escape(printed.getvalue().strip(), 80)}; a reward returns a number")
         if why:
             self.num_failed += 1

@@ -16,8 +16,6 @@ from llamarium.server.openai.forms import schema_reader
 from llamarium.server.openai.responses.items import Item
 from llamarium.server.openai.responses.tools import FunctionTool, ToolChoice
 
-_STATELESS = "nothing is stored between two requests; give the whole dialog as input"
-
 
 class TextFormat(Body):
     """The form of an answer; a schema is always enforced, and `strict` closes its objects (`--open-objects`)."""
@@ -77,8 +75,8 @@ class ResponseRequest(Body):
 
     refused: ClassVar[Mapping[str, str]] = {
         "access_programs": "there are no such programs here",
-        "background_options": _STATELESS,
-        "conversation": _STATELESS,
+        "background_options": "a response is made while its request waits",
+        "conversation": "give previous_response_id (--store-responses), or the whole dialog as input",
         "image": "this server takes and answers text",
         "moderation": "answers are not moderated",
         "prompt": "there are no stored prompts; give instructions and input",
