@@ -172,7 +172,7 @@ class TestStandardCases(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        options = {"stream_usage": True, "temperature": 0, "frequency_penalty": 0.5, "max_tokens": 200}
+        options = {"stream_usage": True, "temperature": 0, "frequency_penalty": 0.5, "max_tokens": 100}
         return options | {"model": "small", "base_url": self.url, "api_key": "none", "max_retries": 0}
 
     @property
