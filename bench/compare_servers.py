@@ -41,7 +41,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -50,7 +50,7 @@ from urllib.request import urlopen
 import common
 from llamarium.errors import ServerError
 from llamarium.hub.resolve import resolve
-from llamarium.load_test.client import Client, Target, connect
+from llamarium.load_test.client import Client, Target
 from llamarium.load_test.drive import LoadRun, closed_loop
 from llamarium.load_test.exchange import Exchange
 from llamarium.load_test.lengths import Lengths
@@ -84,7 +84,7 @@ class Server:
         """Run `body` with a client of this server."""
 
         async def run() -> Any:
-            async with connect(self.target) as client:
+            with closing(Client(self.target)) as client:
                 return await body(client)
 
         return asyncio.run(run())

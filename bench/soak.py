@@ -36,14 +36,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import common
 from llamarium.errors import ServerError
-from llamarium.load_test.client import Target, connect
+from llamarium.load_test.client import Client, Target
 from llamarium.load_test.connections import Connections, Response
 from soak_requests import COMPLETIONS, Asking, askings
 
@@ -296,7 +296,7 @@ def _metric(text: str, name: str) -> float:
 
 async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> dict[str, Any]:
     """Ask a server so many requests, and return what came of them and what is left."""
-    async with connect(server.target) as client:
+    with closing(Client(server.target)) as client:
         await client.ready(120)
     connections = Connections(server.target.url, {"Content-Type": "application/json"})
     warm = Soak(server, connections)

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import stand_in
 from llamarium.errors import InputError, ServerError
 from llamarium.load_test.chunks import Events, error_message, parse_chunk
-from llamarium.load_test.client import Target, base_url, connect
+from llamarium.load_test.client import Client, Target, base_url
 from llamarium.load_test.exchange import Exchange, ReportedUsage
 from llamarium.load_test.workload import LoadRequest
 from stand_in import CUT, END, Answer, Asked, StandIn, event, full, head, part, text, usage
@@ -40,7 +41,7 @@ def ask(answer: Answer, *requests: LoadRequest, **target: Any) -> tuple[list[Exc
     with StandIn(answer) as server:
 
         async def run() -> list[Exchange]:
-            async with connect(Target(url=server.url, model="m", **target)) as client:
+            with closing(Client(Target(url=server.url, model="m", **target))) as client:
                 return [await client.send(request) for request in requests or (HELLO,)]
 
         return asyncio.run(run()), server
@@ -81,7 +82,7 @@ def test_a_path_of_the_address_stays_in_front() -> None:
     with StandIn() as server:
 
         async def run() -> Exchange:
-            async with connect(Target(url=base_url(f"{server.url}/api/v1/"), model="m")) as client:
+            with closing(Client(Target(url=base_url(f"{server.url}/api/v1/"), model="m"))) as client:
                 return await client.send(HELLO)
 
         asyncio.run(run())
@@ -118,7 +119,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
 
 def test_a_key_that_would_break_the_header_is_refused_and_not_repeated() -> None:
     async def run() -> None:
-        async with connect(Target(url="http://x", api_key="secret\r\nHost: y")):
+        with closing(Client(Target(url="http://x", api_key="secret\r\nHost: y"))):
             pass
 
     with pytest.raises(InputError, match="API key") as caught:
@@ -159,7 +160,7 @@ def test_times_count_from_when_a_request_was_due() -> None:
     with StandIn() as server:
 
         async def run() -> Exchange:
-            async with connect(Target(url=server.url, model="m")) as client:
+            with closing(Client(Target(url=server.url, model="m"))) as client:
                 return await client.send(HELLO, due=time.perf_counter() - 5)
 
         assert asyncio.run(run()).ttft_s > 5
@@ -276,7 +277,7 @@ def test_nobody_listens() -> None:
         unused.bind(("127.0.0.1", 0))  # and does not listen
 
         async def run() -> Exchange:
-            async with connect(Target(url=f"http://127.0.0.1:{unused.getsockname()[1]}", model="m")) as client:
+            with closing(Client(Target(url=f"http://127.0.0.1:{unused.getsockname()[1]}", model="m"))) as client:
                 return await client.send(HELLO)
 
         failure = asyncio.run(run()).failure
@@ -299,7 +300,7 @@ def ask_socket(scheme: str, react: Callable[[socket.socket], object]) -> str:
 
         async def run() -> Exchange:
             url = f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
-            async with connect(Target(url=url, model="m")) as client:
+            with closing(Client(Target(url=url, model="m"))) as client:
                 _, exchange = await asyncio.gather(asyncio.to_thread(accept), client.send(HELLO))
                 return exchange
 
@@ -351,7 +352,7 @@ def model_of(answer: Answer, **target: Any) -> str:
     with StandIn(answer) as server:
 
         async def run() -> str:
-            async with connect(Target(url=server.url, **target)) as client:
+            with closing(Client(Target(url=server.url, **target))) as client:
                 return await client.model()
 
         return asyncio.run(run())
@@ -380,7 +381,7 @@ def wait(answer: Answer, wait_s: float) -> StandIn:
     with StandIn(answer) as server:
 
         async def run() -> None:
-            async with connect(replace(Target(url=server.url), api_key="secret")) as client:
+            with closing(Client(replace(Target(url=server.url), api_key="secret"))) as client:
                 await client.ready(wait_s)
 
         asyncio.run(run())

@@ -4,6 +4,7 @@ import asyncio
 import math
 import statistics
 from collections.abc import AsyncIterator
+from contextlib import closing
 from functools import partial
 from itertools import islice, pairwise, repeat
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import stand_in
 from llamarium.errors import OptionError
-from llamarium.load_test.client import Client, Target, connect
+from llamarium.load_test.client import Client, Target
 from llamarium.load_test.drive import LoadRun, closed_loop, open_loop, poisson
 from llamarium.load_test.exchange import Exchange, Failure, ReportedUsage
 from llamarium.load_test.goal import Goal
@@ -32,7 +33,7 @@ def drive(answer: stand_in.Answer, loop: Any, *load: Any, **options: Any) -> tup
     with StandIn(answer) as server:
 
         async def run() -> LoadRun:
-            async with connect(Target(url=server.url, model="m")) as client:
+            with closing(Client(Target(url=server.url, model="m"))) as client:
                 return await loop(client, *load, **options)
 
         return asyncio.run(run()), server

@@ -15,6 +15,7 @@ from llamarium.build.passes import Pass
 from llamarium.build.step import Function
 from llamarium.build.steps import STEPS
 from llamarium.generation.completion import stop_ids_of
+from llamarium.inspect.numbers import log_softmax
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -110,8 +111,6 @@ def _distance(llama: "Llama", source: Source, mine: dict[str, Function]) -> floa
     ids = np.array(source.tokenizer.encode(source.texts[0]))
     running = Pass(source.weights, mine)
     logits_TV, _ = running.logits(ids, running.empty())
-    shifted = logits_TV - logits_TV.max(axis=-1, keepdims=True)
-    logprobs_TV = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    yours = logprobs_TV[np.arange(len(ids) - 1), ids[1:]]
+    yours = log_softmax(logits_TV)[np.arange(len(ids) - 1), ids[1:]]
     theirs = np.array(llama.score(source.texts[0]).logprobs[1:], np.float64)
     return float(np.abs(yours - theirs).mean())

@@ -31,6 +31,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -175,10 +176,10 @@ async def _measure(
     args: argparse.Namespace, requests: "Iterator[LoadRequest]", report: Callable[[int, int], None]
 ) -> "tuple[Target, LoadRun]":
     """Wait for the server, warm it up and send the load; return the target and the result."""
-    from llamarium.load_test.client import connect
+    from llamarium.load_test.client import Client
     from llamarium.load_test.drive import closed_loop, open_loop, poisson
 
-    async with connect(_target(args)) as client:
+    with closing(Client(_target(args))) as client:
         if args.wait is not None:
             await client.ready(args.wait)
         if not client.target.model:

@@ -7,8 +7,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,18 +55,8 @@ def base_url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-@asynccontextmanager
-async def connect(target: Target) -> AsyncGenerator["Client"]:
-    """Open a client, and close its connections at the end of the block."""
-    client = Client(target)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
 class Client:
-    """A client of one server, with a connection for each concurrent request."""
+    """A client of one server, with a connection for each concurrent request; close it after use."""
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -33,7 +33,7 @@ class InTorch:
     def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]:
         """Return an id for each row, or -1."""
         with _threads(logits):
-            adjusted_BV = self._masked(rows, self._penalized(rows, self._biased(rows, self._as_tensor(logits))))
+            adjusted_BV = self._masked(rows, self._penalized(rows, self._biased(rows, self._float32(logits))))
             max_B1, greedy_B1 = adjusted_BV.max(-1, keepdim=True)  # the first of equals; NaN stays NaN
             ids_B = greedy_B1[:, 0]
             drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
@@ -48,7 +48,7 @@ class InTorch:
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
         """Report on a token that has been chosen."""
         with _threads(logits_V):
-            raw_V = self._as_tensor(logits_V)
+            raw_V = self._float32(logits_V)
             logprobs_V = raw_V.log_softmax(-1)
             top_ids = raw_V.sort(descending=True, stable=True).indices[:num_top]
             top = zip(top_ids.tolist(), logprobs_V[top_ids].tolist(), strict=True)  # sync: for rows that ask
@@ -165,9 +165,6 @@ class InTorch:
         z_RV ^= _shifted(z_RV, 31)
         v_RV = _shifted(z_RV, 12).to(self._wide).add_(0.5).mul_(2.0**-52)
         return v_RV.neg_().log1p_().neg_().log_().neg_()
-
-    def _as_tensor(self, logits: Logits) -> Tensor:
-        return torch.as_tensor(logits, dtype=torch.float32, device=self._device)
 
     def _int64(self, values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._device)
