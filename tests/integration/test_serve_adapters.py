@@ -23,6 +23,7 @@ from llamarium.api import Llama
 from llamarium.cli import batch, serve
 from llamarium.cli.main import main
 from llamarium.cli.options import UsageError
+from llamarium.server.lifecycle.service import Service
 from serving import CHAT, HELLO, Running, serving
 from strong_adapters import strengthen
 
@@ -307,6 +308,17 @@ def test_adapters_come_and_go_while_the_server_runs(llama: Llama, place: Path, e
         with ThreadPoolExecutor(4) as pool:
             at_once = pool.map(lambda _: load(running, "third", "one").status_code, range(4))
             assert sorted(at_once) == [200, 400, 400, 400], "one of them loads it"
+
+
+def test_a_request_whose_adapter_has_just_gone_finds_none(
+    llama: Llama, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(llama, adapter_dir=place) as running:
+        monkeypatch.setattr(Service, "adapters", ("gone",))  # as it was when the request was read
+        for path, body in (("completions", COMPLETION), ("embeddings", {"input": "The sea"})):
+            answer = running.post(f"/v1/{path}", model="gone", **body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model"), path
 
 
 def test_a_running_request_keeps_the_adapter_that_it_began_with(llama: Llama, place: Path, expected: Any) -> None:

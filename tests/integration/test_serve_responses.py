@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -639,6 +641,10 @@ def test_a_file_is_read_by_the_next_server_and_what_is_damaged_is_a_miss(tmp_pat
     path.write_bytes(path.read_bytes().replace(b"damageddamaged", b"damagedDamaged"))
     after = ResponseStore(2**20, path)
     assert after.get("whole", owner) is not None and after.get("damaged", owner) is None
+    for other in ("text", None, 5):
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("update responses set content = ?", (other,))
+        assert after.get("whole", owner) is None
     assert ResponseStore(1, path).get("whole", owner) is None  # the bound holds at the start, too
     path.write_bytes(b"x" * path.stat().st_size)
     assert (after.get("whole", owner), after.put("x", owner, {}), after.delete("whole", owner)) == (None, False, False)

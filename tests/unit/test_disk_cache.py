@@ -126,6 +126,15 @@ def test_what_a_killed_writer_left_is_removed_and_other_files_stay(tmp_path: Pat
         assert [path.name for path in files(tmp_path)] == ["lost+found"] and disk.num_bytes == 0
 
 
+def test_names_that_follow_each_other_in_a_circle_are_no_blocks(tmp_path: Path) -> None:
+    DiskCache(tmp_path).close()
+    for number, parent in ((1, 1), (2, 3), (3, 2), (4, 3)):
+        (tmp_path / f"{key(number).hex()}-{key(parent).hex()}.kv").touch()
+    with closing(DiskCache(tmp_path)) as disk:
+        assert write(disk, 5, parent=4) and write(disk, 1) and read(disk, 1) == BYTES
+        assert disk.num_bytes == taken(tmp_path)
+
+
 def test_the_bound_is_kept_and_the_least_recently_used_go_first(tmp_path: Path) -> None:
     with closing(DiskCache(tmp_path, 4 * PAGE)) as disk:
         for number in (1, 2, 3, 4):

@@ -24,7 +24,7 @@ from llamarium.api import Llama
 from llamarium.checkpoints.checkpoint import stored_fingerprint
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.save import save_model
-from llamarium.errors import CheckpointError, OptionError, TokenizerError
+from llamarium.errors import CheckpointError, OptionError, TokenizerError, UnknownNameError
 from llamarium.inspect.forward import Memory, advance
 from llamarium.kernels import native
 from llamarium.runtime.module_runner import ModuleRunner
@@ -256,7 +256,7 @@ def test_an_engine_answers_with_several_adapters_side_by_side(model_files: Calla
         for _ in range(2):  # cold, then over what each has left in the cache
             asked = {name: engine.stream(prompt, adapter=name, **options) for name in expected}
             assert {name: answers.collect() for name, answers in asked.items()} == expected
-        with pytest.raises(OptionError, match="adapter is 'other'; expected lora, dora"):
+        with pytest.raises(UnknownNameError, match="adapter is 'other'; expected lora, dora"):
             engine.stream(prompt, adapter="other")
     assert len({answer.completions[0].token_ids for answer in expected.values()}) == 3
     with pytest.raises(OptionError, match="has an adapter already"):

@@ -211,6 +211,27 @@ def test_rewards_make_what_they_like_likelier(settings: dict[str, Any], tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:reward ")
+def test_a_reward_that_leaves_or_is_huge_is_none(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import sys\n"
+        "class Mute(Exception):\n"
+        "    def __str__(self): raise RuntimeError\n"
+        "def leave(answer, row): sys.exit(0)\n"
+        "def mute(answer, row): raise Mute\n"
+        "def huge(answer, row): return 1e308\n"
+        "def change(answer, row): row['answer'].append(1)\n"
+    )
+    row = {"answer": [0]}
+    for name in ("leave", "mute", "huge", "change"):
+        reward = reward_of(f"{tmp_path}/mine.py:{name}", tokenizer, 280)
+        assert math.isnan(reward("text", row)) and reward.num_failed == 1, name
+    assert row == {"answer": [0]}, "lists of a row, too, are the reward's own copy"
+    (tmp_path / "mine.py").write_text("raise SystemExit(0)")
+    with pytest.raises(TrainingError, match="cannot be run: SystemExit: 0"):
+        reward_of(f"{tmp_path}/mine.py:leave", tokenizer, 280)
+
+
+@pytest.mark.filterwarnings("ignore:reward ")
 def test_rewards_that_go_wrong_are_counted_and_weigh_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "calls = 0\n"

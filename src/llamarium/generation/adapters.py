@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamarium.adapters.files import SavedAdapter
 from llamarium.engine.thread import EngineThread
-from llamarium.errors import check_choice
+from llamarium.errors import UnknownNameError, check_choice, show_value
 from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.runner import Runner
 
@@ -36,12 +36,14 @@ class AdapterChoices:
 
     @contextmanager
     def number(self, name: str | None) -> Generator[int]:
-        """Return the number of an adapter, -1 for none; within the block it is not taken away."""
+        """Return the number of an adapter, -1 for none; it is not taken away within the block. UnknownNameError."""
         if name is None:
             yield -1
             return
         with self._changing:
-            check_choice("adapter", name, tuple(self.served))
+            if name not in self.served:
+                there = f"adapter is {show_value(name)}; expected {', '.join(self.served) or 'none, as there is none'}"
+                raise UnknownNameError(there, param="model", code="model_not_found")
             yield self.served[name].number
 
     def add(self, name: str, saved: SavedAdapter, adapter: Adapter) -> None:

@@ -138,13 +138,13 @@ class AdaptedModels:
         if one is None or one.adapter is None:
             return llama
         with self._lock:
-            numbers = {served.number for served in engine.adapters.values()}
-            self._made = {number: made for number, made in self._made.items() if number in numbers}
-            if one.adapter_idx not in numbers:
+            served = {one.number: one.saved for one in engine.adapters.values()}
+            self._made = {number: made for number, made in self._made.items() if number in served}
+            if one.adapter_idx not in served:
                 message = f"the adapter {one.adapter} of this pass has been unloaded"
                 raise UnknownNameError(message, code="unknown_adapter", param="adapter")
             if one.adapter_idx not in self._made:
                 adapted = copy.copy(llama)
-                adapted.loaded = with_adapter(llama.loaded.beside(), engine.adapters[one.adapter].saved)
+                adapted.loaded = with_adapter(llama.loaded.beside(), served[one.adapter_idx])
                 self._made[one.adapter_idx] = adapted
             return self._made[one.adapter_idx]

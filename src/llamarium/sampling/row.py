@@ -95,7 +95,7 @@ class SamplingRow:
         `stops` are the ids that end it, which may not come before `params.min_tokens`.
 
         Raises:
-            SamplingError: For n above 1, or ids or counts outside the vocabulary.
+            SamplingError: For n above 1, ids or counts outside the vocabulary, or where no token may come.
         """
         if params.n != 1:
             raise SamplingError(f"n is {params.n}; a row of the sampler is one answer: expected SamplingParams.rows()")
@@ -110,6 +110,11 @@ class SamplingRow:
         asked["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
         self.choice = native.CChoice(step=self.num_tokens, **asked | {"seed": self.seed})
         self._stops = [one for one in stops if one < vocab_size] if params.min_tokens else []
+        if len({*self._stops}) == vocab_size:
+            raise SamplingError(
+                f"min_tokens is {params.min_tokens}, and every token of the vocabulary is in stop_token_ids or ends an "
+                "answer anyway, so none may come first; expected fewer"
+            )
         if constraint is not None:
             for token_id in answer_ids:
                 constraint.accept(token_id)

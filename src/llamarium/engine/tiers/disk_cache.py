@@ -141,6 +141,8 @@ class DiskCache:
             path_to_root = [left.popitem()]
             while (entry := left.pop(parent := path_to_root[-1][1].parent, None)) is not None:
                 path_to_root.append((parent, entry))
+            if parent in dict(path_to_root):  # no block comes before itself: it is none
+                self._path(*path_to_root.pop()).unlink()
             newest_first += reversed(path_to_root)
         self._entries.update(reversed(newest_first))
         self.num_bytes = sum(entry.num_bytes for entry in self._entries.values())

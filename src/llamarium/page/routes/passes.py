@@ -118,12 +118,13 @@ def _check_experiment(body: schema.PassRequest, num_tokens: int) -> None:
 def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
     if adapter is None:
         return -1
-    if adapter not in engine.adapters:
-        known = ", ".join(engine.adapters) or "none"
+    served = engine.adapters  # they may come and go meanwhile
+    if adapter not in served:
+        known = ", ".join(served) or "none"
         raise ApiError(
             404, f"no adapter of this name is served; there is: {known}", code="unknown_adapter", param="adapter"
         )
-    return engine.adapters[adapter].number
+    return served[adapter].number
 
 
 def pass_view(known: OpenPass) -> schema.PassView:

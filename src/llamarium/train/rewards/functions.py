@@ -10,6 +10,7 @@ A function's file is run as a program of the caller's: it is named by hand, neve
 """
 
 import contextlib
+import copy
 import importlib.util
 import io
 import math
@@ -27,6 +28,8 @@ from llamarium.tokenizer.base import Tokenizer
 
 Function = Callable[[str, dict[str, Any]], Any]
 
+_LARGEST = 1e30  # larger ones have no mean and no spread in float64
+
 FORMS = "exact, regex:PATTERN, schema:FILE.json, length:N, or FILE.py:NAME"
 
 
@@ -37,7 +40,7 @@ class Reward:
     Attributes:
         name: As it was asked for.
         reads: The field of a line that it cannot do without, if any.
-        num_failed: Answers without a reward, as the function raised or returned no finite number.
+        num_failed: Answers without a reward, as the function raised, left, or returned no finite number.
         seconds: Time in the function.
     """
 
@@ -53,11 +56,11 @@ class Reward:
         printed, begin = io.StringIO(), time.perf_counter()
         try:
             with contextlib.redirect_stdout(printed):
-                found = self.function(answer, dict(row))
+                found = self.function(answer, copy.deepcopy(dict(row)))  # it may change what it gets
             value = float(found)
-            why = "" if math.isfinite(value) else f"returned {show_value(found)}"
-        except Exception as error:  # noqa: BLE001 - a caller's function may raise anything
-            value, why = math.nan, f"raised {type(error).__name__}: {escape(error, 200)}"
+            why = "" if abs(value) <= _LARGEST else f"returned {show_value(found)}"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a caller's function may raise anything
+            value, why = math.nan, f"raised {_words(error)}"
         self.seconds += time.perf_counter() - begin
         if printed.getvalue():
             self._warn("printed", f"prints: {escape(printed.getvalue().strip(), 80)}; a reward returns a number")
@@ -120,10 +123,17 @@ def _from_file(path: Path, name: str) -> Function:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look it up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise TrainingError(f"reward: {escape(path)} cannot be run: {type(error).__name__}: {escape(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise TrainingError(f"reward: {escape(path)} cannot be run: {_words(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
         raise TrainingError(f"reward: {escape(path)} has no function {name}; there are: {escape(there) or 'none'}")
     return function
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {escape(error)}"
+    except Exception:  # noqa: BLE001 - it is of a caller's class
+        return type(error).__name__

@@ -61,8 +61,9 @@ class ResponseStore:
         with self._lock, suppress(sqlite3.Error), self._file:
             self._file.execute("update responses set used = ? where name = ?", (time.time_ns(), name))
             for (content,) in self._file.execute("select content from responses where name = ?", (name,)):
-                if hashlib.sha256(content[_DIGEST_BYTES:]).digest() == content[:_DIGEST_BYTES]:
-                    return json.loads(content[_DIGEST_BYTES:])
+                stored = content if isinstance(content, bytes) else b""
+                if hashlib.sha256(stored[_DIGEST_BYTES:]).digest() == stored[:_DIGEST_BYTES]:
+                    return json.loads(stored[_DIGEST_BYTES:])
         return None
 
     def delete(self, response_id: str, owner: str) -> bool:
