@@ -6,7 +6,7 @@
 `sums`: a model of 0.4M parameters has read sums of two digits, a quarter of them right, the others one too many or one
 too few; it is rewarded (`exact`) where its answer is right, on 80 of the 100 sums. `form`: SmolLM2-135M-Instruct is
 asked for one word, and rewarded where its answer is a capitalised word and a full stop (a regular expression), on 32 of
-40 questions. Shares are of held-out prompts: 8 answers sampled to each, and the greedy one.
+40 questions. Shares are of the answers to all prompts, 8 sampled to each and the greedy one, and to held-out ones.
 """
 
 import json
@@ -65,7 +65,7 @@ def write(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
 TASKS: dict[str, dict[str, Any]] = {
     "sums": {
         "reward": "exact", "method": "full", "stop": "\n", "chat_format": "none", "context": 16, "max_tokens": 4,
-        "batch_rows": 128, "gradient_accumulation_steps": 1, "group_size": 8, "steps": 800,
+        "batch_rows": 128, "gradient_accumulation_steps": 1, "group_size": 8, "steps": 1200,
         "learning_rate": 5e-4, "beta": 0.0,
     },
     "form": {
@@ -111,13 +111,13 @@ def one(task: str, seed: int, folder: Path) -> dict[str, float]:
         model = str(
             llamarium.pretrain(
                 folder / "base", data=str(folder / "text.txt"), preset="tiny", tokenizer="chars", context=64,
-                steps=1500, batch_rows=32, learning_rate=2e-3, eval_every=1500, sample_every=0, seed=seed,
+                steps=1000, batch_rows=32, learning_rate=2e-3, eval_every=1000, sample_every=0, seed=seed,
             ).checkpoint
         )  # fmt: skip
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
     held = rows[-round(HELD_OUT * len(rows)) :]
     dtype: Any = {} if task == "sums" else {"dtype": "float32"}
-    before, begin = shares(task, llamarium.load(model, **dtype), held), seconds()
+    before, begin = shares(task, llamarium.load(model, **dtype), rows), seconds()
     differences = list[float]()
     ending = llamarium.grpo(
         folder / "run", data=str(folder / "prompts.jsonl"), model=model, seed=seed, validation=HELD_OUT, sample_every=0,
@@ -132,10 +132,10 @@ def one(task: str, seed: int, folder: Path) -> dict[str, float]:
             if task == "sums"
             else llamarium.load(adapter=ending.checkpoint, dtype="float32")
         )
-        after = shares(task, taught, held)
+        after, unseen = shares(task, taught, rows), shares(task, taught, held)
     return {
         "sampled before": before[0], "greedy before": before[1], "sampled after": after[0], "greedy after": after[1],
-        "processor s": taken, "largest difference": max(differences),
+        "of unseen": unseen[0], "processor s": taken, "largest difference": max(differences),
     }  # fmt: skip
 
 
