@@ -72,6 +72,7 @@ def test_both_get_the_same_prompts_in_turn_and_medians_and_ratios_are_told(
     tmp_path: Path,
     model: Path,
 ) -> None:
+    monkeypatch.setattr(compare_servers, "allowed", lambda num_clients, options: {"tokens/s": 10.0 * num_clients})
     words = ["--model", model, "--rounds", 2, "--clients", 1, 3, "--requests-per-client", 2]
     words += ["--prompt-tokens", 5, "--max-tokens", 2]
     words += ["--ours", stand_in_command(tmp_path, "ours")]
@@ -86,7 +87,8 @@ def test_both_get_the_same_prompts_in_turn_and_medians_and_ratios_are_told(
     assert {len(prompt.split()) for prompt in prompts} == {5}
     found = line["results"]["servers"]
     assert list(found) == ["1", "3"]
-    assert list(found["3"]) == ["llamarium", "slow", "llamarium / slow"]
+    assert list(found["3"]) == ["llamarium", "slow", "allowed", "llamarium / slow", "llamarium / allowed"]
+    assert found["3"]["llamarium / allowed"]["tokens/s"] == pytest.approx(found["3"]["llamarium"]["tokens/s"] / 30)
     assert found["3"]["slow"]["ttft p50"] >= 200
     assert found["3"]["llamarium / slow"]["ttft p50"] < 1 < found["3"]["llamarium / slow"]["tokens/s"]
     assert line["benchmark"] == "compare-servers-clients-some model"

@@ -242,6 +242,8 @@ def test_rewards_that_go_wrong_are_counted_and_weigh_nothing(settings: dict[str,
         "    row.clear()\n"
         "    if calls % 4 == 1: raise RuntimeError('no\\x1b[2J')\n"
         "    return [None, None, float('nan'), 1.0, 2][calls % 4 + 1] if calls % 4 else 'much'\n"
+        "def nothing(answer, row):\n"
+        "    pass\n"
         "def same(answer, row):\n"
         "    return 1\n"
     )
@@ -253,6 +255,10 @@ def test_rewards_that_go_wrong_are_counted_and_weigh_nothing(settings: dict[str,
     for group in rollouts_of(setup).groups:
         assert all(a.advantage == 0 for a in group.answers if math.isnan(a.reward))
     assert all(bool(batch.advantages_N.isfinite().all()) for batch in batches)
+
+    setup = prepare(GRPOConfig(**{**settings, "reward": f"{tmp_path}/mine.py:nothing"}))
+    with pytest.raises(TrainingError, match="no answer of step 1 got a reward"):
+        rollouts_of(setup).sample([(0, 0)], 0)
 
     changes = {"reward": f"{tmp_path}/mine.py:same", "steps": 1, "method": "full", "beta": 0.0}
     events: list[Event] = []

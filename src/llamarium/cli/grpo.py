@@ -1,18 +1,18 @@
-"""Teach a model by rewards (GRPO): it answers each prompt several times, a function
-says what each answer is worth, and better ones become likelier than the others.
+"""Teach a model by rewards (GRPO): it answers each prompt several times, a
+function says what each answer is worth, and better ones become likelier.
 
-The data is JSONL, a line a prompt: {"prompt": ...} or {"messages": [...]}, with what
-the reward reads beside it, "answer", say. --preview shows the first prompt as the
-model reads it, and trains nothing. Rewards:
+The data is JSONL, a line a prompt: {"prompt": ...} or {"messages": [...]},
+with what the reward reads beside it, "answer", say. --preview shows the first
+prompt as the model reads it, and trains nothing. Rewards:
 
   exact                  1 where the answer is the line's "answer"
   regex:PATTERN          1 where the pattern matches the whole answer
   schema:FILE.json       1 where the answer is JSON that the schema accepts
-  length:N               1 at N characters, falling evenly to 0 at none and at 2 N
+  length:N               1 at N characters, falling to 0 at none and at 2 N
   FILE.py:NAME           your own: NAME(answer: str, row: dict) -> float
 
   llamarium grpo --data sums.jsonl --reward exact --out runs/sums
-  llamarium grpo --data prompts.jsonl --reward rewards.py:polite -m runs/sft-merged
+  llamarium grpo --data prompts.jsonl --reward rewards.py:polite -m runs/sft
 """
 
 import argparse

@@ -94,7 +94,8 @@ class Board:
 
         shown = table("", "", rows=self._numbers())
         curve = Text(sparkline(list(self.losses)))
-        sample = Text(printable(self.sample)[-400:], style="dim")
+        shown_sample = printable(self.sample)
+        sample = Text(shown_sample[:600] + "…" * (len(shown_sample) > 600), style="dim")
         notice = Text(printable(self.notice), style="dim")
         return Group(Text(printable(self.about), style="dim"), shown, curve, notice, sample)
 

@@ -107,12 +107,12 @@ class TemplateFormat:
         call = self._marked(messages, tools, variables).call(len(messages), add_generation_prompt)
         return next(self._encode_each([call], datetime.now()))
 
-    @cached_property
+    @property
     def variables(self) -> frozenset[str]:
         """The variables that the template reads, besides those of every dialog; none where it cannot be parsed."""
         return read_variables(self._template)
 
-    @cached_property
+    @property
     def message_keys(self) -> frozenset[str]:
         """The keys that the template reads of anything but tools and their calls, which have names of their own."""
         return frozenset(key for holder, key in _READ_KEYS.findall(self._template) if not _OF_TOOLS.search(holder))

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 OF_DIALOGS = ("add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "pad_token", "tools")
@@ -73,6 +74,7 @@ def sandbox(now: str) -> Any:
     return environment
 
 
+@lru_cache(16)
 def read_variables(template: str) -> frozenset[str]:
     """Return the variables that a template reads, besides those of every dialog; it is parsed, and not run."""
     from jinja2 import TemplateError, meta

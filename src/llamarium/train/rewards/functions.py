@@ -57,8 +57,8 @@ class Reward:
         try:
             with contextlib.redirect_stdout(printed):
                 found = self.function(answer, copy.deepcopy(dict(row)))  # it may change what it gets
-            value = float(found)
-            why = "" if abs(value) <= _LARGEST else f"returned {show_value(found)}"
+            value = math.nan if found is None else float(found)
+            why = "" if abs(value) <= _LARGEST else f"returned {show_value(found)}; expected a number"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a caller's function may raise anything
             value, why = math.nan, f"raised {_words(error)}"
         self.seconds += time.perf_counter() - begin

@@ -122,6 +122,8 @@ class Rollouts:
         prompts = [self._rows.prompts[i] for _, i in places]
         failed, seconds = self._reward.num_failed, self._reward.seconds
         self.groups = groups = self._answered(prompts, self._config.group_size, step, temperature=1.0)
+        if not any(len(group.rewards) for group in groups):
+            raise TrainingError(f"no answer of step {step + 1} got a reward from {self._reward.name}; see the warnings")
         for group in groups:
             _set_advantages(group)
         answers = [answer for group in groups for answer in group.answers]
