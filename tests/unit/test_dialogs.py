@@ -2,13 +2,17 @@
 
 import json
 import subprocess
+import sys
 import time
+import types
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -266,19 +270,86 @@ def test_a_base_model_continues(base: Tokenizer, llama3: Tokenizer, written: Cal
     assert plain.ids.tolist() == [*llama3.encode("2+2="), *llama3.encode("4", add_special_tokens=False), 128001]
 
 
+def test_every_source_of_documents_is_one_of_examples(
+    llama3: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nulls of columns are fields that a row lacks: tables have every form's columns in every row."""
+    rows: list[dict[str, Any]] = [
+        {"messages": asks("Hi"), "prompt": None, "completion": None},
+        {"messages": None, "prompt": "Hi", "completion": "Hi!"},
+    ]
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[1]))  # a table's export has nulls, too
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = lambda *_, **__: iter(rows)  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    expected = llama3.chat(asks("Hi"), add_generation_prompt=False)
+    for source, count in ((tmp_path / "a.jsonl", 1), (tmp_path / "b.parquet", 2), (tmp_path, 3), ("org/name", 2)):
+        examples = read_dialogs(source, llama3)
+        assert [example.ids.tolist() for example in examples] == [expected] * count
+    assert [example.form for example in examples] == ["messages", "prompt"]
+    rows[1]["completion"] = 3
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    for source, place in ((tmp_path / "b.parquet", r"b\.parquet: row 2"), ("org/name", "org/name: row 2")):
+        with pytest.raises(TrainingError, match=f"{place}: completion is 3; expected text"):
+            read_dialogs(source, llama3)
+    with pytest.raises(TrainingError, match=r"no data called 'data/missing\.jsonl'"):  # no name on the hub
+        read_dialogs("data/missing.jsonl", llama3)
+
+
+def test_sharegpt_and_raw_texts(llama3: Tokenizer, base: Tokenizer, written: Callable[..., Path]) -> None:
+    said = [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    tool = {"from": "tool", "value": "42", "weight": None}
+    path = written(
+        {"conversations": [*said, tool, {"from": "gpt", "value": "b"}]},
+        {"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+        {"text": "all of it"},
+        {"prompt": "q", "completion": "a", "text": "q a"},  # as Alpaca's rows have their whole prompt besides
+    )
+    sharegpt, messages, text, prompt = examples = read_dialogs(path, llama3)
+    names = ("system", "user", "assistant", "tool", "assistant")
+    dialog = [
+        {"role": role, "content": content} for role, content in zip(names, ["s", "q", "a", "42", "b"], strict=True)
+    ]
+    assert sharegpt.ids.tolist() == llama3.chat(dialog, add_generation_prompt=False)
+    assert learned_text(sharegpt, llama3) == ["a<|eot_id|>", "b<|eot_id|>"]
+    assert messages.ids.tolist() == prompt.ids.tolist()
+    assert text.ids.tolist() == [*llama3.encode("all of it"), llama3.eos_token_ids[0]]
+    assert text.learned.tolist() == [False] + [True] * (len(text.ids) - 1)
+    counts = {"examples of conversations": 2, "examples of text": 1, "examples of prompt": 1}
+    assert DialogRows(examples, 64).about.items() >= counts.items()
+    (alone,) = read_dialogs(written({"text": "abc"}), base)
+    assert alone.ids.tolist() == [96, *base.encode("abc", add_special_tokens=False), 97]
+
+
+def test_without_packing_a_row_has_one_example() -> None:
+    examples = make_examples(20)
+    rows, packed = DialogRows(examples, 32, packing=False, seed=3), DialogRows(examples, 32, seed=3)
+    batch = rows.batch(1, range(rows.num_rows(1)))
+    assert len(batch.ids_BT) == 20 > packed.num_rows(1) and rows.fingerprint != packed.fingerprint
+    assert sorted(unpacked(batch)) == sorted(unpacked(packed.batch(1, range(packed.num_rows(1)))))
+    train, held_out = rows.split(0.1)
+    assert (train.num_rows(0), held_out.num_rows(0)) == (18, 2)
+
+
 @pytest.mark.parametrize(
     ("line", "word"),
     [
         ("{", "no JSON"),
         ("[1]", "no JSON object"),
         ("3", "3 is no JSON object"),
-        ('{"text": "x"}', r"keys \['text'\]; expected messages, or prompt"),
-        ('{"messages": [], "prompt": "a", "completion": "b"}', "only one of the three"),
+        ('{"body": "x"}', r"keys \['body'\]; expected messages, or conversations"),
+        ('{"messages": [], "prompt": "a", "completion": "b"}', "only one of them"),
         ('{"messages": []}', "at least one"),
         ('{"messages": [{"role": "king", "content": "x"}]}', "role is 'king'"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "nothing to learn"),
         ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "lone surrogate"),
         ('{"prompt": "x", "completion": "a\\udfffb"}', "lone surrogate"),
+        ('{"conversations": [{"from": "king", "value": "x"}]}', r"conversations\[0\] is from 'king'; expected .*human"),
+        ('{"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}', r"keys \['from', 'value', 'weight'\]"),
+        ('{"conversations": [], "prompt": "a", "completion": "b"}', "only one of them"),
+        ('{"conversations": "x"}', "conversations is 'x'; expected a list"),
+        ('{"text": ["x"]}', r"text is \['x'\]; expected text"),
         ('{"prompt": ["x"], "completion": "b"}', r"prompt is \['x'\]; expected text"),
         ('{"instruction": "x", "input": 3, "output": "b"}', "input is 3"),
         ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', "'tools', which is not read"),
@@ -297,12 +368,14 @@ def test_lines_that_are_no_examples(llama3: Tokenizer, written: Callable[..., Pa
 def test_files_that_are_none(llama3: Tokenizer, base: Tokenizer, written: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="holds no example"):
         read_dialogs(written("", "  "), llama3)
-    with pytest.raises(TrainingError, match="no such file"):
+    with pytest.raises(TrainingError, match="no file or folder of that name"):
         read_dialogs(tmp_path / "nothing", llama3)
-    with pytest.raises(TrainingError, match="is a folder"):
-        read_dialogs(tmp_path, llama3)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.txt").write_text("no row")
+    with pytest.raises(TrainingError, match=r"nothing to read in this folder; expected .jsonl, .parquet files"):
+        read_dialogs(tmp_path / "empty", llama3)
     (tmp_path / "junk").write_bytes(b"\x80\x81\x00")
-    with pytest.raises(TrainingError, match=r"junk:1: no JSON"):
+    with pytest.raises(TrainingError, match=r"junk:1: a NUL byte"):
         read_dialogs(tmp_path / "junk", llama3)
     dialog = written({"messages": [{"role": "assistant", "content": "x"}]})
     with pytest.raises(TrainingError, match=r":1: is a dialog, and characters has no dialog format"):
@@ -350,11 +423,11 @@ def test_every_example_is_there_once_with_its_labels(epoch: int) -> None:
     assert batch.ids_BT.dtype == batch.labels_BT.dtype == batch.positions_BT.dtype == torch.int64
     expected = [
         (ids[:-1].tolist(), [int(i) if learns else IGNORED for i, learns in zip(ids[1:], learned[1:], strict=True)])
-        for ids, learned in examples
+        for ids, learned, _ in examples
     ]
     assert sorted(unpacked(batch)) == sorted(expected)
-    assert batch.num_learned == sum(int(learned.sum()) for _, learned in examples)
-    full = sum(len(ids) - 1 for ids, _ in examples) / batch.ids_BT.numel()
+    assert batch.num_learned == sum(int(learned.sum()) for _, learned, _ in examples)
+    full = sum(len(ids) - 1 for ids, _, _ in examples) / batch.ids_BT.numel()
     assert full > 0.9, "first fit leaves little room"
 
 
@@ -399,7 +472,7 @@ def test_a_row_of_one_segment_needs_no_mask() -> None:
 
 def test_longer_than_the_context() -> None:
     examples = [*make_examples(10, longest=12), *make_examples(2, longest=40, seed=3)]
-    lengths = sorted(len(ids) - 1 for ids, _ in examples)
+    lengths = sorted(len(ids) - 1 for ids, _, _ in examples)
     assert lengths[-2] > 12
     num_rows = DialogRows(examples, lengths[-1]).num_rows(0)
     assert num_rows > 0
@@ -442,7 +515,7 @@ def test_packed_examples_do_not_see_each_other() -> None:
     batch = rows.batch(0, [0])
     packed = model(batch.ids_BT, batch.positions_BT, CausalAttend(segments_BT=batch.segments_BT))[0]
     start = 0
-    for ids, _ in examples[:3]:
+    for ids, _, _ in examples[:3]:
         alone_ids = torch.from_numpy(ids[:-1].astype(np.int64))[None]
         alone, reference = model(alone_ids)[0], model_reference(model, alone_ids)[0]
         assert_close_to_reference(packed[start : start + len(alone)], alone, reference)

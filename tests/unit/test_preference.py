@@ -63,7 +63,7 @@ def with_adapters() -> LlamaForCausalLM:
 def by_hand(model: LlamaForCausalLM, rows: PairRows) -> torch.Tensor:
     """log P of every answer, each example alone, in float64."""
     found: list[torch.Tensor] = []
-    for ids, learned in rows.examples:
+    for ids, learned, _ in rows.examples:
         row = torch.from_numpy(ids).long()
         logprobs = model(row[None])[0].double().log_softmax(-1)
         found.append(sum((logprobs[t - 1, row[t]] for t in range(1, len(row)) if learned[t]), torch.zeros(())))
@@ -169,9 +169,9 @@ def test_an_earlier_answer_of_the_dialog_is_no_preference(tmp_path: Path, smollm
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"chosen": "a", "rejected": "b"}, "expected chosen and rejected, and either prompt or messages"),
+        ({"chosen": "a", "rejected": "b"}, "expected chosen and rejected, and one of prompt"),
         ({"prompt": "p", "chosen": "a"}, "expected chosen and rejected"),
-        ({"prompt": "p", "messages": [], "chosen": "a", "rejected": "b"}, "either prompt or messages"),
+        ({"prompt": "p", "messages": [], "chosen": "a", "rejected": "b"}, "one of prompt, messages"),
         ({"prompt": "p", "chosen": ["a"], "rejected": "b"}, r"chosen is \['a'\]; expected the answer's text"),
         ({"prompt": "p", "chosen": "a", "rejected": "a"}, "the same tokens"),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "completion": "c"}, "has 'completion', which is not read"),

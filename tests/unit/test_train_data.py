@@ -162,7 +162,7 @@ def test_binary_junk_is_refused(tmp_path: Path, data: bytes, words: tuple[str, .
     [
         ('{"text": "cut off', ("no JSON",)),
         ("[" * 200_000, ("no JSON",)),
-        ('["a"]', ("['a']", "object with the field 'text'")),
+        ('["a"]', ("['a']", "no JSON object")),
         ('{"text": 3}', ("'text' is 3", "expected a text")),
         ('{"text": null}', ("None", "expected a text")),
         ('{"text": "\\ud800"}', ("U+D800 at character 0",)),

@@ -1,9 +1,11 @@
 """Teach a model by examples: LoRA adapters beside the frozen base, QLoRA with
 --quantize nf4, or all weights with --method full.
 
-The data is JSONL, a line an example: {"messages": [...]}, {"prompt": ...,
-"completion": ...} or {"instruction": ..., "output": ...}. What the assistant
-says is learned; --preview shows which tokens those are, and trains nothing.
+The data is a .jsonl or .parquet file, a folder of them, or org/name on the hub.
+A row is an example: {"messages": [...]}, {"conversations": [...]}, {"prompt":
+..., "completion": ...}, {"instruction": ..., "output": ...} or {"text": ...}.
+What the assistant says is learned, and of a text all; --preview shows which
+tokens those are, and trains nothing.
 
   llamarium finetune --data examples.jsonl --preview
   llamarium finetune --data examples.jsonl --out runs/mine --steps 100

@@ -19,7 +19,7 @@ DATA_HELP = (  # of every command that reads documents
     "what to learn: a text, .jsonl or .parquet file, a folder of them, shakespeare (in the package), or org/name on "
     "the hub; left out: Python's reference manual"
 )
-
+EXAMPLES_HELP = "a .jsonl or .parquet file, a folder of them, or org/name on the hub, of rows with "
 
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
@@ -223,11 +223,14 @@ class FinetuneConfig(RunConfig):
 
     # the base and the data
     model: str = _setting("smollm2-135m", "the base: what -m takes elsewhere")
-    data: str = _setting("", "a .jsonl file of messages, prompt and completion, or instruction and output", free=True)
+    data: str = _setting(
+        "", EXAMPLES_HELP + "messages, conversations, prompt and completion, instruction and output, or text", free=True
+    )
     validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
     context: int = _setting(512, "tokens a row", 2, _MAX_CONTEXT)
     chat_format: Literal["auto", "llama3", "chatml", "none"] = _setting("auto", "how a dialog is written")
     too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
+    packing: bool = _setting(True, "several examples share a row; without, each has one")
     dtype: Literal["auto", "float32", "bfloat16"] = _setting(
         "auto", "of the frozen base; auto: as stored, float32 on a CPU that cannot multiply bfloat16; full: float32"
     )
@@ -269,7 +272,7 @@ _EARLIER_TYPES = {"nf4": "NF4", "int8": "Q8_0", "int4": "Q4_1"}
 class DPOConfig(FinetuneConfig):
     """Settings of preference training, with smaller defaults: it changes a model less."""
 
-    data: str = _setting("", "a .jsonl file of prompt or messages, chosen and rejected", free=True)
+    data: str = _setting("", EXAMPLES_HELP + "prompt or messages, chosen and rejected", free=True)
     learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "optimizer steps", 1)
     context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
@@ -280,7 +283,7 @@ class DPOConfig(FinetuneConfig):
 class GRPOConfig(FinetuneConfig):
     """Settings of learning from rewards: a row is an answer, and the answers of a step are groups of equal size."""
 
-    data: str = _setting("", "a .jsonl file of prompt or messages, and of what the reward reads", free=True)
+    data: str = _setting("", EXAMPLES_HELP + "prompt or messages, and what the reward reads", free=True)
     learning_rate: float = _setting(2e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "rollouts, each followed by its updates", 1)
     batch_rows: int = _setting(8, "answers that are computed at once", 1)
@@ -308,6 +311,8 @@ class GRPOConfig(FinetuneConfig):
                 f"batch_rows times gradient_accumulation_steps is {self.rows_per_step}; expected a multiple of "
                 f"group_size, which is {self.group_size}"
             )
+        if not self.packing:
+            raise TrainingError("packing: of no effect, as each answer has a row of its own; leave it out")
         if self.dropout:
             raise TrainingError(f"dropout is {self.dropout}; expected 0, as the pass that samples has none")
         if self.max_tokens >= self.context:

@@ -176,12 +176,13 @@ def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:
 def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> _Rows:
     """Read the examples, with `with_chat_format`'s tokenizer, and pack them; TrainingError for invalid ones."""
     return kind.from_file(
-        Path(config.data).expanduser(),
+        config.data,
         tokenizer,
         config.context,
         seed=config.seed,
         too_long=config.too_long,
         chat=config.chat_format != "none",
+        packing=config.packing,
     )
 
 
@@ -223,7 +224,9 @@ def _same_base(written: Mapping[str, str], here: Mapping[str, str]) -> bool:
 def check(config: FinetuneConfig) -> None:
     """Check that the settings fit together; TrainingError if not."""
     if not config.data:
-        raise TrainingError("no data; expected a .jsonl file of examples")
+        raise TrainingError(
+            "no data; expected a .jsonl or .parquet file of examples, a folder of them, or org/name on the hub"
+        )
     if "lm_head" in config.target_modules:
         raise TrainingError("target_modules has lm_head, whose loss is computed without its module; leave it out")
 

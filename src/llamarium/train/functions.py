@@ -93,6 +93,7 @@ class FinetuneSettings(RunSettings, total=False):
     context: int
     chat_format: Literal["auto", "llama3", "chatml", "none"]
     too_long: Literal["error", "drop"]
+    packing: bool
     dtype: Literal["auto", "float32", "bfloat16"]
     quantize: Literal["none", "NF4", "Q8_0", "Q4_1"]
     dequantize: Literal["auto", "load", "use"]

@@ -353,6 +353,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in parameters) + sum(packed.values()),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "rows": setup.train.num_rows(0),
+        "data": dict(setup.train.about),
         "tokens_per_step": setup.config.rows_per_step * setup.train.context,
         "device": str(setup.model.device),
         "tokens": token_texts(setup.tokenizer),

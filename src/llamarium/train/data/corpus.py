@@ -220,23 +220,24 @@ def _write_ids(
     with (folder / "ids.bin").open("wb") as file:
         for document in documents:
             starts.append(num_tokens)
-            for ids in _document_ids(tokenizer, document, f"{name}: document {len(starts)}"):
-                file.write(np.asarray(ids, dtype).tobytes())
-                num_tokens += len(ids)
-                if progress is not None:
-                    progress(len(starts), num_tokens)
+            try:
+                for ids in document_ids(tokenizer, document):
+                    file.write(np.asarray(ids, dtype).tobytes())
+                    num_tokens += len(ids)
+                    if progress is not None:
+                        progress(len(starts), num_tokens)
+            except TokenizerError as error:
+                raise TrainingError(f"{name}: document {len(starts)}: {error}") from error
     with (folder / "starts.bin").open("wb") as file:
         starts.tofile(file)
     return num_tokens
 
 
-def _document_ids(tokenizer: Tokenizer, document: str, where: str) -> Iterator[list[int]]:
+def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:
+    """Yield a document's ids part by part, with what begins and ends it; TokenizerError if it cannot be encoded."""
     yield _before(tokenizer)
     words = tokenizer.backend if isinstance(tokenizer.backend, WordBackend) else None
-    try:
-        yield from words.encode_with_unknown(document) if words else encode_pieces(tokenizer, document)
-    except TokenizerError as error:
-        raise TrainingError(f"{where}: {error}") from error
+    yield from words.encode_with_unknown(document) if words else encode_pieces(tokenizer, document)
     yield _after(tokenizer)
 
 

@@ -11,7 +11,9 @@ request.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -31,6 +33,7 @@ TooLong = Literal["error", "drop"]
 
 # Rows that are filled at the same time: a longer search wastes less room, and mixes the order less.
 _OPEN_ROWS = 32
+_EPOCHS_KEPT = 8  # packed: a batch may be of two, and of a part of a mixture of as many as its weight
 
 
 class DialogRows:
@@ -51,11 +54,13 @@ class DialogRows:
         seed: int | None = 0,
         too_long: TooLong = "error",
         pad_id: int = 0,
+        packing: bool = True,
     ) -> None:
         """Pack at least one example into rows of `context` tokens, filled up with `pad_id`, which is never learned.
 
         `seed` draws the order; None keeps the file's in every epoch, for validation. TrainingError for no example, or
-        for one longer than a row, which "drop" leaves out with a warning.
+        for one longer than a row, which "drop" leaves out with a warning. Without `packing` a row holds one example, or
+        one pair.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
@@ -65,29 +70,31 @@ class DialogRows:
         self.context = context
         self._seed = seed
         self._pad_id = pad_id
-        self._packed: dict[int, list[list[int]]] = {}  # by epoch; a batch may be of two
+        self._packing = packing
+        self._packed: dict[int, list[list[int]]] = {}  # by epoch
         self.fingerprint = self._hash()
 
     @classmethod
     def from_file(
         cls,
-        path: Path,
+        source: str | Path,
         tokenizer: Tokenizer,
         context: int,
         *,
         seed: int | None = 0,
         too_long: TooLong = "error",
         chat: bool = True,
+        packing: bool = True,
     ) -> Self:
-        """Read a JSONL file with `read_dialogs`; other arguments are the constructor's."""
-        examples = cls._read(path, tokenizer, chat=chat)
+        """Read a source with `read_dialogs`; other arguments are the constructor's."""
+        examples = cls._read(source, tokenizer, chat=chat)
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
         try:
-            return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id)
+            return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id, packing=packing)
         except TrainingError as error:
-            raise TrainingError(f"{escape(path)}: {error}") from None
+            raise TrainingError(f"{escape(source)}: {error}") from None
 
     def split(self, validation: float) -> tuple[Self, Self]:
         """Return the first examples to train on, and the last share of them, in a fixed order, to validate.
@@ -102,14 +109,16 @@ class DialogRows:
                 "one to validate and one to train on: give more examples, or no validation (--validation 0)"
             )
         border = len(self.examples) - count * self.together
-        rows = type(self)(self.examples[:border], self.context, seed=self._seed, pad_id=self._pad_id)
+        make = partial(type(self), context=self.context, pad_id=self._pad_id, packing=self._packing)
+        rows = make(self.examples[:border], seed=self._seed)
         rows.fingerprint = hashlib.sha256(f"{self.fingerprint} {count}".encode()).hexdigest()  # held-out ones count
-        return rows, type(self)(self.examples[border:], self.context, seed=None, pad_id=self._pad_id)
+        return rows, make(self.examples[border:], seed=None)
 
     @property
     def about(self) -> dict[str, int]:
-        """Counts, to describe a difference between data sets."""
-        return {"examples": len(self.examples), "tokens": sum(len(example.ids) for example in self.examples)}
+        """Counts, of each form, too, to describe the data and a difference between data sets."""
+        forms = Counter(f"examples of {example.form}" for example in self.examples if example.form)
+        return {"examples": len(self.examples), "tokens": sum(len(e.ids) for e in self.examples), **forms}
 
     def num_rows(self, epoch: int) -> int:
         """Return the number of rows of an epoch."""
@@ -137,9 +146,12 @@ class DialogRows:
 
     def _rows(self, epoch: int) -> list[list[int]]:
         if epoch not in self._packed:
-            packed = _pack(_lengths(self.examples, self.together), self._order(epoch), self.context)
+            order = self._order(epoch)
+            packed = [[unit] for unit in order]
+            if self._packing:
+                packed = _pack(_lengths(self.examples, self.together), order, self.context)
             packed = [[unit * self.together + i for unit in row for i in range(self.together)] for row in packed]
-            self._packed = {**dict([*self._packed.items()][-1:]), epoch: packed}
+            self._packed = {**dict([*self._packed.items()][1 - _EPOCHS_KEPT :]), epoch: packed}
         return self._packed[epoch]
 
     def _order(self, epoch: int) -> list[int]:
@@ -150,7 +162,9 @@ class DialogRows:
 
     def _hash(self) -> str:
         digest = hashlib.sha256(f"{self._label} {self.context} {self._seed} {self._pad_id}".encode())
-        for ids, learned in self.examples:
+        if not self._packing:
+            digest.update(b"one a row")
+        for ids, learned, _ in self.examples:
             digest.update(len(ids).to_bytes(8, "little"))
             digest.update(ids.tobytes())
             digest.update(learned.tobytes())
@@ -208,7 +222,7 @@ def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
     from rich.text import Text
 
     shown = Text()
-    for number, (ids, learned) in enumerate(_examples(batch, row)):
+    for number, (ids, learned, _) in enumerate(_examples(batch, row)):
         if not learned.any():
             shown.append(f"── {len(ids)} tokens without anything to learn (padding)\n", "bold")
             continue

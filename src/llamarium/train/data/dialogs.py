@@ -1,16 +1,18 @@
 """Read dialogs for fine-tuning: the assistant's messages are learned, all others are context.
 
-A line of the JSONL file is one example, in one of three forms, which may be mixed:
+A row of the data (see `data/sources.py`) is one example, in one of five forms, which may be mixed:
 
     {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
     {"prompt": "2+2?", "completion": "4"}
     {"instruction": "Add.", "input": "2 and 2", "output": "4"}        ("input" may be missing or empty)
+    {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}
+    {"text": "Two and two are four."}                                 (only where the row has no other form)
 
-Learned are an answer's tokens and the one that ends it, so that a model learns to stop.
+Learned are an answer's tokens and the one that ends it, so that a model learns to stop; of a text all, as documents
+are learned in pretraining, with what begins and ends them.
 """
 
-import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -19,15 +21,22 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.config import without_duplicates
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value
-from llamarium.io import regular_size
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.format import Part
+from llamarium.train.data.corpus import document_ids
+from llamarium.train.data.sources import read_rows
 
 Dialog = Sequence[Mapping[str, Any]]
 
-_FORMS = (("messages",), ("prompt", "completion"), ("instruction", "output"))
+_FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+_TEXT = ("text",)  # no form beside another one: rows of Alpaca have their whole prompt as a text, too
+_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+}
 # What would change the prompt if it were read; an example that has it is not understood without.
 _NOT_READ = ("tools", "functions", "system", "history")
 
@@ -44,10 +53,14 @@ _ALPACA_INPUT = (
 
 
 class Example(NamedTuple):
-    """One example: ids, int32 (n,), and which are learned, bool (n,); never the first, as nothing precedes it."""
+    """One example: ids, int32 (n,), and which are learned, bool (n,); never the first, as nothing precedes it.
+
+    `form` is the first key of the row's form.
+    """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.bool_]
+    form: str = ""
 
 
 def _itself(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -56,36 +69,43 @@ def _itself(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def read_dialogs(
-    path: Path,
+    source: str | Path,
     tokenizer: Tokenizer,
     *,
     chat: bool = True,
     expand: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = _itself,
     finish: Callable[[list[Example]], list[Example]] = list,
 ) -> list[Example]:
-    """Read a JSONL file of examples: UTF-8, one JSON object a line; empty lines are skipped.
+    """Read the examples of a source: see `read_rows` and the forms above.
 
     Prompts and instructions become dialogs of two messages if the tokenizer has a dialog format and `chat` is true.
     Without one (a base model) the answer follows the prompt directly, and an instruction uses Alpaca's template.
 
-    `expand` turns a line's object into the records of examples, `finish` selects or checks a line's examples.
-    TrainingError for a file that cannot be read or holds no example; for a line that is no example, or has nothing to
-    learn, with file and line.
+    `expand` turns a row's fields into the records of examples, `finish` selects or checks a row's examples.
+    TrainingError for a source that cannot be read or holds no example; for a row that is no example, or has nothing to
+    learn, with its place.
     """
     form = tokenizer.chat_format if chat else None
-    found: list[tuple[int, Dialog | list[Part]]] = []
-    for number, record in json_lines(path):
-        with at_line(path, number):
-            records = expand(record)
-            found += [(number, _continuation(r, tokenizer) if form is None else _dialog(r)) for r in records]
+    dialogs: list[Dialog] = []
+    found: list[tuple[str, str, list[Part] | None]] = []  # place, form, and the parts of what is no dialog
+    for place, row in read_rows(str(source)):
+        with at_place(place):
+            for record in expand(row):
+                keys, parts = _form(record), None
+                if keys == _TEXT:
+                    parts = _whole_text(record, tokenizer)
+                elif form is None:
+                    parts = _continuation(record, keys, tokenizer)
+                else:
+                    dialogs.append(_dialog(record, keys))
+                found.append((place, keys[0], parts))
     if not found:
-        raise TrainingError(f"{escape(path)}: holds no example; expected a JSON object on each line")
-    every = (content for _, content in found)
-    parts_of = cast("Iterator[list[Part]]", every) if form is None else form.parts_of(cast("list[Dialog]", [*every]))
+        raise TrainingError(f"{escape(source)}: holds no example; expected a JSON object on each line, or rows")
+    parts_of = iter(()) if form is None else form.parts_of(dialogs)
     examples: list[Example] = []
-    for number, line in groupby(number for number, _ in found):
-        with at_line(path, number):
-            examples += finish([_join(next(parts_of)) for _ in line])
+    for place, row in groupby(found, key=lambda item: item[0]):
+        with at_place(place):
+            examples += finish([_join(next(parts_of) if parts is None else parts, kind) for _, kind, parts in row])
     return examples
 
 
@@ -97,62 +117,71 @@ def refuse_keys(record: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 @contextmanager
-def at_line(path: Path, number: int) -> Generator[None]:
-    """Name file and line in errors of the body, as a TrainingError."""
+def at_place(place: str) -> Generator[None]:
+    """Name a row's place in errors of the body, as a TrainingError."""
     try:
         yield
     except LlamariumError as error:
-        raise TrainingError(f"{escape(path)}:{number}: {error}") from None
-
-
-def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the objects of a JSONL file, with the numbers of their lines; TrainingError where there is none."""
-    try:
-        regular_size(path)
-        with path.open("rb") as file:
-            lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
-    except (OSError, LlamariumError) as error:
-        raise TrainingError(f"the examples cannot be read: {escape(error)}") from None
-    for number, line in lines:
-        with at_line(path, number):
-            record = _parse(line)
-        yield number, record
-
-
-def _parse(line: bytes) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise TrainingError(f"no JSON: {escape(error)}; expected one object on a line") from None
-    if not isinstance(record, dict):
-        raise TrainingError(f"{show_value(record)} is no JSON object")
-    return cast("dict[str, Any]", record)
+        raise TrainingError(f"{place}: {error}") from None
 
 
 def _form(record: Mapping[str, Any]) -> tuple[str, ...]:
     refuse_keys(record, _NOT_READ)
     forms = [form for form in _FORMS if all(name in record for name in form)]
+    if not forms and _TEXT[0] in record:
+        return _TEXT
     if len(forms) != 1:
         raise TrainingError(
-            f"has the keys {show_value(list(record))}; expected messages, or prompt and completion, or instruction and "
-            "output (and input), and only one of the three"
+            f"has the keys {show_value(list(record))}; expected messages, or conversations, or prompt and completion, "
+            "or instruction and output (and input), and only one of them; or text"
         )
     return forms[0]
 
 
-def _dialog(record: Mapping[str, Any]) -> Dialog:
-    form = _form(record)
-    if form == ("messages",):
+def messages_of(record: Mapping[str, Any]) -> Any:
+    """Return the messages of a row of `messages` or `conversations`; TrainingError for roles that are not known."""
+    if "conversations" not in record:
         return record["messages"]
+    said = record["conversations"]
+    if not isinstance(said, list):
+        raise TrainingError(f"conversations is {show_value(said)}; expected a list")
+    return [_message(number, message) for number, message in enumerate(cast("list[Any]", said))]
+
+
+def _message(number: int, said: Any) -> Mapping[str, Any]:
+    """Return what ShareGPT calls from and value as a message; one that has a role and a content is one already."""
+    where = f"conversations[{number}]"
+    if not isinstance(said, dict):
+        raise TrainingError(f"{where} is {show_value(said)}; expected from and value")
+    fields = {name: value for name, value in cast("dict[str, Any]", said).items() if value is not None}
+    if fields.keys() >= {"role", "content"}:
+        return fields
+    if fields.keys() != {"from", "value"}:
+        raise TrainingError(f"{where} has the keys {show_value([*fields])}; expected from and value, and no others")
+    if (role := _ROLES.get(str(fields["from"]))) is None:
+        raise TrainingError(f"{where} is from {show_value(fields['from'])}; expected one of {', '.join(_ROLES)}")
+    return {"role": role, "content": fields["value"]}
+
+
+def _dialog(record: Mapping[str, Any], form: tuple[str, ...]) -> Dialog:
+    if len(form) == 1:
+        return messages_of(record)
     prompt, answer = (_text(record, name) for name in form)
     context = _context(record, form)
     question = f"{prompt}\n\n{context}" if context else prompt
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _continuation(record: Mapping[str, Any], tokenizer: Tokenizer) -> list[Part]:
-    form = _form(record)
-    if form == ("messages",):
+def _whole_text(record: Mapping[str, Any], tokenizer: Tokenizer) -> list[Part]:
+    """Return a text as pretraining learns documents."""
+    ids = [i for part in document_ids(tokenizer, _text(record, "text")) for i in part]
+    if len(ids) < 2:
+        raise TrainingError("has nothing to learn: a text needs two tokens")
+    return [(ids, True)]
+
+
+def _continuation(record: Mapping[str, Any], form: tuple[str, ...], tokenizer: Tokenizer) -> list[Part]:
+    if len(form) == 1:
         raise TrainingError(
             f"is a dialog, and {tokenizer.source} has no dialog format; choose a chat model, or llama3 or chatml "
             "where its vocabulary has their control tokens"
@@ -178,10 +207,10 @@ def _text(record: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _join(parts: Sequence[Part]) -> Example:
+def _join(parts: Sequence[Part], form: str) -> Example:
     ids = np.array([i for part, _ in parts for i in part], dtype=np.int32)
     learned = np.array([learns for part, learns in parts for _ in part], dtype=np.bool_)
     learned[:1] = False
     if not learned.any():
         raise TrainingError("has nothing to learn: no message is the assistant's")
-    return Example(ids, learned)
+    return Example(ids, learned, form)

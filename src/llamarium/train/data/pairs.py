@@ -1,9 +1,10 @@
 """Read pairs of answers for preference training: one chosen, one rejected.
 
-A line of the JSONL file is one pair, in one of two forms, which may be mixed:
+A row of the data (see `data/sources.py`) is one pair, in one of three forms, which may be mixed:
 
     {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
     {"messages": [..., {"role": "user", "content": "2+2?"}], "chosen": "4", "rejected": "5"}
+    {"conversations": [..., {"from": "human", "value": "2+2?"}], "chosen": "4", "rejected": "5"}
 
 Each becomes two examples with the same prompt, of which only the answer and its end count. Both lie in the same row,
 so that no batch has half a pair.
@@ -22,26 +23,27 @@ from llamarium.errors import TrainingError, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.dialog_rows import DialogRows
-from llamarium.train.data.dialogs import Example, read_dialogs, refuse_keys
+from llamarium.train.data.dialogs import Example, messages_of, read_dialogs, refuse_keys
 
 _ANSWERS = ("chosen", "rejected")
 _OTHER_FORMS = ("completion", "instruction", "input", "output")
 
 
-def read_pairs(path: Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[Example]:
-    """Read a JSONL file of pairs: two examples of each line, the chosen one first.
+def read_pairs(source: str | Path, tokenizer: Tokenizer, *, chat: bool = True) -> list[Example]:
+    """Read the pairs of a source: two examples of each row, the chosen one first.
 
     Arguments and errors are those of `read_dialogs`.
     """
-    return read_dialogs(path, tokenizer, chat=chat, expand=_expand, finish=_finish)
+    return read_dialogs(source, tokenizer, chat=chat, expand=_expand, finish=_finish)
 
 
 def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the two records of a pair for `read_dialogs`."""
-    prompts = [name for name in ("prompt", "messages") if name in record]
+    prompts = [name for name in ("prompt", "messages", "conversations") if name in record]
     if len(prompts) != 1 or not all(name in record for name in _ANSWERS):
         raise TrainingError(
-            f"has the keys {show_value(list(record))}; expected chosen and rejected, and either prompt or messages"
+            f"has the keys {show_value(list(record))}; expected chosen and rejected, and one of prompt, "
+            "messages and conversations"
         )
     refuse_keys(record, _OTHER_FORMS)
     answers = [record[name] for name in _ANSWERS]
@@ -51,7 +53,7 @@ def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     rest = {name: value for name, value in record.items() if name not in (*_ANSWERS, *prompts)}
     if prompts == ["prompt"]:
         return [{**rest, "prompt": record["prompt"], "completion": answer} for answer in answers]
-    messages = _messages(record["messages"])
+    messages = _messages(messages_of(record))
     return [{**rest, "messages": [*messages, {"role": "assistant", "content": answer}]} for answer in answers]
 
 
@@ -81,7 +83,7 @@ def _last_answer(example: Example) -> Example:
     last = int(np.flatnonzero(example.learned)[-1])
     learned = np.zeros_like(example.learned)
     learned[unlearned[unlearned < last][-1] + 1 : last + 1] = True
-    return Example(example.ids, learned)
+    return example._replace(learned=learned)
 
 
 class PairRows(DialogRows):

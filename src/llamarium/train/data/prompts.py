@@ -1,9 +1,10 @@
-"""Read prompts to be answered and rewarded: a JSONL file, one prompt a line, in one of two forms, which may be mixed.
+"""Read prompts to be answered and rewarded: one a row of the data, in one of three forms, which may be mixed.
 
     {"prompt": "17+25=", "answer": "42"}
     {"messages": [..., {"role": "user", "content": "17+25?"}], "answer": "42"}
+    {"conversations": [..., {"from": "human", "value": "17+25?"}], "answer": "42"}
 
-Other fields of a line, as "answer" here, are the reward's.
+Other fields of a row, as "answer" here, are the reward's.
 """
 
 import hashlib
@@ -18,23 +19,24 @@ from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.dialog_rows import TooLong
-from llamarium.train.data.dialogs import at_line, json_lines
+from llamarium.train.data.dialogs import at_place, messages_of
+from llamarium.train.data.sources import read_rows
 
 _ANSWERED = ("completion", "chosen", "rejected", "instruction", "output")
 """What other kinds of data have: answers, which are not read here."""
 
 
 class Prompt(NamedTuple):
-    """One prompt: its ids, its line's object, which the reward sees, and the line's number."""
+    """One prompt: its ids, its row's fields, which the reward sees, and its place for messages ("data.jsonl:3")."""
 
     ids: tuple[int, ...]
     row: Mapping[str, Any]
-    line: int
+    place: str
 
     @property
     def text(self) -> str:
         """What is asked, for people: the prompt, or the last message."""
-        return str(self.row["prompt"] if "prompt" in self.row else self.row["messages"][-1].get("content"))
+        return str(self.row["prompt"] if "prompt" in self.row else messages_of(self.row)[-1].get("content"))
 
 
 class PromptRows:
@@ -47,17 +49,17 @@ class PromptRows:
         self.prompts, self.context = prompts, context
         digest = hashlib.sha256(f"prompts 1 {context}".encode())
         for prompt in prompts:
-            digest.update(json.dumps([prompt.ids, prompt.row], sort_keys=True).encode())
+            digest.update(json.dumps([prompt.ids, prompt.row], sort_keys=True, default=str).encode())
         self.fingerprint = digest.hexdigest()
 
     @classmethod
     def from_file(
-        cls, path: Path, tokenizer: Tokenizer, context: int, max_tokens: int, *, too_long: TooLong, chat: bool
+        cls, source: str | Path, tokenizer: Tokenizer, context: int, max_tokens: int, *, too_long: TooLong, chat: bool
     ) -> Self:
-        """Read a JSONL file.
+        """Read the prompts of a source.
 
         Args:
-            path: UTF-8, one JSON object a line; empty lines are skipped.
+            source: See `read_rows`.
             tokenizer: Writes a prompt as a dialog's if it has a dialog format and `chat` is true.
             context: Tokens of a prompt and its answer at most.
             max_tokens: Tokens of an answer at most.
@@ -65,24 +67,24 @@ class PromptRows:
             chat: See `tokenizer`.
 
         Raises:
-            TrainingError: For a file that cannot be read or holds no prompt; for a line that is none, with its number.
+            TrainingError: For a source that cannot be read or holds no prompt; for a row that is none, with its place.
         """
         prompts: list[Prompt] = []
-        for number, record in json_lines(path):
-            with at_line(path, number):
-                prompts.append(Prompt(tuple(_ids(record, tokenizer, chat=chat)), record, number))
+        for place, record in read_rows(str(source)):
+            with at_place(place):
+                prompts.append(Prompt(tuple(_ids(record, tokenizer, chat=chat)), record, place))
         fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= context - max_tokens]
         if len(fitting) < len(prompts):
             longest = max(prompts, key=lambda prompt: len(prompt.ids))
             found = (
-                f"{escape(path)}: {len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for an answer "
-                f"of {max_tokens} tokens in {context}; the longest, line {longest.line}, has {len(longest.ids)}"
+                f"{escape(source)}: {len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for an "
+                f"answer of {max_tokens} tokens in {context}; the longest, {longest.place}, has {len(longest.ids)}"
             )
             if too_long == "error" or not fitting:
                 raise TrainingError(f"{found}; use a longer context, shorter answers, or drop them (--too-long drop)")
             warn_caller(f"{found}; they are left out")
         if not fitting:
-            raise TrainingError(f"{escape(path)}: holds no prompt; expected a JSON object on each line")
+            raise TrainingError(f"{escape(source)}: holds no prompt; expected a JSON object on each line, or rows")
         return cls(fitting, context)
 
     def split(self, validation: float) -> tuple[Self, Self]:
@@ -115,16 +117,17 @@ class PromptRows:
 
 
 def _ids(record: Mapping[str, Any], tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-    forms = [name for name in ("prompt", "messages") if name in record]
+    forms = [name for name in ("prompt", "messages", "conversations") if name in record]
     others = [name for name in _ANSWERED if name in record]
     if len(forms) != 1 or others:
         raise TrainingError(
-            f"has the keys {show_value(list(record))}; expected either prompt or messages, and what the reward reads"
+            f"has the keys {show_value(list(record))}; expected one of prompt, messages and conversations, "
+            "and what the reward reads"
         )
-    if forms == ["messages"]:
+    if forms != ["prompt"]:
         if tokenizer.chat_format is None or not chat:
             raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
-        return tokenizer.chat_format.encode(_messages(record["messages"]))
+        return tokenizer.chat_format.encode(_messages(messages_of(record)))
     prompt = record["prompt"]
     if not isinstance(prompt, str):
         raise TrainingError(f"prompt is {show_value(prompt)}; expected text")

@@ -1,4 +1,4 @@
-"""Read documents: the Python manual, files and folders, data sets of the hub.
+"""Read documents and examples: the Python manual, files and folders, data sets of the hub.
 
 | source              | documents                                                                           |
 |---------------------|-------------------------------------------------------------------------------------|
@@ -15,6 +15,9 @@ with a warning. Rows keep documents apart, as one
 never explains another. Documents come one at a time, in the same order each time, so one must fit in memory: cut larger
 texts into files or the lines of a `.jsonl`. Invalid text is refused with file and line, or file and row; nothing is
 repaired or skipped silently.
+
+Examples (dialogs, pairs, prompts) are rows of the same sources, whole: of a folder its `.jsonl` and `.parquet` files
+are read, and a single file of any other name is read as `.jsonl`. A field that is null is one that the row lacks.
 """
 
 import gzip
@@ -25,10 +28,10 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from llamarium.config import without_duplicates
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
@@ -47,6 +50,10 @@ _BUNDLED_FILE = Path(__file__).with_name("shakespeare.txt.gz")
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 """The files of a folder that are read; a single file of any other name is read as text."""
 
+Row = tuple[str, Mapping[str, Any]]
+"""A row's place, for messages ("data.jsonl:3"), and its fields."""
+
+_OF_ROWS = (".jsonl", ".parquet")
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?", re.ASCII)
 _ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row may hold a book
 
@@ -57,7 +64,14 @@ def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[
     `text_field` holds the text where documents have several fields or columns. TrainingError if there is nothing of
     that name, or, while reading, for invalid text; OptionError if a package is missing.
     """
-    return (document for document in _find(source, text_field)[1]() if document)
+    rows = _find(source, text_field)[1]()
+    return (text for where, fields in rows if (text := _text_of_row(fields, where, text_field)))
+
+
+def read_rows(source: str) -> Iterator[Row]:
+    """Yield the rows of a source of examples, in a fixed order; errors as `read_documents`."""
+    for where, fields in _find(source)[1]():
+        yield where, {name: value for name, value in fields.items() if value is not None}
 
 
 def source_stamp(source: str | None) -> str:
@@ -70,18 +84,17 @@ def source_name(source: str | None) -> str:
     return "the Python manual" if source is None else escape(source)
 
 
-def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object], Callable[[], Iterable[str]]]:
-    """Return a function for a source's stamp and one that reads it."""
+def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object], Callable[[], Iterable[Row]]]:
+    """Return a function for a source's stamp and one that reads its rows, whole or what documents need of them."""
     if source is None:
-        return _python_manual, _python_manual
+        return _python_manual, lambda: [(source_name(None), {text_field: text}) for text in _python_manual()]
     if source and os.path.exists(path := os.path.expanduser(source)):  # noqa: PTH110, PTH111 - Path's raise on odd names
         return partial(_stamp_path, Path(path)), partial(_read_path, Path(path), text_field)
     if source in BUNDLED:
-        return partial(_BUNDLED_FILE.read_bytes), lambda: [gzip.decompress(_BUNDLED_FILE.read_bytes()).decode("utf-8")]
-    if hub := _HUB_NAME.fullmatch(source):
-        return partial(_stamp_hub, hub["repo"], hub["subset"]), partial(
-            _read_hub, hub["repo"], hub["subset"], text_field
-        )
+        data = _BUNDLED_FILE.read_bytes
+        return data, lambda: [(source, {text_field or "text": gzip.decompress(data()).decode("utf-8")})]
+    if (hub := _HUB_NAME.fullmatch(source)) and not source.endswith(SUFFIXES):  # which is a file that is not there
+        return partial(_stamp_hub, *hub.group("repo", "subset")), partial(_read_hub, *hub.group("repo", "subset"))
     raise TrainingError(
         f"no data called {show_value(source)}: no file or folder of that name, no text in the package (there is "
         f"{BUNDLED[0]}), and not spelled like a hub data set (org/name or org/name:subset)"
@@ -104,15 +117,16 @@ def _python_manual() -> list[str]:
 
 def _stamp_path(path: Path) -> object:
     try:
-        files = [(file, file.stat()) for file in (_files_of(path)[0] if path.is_dir() else [path])]
+        files = [(file, file.stat()) for file in (_files_of(path, SUFFIXES)[0] if path.is_dir() else [path])]
         return os.path.realpath(path), [(os.path.relpath(f, path), s.st_size, s.st_mtime_ns) for f, s in files]
     except OSError as error:
         where = escape(error.filename or path)
         raise TrainingError(f"{where}: cannot be read: {escape(error.strerror or error)}") from None
 
 
-def _read_path(path: Path, text_field: str) -> Iterator[str]:
-    files, left_out = _files_of(path) if path.is_dir() else ([path], "")
+def _read_path(path: Path, text_field: str) -> Iterator[Row]:
+    suffixes = SUFFIXES if text_field else _OF_ROWS
+    files, left_out = _files_of(path, suffixes) if path.is_dir() else ([path], "")
     if str(path) in BUNDLED:
         warn_caller(f"{path}: read from here, as something of this name is here; it is also a text in the package")
     if left_out:
@@ -124,19 +138,19 @@ def _read_path(path: Path, text_field: str) -> Iterator[str]:
             raise TrainingError(f"{escape(file)}: cannot be read: {escape(error.strerror or error)}") from None
 
 
-def _read_file(path: Path, text_field: str) -> Iterator[str]:
+def _read_file(path: Path, text_field: str) -> Iterator[Row]:
     if not stat.S_ISREG(path.stat().st_mode):
         raise TrainingError(f"{escape(path)}: neither a file nor a folder; expected text, which can be read twice")
     suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        yield from _read_jsonl(path, text_field)
-    elif suffix == ".parquet":
+    if suffix == ".parquet":
         yield from _read_parquet(path, text_field)
+    elif suffix == ".jsonl" or not text_field:
+        yield from _read_jsonl(path)
     else:
-        yield _decode(path.read_bytes(), escape(path))
+        yield escape(path), {text_field: _decode(path.read_bytes(), escape(path))}
 
 
-def _files_of(folder: Path) -> tuple[list[Path], str]:
+def _files_of(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], str]:
     """Return the readable files below `folder`, without hidden ones, and a count of the others.
 
     Folders of runs, whose journals are `.jsonl` files, are skipped: a run may lie in the folder that it learns from.
@@ -157,14 +171,14 @@ def _files_of(folder: Path) -> tuple[list[Path], str]:
         for name in folders:
             _refuse_loop(Path(parent, name), folder)
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
-            if path.suffix.lower() in SUFFIXES:
+            if path.suffix.lower() in suffixes:
                 found.append(path)
             else:
                 others[path.suffix or path.name] += 1
     left_out = ", ".join(f"{count} {escape(kind)}" for kind, count in others.most_common(5))
     if not found:
         raise TrainingError(
-            f"{escape(folder)}: nothing to read in this folder; expected {', '.join(SUFFIXES)} files, found "
+            f"{escape(folder)}: nothing to read in this folder; expected {', '.join(suffixes)} files, found "
             f"{left_out or 'no files at all'}"
         )
     found.sort(key=lambda path: path.relative_to(folder).as_posix())
@@ -181,25 +195,25 @@ def _refuse_loop(path: Path, root: Path) -> None:
         raise TrainingError(f"{escape(path)}: a link back to {escape(target)}, which holds it; remove the link")
 
 
-def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
-    name = escape(path)
+def _read_jsonl(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _text_of_line(line, f"{name}:{number}", text_field)
+                where = f"{escape(path)}:{number}"
+                yield where, _parse(line, where)
 
 
-def _text_of_line(line: bytes, where: str, text_field: str) -> str:
+def _parse(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         row: Any = json.loads(_decode(line, where), object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         raise TrainingError(f"{where}: no JSON: {escape(error)}; expected one object a line") from None
     if not isinstance(row, dict):
-        raise TrainingError(f"{where}: {show_value(row)}; expected an object with the field {text_field!r}")
-    return _text_of_row(row, where, text_field)
+        raise TrainingError(f"{where}: {show_value(row)} is no JSON object; expected one a line")
+    return cast("dict[str, Any]", row)
 
 
-def _text_of_row(row: dict[str, Any], where: str, text_field: str) -> str:
+def _text_of_row(row: Mapping[str, Any], where: str, text_field: str) -> str:
     if text_field not in row:
         raise _missing_field(where, text_field, row)
     text = row[text_field]
@@ -240,22 +254,30 @@ def _decode(data: bytes, where: str) -> str:
 # --- optional packages ------------------------------------------------------------------------------------------------
 
 
-def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
+def _read_parquet(path: Path, text_field: str) -> Iterator[Row]:
     parquet = optional("pyarrow.parquet", "train", f"reading {escape(path)}")
     name, number = escape(path), 0
     try:
         with parquet.ParquetFile(path) as file:
             names: list[str] = file.schema_arrow.names
-            if text_field not in names:
+            if text_field and text_field not in names:
                 raise _missing_field(name, text_field, names)
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[text_field] if text_field else None):
+                for row in batch.to_pylist():
                     number += 1
-                    yield _text_of_row({text_field: text}, f"{name}: row {number}", text_field)
+                    yield f"{name}: row {number}", row if text_field else _without_nulls(row)
     except TrainingError:
         raise
     except Exception as error:  # noqa: BLE001 - a damaged file's: Arrow's own, OSError, KeyError, UnicodeDecodeError, ...
         raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a row of columns without the nulls that stand for what it lacks, within lists and objects, too."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {name: _without_nulls(inner) for name, inner in fields.items() if inner is not None}
+    return [_without_nulls(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _stamp_hub(repo: str, subset: str | None) -> object:
@@ -265,12 +287,12 @@ def _stamp_hub(repo: str, subset: str | None) -> object:
         raise _hub_refused(repo, str(error)) from error
 
 
-def _read_hub(repo: str, subset: str | None, text_field: str) -> Iterator[str]:
+def _read_hub(repo: str, subset: str | None) -> Iterator[Row]:
     """Stream the `train` split; datasets of version 4 and newer run no code of the repository."""
     datasets = optional("datasets", "hub-data", f"reading {repo} from the hub")
     try:
         for number, row in enumerate(datasets.load_dataset(repo, subset, split="train", streaming=True), start=1):
-            yield _text_of_row(dict(row), f"{repo}: row {number}", text_field)
+            yield f"{repo}: row {number}", _without_nulls(dict(row))
     except TrainingError:
         raise
     except Exception as error:  # datasets' own, huggingface_hub's, the HTTP library's

@@ -10,10 +10,9 @@ The reference of KL is the model as the run began with it; what is not trained, 
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.errors import TrainingError, escape, show_value
+from llamarium.errors import TrainingError, show_value
 from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train import finetune
@@ -50,7 +49,7 @@ def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) ->
 def read_prompts(config: GRPOConfig, tokenizer: Tokenizer) -> PromptRows:
     """Read the prompts; errors as `PromptRows.from_file`."""
     return PromptRows.from_file(
-        Path(config.data).expanduser(), tokenizer, config.context, config.max_tokens, too_long=config.too_long,
+        config.data, tokenizer, config.context, config.max_tokens, too_long=config.too_long,
         chat=config.chat_format != "none",
     )  # fmt: skip
 
@@ -69,7 +68,7 @@ def _check_fields(config: GRPOConfig, rows: PromptRows, reward: Reward) -> None:
     lacking = [prompt for prompt in rows.prompts if reward.reads is not None and reward.reads not in prompt.row]
     if lacking:
         raise TrainingError(
-            f"{escape(config.data)}:{lacking[0].line}: has the keys {show_value(list(lacking[0].row))}; the reward "
+            f"{lacking[0].place}: has the keys {show_value(list(lacking[0].row))}; the reward "
             f"{reward.name} reads {reward.reads!r}"
         )
 
