@@ -31,9 +31,8 @@ from torch import Tensor
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TokenizerError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
-from llamarium.tokenizer.backends.words import WordBackend
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.pieces import encode_pieces
+from llamarium.train.data.documents import document_ids, ids_after, ids_before
 from llamarium.train.data.sources import read_documents, source_name, source_stamp
 
 Progress = Callable[[int, int], None]
@@ -164,7 +163,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
         vocabulary = b"".join(
             path.read_bytes() for path in sorted(Path(temporary).iterdir()) if path.name != "tokenizer_config.json"
         )
-    rules = (_before(tokenizer), _after(tokenizer), tokenizer.vocab_size)
+    rules = (ids_before(tokenizer), ids_after(tokenizer), tokenizer.vocab_size)
     return _sha256(f"{hashlib.sha256(vocabulary).hexdigest()} {rules}")
 
 
@@ -231,24 +230,6 @@ def _write_ids(
     with (folder / "starts.bin").open("wb") as file:
         starts.tofile(file)
     return num_tokens
-
-
-def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:
-    """Yield a document's ids part by part, with what begins and ends it; TokenizerError if it cannot be encoded."""
-    yield _before(tokenizer)
-    words = tokenizer.backend if isinstance(tokenizer.backend, WordBackend) else None
-    yield from words.encode_with_unknown(document) if words else encode_pieces(tokenizer, document)
-    yield _after(tokenizer)
-
-
-def _before(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids before each document, by the tokenizer's own rule."""
-    return [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
-
-
-def _after(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids after each document: the first of the end-of-text tokens."""
-    return list(tokenizer.eos_token_ids[:1])
 
 
 def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.format import Part
-from llamarium.train.data.corpus import document_ids
+from llamarium.train.data.documents import document_ids
 from llamarium.train.data.sources import read_rows
 
 Dialog = Sequence[Mapping[str, Any]]
