@@ -15,12 +15,8 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 from llamarium.errors import OptionError, TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
 
-DATA_HELP = (  # of every command that reads documents
-    "what to learn: a text, .jsonl or .parquet file, a folder of them, shakespeare (in the package), or org/name on "
-    "the hub; left out: Python's reference manual"
-)
-EXAMPLES_HELP = "a .jsonl or .parquet file, a folder of them, or org/name on the hub, of rows with "
-
+DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
+ROWS_HELP = "a .jsonl or .parquet file, a folder of them, or org/name on the hub, of rows with "
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
@@ -224,7 +220,7 @@ class FinetuneConfig(RunConfig):
     # the base and the data
     model: str = _setting("smollm2-135m", "the base: what -m takes elsewhere")
     data: str = _setting(
-        "", EXAMPLES_HELP + "messages, conversations, prompt and completion, instruction and output, or text", free=True
+        "", ROWS_HELP + "messages, conversations, prompt and completion, instruction and output, or text", free=True
     )
     validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
     context: int = _setting(512, "tokens a row", 2, _MAX_CONTEXT)
@@ -272,7 +268,7 @@ _EARLIER_TYPES = {"nf4": "NF4", "int8": "Q8_0", "int4": "Q4_1"}
 class DPOConfig(FinetuneConfig):
     """Settings of preference training, with smaller defaults: it changes a model less."""
 
-    data: str = _setting("", EXAMPLES_HELP + "prompt or messages, chosen and rejected", free=True)
+    data: str = _setting("", ROWS_HELP + "prompt or messages, chosen and rejected", free=True)
     learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "optimizer steps", 1)
     context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
@@ -283,7 +279,7 @@ class DPOConfig(FinetuneConfig):
 class GRPOConfig(FinetuneConfig):
     """Settings of learning from rewards: a row is an answer, and the answers of a step are groups of equal size."""
 
-    data: str = _setting("", EXAMPLES_HELP + "prompt or messages, and what the reward reads", free=True)
+    data: str = _setting("", ROWS_HELP + "prompt or messages, and what the reward reads", free=True)
     learning_rate: float = _setting(2e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "rollouts, each followed by its updates", 1)
     batch_rows: int = _setting(8, "answers that are computed at once", 1)

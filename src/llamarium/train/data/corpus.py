@@ -29,11 +29,12 @@ import torch
 from torch import Tensor
 
 from llamarium.checkpoints.tokenizers import load_tokenizer
-from llamarium.errors import OutputError, TokenizerError, TrainingError, escape, show_value
+from llamarium.errors import OutputError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.documents import document_ids, ids_after, ids_before
-from llamarium.train.data.sources import read_documents, source_name, source_stamp
+from llamarium.train.data.sources import (
+    at_place, document_ids, ids_after, ids_before, read_documents, source_name, source_stamp,
+)  # fmt: skip  # fmt: skip
 
 Progress = Callable[[int, int], None]
 """Called as `progress(num_documents, num_tokens)` with what has been read so far."""
@@ -219,14 +220,12 @@ def _write_ids(
     with (folder / "ids.bin").open("wb") as file:
         for document in documents:
             starts.append(num_tokens)
-            try:
+            with at_place(f"{name}: document {len(starts)}"):
                 for ids in document_ids(tokenizer, document):
                     file.write(np.asarray(ids, dtype).tobytes())
                     num_tokens += len(ids)
                     if progress is not None:
                         progress(len(starts), num_tokens)
-            except TokenizerError as error:
-                raise TrainingError(f"{name}: document {len(starts)}: {error}") from error
     with (folder / "starts.bin").open("wb") as file:
         starts.tofile(file)
     return num_tokens

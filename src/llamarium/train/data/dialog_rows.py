@@ -161,9 +161,8 @@ class DialogRows:
         return torch.randperm(len(self.examples) // self.together, generator=generator).tolist()
 
     def _hash(self) -> str:
-        digest = hashlib.sha256(f"{self._label} {self.context} {self._seed} {self._pad_id}".encode())
-        if not self._packing:
-            digest.update(b"one a row")
+        shared = "" if self._packing else " one a row"
+        digest = hashlib.sha256(f"{self._label} {self.context} {self._seed} {self._pad_id}{shared}".encode())
         for ids, learned, _ in self.examples:
             digest.update(len(ids).to_bytes(8, "little"))
             digest.update(ids.tobytes())

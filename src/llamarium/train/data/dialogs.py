@@ -12,8 +12,7 @@ Learned are an answer's tokens and the one that ends it, so that a model learns 
 are learned in pretraining, with what begins and ends them.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,22 +20,16 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.errors import LlamariumError, TrainingError, escape, show_value
+from llamarium.errors import TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.format import Part
-from llamarium.train.data.documents import document_ids
-from llamarium.train.data.sources import read_rows
+from llamarium.train.data.sources import at_place, document_ids, read_rows
 
 Dialog = Sequence[Mapping[str, Any]]
 
 _FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
 _TEXT = ("text",)  # no form beside another one: rows of Alpaca have their whole prompt as a text, too
-_ROLES = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
-    "system": "system",
-    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
-}
+_ROLES = {"human": "user", "gpt": "assistant", **{role: role for role in ("user", "assistant", "system", "tool")}}
 # What would change the prompt if it were read; an example that has it is not understood without.
 _NOT_READ = ("tools", "functions", "system", "history")
 
@@ -91,12 +84,9 @@ def read_dialogs(
     for place, row in read_rows(str(source)):
         with at_place(place):
             for record in expand(row):
-                keys, parts = _form(record), None
-                if keys == _TEXT:
-                    parts = _whole_text(record, tokenizer)
-                elif form is None:
-                    parts = _continuation(record, keys, tokenizer)
-                else:
+                keys = _form(record)
+                parts = None if form and keys != _TEXT else _continuation(record, keys, tokenizer)
+                if parts is None:
                     dialogs.append(_dialog(record, keys))
                 found.append((place, keys[0], parts))
     if not found:
@@ -114,15 +104,6 @@ def refuse_keys(record: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         if record.get(name):
             raise TrainingError(f"has {name!r}, which is not read; write it into the messages, or take it out")
-
-
-@contextmanager
-def at_place(place: str) -> Generator[None]:
-    """Name a row's place in errors of the body, as a TrainingError."""
-    try:
-        yield
-    except LlamariumError as error:
-        raise TrainingError(f"{place}: {error}") from None
 
 
 def _form(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -150,10 +131,8 @@ def messages_of(record: Mapping[str, Any]) -> Any:
 
 def _message(number: int, said: Any) -> Mapping[str, Any]:
     """Return what ShareGPT calls from and value as a message; one that has a role and a content is one already."""
-    where = f"conversations[{number}]"
-    if not isinstance(said, dict):
-        raise TrainingError(f"{where} is {show_value(said)}; expected from and value")
-    fields = {name: value for name, value in cast("dict[str, Any]", said).items() if value is not None}
+    where, pairs = f"conversations[{number}]", cast("dict[str, Any]", said if isinstance(said, dict) else {})
+    fields = {name: value for name, value in pairs.items() if value is not None}
     if fields.keys() >= {"role", "content"}:
         return fields
     if fields.keys() != {"from", "value"}:
@@ -172,15 +151,9 @@ def _dialog(record: Mapping[str, Any], form: tuple[str, ...]) -> Dialog:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _whole_text(record: Mapping[str, Any], tokenizer: Tokenizer) -> list[Part]:
-    """Return a text as pretraining learns documents."""
-    ids = [i for part in document_ids(tokenizer, _text(record, "text")) for i in part]
-    if len(ids) < 2:
-        raise TrainingError("has nothing to learn: a text needs two tokens")
-    return [(ids, True)]
-
-
 def _continuation(record: Mapping[str, Any], form: tuple[str, ...], tokenizer: Tokenizer) -> list[Part]:
+    if form == _TEXT:  # as pretraining learns documents
+        return [(ids, True) for ids in document_ids(tokenizer, _text(record, "text"))]
     if len(form) == 1:
         raise TrainingError(
             f"is a dialog, and {tokenizer.source} has no dialog format; choose a chat model, or llama3 or chatml "
@@ -212,5 +185,5 @@ def _join(parts: Sequence[Part], form: str) -> Example:
     learned = np.array([learns for part, learns in parts for _ in part], dtype=np.bool_)
     learned[:1] = False
     if not learned.any():
-        raise TrainingError("has nothing to learn: no message is the assistant's")
+        raise TrainingError("has nothing to learn: no message is the assistant's, or there is one token")
     return Example(ids, learned, form)

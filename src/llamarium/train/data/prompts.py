@@ -19,8 +19,8 @@ from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.dialog_rows import TooLong
-from llamarium.train.data.dialogs import at_place, messages_of
-from llamarium.train.data.sources import read_rows
+from llamarium.train.data.dialogs import messages_of
+from llamarium.train.data.sources import at_place, read_rows
 
 _ANSWERED = ("completion", "chosen", "rejected", "instruction", "output")
 """What other kinds of data have: answers, which are not read here."""

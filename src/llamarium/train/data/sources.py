@@ -16,8 +16,8 @@ never explains another. Documents come one at a time, in the same order each tim
 texts into files or the lines of a `.jsonl`. Invalid text is refused with file and line, or file and row; nothing is
 repaired or skipped silently.
 
-Examples (dialogs, pairs, prompts) are rows of the same sources, whole: of a folder its `.jsonl` and `.parquet` files
-are read, and a single file of any other name is read as `.jsonl`. A field that is null is one that the row lacks.
+Examples are rows of the same sources: of a folder its `.jsonl` and `.parquet` files; a single file of another name is
+read as `.jsonl`. A field that is null is one that the row lacks.
 """
 
 import gzip
@@ -28,7 +28,8 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +38,9 @@ from llamarium.config import without_duplicates
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.extras import optional
 from llamarium.hub.client import data_commit
+from llamarium.tokenizer.backends.words import WordBackend
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.pieces import encode_pieces
 
 BUNDLED = ("shakespeare", "tiny-shakespeare")
 """Names of the text in the package; the second is its earlier one.
@@ -72,6 +76,33 @@ def read_rows(source: str) -> Iterator[Row]:
     """Yield the rows of a source of examples, in a fixed order; errors as `read_documents`."""
     for where, fields in _find(source)[1]():
         yield where, {name: value for name, value in fields.items() if value is not None}
+
+
+@contextmanager
+def at_place(place: str) -> Generator[None]:
+    """Name a row's place in errors of the body, as a TrainingError."""
+    try:
+        yield
+    except LlamariumError as error:
+        raise TrainingError(f"{place}: {error}") from None
+
+
+def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:
+    """Yield a document's ids part by part, with what begins and ends it; TokenizerError if it cannot be encoded."""
+    yield ids_before(tokenizer)
+    words = tokenizer.backend if isinstance(tokenizer.backend, WordBackend) else None
+    yield from words.encode_with_unknown(document) if words else encode_pieces(tokenizer, document)
+    yield ids_after(tokenizer)
+
+
+def ids_before(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids before each document, by the tokenizer's own rule."""
+    return [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
+
+
+def ids_after(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids after each document: the first of the end-of-text tokens."""
+    return list(tokenizer.eos_token_ids[:1])
 
 
 def source_stamp(source: str | None) -> str:
@@ -197,25 +228,22 @@ def _refuse_loop(path: Path, root: Path) -> None:
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                where = f"{escape(path)}:{number}"
-                yield where, _parse(line, where)
-
-
-def _parse(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        row: Any = json.loads(_decode(line, where), object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise TrainingError(f"{where}: no JSON: {escape(error)}; expected one object a line") from None
-    if not isinstance(row, dict):
-        raise TrainingError(f"{where}: {show_value(row)} is no JSON object; expected one a line")
-    return cast("dict[str, Any]", row)
+        for where, line in ((f"{escape(path)}:{number}", line) for number, line in enumerate(file, 1) if line.strip()):
+            try:
+                row = json.loads(_decode(line, where), object_pairs_hook=without_duplicates)
+            except (ValueError, RecursionError) as error:
+                raise TrainingError(f"{where}: no JSON: {escape(error)}; expected one object a line") from None
+            if not isinstance(row, dict):
+                raise TrainingError(f"{where}: {show_value(row)} is no JSON object; expected one a line")
+            yield where, cast("dict[str, Any]", row)
 
 
 def _text_of_row(row: Mapping[str, Any], where: str, text_field: str) -> str:
     if text_field not in row:
-        raise _missing_field(where, text_field, row)
+        names = escape(", ".join(map(repr, row))) or "none"
+        raise TrainingError(
+            f"{where}: no field {text_field!r}; the fields are {names}: name the one that holds the text"
+        )
     text = row[text_field]
     if not isinstance(text, str):
         raise TrainingError(f"{where}: {text_field!r} is {show_value(text)}; expected a text")
@@ -227,11 +255,6 @@ def _text_of_row(row: Mapping[str, Any], where: str, text_field: str) -> str:
             f"{where}: {text_field!r} holds half of a surrogate pair ({found}), which is no text"
         ) from None
     return text
-
-
-def _missing_field(where: str, text_field: str, fields: Iterable[str]) -> TrainingError:
-    names = escape(", ".join(map(repr, fields))) or "none"
-    return TrainingError(f"{where}: no field {text_field!r}; the fields are {names}: name the one that holds the text")
 
 
 def _decode(data: bytes, where: str) -> str:
@@ -256,16 +279,13 @@ def _decode(data: bytes, where: str) -> str:
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[Row]:
     parquet = optional("pyarrow.parquet", "train", f"reading {escape(path)}")
-    name, number = escape(path), 0
+    name = escape(path)
     try:
         with parquet.ParquetFile(path) as file:
-            names: list[str] = file.schema_arrow.names
-            if text_field and text_field not in names:
-                raise _missing_field(name, text_field, names)
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[text_field] if text_field else None):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{name}: row {number}", row if text_field else _without_nulls(row)
+            columns = [text_field] if text_field in file.schema_arrow.names else None
+            batches = file.iter_batches(_ROWS_AT_ONCE, columns=columns)
+            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+                yield f"{name}: row {number}", row if text_field else _without_nulls(row)
     except TrainingError:
         raise
     except Exception as error:  # noqa: BLE001 - a damaged file's: Arrow's own, OSError, KeyError, UnicodeDecodeError, ...
