@@ -32,9 +32,7 @@ from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.sources import (
-    at_place, document_ids, ids_after, ids_before, read_documents, source_name, source_stamp,
-)  # fmt: skip  # fmt: skip
+from llamarium.train.data.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
 
 Progress = Callable[[int, int], None]
 """Called as `progress(num_documents, num_tokens)` with what has been read so far."""
@@ -164,7 +162,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
         vocabulary = b"".join(
             path.read_bytes() for path in sorted(Path(temporary).iterdir()) if path.name != "tokenizer_config.json"
         )
-    rules = (ids_before(tokenizer), ids_after(tokenizer), tokenizer.vocab_size)
+    rules = (*ids_around(tokenizer), tokenizer.vocab_size)
     return _sha256(f"{hashlib.sha256(vocabulary).hexdigest()} {rules}")
 
 

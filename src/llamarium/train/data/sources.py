@@ -89,20 +89,17 @@ def at_place(place: str) -> Generator[None]:
 
 def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:
     """Yield a document's ids part by part, with what begins and ends it; TokenizerError if it cannot be encoded."""
-    yield ids_before(tokenizer)
+    before, after = ids_around(tokenizer)
+    yield before
     words = tokenizer.backend if isinstance(tokenizer.backend, WordBackend) else None
     yield from words.encode_with_unknown(document) if words else encode_pieces(tokenizer, document)
-    yield ids_after(tokenizer)
+    yield after
 
 
-def ids_before(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids before each document, by the tokenizer's own rule."""
-    return [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
-
-
-def ids_after(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids after each document: the first of the end-of-text tokens."""
-    return list(tokenizer.eos_token_ids[:1])
+def ids_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids before each document, by the tokenizer's rule, and after it: the first end-of-text token."""
+    special = tokenizer.special
+    return [special.bos] if special.add_bos and special.bos is not None else [], list(tokenizer.eos_token_ids[:1])
 
 
 def source_stamp(source: str | None) -> str:
