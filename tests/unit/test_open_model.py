@@ -74,7 +74,7 @@ def test_a_generation_config_that_is_none(folder, text):
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_json_files_have_limits(folder, smollm2_path, name):
-    if name == "tokenizer_config.json":
+    if name.startswith("tokenizer"):
         (folder / "characters.json").unlink()
         open_model(smollm2_path).tokenizer.save(folder)
     with (folder / name).open("wb") as file:
@@ -84,6 +84,7 @@ def test_json_files_have_limits(folder, smollm2_path, name):
 
 
 def test_json_of_many_small_values_is_refused_before_it_is_parsed(folder):
+    (folder / "characters.json").unlink()
     (folder / "tokenizer.json").write_text('{"a": [' + ",".join(["[]"] * 2**22) + "]}")
     with pytest.raises(TokenizerError, match="values; expected at most"):
         open_model(folder)

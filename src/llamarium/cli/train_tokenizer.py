@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     with status(f"learning a vocabulary from {name}"):
         texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample, name)
         tokenizer = _learn(args, texts)
-        save_alone(tokenizer, args.out, ["characters.json"] if args.kind == "chars" else _BPE_FILES)
+        save_alone(tokenizer, args.out, [*_BPE_FILES, "characters.json"][: 3 if args.kind == "chars" else 2])
         result = {"vocab_size": tokenizer.vocab_size, **_measure(tokenizer, sample)}
     if args.json:
         emit({"path": str(args.out), "kind": args.kind, "data": name, **result})

@@ -5,15 +5,15 @@ from pathlib import Path
 from llamarium.errors import TokenizerError
 from llamarium.tokenizer.base import Tokenizer
 
-_NAMES = ("tokenizer.json", "tokenizer.model", "characters.json")
+_NAMES = ("characters.json", "tokenizer.json", "tokenizer.model")
 
 
 def load_tokenizer_file(path: Path) -> Tokenizer:
     """Read a tokenizer from a folder or one of its files.
 
     Args:
-        path: A folder that holds one of the files below, or one of them: Hugging Face's `tokenizer.json`, Meta's
-            `tokenizer.model` or a `characters.json`. In a folder the first of these that is there counts.
+        path: A folder that holds one of the files below, or one of them: a `characters.json`, Hugging Face's
+            `tokenizer.json` or Meta's `tokenizer.model`. In a folder the first of these that is there counts.
 
     Raises:
         TokenizerError: If there is none, or it is refused.

@@ -1,12 +1,13 @@
 r"""A tokenizer whose tokens are the characters of a text: the smallest there is, to train small models with.
 
 Its file, `characters.json`, is the alphabet: `{"type": "characters", "version": 1, "characters": ["\n", " ", ...]}`.
+Beside it a `tokenizer.json` says the same to other programs, which refuse other characters, too; here it is not read.
 """
 
 from pathlib import Path
 
 from llamarium.errors import TokenizerError, escape, show_value
-from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, write_json
+from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, save_huggingface, write_json
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
 from llamarium.tokenizer.special import SpecialTokens
@@ -78,7 +79,14 @@ class CharacterBackend:
         )
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """Write `characters.json`."""
+        """Write `characters.json`, and a `tokenizer.json` for other programs."""
+        from tokenizers import Regex, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as Inner
+
+        inner = Inner(models.WordLevel(self._ids, unk_token=""))
+        inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        inner.decoder = decoders.Fuse()
+        save_huggingface(folder, tokenizer, inner)
         write_json(folder / "characters.json", {"type": "characters", "version": 1, "characters": self._characters})
 
 

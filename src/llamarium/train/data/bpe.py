@@ -4,7 +4,9 @@ Byte-pair encoding begins with the 256 bytes as tokens. It finds the most freque
 token, again and again, until the vocabulary is large enough. No token crosses the cuts of Llama 3's pre-tokenizer:
 roughly words with the space before them, and numbers of up to three digits. As in Llama 3, control tokens come last.
 
-Learning needs only the counts of the different words, so the size of the texts costs time, not memory.
+Learning needs only the counts of the different words, so the size of the texts costs time, not memory. A piece of more
+than 1,024 bytes, as in a text without blanks, is counted in parts of 1,024: in one part the time grows with the square
+of its length. No word of ordinary text is that long, so nothing else is learned from it; encoding makes no such cut.
 
 Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words with Subword Units", section 3.2. The
 `tokenizers` package does the work.
@@ -23,6 +25,7 @@ BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST_VOCAB = 256 + 2
 """One token a byte, and the two control tokens."""
 
+_LONGEST_PIECE = 1024  # bytes
 _MIN_FREQUENCY = 2  # what stands together once is no pattern
 
 
@@ -32,8 +35,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     `vocab_size` counts 256 bytes, the merges, and the two control tokens. TrainingError if it is out of range or the
     texts do not hold that many merges; TokenizerError if a text is no valid Unicode.
     """
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers, trainers
 
     from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
     from llamarium.tokenizer.backends.pipeline import llama3_cutter
@@ -44,7 +47,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"{MAX_TOKENS}"
         )
     inner = Inner(models.BPE())
-    inner.pre_tokenizer = llama3_cutter()
+    parts = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{_LONGEST_PIECE}}}"), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence([llama3_cutter(), parts])
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 2,
@@ -53,6 +57,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     guard_rust(lambda: inner.train_from_iterator(_pieces(texts), trainer), "learning the vocabulary")
+    inner.pre_tokenizer = llama3_cutter()
     learned = inner.get_vocab_size()
     if learned < vocab_size - 2:
         raise TrainingError(

@@ -159,9 +159,9 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="llamarium-") as temporary:
         tokenizer.save(Path(temporary))
-        vocabulary = b"".join(
-            path.read_bytes() for path in sorted(Path(temporary).iterdir()) if path.name != "tokenizer_config.json"
-        )
+        written = {path.name: path.read_bytes() for path in sorted(Path(temporary).iterdir())}
+        written.pop("tokenizer_config.json", None)
+        vocabulary = written.get("characters.json", b"".join(written.values()))
     rules = (*ids_around(tokenizer), tokenizer.vocab_size)
     return _sha256(f"{hashlib.sha256(vocabulary).hexdigest()} {rules}")
 
