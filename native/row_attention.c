@@ -9,6 +9,8 @@
  */
 #include "parts.h"
 
+#include <stdlib.h>
+
 #define QUERIES 32 /* of a tile */
 #define KEYS 128   /* of a block: its keys, values and their gradients stay in the L2 cache */
 #define HIDDEN (-1e30f)

@@ -486,7 +486,7 @@ static int run_rows(const tiny *t, const tiny_cache *c, const int64_t *ids, int 
         wanted[i] = i;
     }
     const lm_batch batch = {rows, SEQUENCES, c->cache.num_blocks / SEQUENCES, rows, ids + row, positions, sequences, c->tables, wanted,
-                            NULL};
+                            NULL, NULL};
     const int code = lm_run(&t->model, &c->cache, &batch, taps.embed == NULL ? NULL : &taps, logits);
     free(positions);
     free(sequences);
@@ -540,7 +540,7 @@ static void check_again(const tiny *t, const float *filled, int dtype, const int
         sequences[i] = wanted[i] = i;
         memcpy(tables + i * of_each, c.tables, of_each * sizeof *tables);
     }
-    const lm_batch batch = {AGAIN, AGAIN, of_each, AGAIN, ids + FIRST, positions, sequences, tables, wanted, NULL};
+    const lm_batch batch = {AGAIN, AGAIN, of_each, AGAIN, ids + FIRST, positions, sequences, tables, wanted, NULL, NULL};
     if (lm_run(&t->model, &c.cache, &batch, NULL, logits) != LM_OK) fail("not run");
     expect_same(logits, expected + FIRST * VOCAB, AGAIN * VOCAB * sizeof(float), "rows that are run once more give other results");
     free_cache(&c);

@@ -12,6 +12,8 @@ import tiktoken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.presets import preset
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN
 from llamarium.tokenizer.base import Tokenizer
@@ -201,3 +203,16 @@ def test_saved_files_are_the_ecosystems(saved: dict[str, Path]):
     assert raw["model"]["ignore_merges"] is True
     config = json.loads((saved["smollm2"] / "tokenizer_config.json").read_text())
     assert config["eos_token"] == "<|im_end|>" and config["chat_template"]
+
+
+def test_transformers_reads_characters(tmp_path: Path):
+    """Beside a Llama's config.json, as in a checkpoint, for every character that is written otherwise elsewhere."""
+    text = "to be\n\r\n\t or  not 😀\u00a0\u0301e\u2028<s></s>\0▁Ġ"
+    tokenizer = CharacterTokenizer.from_text(text)
+    tokenizer.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(preset("tiny").to_hf()))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.encode(text) == tokenizer.encode(text) and theirs.decode(tokenizer.encode(text)) == text
+    assert all(theirs.decode([i]) == tokenizer.decode([i]) for i in range(tokenizer.vocab_size))
+    with pytest.raises(Exception, match="WordLevel"):
+        theirs.encode("Z")

@@ -12,7 +12,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import OutputError, TokenizerError
-from llamarium.presets import preset
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
@@ -538,21 +537,6 @@ def test_characters_are_saved_and_loaded(tmp_path: Path):
     explanation = again.explain("t😀")
     assert explanation.ids == again.encode("t😀")
     assert [(piece.text, piece.start, piece.merges) for piece in explanation.pieces] == [("t", 0, ()), ("😀", 1, ())]
-
-
-def test_transformers_reads_characters(tmp_path: Path):
-    """Beside a Llama's config.json, as in a checkpoint, for every character that is written otherwise elsewhere."""
-    from transformers import AutoTokenizer
-
-    text = "to be\n\r\n\t or  not 😀\u00a0\u0301e\u2028<s></s>\0▁Ġ"
-    tokenizer = CharacterTokenizer.from_text(text)
-    tokenizer.save(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(preset("tiny").to_hf()))
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs.encode(text) == tokenizer.encode(text) and theirs.decode(tokenizer.encode(text)) == text
-    assert all(theirs.decode([i]) == tokenizer.decode([i]) for i in range(tokenizer.vocab_size))
-    with pytest.raises(Exception, match="WordLevel"):
-        theirs.encode("Z")
 
 
 @pytest.mark.parametrize(
