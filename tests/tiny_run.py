@@ -28,6 +28,7 @@ def tiny_config(text: Path, **changes: Any) -> PretrainConfig:
         "save_every": 5,
         "eval_every": 6,
         "sample_every": 12,
+        "precision": "float32",
     }
     options = {"num_key_value_heads": 2, "context": 32, "warmup_steps": 3, "sample_tokens": 5, "log_every": 1}
     return PretrainConfig(

@@ -153,4 +153,3 @@ def test_what_does_not_have_its_form_is_refused(client: httpx.Client, llama: Lla
     bad = {"type": "json_schema", "json_schema": {"name": "one", "schema": {"unheard": 1}}}
     assert ask("[", response_format=bad) == (400, "response_format.json_schema.schema")
     assert ask("[", tools=[{"type": "function", "function": {**FUNCTION, "name": "a b"}}])[0] == 400
-    assert ask("[", response_format=FORM, tools=[STRICT])[0] == 400

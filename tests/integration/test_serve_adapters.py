@@ -354,7 +354,7 @@ def test_what_may_not_be_loaded_is_refused_by_name_and_the_server_goes_on(
         for path, status in paths.items():
             error = load(running, "new", path)
             assert (error.status_code, error.json()["error"]["param"]) == (status, "lora_path"), (path, error.text)
-            assert str(place.parent) not in error.text.replace(str(secret), "")
+            assert str(place) not in error.text
         for name in ("small", "", "a b", "a\nb", "x" * 200, "../x"):
             error = load(running, name, "one")
             assert (error.status_code, error.json()["error"]["param"]) == (400, "lora_name"), error.text

@@ -41,7 +41,7 @@ SHAPE = (
 )
 RECIPE = (
     "--steps 6 --batch-rows 4 --gradient-accumulation-steps 2 --warmup-steps 2 --learning-rate 0.01 --device cpu "
-    "--log-every 1 --eval-every 3 --eval-rows 5 --save-every 3 --sample-every 0"
+    "--log-every 1 --eval-every 3 --eval-rows 5 --save-every 3 --sample-every 0 --precision float32"
 )
 UNTIED_MUON = "--no-tie-word-embeddings --optimizer muon --checkpoint-activations"
 LORA = "--chat-format none --context 32 --rank 4 --steps 4 --save-every 2 --eval-every 4"

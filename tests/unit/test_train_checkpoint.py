@@ -348,7 +348,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "one bit": (lambda f: flip(f / "config.json"), "config.json is damaged: its SHA-256"),
     "cut": (lambda f: os.truncate(f / "resume/optimizer.safetensors", 9), "has 9 bytes"),
     "missing": (lambda f: (f / "resume/state.json").unlink(), "resume/state.json is missing"),
-    "more": (lambda f: (f / "tokenizer.json").write_text(""), "tokenizer.json is not in manifest.json"),
+    "more": (lambda f: (f / "more.json").write_text(""), "more.json is not in manifest.json"),
     "a link": (lambda f: ((f / "config.json").unlink(), (f / "config.json").symlink_to("x")), "config.json is missing"),
     "no manifest": (lambda f: (f / MANIFEST).unlink(), "there is no manifest.json"),
     "empty manifest": (lambda f: (f / MANIFEST).write_text("{}"), "manifest.json: is damaged"),

@@ -57,7 +57,7 @@ def prepare(
     LlamariumError if the base or the data cannot be read, or the settings do not fit together.
     """
     check(config)
-    config = with_precision(with_base(config))
+    config = with_precision(with_base(config), process_group)
     checkpoint, tokenizer = _open(config)
     rows, validation = (read_rows(config, tokenizer, DialogRows) if read is None else read(config, tokenizer)), None
     if config.validation > 0:

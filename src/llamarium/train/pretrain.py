@@ -50,7 +50,7 @@ def prepare(
     `progress` is called with (documents, tokens) read so far. LlamariumError if the data cannot be read or is too
     short, or the settings do not fit together.
     """
-    config = with_precision(config)
+    config = with_precision(config, process_group)
     _check_context(config)
     corpus = tokenize_corpus(
         config.data, _tokenizer(config), out / "data", text_field=config.text_field, progress=progress

@@ -78,11 +78,14 @@ class Setup:
     threads: int | None = None
 
 
-def with_precision(config: _Config) -> _Config:
-    """Return settings whose precision is no longer "auto": bfloat16 on a CPU where that is faster, else float32."""
+def with_precision(config: _Config, process_group: ProcessGroup) -> _Config:
+    """Return settings whose precision is no longer "auto": bfloat16 on a CPU where that is faster, else float32.
+
+    Several processes could measure differently, and take float32.
+    """
     if config.precision != "auto":
         return config
-    fast = choose_device(config.device) == "cpu" and multiplies_bfloat16()
+    fast = process_group.world_size == 1 and choose_device(config.device) == "cpu" and multiplies_bfloat16()
     return replace(config, precision="bfloat16" if fast else "float32")
 
 

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -17,6 +18,8 @@ from llamarium.server.naming import chosen_model
 
 router = APIRouter(route_class=StrictRoute)
 
+
+_SAID: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
 
 MAX_ADAPTERS = 64
 """Adapters that are served at a time, where they are loaded by request."""
@@ -66,7 +69,7 @@ def _describe(request: Request, name: str) -> dict[str, object]:
     }
 
 
-@router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+@router.post("/v1/load_lora_adapter", responses=_SAID)
 async def load_adapter(request: Request, body: LoadRequest) -> PlainTextResponse:
     """Load an adapter from a folder below --adapter-dir; running requests go on."""
     service: Service = request.app.state.service
@@ -89,7 +92,7 @@ async def load_adapter(request: Request, body: LoadRequest) -> PlainTextResponse
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+@router.post("/v1/unload_lora_adapter", responses=_SAID)
 async def unload_adapter(request: Request, body: UnloadRequest) -> PlainTextResponse:
     """Unload an adapter: requests to it finish, new ones do not find it."""
     service: Service = request.app.state.service
