@@ -96,6 +96,14 @@ def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int) 
 
 
 @needs_kernels
+def test_a_gradient_that_is_copied_first_lives_while_it_is_read() -> None:
+    q, k, v, _ = inputs((1, 1024, 8, 8, 64))
+    ones = torch.ones(()).expand(q.shape)
+    found, expected = (with_gradients(TrainingAttend(), q, k, v, grad) for grad in (ones, ones.contiguous()))
+    assert all(map(torch.equal, found, expected))
+
+
+@needs_kernels
 def test_other_segments_have_no_gradient_at_all() -> None:
     q, k, v, grad = inputs((1, 200, 4, 2, 32))
     segments = torch.tensor([[0] * 90 + [1] * 70 + [0] * 40])

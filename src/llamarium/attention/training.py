@@ -66,9 +66,9 @@ class _AttendRows(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        (grad_BTNH,) = grad_outputs
+        grad_BTNH = grad_outputs[0].contiguous()  # a name of its own: a copy must live while C reads it
         grads = [torch.empty_like(x) for x in ctx.saved_tensors[:3]]
-        native.attend_rows(_call((*ctx.saved_tensors, grad_BTNH.contiguous(), *grads), *ctx.mask), backward=True)
+        native.attend_rows(_call((*ctx.saved_tensors, grad_BTNH, *grads), *ctx.mask), backward=True)
         return *grads, None, None
 
 
