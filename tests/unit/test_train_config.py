@@ -22,6 +22,7 @@ from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train import finetune
 from llamarium.train.config import RENAMED, FinetuneConfig, PretrainConfig, RunConfig
+from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
 from llamarium.train.setup import multiplies_bfloat16, with_precision
@@ -220,11 +221,14 @@ def test_a_run_takes_bfloat16_where_it_is_faster_and_says_so(
     fast: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: fast)
-    chosen = with_precision(PretrainConfig(device="cpu")).chosen_precision
+    chosen = with_precision(PretrainConfig(device="cpu"), SINGLE_PROCESS).chosen_precision
     assert chosen == ("bfloat16" if fast else "float32")
-    assert with_precision(PretrainConfig(device="meta", precision=chosen)).precision == chosen
+    assert with_precision(PretrainConfig(device="meta", precision=chosen), SINGLE_PROCESS).precision == chosen
+    two = ProcessGroup()
+    two.world_size = 2
+    assert with_precision(PretrainConfig(device="cpu"), two).precision == "float32", "two could measure differently"
     monkeypatch.setattr("llamarium.train.setup.choose_device", lambda name: "cuda")
-    assert with_precision(FinetuneConfig()).precision == "float32"
+    assert with_precision(FinetuneConfig(), SINGLE_PROCESS).precision == "float32"
     with training_view.view(10, quiet=False) as show:
         show({"event": "start", "step": 0, **ABOUT, "settings": {"precision": chosen}})
     assert ("cpu, products in bfloat16 (--precision float32 for float32)\n" in capsys.readouterr().err) is fast
