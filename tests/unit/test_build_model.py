@@ -42,8 +42,8 @@ PROMPT = "What light is this"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the list of own folders out of the real cache."""
+def _own_list(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the list of own folders out of the real cache, after the built-in model has been found there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLAMARIUM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("OPENBLAS_NUM_THREADS", "1")  # its threads wait for each other where cores are shared
