@@ -111,7 +111,7 @@ def one(task: str, seed: int, folder: Path) -> dict[str, float]:
         model = str(
             llamarium.pretrain(
                 folder / "base", data=str(folder / "text.txt"), preset="tiny", tokenizer="chars", context=64,
-                steps=1000, batch_rows=32, learning_rate=2e-3, eval_every=1000, sample_every=0, seed=seed,
+                steps=1500, batch_rows=32, learning_rate=2e-3, eval_every=1500, sample_every=0, seed=seed,
             ).checkpoint
         )  # fmt: skip
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]

@@ -125,8 +125,14 @@ def test_the_cost_of_a_token_follows_from_the_shapes_and_is_measured(client: htt
 
 @pytest.mark.parametrize(
     "options",
-    [OPTIONS, {"temperature": 0.0}, {**OPTIONS, "response_format": FORM}, {**OPTIONS, "tools": [STRICT]}],
-    ids=["sampled", "greedy", "held to a schema", "held to calls"],
+    [
+        OPTIONS,
+        {"temperature": 0.0},
+        {**OPTIONS, "response_format": FORM},
+        {**OPTIONS, "tools": [STRICT]},
+        {**OPTIONS, "tools": [STRICT], "response_format": FORM},
+    ],
+    ids=["sampled", "greedy", "held to a schema", "held to calls", "held to both"],
 )
 def test_every_token_of_a_streamed_answer_is_chosen_again(client: httpx.Client, options: dict[str, Any]) -> None:
     """By what the stream told: the ids of prompt and answer, and by the seed and the parameters that were asked for."""
@@ -153,3 +159,5 @@ def test_what_does_not_have_its_form_is_refused(client: httpx.Client, llama: Lla
     bad = {"type": "json_schema", "json_schema": {"name": "one", "schema": {"unheard": 1}}}
     assert ask("[", response_format=bad) == (400, "response_format.json_schema.schema")
     assert ask("[", tools=[{"type": "function", "function": {**FUNCTION, "name": "a b"}}])[0] == 400
+    regex = {"type": "regex", "regex": "[0-9]+"}
+    assert ask("[", response_format=regex, tools=[STRICT])[0] == 400

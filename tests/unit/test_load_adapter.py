@@ -25,6 +25,7 @@ from llamarium.checkpoints.checkpoint import stored_fingerprint
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.save import save_model
 from llamarium.errors import CheckpointError, OptionError, TokenizerError, UnknownNameError
+from llamarium.generation.adapters import head_reader
 from llamarium.inspect.forward import Memory, advance
 from llamarium.kernels import native
 from llamarium.runtime.module_runner import ModuleRunner
@@ -240,6 +241,25 @@ def test_an_adapter_that_is_no_folder_is_refused_with_words() -> None:
     for wrong in (object(), 3, {"a": 1}):
         with pytest.raises(OptionError, match=r"adapter is .*; expected the folder of a LoRA adapter"):
             llamarium.load("shakespeare-char", adapter=wrong)  # pyright: ignore[reportArgumentType]
+
+
+@needs_c
+def test_an_answer_is_read_by_the_head_of_the_adapter_that_it_began_with(
+    model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(tie_word_embeddings=False).huggingface()
+    train_characters([bytes(range(32, 127)).decode()]).save(base)
+    folder = trained(base, tmp_path / "some", VARIANTS["some"])
+    llama, stream_MD = llamarium.load(base, device="cpu"), np.ones((1, 128), np.float32)
+    own = llamarium.load(base, adapter=folder, device="cpu").runner.read_stream(stream_MD)
+    with llama.engine(adapters={"some": folder}, kv_memory=2**22) as engine:
+        with_head, plain = (engine.stream(IDS, adapter=name, max_tokens=2) for name in ("some", None))
+        for answers in (with_head, plain):
+            answers.collect()
+        engine.choices.remove("some")
+        read = [head_reader(*answers.runs_on).read_stream(stream_MD) for answers in (with_head, plain)]
+    assert np.array_equal(read[0], own) and np.array_equal(read[1], llama.runner.read_stream(stream_MD))
+    assert not np.array_equal(*read)
 
 
 def test_an_engine_answers_with_several_adapters_side_by_side(model_files: Callable[..., Any], tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_the_loss_and_its_gradient_are_the_formulas(file: Path, tokenizer: Token
     rows = PairRows.from_file(file, tokenizer, 96)
     batch = rows.batch(0, range(rows.num_rows(0)))
     order = rows.examples_of(0, range(rows.num_rows(0)))
-    model, twin, objective = with_adapters(), with_adapters().double(), Preference(beta)
+    objective = Preference(beta)
+    model, twin = with_adapters().double(), with_adapters().double()  # attention's rounding has tests of its own
     assert rows.num_rows(0) < len(PAIRS) == objective.count(batch)
     loss, told = objective.loss_sum(model, batch, causal_trunk)
 
@@ -95,7 +96,7 @@ def test_the_loss_and_its_gradient_are_the_formulas(file: Path, tokenizer: Token
     grads = [(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True) if p.requires_grad]
     for ours, theirs in grads:
         assert ours is not None and theirs is not None
-        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()) + 1e-9)
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-5 * float(theirs.abs().max()) + 1e-9)
 
 
 def test_it_begins_at_log_two_and_knows_which_answer_is_which() -> None:

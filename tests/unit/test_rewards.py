@@ -145,7 +145,7 @@ def test_with_exact_ratios_are_those_of_the_pass_in_c(settings: dict[str, Any], 
     with torch.no_grad():
         for parameter in setup.model.parameters():
             parameter *= 1.01
-    again = rollouts_of(setup).again([batch])[0]
+    again = rollouts_of(setup).again()[0]
     assert isinstance(again, AnswerBatch) and again.exact_N is not None
     moved = setup.objective.loss_sum(setup.model, again, causal_trunk)[1]
     expected = (again.exact_N - batch.sampled_N).exp().sum()
@@ -311,6 +311,8 @@ def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
         (None, {"reward": ""}, "no reward; expected exact"),
         (None, {"group_size": 3}, "is 16; expected a multiple of group_size, which is 3"),
         (None, {"dropout": 0.1}, "dropout is 0.1; expected 0"),
+        (None, {"sample_prompt": "hi"}, "sample_prompt: of no effect on groups"),
+        (None, {"epsilon": 0.1}, "epsilon: of no effect where num_iterations is 1"),
         (None, {"max_tokens": 24}, "max_tokens is 24; expected less than context"),
         (None, {"stop": "say no"}, "tokens; expected a text of one token"),
         (None, {"quantize": "NF4", "exact": True}, "exact needs the C kernels"),

@@ -60,14 +60,6 @@ class AdapterChoices:
             self.served = {one: served for one, served in self.served.items() if one != name}
             self._use(self.served.values())
 
-    def reader(self, name: str | None) -> Runner:
-        """Return a runner whose `read_stream` has an adapter's head; of one that has gone, the model's own."""
-        served = None if name is None else self.served.get(name)
-        runner = self._thread.engine.runner  # read after the number, so that it has that one
-        if served is None or "lm_head" not in served.saved.linears:
-            return runner
-        return runner.with_adapters(runner.adapters or (), default=served.number)
-
     def _use(self, kept: Iterable[ServedAdapter], *more: Adapter) -> int:
         """Run kept adapters and new ones from the next step on; return the first new one's number."""
         live = self._thread.read(lambda engine: {sequence.request.adapter for sequence in engine.sequences}).result()
@@ -77,3 +69,11 @@ class AdapterChoices:
         ]
         self._thread.engine.runner = self._base.with_adapters([*adapters, *more])
         return len(adapters)
+
+
+def head_reader(runner: Runner, number: int) -> Runner:
+    """Return a runner whose `read_stream` has the head of one of a runner's adapters; -1 is none."""
+    adapters = runner.adapters or ()
+    if number < 0 or "lm_head" not in adapters[number]:
+        return runner
+    return runner.with_adapters(adapters, default=number)

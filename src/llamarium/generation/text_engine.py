@@ -56,6 +56,7 @@ class Answers:
 
     Attributes:
         adapter: Which adapter answers; None is the model as it is.
+        runs_on: The runner at its beginning, and the number of its adapter there, -1 for none: names may change hands.
         num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
         num_disk: How many of those came from disk.
         is_edited: Whether the request changes what the model computes.
@@ -88,7 +89,7 @@ class Answers:
 
     def begin(self, thread: EngineThread, request: Request) -> Self:
         """Submit the request; errors as `EngineThread.submit`."""
-        me = weakref.ref(self)
+        me, self.runs_on = weakref.ref(self), (thread.engine.runner, request.adapter)
 
         def deliver(came: Sequence[TokenEvent] | Exception) -> None:
             if (answers := me()) is not None:

@@ -307,8 +307,10 @@ class GRPOConfig(FinetuneConfig):
                 f"batch_rows times gradient_accumulation_steps is {self.rows_per_step}; expected a multiple of "
                 f"group_size, which is {self.group_size}"
             )
-        if not self.packing:
-            raise TrainingError("packing: of no effect, as each answer has a row of its own; leave it out")
+        unread = ["packing", "sample_prompt", "sample_tokens"] + ["epsilon"] * (self.num_iterations == 1)
+        if given := [name for name in unread if getattr(self, name) != type(self).default(name)]:
+            why = "where num_iterations is 1" if given[0] == "epsilon" else "on groups of sampled answers"
+            raise TrainingError(f"{given[0]}: of no effect {why}; leave it out")
         if self.dropout:
             raise TrainingError(f"dropout is {self.dropout}; expected 0, as the pass that samples has none")
         if self.max_tokens >= self.context:

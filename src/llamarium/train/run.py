@@ -185,7 +185,7 @@ class _Loop:
         for _ in range(1, self.rollouts.num_iterations if self.rollouts else 1):
             assert self.rollouts is not None
             reported |= {"largest_difference": found.metrics["largest_difference"]}  # of the weights that sampled
-            found = self._update(self.rollouts.again(batches))
+            found = self._update(self.rollouts.again())
         found = replace(found, metrics={**found.metrics, **reported})
         seconds = time.perf_counter() - begin
         at.step, at.cursor = at.step + 1, self.order.cursor

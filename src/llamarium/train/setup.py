@@ -2,10 +2,10 @@
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -13,41 +13,16 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import RunConfig
-from llamarium.train.data.batch import Rows, TrainingBatch
+from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
-from llamarium.train.step import Evaluation, causal_trunk
+from llamarium.train.rewards.rollouts import Rollouts
+from llamarium.train.step import causal_trunk
 
 _Config = TypeVar("_Config", bound=RunConfig)
 
 _SIDE = 512  # of the matrices that are multiplied: 1 to 3 ms in float32
 _WORTH = 1.25  # times as fast has bfloat16 to be: a step is more than its products
-
-
-class Rollouts(Protocol):
-    """What makes a step's batches where the model writes its own examples; see `rewards/rollouts.py`."""
-
-    sampler: str
-    """Display name of what samples."""
-    prompts_per_step: int
-    num_iterations: int
-    """Updates by the same answers."""
-
-    def sample(self, places: Sequence[tuple[int, int]], step: int) -> tuple[Sequence[TrainingBatch], dict[str, float]]:
-        """Return the batches of some prompts' answers, and what to report."""
-        ...
-
-    def again(self, batches: Sequence[Any]) -> Sequence[TrainingBatch]:
-        """Return a step's batches for another update of the weights as they are now."""
-        ...
-
-    def evaluate(self) -> Evaluation:
-        """Measure the held-out prompts."""
-        ...
-
-    def to_event(self) -> dict[str, Any]:
-        """Return a group of the last step as JSON values."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from fastapi import Request
 
 from llamarium.engine.pooling import State
+from llamarium.generation.adapters import head_reader
 from llamarium.generation.completion import Generation, Piece
 from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import encode
@@ -33,8 +34,8 @@ class ChoicesFormatter(ReplyFormatter):
     """The members of a chunk's choice that adds no text."""
 
     def __init__(self, request: Request, body: Intervened, model: ModelChoice) -> None:
-        self._service: Service = request.app.state.service
-        self._tokenizer, self._body, self._adapter = self._service.tokenizer, body, model.adapter
+        service: Service = request.app.state.service
+        self._tokenizer, self._body = service.tokenizer, body
         self._num_answers = body.n or 1  # of each prompt
         self._reports_prompts = body.prompt_logprobs is not None
         self._shows_ids, self._shows_usage = body.return_token_ids or False, shows_usage(body)
@@ -93,9 +94,8 @@ class ChoicesFormatter(ReplyFormatter):
         """Return the members of a choice about hidden states, if they were asked for."""
         if self._body.hidden_states is None and self._body.lens is None:
             return {}
-        _, engine = self._service.loaded or self._service.require()
-        runner = engine.choices.reader(self._adapter)
-        return shown(self._body, states, len(usage.answers[prompt].prompt_ids), runner, self._tokenizer)
+        answers = usage.answers[prompt]
+        return shown(self._body, states, len(answers.prompt_ids), head_reader(*answers.runs_on), self._tokenizer)
 
     def end(self, usage: Usage) -> str:
         """Return the chunk with the counts, if requested, and the end."""

@@ -110,6 +110,7 @@ class Rollouts:
         self._stop_ids = stop_ids_of(model.config, tokenizer, ()) | _stop_id(config, tokenizer)
         self.prompts_per_step, self.num_iterations = config.rows_per_step // config.group_size, config.num_iterations
         self.groups: Sequence[Group] = ()
+        self._batches: Sequence[AnswerBatch] = ()
         self.sampler = self._runner().name
         if config.exact and not self._runner().is_row_exact:
             raise OptionError(f"exact needs the C kernels, and {self.sampler} samples here; leave it out")
@@ -128,7 +129,8 @@ class Rollouts:
             _set_advantages(group)
         answers = [answer for group in groups for answer in group.answers]
         spreads = [group.spread for group in groups]
-        return self._batches(groups), {
+        self._batches = self._batched(groups)
+        return self._batches, {
             **_summary(groups),
             "reward_spread": sum(spreads) / len(groups),
             "equal_groups": spreads.count(0.0) / len(groups),
@@ -137,8 +139,9 @@ class Rollouts:
             "reward_seconds": self._reward.seconds - seconds,
         }
 
-    def again(self, batches: Sequence[AnswerBatch]) -> Sequence[AnswerBatch]:
-        """Return a step's batches for another update: if `exact`, with log P in C over the weights of now."""
+    def again(self) -> Sequence[AnswerBatch]:
+        """Return the last step's batches for another update: if `exact`, with log P in C over the weights of now."""
+        batches = self._batches
         if not self._config.exact:
             return batches
         runner, rows = self._runner(), [row for batch in batches for row in _rows_of(batch)]
@@ -205,7 +208,7 @@ class Rollouts:
         adapter = {name: _low_rank(linear) for name, linear in lora_linears(self._model)}
         return runner.with_adapters([adapter], default=0) if adapter else runner
 
-    def _batches(self, groups: Sequence[Group]) -> list[AnswerBatch]:
+    def _batched(self, groups: Sequence[Group]) -> list[AnswerBatch]:
         """Return the step's batches: each of `batch_rows` answers, as wide as its longest row."""
         rows = [(group.prompt.ids, answer) for group in groups for answer in group.answers]
         size = self._config.batch_rows
