@@ -79,5 +79,4 @@ def _explain_length(conversation: "Conversation[Llama]", num_tokens: int, option
 
 
 def sampling_only(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of sampling."""
     return {name: value for name, value in options.items() if name not in (*SPECULATION, "kv_cache_dtype")}

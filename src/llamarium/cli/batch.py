@@ -45,7 +45,6 @@ _LOOK_S = 0.2  # from one drawing of the progress to the next
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.usage = f"{parser.prog} IN OUT [OPTION ...]"
     parser.add_argument("input", metavar="IN", help="requests, one a line")
     parser.add_argument("output", metavar="OUT", help="answers, one a line")
@@ -59,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the file, and say what came of it."""
     if args.resume and args.force:
         raise UsageError("--resume keeps what OUT holds, --force replaces it; give one of them")
     if args.resume and args.output == "-":
@@ -94,7 +92,6 @@ def _copy(source: BinaryIO) -> BinaryIO:
 
 
 def _output(args: argparse.Namespace) -> "Output":
-    """Open what the answers go to."""
     from llamarium.server.batch.output import Output, OutputFile
 
     if args.output == "-":
@@ -140,7 +137,6 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
 
 
 def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", tally: "BatchProgress") -> None:
-    """Load the model and ask lines."""
     from llamarium.server.batch.answer import BatchRun
     from llamarium.server.lifecycle.loading import ModelLoader
     from llamarium.server.lifecycle.service import Service

@@ -54,7 +54,6 @@ _PROMPT_TOKENS, _MAX_TOKENS, _REQUESTS = "128", "64", 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("--url", required=True, help="of the server, with or without /v1")
     parser.add_argument("-m", "--model", metavar="NAME", help="that requests carry (default: the server's only one)")
     parser.add_argument("--chat", action="store_true", help="send dialogs to /v1/chat/completions")
@@ -105,7 +104,6 @@ def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the load and print the measurement."""
     goal = _goal(args)
     _check(args)
     optional("httptools", "serve", "llamarium bench serve")
@@ -195,7 +193,6 @@ async def _measure(
 
 
 async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
-    """Send requests that are not measured."""
     from llamarium.load_test.workload import synthetic
 
     made = synthetic(args.prompt_tokens, args.max_tokens, seed=f"warm-up {args.seed}")

@@ -12,7 +12,6 @@ _BUSY = 0.5  # of one processor; above, the generator's own turns are late
 
 
 def print_summary(title: str, summary: "LoadSummary") -> None:
-    """Print a run's numbers."""
     print(f"{printable(title)}\n{_outcome(summary)}\n")
     if summary.num_answered:
         _print_times(summary)

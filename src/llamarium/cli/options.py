@@ -76,7 +76,6 @@ class _AdapterAction(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Take one."""
         assert isinstance(values, str)
         name, is_named, folder = ("", "", values) if Path(values).is_dir() else values.partition("=")
         if not is_named and namespace.adapter is None:
@@ -166,7 +165,6 @@ def add_type(
 
 
 def add_requantize(parser: argparse.ArgumentParser) -> None:
-    """Add `--requantize`."""
     parser.add_argument(
         "--requantize",
         action="store_true",
@@ -175,7 +173,6 @@ def add_requantize(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
-    """Add `--threads`."""
     group.add_argument(
         "--threads", type=whole_number(1, _MAX_THREADS), metavar="N", help="CPU threads (default: one for each core)"
     )
@@ -344,7 +341,6 @@ def add_stats(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
 
 
@@ -376,7 +372,6 @@ def seconds(text: str) -> float:
 
 
 def number(text: str) -> float:
-    """Parse any number, for argparse."""
     try:
         return float(text)
     except ValueError:

@@ -223,7 +223,6 @@ class Stopwatch:
         self._start = self._first = time.perf_counter()
 
     def count(self, num_tokens: int) -> None:
-        """Count tokens that have just come."""
         if self.num_tokens == 0:
             self._first = time.perf_counter()
         self.num_tokens += num_tokens

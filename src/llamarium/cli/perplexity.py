@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("file", metavar="FILE", help="a text file in UTF-8; - is standard input")
     parser.add_argument(
         "--context", type=positive, metavar="N", help="tokens of a window (default: 2048, or what the model can hold)"
@@ -56,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the file and print what was found."""
     if args.against_dtype is not None and args.against is None:
         raise UsageError("--against-dtype is for --against, which is not given")
     text = read_file(args.file)
@@ -73,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace, llama: "Llama", text: str) -> int:
-    """Measure the file with two models and print what was found."""
     from llamarium.api import load
 
     with percent(f"loading {args.against}") as progress:
@@ -106,7 +103,6 @@ def read_file(name: str) -> str:
 
 
 def _view(found: "Perplexity", compared: "Divergence | None" = None) -> "Table":
-    """Show the numbers, and what they were measured with."""
     shown = table("", "")
     begins = "after BOS, which is not scored" if found.bos else "without BOS, so all but the first"
     shown.add_row("perplexity, e^(nats / token)", f"{found.perplexity:,.4f}")

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser, "runs/pretrain")
     add_json(parser)
     add_settings(parser, PretrainConfig)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train."""
     config = PretrainConfig.resolve(settings_file(args), given_settings(args, PretrainConfig))
     with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow

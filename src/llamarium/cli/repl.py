@@ -112,7 +112,6 @@ class Repl:
         return input(prompt if self.interactive else "")
 
     def take(self, line: str) -> None:
-        """Do what one line says."""
         name, _, rest = line.partition(" ")
         if name in self.commands:
             self.commands[name][1](rest.strip())
@@ -131,12 +130,10 @@ class Repl:
             note("\n[stopped]")
 
     def reset(self, _: str) -> None:
-        """Begin a new dialog."""
         del self.conversation.messages[int(self._has_system()) :]
         note("[a new dialog]")
 
     def undo(self, _: str) -> None:
-        """Take back the last question and what followed it."""
         self._taken_back()
 
     def _taken_back(self) -> str | None:
@@ -159,7 +156,6 @@ class Repl:
             self.say(question)
 
     def set(self, rest: str) -> None:
-        """Set an option of sampling, or show those that are set."""
         name, _, text = rest.partition(" ")
         if not name:
             shown = {name: value for name, value in sampling_only(self.options).items() if value is not None}
@@ -175,7 +171,6 @@ class Repl:
         note(f"[{name} is {show_value(value)}]")
 
     def system(self, text: str) -> None:
-        """Set the system prompt, or show it."""
         messages = self.conversation.messages
         if not text:
             note(messages[0]["content"] if self._has_system() else "[no system prompt]")
@@ -184,7 +179,6 @@ class Repl:
         note("[system prompt set]")
 
     def save(self, rest: str) -> None:
-        """Write the dialog to a file."""
         force = rest.startswith("--force ")
         name = rest.removeprefix("--force ").strip()
         if not name:
@@ -193,7 +187,6 @@ class Repl:
         note(f"[saved {name}]")
 
     def load(self, name: str) -> None:
-        """Go on with a dialog from a file, in place of this one."""
         if not name:
             raise InputError("no file; write /load FILE")
         messages = load_dialog(_path(name))
@@ -203,7 +196,6 @@ class Repl:
         note(f"[loaded {name}: {len(messages)} messages]")
 
     def help(self, _: str) -> None:
-        """List the commands."""
         listed = [(name, what) for name, (what, _) in self.commands.items()] + [*_SPELLINGS]
         note("\n".join(f"  {name:<9}{what}" for name, what in listed))
 

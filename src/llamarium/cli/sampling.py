@@ -31,7 +31,6 @@ def add_choosing(group: "argparse._ActionsContainer", temperature: str = "1") ->
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given of `add_sampling`'s options, by the API's names."""
     given = choosing(args)
     if args.max_tokens is not None:
         given["max_new_tokens"] = args.max_tokens
@@ -43,7 +42,6 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def choosing(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given of `add_choosing`'s options, by the API's names."""
     given = {one.name: value for one in parameters_of("cli") if (value := getattr(args, one.name)) is not None}
     if args.logit_bias is not None:
         given["logit_bias"] = dict(args.logit_bias)

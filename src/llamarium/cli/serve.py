@@ -57,7 +57,6 @@ PORT = whole_number(0, 65535)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.usage = f"{parser.prog} [OPTION ...]"
     _add_place(parser.add_argument_group("where it listens"))
     access = parser.add_argument_group("access")
@@ -130,7 +129,6 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
-    """Add `--tool-form` and `--open-objects`."""
     parser.add_argument(
         "--tool-form",
         choices=get_args(ToolForm),
@@ -192,7 +190,6 @@ def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal stops the server."""
     settings = _settings(args)
     require_packages("llamarium serve")
     return serve_page(args, settings, lambda report: load_engine(args, report))
@@ -277,7 +274,6 @@ def _responses(args: argparse.Namespace) -> "ResponseStore | None":
 
 
 def _place(args: argparse.Namespace) -> tuple[str, int]:
-    """Return the host and the port."""
     given = [name for name in ("host", "port") if getattr(args, name) is not None]
     if args.uds is not None and given:
         raise UsageError(f"argument --{given[0]}: not allowed with argument --uds; a Unix socket is its path alone")

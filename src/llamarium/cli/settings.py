@@ -34,7 +34,6 @@ def named_folder(text: str) -> Path:
 
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:
-    """Add `--report-to`."""
     parser.add_argument(
         "--report-to", action="append", default=[], choices=tuple(TRACKERS), help="follow the run there (repeatable)"
     )
@@ -67,7 +66,6 @@ def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | N
 
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
-    """Return the settings that stand on the command line."""
     names = [item.name for item in dataclasses.fields(kind)]
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 

@@ -46,7 +46,6 @@ def read_standard_input() -> str:
 
 
 def require_text(args: argparse.Namespace, name: str) -> str:
-    """Return the text that was given."""
     text = read_text(args)
     if text is None:
         raise UsageError(f"no {name}; give it in quotation marks, or - to read it from standard input")

@@ -32,7 +32,6 @@ _TOKENIZERS = {128256: "llama3", 49152: "smollm2-135m"}  # of the presets, by th
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="what to run; - reads it from standard input")
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="the same, as an option")
     parser.add_argument(
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run each text and list what was recorded."""
     texts = _texts(args)
     if args.model in PRESETS and args.model not in _TOKENIZERS.values():
         for i, text in enumerate(texts):
@@ -95,7 +93,6 @@ def _head(tokens: list[str], positions: tuple[int, ...], *, first: bool) -> None
 
 
 def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
-    """List what a trace of a preset would hold."""
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.inspect.shapes import parse_key, trace_shapes
 
@@ -124,7 +121,6 @@ def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
 
 
 def show_trace(trace: "Trace") -> None:
-    """Print one line for each activation."""
     from llamarium.inspect.shapes import print_key
     from llamarium.runtime.taps import ACTIVATIONS
 

@@ -63,7 +63,6 @@ class Board:
         self.about = ""
 
     def take(self, event: "Event") -> None:
-        """Remember what an event says."""
         kind = event["event"]
         if "loss" in event and kind in ("step", "progress"):
             self.step |= event
@@ -88,7 +87,6 @@ class Board:
             self.best = event["best_step"], event["best_loss"]
 
     def draw(self) -> "RenderableType":
-        """Return the lines."""
         from rich.console import Group
         from rich.text import Text
 
