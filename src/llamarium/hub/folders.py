@@ -54,7 +54,6 @@ def _naming(folder: Path) -> str:
 
 
 def _newest(run: Path) -> Path | None:
-    """Return the newest checkpoint of a run, or None if the folder is none."""
     if not run.is_dir():
         return None
     found = [path for path in run.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]

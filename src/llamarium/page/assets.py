@@ -59,7 +59,6 @@ class Asset:
 
     @classmethod
     def of(cls, path: Path) -> "Asset":
-        """Read a file."""
         body = path.read_bytes()
         zipped = None if path.suffix in _PACKED else gzip.compress(body, mtime=0)
         return cls(body, _TYPES[path.suffix], "assets" in path.parts, zipped)

@@ -62,7 +62,6 @@ def respond(numbers: Numbers, dtype: Dtype) -> Response:
 
 
 def check_size(count: int, dtype: Dtype) -> None:
-    """Raise a QuestionError for more numbers than are sent at once."""
     size = count * np.dtype("u1" if dtype == "uint8" else dtype).itemsize
     if size > MAX_BYTES:
         raise QuestionError(

@@ -47,7 +47,6 @@ class Pass:
         adapter_idx: int = -1,
         experiment: ExperimentFields | None = None,
     ) -> "Pass":
-        """Return the pass of ids."""
         what = [
             list(ids),
             adapter,
@@ -74,7 +73,6 @@ class Executor:
 
     @classmethod
     def of(cls, llama: "Llama", engine: TextEngine) -> "Executor":
-        """Return what runs passes beside an engine."""
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
     def begin(self, one: Pass, after: "KeptPass | EditedPass | None" = None) -> "KeptPass | EditedPass":
@@ -90,7 +88,6 @@ class Executor:
         )
 
     def runner_of(self, one: Pass) -> Runner:
-        """Return what computes a pass."""
         from llamarium.runtime.loaded_model import runner_of
 
         if one.experiment is None:
@@ -102,7 +99,6 @@ class Executor:
             return runner_of(model)
 
     def kv_dtype_of(self, one: Pass) -> str:
-        """Return what keys and values of a pass are kept in."""
         is_packed = one.experiment is None and self.kv_cache_dtype != "auto"
         return self.kv_cache_dtype if is_packed else self.runner_of(one).kv_dtype
 

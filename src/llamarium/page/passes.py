@@ -70,11 +70,9 @@ class Passes:
 
     @property
     def num_bytes(self) -> int:
-        """What the kept numbers occupy."""
         return self._num_bytes
 
     def add(self, one: Pass) -> Pass:
-        """Keep a pass."""
         with self._lock:
             self._passes[one.id] = one
             self._passes.move_to_end(one.id)
@@ -83,7 +81,6 @@ class Passes:
         return one
 
     def find(self, pass_id: str) -> Pass:
-        """Return a pass by its id."""
         with self._lock:
             if pass_id in self._passes:
                 self._passes.move_to_end(pass_id)
@@ -191,7 +188,6 @@ class Passes:
 
 
 def _read_only(values: Floats) -> Floats:
-    """Return the same numbers, which are kept for others, as a read-only array."""
     view = values.view()
     view.flags.writeable = False
     return view

@@ -14,7 +14,6 @@ from llamarium.runtime.taps import ACTIVATIONS
 
 
 def select(kept: Passes, executor: Executor, one: Pass, name: str, query: ActivationQuery) -> Numbers:
-    """Return an activation's numbers, computed if need be."""
     _check(executor.runner.config, one, name, query)
     found = kept.numbers(executor, one, name, query.layer, _rows(len(one.ids), query))
     return _cut(found, query)
@@ -63,7 +62,6 @@ def _without(name: str, field: str, why: str) -> QuestionError:
 
 
 def _rows(num_tokens: int, query: ActivationQuery) -> Rows:
-    """Return the positions of the axis T."""
     if query.position is not None:
         return range(query.position, query.position + 1)
     return range(query.start, num_tokens if query.stop is None else query.stop, query.stride)

@@ -30,7 +30,6 @@ _LOOK_S = 0.2
 
 
 def passes_of(request: Request) -> Passes:
-    """Return the passes that the application keeps."""
     return request.app.state.passes
 
 

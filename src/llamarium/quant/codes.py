@@ -46,14 +46,12 @@ class Codes(NamedTuple):
         return parts_RP.repeat(self.codes_RC.shape[1] // parts_RP.shape[1], axis=1)
 
     def rows(self, rows: Sequence[int]) -> "Codes":
-        """Return some of the rows."""
         at, minimums = list(rows), self.minimums_RP
         halves = self.scales_RP[at], None if minimums is None else minimums[at]
         return Codes(self.type_name, self.levels, self.codes_RC[at], *halves)
 
     @property
     def values_RC(self) -> Floats:
-        """What the weights mean."""
         values_RC = np.array(self.levels, np.float32)[self.codes_RC] * self.spread(self.scales_RP)
         return values_RC if self.minimums_RP is None else values_RC + self.spread(self.minimums_RP)
 
@@ -164,7 +162,6 @@ def group_codes(xp: Any, groups: Any, type_name: Literal["Q8_0", "Q4_1"]) -> tup
 
 
 def _half(xp: Any, values: Any) -> Any:
-    """Round to float16."""
     return to_float(xp, xp.asarray(values, dtype=xp.float16))
 
 

@@ -176,7 +176,6 @@ class Linear4bit(QuantizedLinear):
 
     @classmethod
     def from_weight(cls, weight: Tensor, *, double_quant: bool = True) -> "Linear4bit":
-        """Quantize (out_features, in_features)."""
         rows, columns = weight.shape
         linear = cls(columns, rows, double_quant=double_quant, dtype=weight.dtype, device="meta")
         linear._hold(quantize_nf4(weight, double_quant=double_quant))
@@ -213,7 +212,6 @@ class Linear4bit(QuantizedLinear):
         return NF4(self.weight, self.absmax, nested)
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return rows `start` to `stop` of W."""
         columns = self.in_features
         flat = _dequantize_range(self._quantized(), start * columns, stop * columns, self.layout.block_size)
         return flat.view(-1, columns).to(dtype)

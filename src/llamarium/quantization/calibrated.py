@@ -156,7 +156,6 @@ class CalibratedQuantizer(Quantizer):
 
     @torch.inference_mode()
     def _norm(self, hidden_BTD: Tensor) -> Tensor:
-        """Apply the last norm."""
         _set(self._scaffold, "model.norm.weight", self._read("model.norm.weight"))
         return self._scaffold.model.norm(hidden_BTD)
 

@@ -122,7 +122,6 @@ def _random_rows(config: ModelConfig, seed: int) -> "np.ndarray[tuple[int, int],
 
 
 def _values(runner: Runner, key: str) -> "Tensor":
-    """Return a weight as float32, adapters added."""
     from torch import from_numpy
 
     from llamarium.inspect.probes.weights import type_of

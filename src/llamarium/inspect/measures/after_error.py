@@ -123,7 +123,6 @@ def _of_text(
 
 
 def _wrong(logits_V: Floats, right: int, kind: ErrorKind, rng: np.random.Generator) -> int:
-    """Return another token than the right one."""
     if kind == "likely":
         return int(np.where(np.arange(len(logits_V)) == right, -np.inf, logits_V).argmax())
     return (right + int(rng.integers(1, len(logits_V)))) % len(logits_V)

@@ -111,5 +111,4 @@ def _tokens(trace: Trace, against: Trace, k: int, tokenizer: Tokenizer | None) -
 
 
 def _surprises(logprobs_CV: NDArray[np.floating[Any]], following: Sequence[int]) -> list[float]:
-    """Return -log P of the tokens that followed; none follows the text's last."""
     return (-logprobs_CV[np.arange(len(following)), list(following)]).tolist()

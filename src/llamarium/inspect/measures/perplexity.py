@@ -166,7 +166,6 @@ def check_window(config: ModelConfig, context: int | None, stride: int | None) -
 
 
 def _window_nats(runner: Runner, ids: Sequence[int], window: Window) -> float:
-    """Return -log P of a window's scored tokens."""
     logits = logits_of(runner, ids[window.begin : window.end - 1], window.end - window.first)
     found = scored_tokens(logits, ids[window.first : window.end])
     return -math.fsum(chain.from_iterable(chunk.logprobs_C.tolist() for chunk in found))

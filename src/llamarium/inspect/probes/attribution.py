@@ -131,7 +131,6 @@ def _measure(added_RD: NDArray[np.float32], toward_D: _Doubles) -> Iterator[tupl
 
 
 def _direction(runner: Runner, token_id: object) -> _Doubles:
-    """Return the head's row of a token, (D,)."""
     known = check_token(token_id, runner.config.vocab_size)
     type_of(runner, HEAD)
     return runner.dequantize(HEAD, [known], adapted=True)[0].astype(np.float64)

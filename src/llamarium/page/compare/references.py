@@ -51,7 +51,6 @@ class References:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models."""
         return tuple(self._opened)
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
@@ -70,7 +69,6 @@ class References:
                 )  # fmt: skip
 
     def check(self, name: str) -> None:
-        """Refuse an unknown name."""
         if name not in self._opened:
             known = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
             message = f"there is no reference of this name; there is: {known}"
@@ -78,12 +76,10 @@ class References:
 
 
 def reference_name(source: str | Path) -> str:
-    """Return what a reference is called."""
     return Path(source).resolve().name
 
 
 def side_id(name: str, kind: VariantName) -> str:
-    """Return the id of a reference in a type."""
     return f"reference:{name}:{kind}"
 
 

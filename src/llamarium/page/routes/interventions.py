@@ -78,7 +78,6 @@ def _view(
 
 
 def _goes_on(llama: "Llama", ids: Sequence[int], max_tokens: int) -> tuple[TokenView, ...]:
-    """Return how a text goes on greedily."""
     if not max_tokens:
         return ()
     answer = llama.generate(list(ids), max_tokens=max_tokens, temperature=0.0).completions[0]

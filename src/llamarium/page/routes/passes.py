@@ -49,7 +49,6 @@ async def passes(request: Request, body: schema.PassRequest) -> schema.PassView:
 
 @router.get("/passes/{pass_id}")
 async def known_pass(requested: OfPass) -> schema.PassView:
-    """Return a pass's tokens."""
     return await requested.read("id", pass_view)
 
 
@@ -128,7 +127,6 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
 
 
 def pass_view(known: OpenPass) -> schema.PassView:
-    """Return the view of a pass."""
     one, executor = known.one, known.executor
     runner = executor.runner_of(one)
     return schema.PassView(

@@ -242,7 +242,6 @@ def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id
 
 
 def _rows(one: Pass, query: schema.LensGridQuery) -> range:
-    """Return the requested tokens."""
     rows = _window(one, query.start, query.stop, query.stride)
     if len(rows) > MAX_GRID_TOKENS:
         message = (

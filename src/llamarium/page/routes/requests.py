@@ -81,7 +81,6 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
 
 
 def _numbers(name: str) -> tuple[int, int]:
-    """Return the number and the row of an answer."""
     found = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", name)
     if found is None:
         raise _unknown()

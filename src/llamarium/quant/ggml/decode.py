@@ -75,7 +75,6 @@ def _copy(xp: Any, part: Any) -> Any:
 
 
 def to_float(xp: Any, values: Any) -> Any:
-    """Cast to float32."""
     return xp.asarray(values, dtype=xp.float32)
 
 

@@ -49,13 +49,11 @@ class CharacterBackend:
     """One id per character."""
 
     def __init__(self, characters: list[str], source: str) -> None:
-        """Take the alphabet in the order of the ids."""
         self._characters = characters
         self._ids = {character: i for i, character in enumerate(characters)}
         self._source = source
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text."""
         try:
             return [self._ids[character] for character in text]
         except KeyError as error:
@@ -66,7 +64,6 @@ class CharacterBackend:
             ) from None
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the UTF-8 of one character."""
         return self._characters[token_id].encode("utf-8")
 
     def byte_level_bpe(self) -> ByteLevelBPE:

@@ -203,7 +203,6 @@ class HuggingFaceBackend:
         return cut
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`."""
         save_huggingface(folder, tokenizer, self._inner)
 
 

@@ -49,7 +49,6 @@ _LONG_BLANK = re.compile(f"(?<!{_BLANK}){_BLANK}{{100000,}}+(?![\r\n])")
 
 
 def load_meta(path: Path) -> Tokenizer:
-    """Read Llama 3's `tokenizer.model`."""
     source = str(path)
     tokens = _read_ranks(read_bytes(path, _MAX_FILE_BYTES), source)
     names = [*_NAMED_SPECIAL_TOKENS]
@@ -103,7 +102,6 @@ class MetaBackend:
         return ids + encoding.encode_ordinary(text[done:] if done else text)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of one token."""
         if token_id < NUM_RANKS:
             return self._tokens[token_id]
         return self._names[token_id - NUM_RANKS]

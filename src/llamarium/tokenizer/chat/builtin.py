@@ -23,7 +23,6 @@ class _BuiltIn(ABC):
     message_keys = frozenset(("role", "content", "tool_calls", "tool_call_id"))
 
     def __init__(self, tokenizer: Vocabulary) -> None:
-        """Take a tokenizer that has the format's control tokens."""
         self._tokenizer = tokenizer
         self._special = tokenizer.special.ids
 
@@ -36,7 +35,6 @@ class _BuiltIn(ABC):
         tool_form: ToolForm | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the ids of a dialog; see `ChatFormat.encode`."""
         if variables:
             raise ChatFormatError(f"the dialog format {self.name} has no variables; found {show_value([*variables])}")
         form = tool_form or self.tool_form
@@ -44,7 +42,6 @@ class _BuiltIn(ABC):
         return ids + self._header("assistant") if add_generation_prompt else ids
 
     def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        """Yield the pieces of each dialog; see `ChatFormat.parts_of`."""
         for messages in dialogs:
             yield self._parts(read_turns(messages, (), self.tool_form), self.tool_form)
 
@@ -76,7 +73,6 @@ class Llama3Format(_BuiltIn):
     tool_form: ToolForm = "llama3_json"
 
     def __init__(self, tokenizer: Vocabulary) -> None:
-        """Take a tokenizer that has Llama 3's control tokens."""
         super().__init__(tokenizer)
         special = self._special
         self._start, self._end, self._turn_end = (special[name] for name in LLAMA3_TOKENS)

@@ -22,17 +22,13 @@ class Vocabulary(Protocol):
         """Return a tokenizer of the same vocabulary with another template."""
         ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of ordinary text."""
-        ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def split_special(self, text: str) -> list[str]:
         """Split into text, control token, text, ..."""
         ...
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one id stands for."""
-        ...
+    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 class ChatFormat(Protocol):

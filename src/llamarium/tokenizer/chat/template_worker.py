@@ -24,7 +24,6 @@ OF_DIALOGS = ("add_generation_prompt", "bos_token", "documents", "eos_token", "m
 
 
 def main() -> None:
-    """Answer one request."""
     request: dict[str, Any] = json.load(sys.stdin.buffer)
     sys.path[:] = request["path"]
     # Lone surrogates, which a template can make, stay visible as escapes.
@@ -132,7 +131,6 @@ def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 def raise_exception(message: str) -> None:
-    """Let a template refuse a dialog."""
     raise RefusedByTemplate(message)
 
 

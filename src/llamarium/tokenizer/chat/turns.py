@@ -23,7 +23,6 @@ def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: Too
 
 
 def check_list(messages: object) -> Sequence[object]:
-    """Take a dialog's messages."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ChatFormatError(
             f"a dialog is {show_value(messages)}; expected a list of at least one message, each "
@@ -33,7 +32,6 @@ def check_list(messages: object) -> Sequence[object]:
 
 
 def call_list(message: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
-    """Return the calls of a dialog's message."""
     return read_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
 
 

@@ -20,7 +20,6 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def _nothing() -> dict[str, Any]:
-    """Return the schema of a function without parameters."""
     return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -41,7 +40,6 @@ class ToolDefinition:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field."""
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ToolError("name", f"is {show_value(self.name)}; expected 1 to 64 letters, digits, _ and -")
         _check_json(self.description, "description", str)

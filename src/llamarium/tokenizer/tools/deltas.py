@@ -42,7 +42,6 @@ Delta = ContentDelta | CallBegin | CallArguments | CallEnd
 
 
 def text_of(deltas: Sequence[Delta]) -> str:
-    """Return what is said."""
     return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
 
 

@@ -36,7 +36,6 @@ class Turn(NamedTuple):
 
 
 def check_form(form: object) -> None:
-    """Check that a form is one that there is."""
     if form is not None and form not in get_args(ToolForm):
         raise ToolError("tool_form", f"is {show_value(form)}; expected {', '.join(get_args(ToolForm))}")
 

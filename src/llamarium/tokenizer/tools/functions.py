@@ -67,7 +67,6 @@ def _divided(doc: str) -> tuple[str, str]:
 
 
 def _schema(hint: Any, name: str) -> dict[str, Any]:
-    """Return the JSON schema of a type."""
     if hint is Any:
         return {}
     if hint in _TYPES:

@@ -47,7 +47,6 @@ def call_grammar(
 
 
 def _start(form: ToolForm, may_talk: bool, most: int, answer: str | None) -> list[str]:
-    """Return what an answer is made of."""
     before, separator, after = _AROUND.get(form, ("", '"; "', ""))
     more = f" ({separator} call){{0,{most - 1}}}" if most > 1 else ""
     calls = f"{before} call{more} {after}".strip()

@@ -55,7 +55,6 @@ class _OpenCall:
         self._alike = before
 
     def add(self, fragment: str) -> None:
-        """Add to the arguments."""
         self.waiting.append(fragment)
         self._alike = [one for one in self._alike if one.arguments.startswith(fragment, self._length)]
         self._length += len(fragment)
@@ -117,7 +116,6 @@ class ToolCallParser:
 
     @property
     def content(self) -> str:
-        """The emitted text outside of calls."""
         return text_of(self._emitted)
 
     @property

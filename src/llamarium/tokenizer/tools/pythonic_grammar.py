@@ -35,7 +35,6 @@ class ArgumentRules:
         self._any: str | None = None
 
     def lines(self) -> list[str]:
-        """Return the rules, one a line."""
         return [f"{self._name}_{i}: {rule}" for i, rule in enumerate(self._rules)]
 
     def keywords(self, schema: Mapping[str, Any]) -> str:
@@ -71,7 +70,6 @@ class ArgumentRules:
         return first
 
     def value(self, schema: object, where: str) -> str:
-        """Return the name of the rule of a value."""
         if schema is True:
             return self._anything()
         if not isinstance(schema, Mapping):
@@ -102,7 +100,6 @@ class ArgumentRules:
         return _SCALARS[name]
 
     def _anything(self) -> str:
-        """Return the name of the rule of any value."""
         if self._any is None:
             self._any = self._add("")
             scalars = " | ".join(_SCALARS.values())

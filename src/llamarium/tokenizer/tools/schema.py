@@ -18,7 +18,6 @@ _SINGLE = ("items", "additionalProperties", "propertyNames", "contains", "not", 
 
 
 def check_schema(schema: object, where: str) -> None:
-    """Check a JSON value that is nested within limits; `where` is its path."""
     if isinstance(schema, bool):
         return
     given = _mapping(schema, where, "a schema: an object, true or false")

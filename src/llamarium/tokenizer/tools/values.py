@@ -59,15 +59,12 @@ class ValueReader:
         self._pending = ""
 
     def fail(self) -> NoReturn:
-        """Say that what comes is no value."""
         raise NotACall
 
     def later(self, text: str) -> None:
-        """Write with the next value."""
         self._pending += text
 
     def now(self, text: str) -> None:
-        """Write, and what waited before it."""
         pending, self._pending = self._pending, ""
         self._write(pending + text)
 
@@ -78,7 +75,6 @@ class ValueReader:
         return found or self.fail()
 
     def value(self, depth: int = 0) -> Reading[None]:
-        """Read any value."""
         yield from self._source.blanks()
         character = yield from self._source.peek()
         if not character or depth > MAX_DEPTH:
@@ -138,7 +134,6 @@ class ValueReader:
         return bool(found)
 
     def _scalar(self) -> Reading[None]:
-        """Read a constant or a number."""
         word = yield from self._source.run(_SCALAR)
         if constant := self._dialect.constants.get(word):
             self.now(constant)
