@@ -111,7 +111,7 @@ def test_a_pass_is_the_same_however_it_is_asked_for(client: httpx.Client, llama:
     by_text = new_pass(client)
     ids = [token["id"] for token in by_text["tokens"]]
     assert ids == llama.tokenizer.encode(TEXT)
-    assert new_pass(client, ids=ids) == by_text == client.get(f"/inspect/passes/{by_text['id']}").json()
+    assert new_pass(client, ids=ids) == by_text
     dialog = new_pass(client, messages=HELLO["messages"])
     assert [token["id"] for token in dialog["tokens"]] == llama.tokenizer.chat(HELLO["messages"])
     assert dialog["tokens"][0]["is_special"]

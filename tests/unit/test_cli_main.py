@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llamarium.cli import main as cli
-from llamarium.cli.main import OLD_OPTIONS, PEERS_OPTIONS
+from llamarium.cli.main import PEERS_OPTIONS
 from llamarium.cli.options import UsageError
 from llamarium.errors import CheckpointError
 
@@ -283,17 +283,12 @@ def test_help_of_a_command_can_be_asked_for_in_words(capsys: pytest.CaptureFixtu
     assert "did you mean generate?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["generate", "--n", "3", "Hello"], ["generate", "Hello", "--n=3"]])
-def test_an_option_s_old_name_is_refused_with_the_new_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(words) == 2
-    assert "error: --n is called --num-answers now" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
         (["finetune", "--lora-r", "8"], "--rank"),
         (["generate", "--max-new-tokens=4", "Hello"], "--max-tokens"),
+        (["generate", "--n", "3", "Hello"], "--num-answers"),
         (["chat", "--temprature", "1"], "--temperature"),
     ],
 )
@@ -313,10 +308,8 @@ def test_every_new_name_is_an_option_of_some_command(capsys: pytest.CaptureFixtu
     for name in cli.COMMANDS:
         assert cli.main([name, "--help"]) == 0
     shown = capsys.readouterr().out
-    for new in (*OLD_OPTIONS.values(), *PEERS_OPTIONS.values()):
+    for new in PEERS_OPTIONS.values():
         assert f"{new} " in shown
-    for old in OLD_OPTIONS:
-        assert f" {old} " not in shown
 
 
 @pytest.mark.parametrize("name", ["train-tokenizer", "pretrain", "finetune"])

@@ -23,10 +23,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def hub_models(tmp_path: Path) -> list[CachedModel]:
     (tmp_path / "config.json").touch()
     return [
-        CachedModel(name="org/one", path=tmp_path, num_bytes=2_471_645_608, where="hub"),
-        CachedModel(name="org/two:\x1b.gguf", path=tmp_path / "x.gguf", num_bytes=1, where="hub"),
-        CachedModel(name="org/meta", path=tmp_path / "original", num_bytes=1, where="hub"),
-        CachedModel(name="smollm2-135m", path=tmp_path, num_bytes=1, where="built-in"),
+        CachedModel(name="org/one", path=tmp_path, num_bytes=2_471_645_608),
+        CachedModel(name="org/two:\x1b.gguf", path=tmp_path / "x.gguf", num_bytes=1),
+        CachedModel(name="org/meta", path=tmp_path / "original", num_bytes=1),
     ]
 
 

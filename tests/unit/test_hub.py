@@ -17,7 +17,7 @@ import pytest
 
 from llamarium.errors import ModelNotFoundError
 from llamarium.hub.builtin import BUILTINS
-from llamarium.hub.resolve import PACKAGED, resolve
+from llamarium.hub.resolve import resolve
 
 CONFIG = json.dumps({"model_type": "llama"})
 REPOS = {
@@ -120,7 +120,7 @@ for source in json.loads(sys.argv[1]):
         answers[source] = ["path", str(resolve(name, kind=kind or "model"))]
     except LlamariumError as error:
         answers[source] = [type(error).__name__, str(error)]
-models = [[m.name, str(m.path), m.num_bytes, m.where] for m in cached_models()]
+models = [[m.name, str(m.path), m.num_bytes] for m in cached_models()]
 print(json.dumps([answers, models]))
 """
 
@@ -205,12 +205,10 @@ def test_a_tokenizer_costs_no_weights(online, hub):
 
 
 def test_cached_models_lists_llamas_as_they_are_typed(online):
-    listed = {name: (Path(path), size, where) for name, path, size, where in online[1]}
-    for name in PACKAGED:
-        listed.pop(name)
+    listed = {name: (Path(path), size) for name, path, size in online[1]}
     assert set(listed) == {"org/good", "org/meta", "org/gguf:a.Q4_0.gguf", "org/gguf:sub/b.gguf"}
-    path, size, where = listed["org/good"]
-    assert path == Path(online[0]["org/good"][1]) and where == "hub"
+    path, size = listed["org/good"]
+    assert path == Path(online[0]["org/good"][1])
     assert size == sum(len(REPOS["org/good"][name]) for name in names(path))
 
 

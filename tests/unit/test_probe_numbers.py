@@ -14,11 +14,10 @@ from llamarium.config import RopeScaling
 from llamarium.errors import InputError, LlamariumError, MemoryBudgetError
 from llamarium.inspect.probes.learning import learn, lesson_bytes
 from llamarium.inspect.probes.neurons import top_neurons
-from llamarium.inspect.probes.rope import rope_pairs, score_by_distance, turned
+from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
 from llamarium.inspect.trace import Trace, trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
-from llamarium.model.rope import rotate_complex
 from llamarium.presets import preset
 from llamarium.quant.base import QuantizedLinear
 from llamarium.runtime.module_runner import ModuleRunner
@@ -89,21 +88,6 @@ def test_pairs_are_the_published_frequencies() -> None:
     assert rope_pairs(CONFIG, 131071)[0].angle == 131071
     with pytest.raises(InputError, match=r"expected some within 0\.\.131071"):
         rope_pairs(CONFIG, 131072)
-
-
-@pytest.mark.parametrize(("side", "head"), [("q", 3), ("k", 1)])
-def test_a_turn_is_that_of_the_pass(seen: Trace, side: Any, head: int) -> None:
-    found = turned(CONFIG, seen.select(positions=[5, 4]), side, 1, head, position=4)
-    before = seen[f"layers.1.{side}"][4, head]
-    before_P2, after_P2 = torch.from_numpy(found.before_P2), torch.from_numpy(found.after_P2)
-    assert torch.equal(before_P2[:, 0], before[: CONFIG.head_dim // 2])
-    frequencies = torch.tensor([pair.frequency for pair in found.pairs])
-    expected = rotate_complex(before.view(1, 1, 1, -1), torch.tensor([[4]]), frequencies).flatten()
-    torch.testing.assert_close(after_P2.T.flatten(), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(before_P2.norm(dim=1), after_P2.norm(dim=1))
-    assert found.position == 4 and json.dumps(found.to_dict())
-    with pytest.raises(InputError, match="head is 4"):
-        turned(CONFIG, seen, side, 1, 4)
 
 
 def test_a_score_hangs_on_the_distance_alone(seen: Trace) -> None:

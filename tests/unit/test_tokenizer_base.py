@@ -65,31 +65,6 @@ def test_decoding_skips_or_spells_control_tokens(llama3: Tokenizer):
     assert llama3.decode([]) == ""
 
 
-def test_batches(llama3: Tokenizer):
-    ragged = llama3.encode_batch(["The cat sat", "The"])
-    assert [len(row) for row in ragged.ids] == [4, 2]
-    left = llama3.encode_batch(["The cat sat", "The"], padding="left")
-    assert left.ids[1] == [128004, 128004, 128000, 791]
-    assert left.attention_mask == [[1, 1, 1, 1], [0, 0, 1, 1]]
-    right = llama3.encode_batch(["The cat sat", "The"], padding="right", add_special_tokens=False)
-    assert right.ids[1] == [791, 128004, 128004]
-    assert right.attention_mask[1] == [1, 0, 0]
-    assert llama3.encode_batch([]).ids == []
-
-
-def test_batch_without_a_pad_token_fills_with_what_the_mask_hides():
-    characters = CharacterTokenizer.from_text("abc")
-    batch = characters.encode_batch(["abc", "c"], padding="right")
-    assert (batch.ids[1], batch.attention_mask[1]) == ([2, 0, 0], [1, 0, 0])
-
-
-def test_batch_mistakes(llama3: Tokenizer):
-    with pytest.raises(TokenizerError, match="one str"):
-        llama3.encode_batch("text")
-    with pytest.raises(TokenizerError, match="'middle'"):
-        llama3.encode_batch(["a"], padding="middle")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("text", ["\ud800", "ab\udfff", "\udc00\ud800"])
 def test_lone_surrogates_are_refused(llama3: Tokenizer, smollm2: Tokenizer, text: str):
     for tokenizer in (llama3, smollm2, CharacterTokenizer.from_text("ab")):

@@ -77,15 +77,12 @@ SUBCOMMANDS = frozenset({"bench serve", "build check", "build hint", "build pack
 TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo", "grpo"})
 """The commands for which it was measured how PyTorch's threads should wait for each other."""
 
-OLD_OPTIONS: Mapping[str, str] = {"--n": "--num-answers"}
-"""Spellings of an earlier version and their new names; they are refused with the new name."""
-
 PEERS_OPTIONS: Mapping[str, str] = {
     "--lora-r": "--rank", "--lora-rank": "--rank", "--lora-alpha": "--alpha", "--lora-dropout": "--dropout",
     "--lr": "--learning-rate", "--epochs": "--steps", "--batch-size": "--batch-rows", "--max-seq-len": "--context",
     "--max-new-tokens": "--max-tokens", "--n-predict": "--max-tokens", "--temp": "--temperature",
     "--repeat-penalty": "--repetition-penalty", "--ctx-size": "--max-context", "--max-model-len": "--max-context",
-    "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions",
+    "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions", "--n": "--num-answers",
 }  # fmt: skip
 """Options of other programs, and the ones here that do the same."""
 
@@ -197,8 +194,6 @@ def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
             return f"what is {word!r}? What is to be learned is named with --data: {usage}"
         return f"what is {word!r}? A text of several words stands in quotation marks"
     word = word.partition("=")[0]
-    if OLD_OPTIONS.get(word) in options:
-        return f"{word} is called {OLD_OPTIONS[word]} now"
     bare = {option.lstrip("-"): option for option in options}
     near = [PEERS_OPTIONS.get(word, ""), *(option for option in options if option.startswith(word))]
     near += [bare[close] for close in difflib.get_close_matches(word.lstrip("-"), bare, n=1)]

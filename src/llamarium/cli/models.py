@@ -53,11 +53,7 @@ def _builtins() -> list[dict[str, Any]]:
 def _from_hub() -> list[dict[str, Any]]:
     from llamarium.hub.resolve import cached_models
 
-    return [
-        _model(model.name, "hub", _file_kind(model.path), model.num_bytes, model.path)
-        for model in cached_models()
-        if model.where == "hub"
-    ]
+    return [_model(model.name, "hub", _file_kind(model.path), model.num_bytes, model.path) for model in cached_models()]
 
 
 def _model(

@@ -15,14 +15,13 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from llamarium.config import read_json_object
 from llamarium.errors import ConfigError, ModelNotFoundError, escape
 from llamarium.hub import client as hub_client
-from llamarium.hub.builtin import BUILTINS, cached_path, fetch, is_cached
+from llamarium.hub.builtin import BUILTINS, fetch
 from llamarium.hub.folders import what_to_name
 from llamarium.presets import PRESETS
 
@@ -48,18 +47,12 @@ _NOT_WANTED = ("*/*", "consolidated*.safetensors")  # folders, and a second copy
 _META_FILES = ("consolidated.*.pth", "params.json", "tokenizer.model")
 
 
-@dataclass(frozen=True, slots=True)
-class CachedModel:
-    """A model or tokenizer that needs no network.
-
-    Attributes:
-        where: "built-in" or "hub".
-    """
+class CachedModel(NamedTuple):
+    """A model in the hub's cache, by the name that `resolve` takes."""
 
     name: str
     path: Path
     num_bytes: int
-    where: Literal["built-in", "hub"]
 
 
 def packaged_run(name: str) -> Path:
@@ -109,13 +102,8 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
 
 
 def cached_models() -> list[CachedModel]:
-    """Return what needs no network: built-ins, and Llamas in the hub's cache, by name."""
-    builtins = [(name, cached_path(name), item.num_bytes) for name, item in BUILTINS.items() if is_cached(name)]
-    builtins += [
-        (name, folder, _bytes_in(folder)) for name, folder in ((name, packaged_path(name)) for name in PACKAGED)
-    ]
-    found = (model for repo, folder in hub_client.cached_snapshots() for model in _models_in(repo, folder))
-    return [CachedModel(*item, "built-in") for item in builtins] + sorted(found, key=lambda model: model.name)
+    """Return the Llamas in the hub's cache, by name."""
+    return sorted(model for repo, folder in hub_client.cached_snapshots() for model in _models_in(repo, folder))
 
 
 def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:
@@ -182,12 +170,12 @@ def _models_in(repo: str, folder: Path) -> Iterator[CachedModel]:
     """Yield what `resolve` would take from one snapshot of the hub's cache."""
     for file in sorted(file for file in folder.rglob("*.gguf") if file.is_file()):
         name = f"{repo}:{file.relative_to(folder).as_posix()}"
-        yield CachedModel(name, file, file.stat().st_size, "hub")
+        yield CachedModel(name, file, file.stat().st_size)
     meta = next((f for f in (folder / "original", folder) if _holds(f, "consolidated.*.pth")), None)
     if _holds(folder, "*.safetensors") and _is_llama(folder / "config.json"):
-        yield CachedModel(repo, folder, _bytes_in(folder), "hub")
+        yield CachedModel(repo, folder, _bytes_in(folder))
     elif meta is not None:
-        yield CachedModel(repo, meta, _bytes_in(meta), "hub")
+        yield CachedModel(repo, meta, _bytes_in(meta))
 
 
 def _is_llama(config: Path) -> bool:

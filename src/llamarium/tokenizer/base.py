@@ -12,10 +12,9 @@ Three rules hold for every vocabulary:
 import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from llamarium.errors import ChatFormatError, ContextLengthError, TokenizerError, escape, show_value
 from llamarium.tokenizer.special import SpecialTokens
@@ -49,19 +48,6 @@ class Backend(Protocol):
 
     def save(self, folder: Path, tokenizer: "Tokenizer") -> None:
         """Write the files from which `load_tokenizer_file` reads an equal tokenizer."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """Encoded texts of one call.
-
-    Attributes:
-        ids: One row of token ids per text; of equal length if padding was asked for.
-        attention_mask: 1 for a token of the text, 0 for padding; same shape as `ids`.
-    """
-
-    ids: list[list[int]]
-    attention_mask: list[list[int]]
 
 
 class Tokenizer:
@@ -199,35 +185,6 @@ class Tokenizer:
         spellings = sorted(self.special.ids, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, spellings)) + ")")
 
-    def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, padding: Literal["left", "right"] | None = None
-    ) -> EncodedBatch:
-        """Encode several texts, optionally padded to the longest.
-
-        A padded place is masked, so no result depends on the id that stands there. It is `pad_token_id`; vocabularies
-        without one (Llama 3's base models) get the first end-of-text id, or 0.
-
-        Args:
-            texts: The texts.
-            add_special_tokens: As for `encode`.
-            padding: The side to fill, or None for rows of their own lengths.
-
-        Raises:
-            TokenizerError: As for `encode`, or for another `padding`.
-        """
-        if isinstance(texts, str):
-            raise TokenizerError("encode_batch expects a list of texts, found one str; use encode, or [text]")
-        if padding not in (None, "left", "right"):
-            raise TokenizerError(f'padding is {show_value(padding)}; expected "left", "right" or None')
-        rows = [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        masks = [[1] * len(row) for row in rows]
-        if padding is not None:
-            filler = self.pad_token_id if self.pad_token_id is not None else (*self.eos_token_ids, 0)[0]
-            longest = max(map(len, rows), default=0)
-            rows = [_pad(row, filler, longest, padding) for row in rows]
-            masks = [_pad(mask, 0, longest, padding) for mask in masks]
-        return EncodedBatch(rows, masks)
-
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Bytes that are no UTF-8 become U+FFFD.
 
@@ -360,8 +317,3 @@ def _index(token_id: int) -> int:
         return operator.index(token_id)
     except TypeError:
         raise TokenizerError(f"token id {show_value(token_id)}: expected a whole number") from None
-
-
-def _pad(row: list[int], filler: int, length: int, side: str) -> list[int]:
-    missing = [filler] * (length - len(row))
-    return missing + row if side == "left" else row + missing

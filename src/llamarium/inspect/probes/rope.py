@@ -6,18 +6,14 @@ The frequencies are the model's own (`runtime/rope.py`), the rotation is that of
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, show_value
+from llamarium.errors import InputError
 from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.numbers import Floats
-from llamarium.inspect.probes.heads import layer_in
-from llamarium.inspect.probes.neurons import row_of_position
-from llamarium.inspect.trace import Trace
 from llamarium.runtime.rope import rope_frequencies
 
 
@@ -41,25 +37,6 @@ class RopePair(JsonView):
     turns: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turned(JsonView):
-    """A head's query or key, as pairs, before and after its rotation.
-
-    Attributes:
-        head: Of the query heads, or of the key-value heads.
-        before_P2: float32; pair i is (feature i, feature i + H/2).
-        after_P2: float32; the rotated pairs.
-    """
-
-    side: Literal["q", "k"]
-    layer: int
-    head: int
-    position: int
-    before_P2: Floats
-    after_P2: Floats
-    pairs: tuple[RopePair, ...]
-
-
 def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:
     """Return every pair's frequency and its angle at a position.
 
@@ -78,30 +55,6 @@ def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:
         RopePair(i, frequency, plain, math.tau / frequency, angle, limit * frequency / math.tau)
         for i, (frequency, plain, angle) in enumerate(rows)
     )
-
-
-def turned(
-    config: ModelConfig, trace: Trace, side: Literal["q", "k"], layer: int, head: int, position: int = -1
-) -> Turned:
-    """Return a query or a key of the pass before and after its rotation.
-
-    `trace` holds "q" and "q_rot", or "k" and "k_rot", of the layer. A negative layer or position counts from the last.
-    The head is one of the query heads, or of the key-value heads.
-
-    Raises:
-        InputError: If the trace does not hold them, or there is no such head.
-    """
-    if side not in ("q", "k"):
-        raise InputError(f"side is {side!r}; expected q or k")
-    layer = layer_in(trace, layer, config.num_hidden_layers, (side, f"{side}_rot"))
-    num_heads = config.num_attention_heads if side == "q" else config.num_key_value_heads
-    if not isinstance(head, int) or not 0 <= head < num_heads:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"head is {show_value(head)}; expected one within 0..{num_heads - 1} of {side}")
-    row = row_of_position(trace, position)
-    at = trace.positions[row]
-    row = at if side == "k" else row  # keys are there of all tokens
-    before_P2, after_P2 = (trace.arrays[name, layer][row, head].reshape(2, -1).T for name in (side, f"{side}_rot"))
-    return Turned(side, layer, head, at, before_P2, after_P2, rope_pairs(config, at))
 
 
 def score_by_distance(config: ModelConfig, q_H: Floats, k_H: Floats, distances: Sequence[int]) -> list[float]:

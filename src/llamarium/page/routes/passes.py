@@ -47,11 +47,6 @@ async def passes(request: Request, body: schema.PassRequest) -> schema.PassView:
     return await work_on(request, field, read)
 
 
-@router.get("/passes/{pass_id}")
-async def known_pass(requested: OfPass) -> schema.PassView:
-    return await requested.read("id", pass_view)
-
-
 @router.get("/passes/{pass_id}/activations/{name}", response_class=Response)
 async def activations(requested: OfPass, name: str, query: Annotated[schema.ActivationQuery, Query()]) -> Response:
     """Send an activation's numbers, as `page/binary.py` says."""
