@@ -8,7 +8,6 @@ from fastapi import FastAPI
 from llamarium.page.assets import asset_routes, read_assets
 from llamarium.page.build import routes as build
 from llamarium.page.compare import routes as compare
-from llamarium.page.compare import run_routes as runs
 from llamarium.page.compare.others import Others
 from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
@@ -27,7 +26,6 @@ from llamarium.page.routes import (
     tokens,
     translation,
     weights,
-    words,
 )
 from llamarium.page.ticket import Ticket
 from llamarium.server.app import Extension
@@ -35,7 +33,7 @@ from llamarium.server.errors import ErrorBody, documented
 
 ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
-    sampling.router, weights.router, words.router, compare.router, runs.router,
+    sampling.router, weights.router, compare.router,
     translation.router, build.router,
 )  # fmt: skip
 
