@@ -102,9 +102,6 @@ def same_linears(saved: str, found: str) -> bool | None:
     return False if saved.rpartition(":")[0] == found.rpartition(":")[0] else None
 
 
-# --- the check --------------------------------------------------------------------------------------------------------
-
-
 def check_base(base: Base, saved: SavedAdapter, stored: Callable[[], str] | None = None) -> None:
     """Compare a base with the values in an adapter's file; warn where they are missing, or the base is in float16.
 

@@ -60,9 +60,6 @@ def _take_off(model: LlamaForCausalLM, saved: SavedAdapter, trained: set[str]) -
         parameter.requires_grad_(key in trained)
 
 
-# --- the check --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Projection:
     """How much of the adapters' correction C the weights W contain.

@@ -94,9 +94,6 @@ def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> 
     ]
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
 def _check_dtype(dtype: object) -> None:
     if dtype is not None and dtype not in _SAVED_DTYPES:
         raise OptionError(f"dtype is {show_value(dtype)}; expected one of {', '.join(map(str, _SAVED_DTYPES))}")

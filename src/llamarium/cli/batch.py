@@ -106,9 +106,6 @@ def _shown(name: str) -> str:
     return "standard input" if name == "-" else escape(name)
 
 
-# --- answering --------------------------------------------------------------------------------------------------------
-
-
 def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
     """Answer what is not answered yet, and return the exit code."""
     from llamarium.server.batch.answer import BatchProgress
@@ -173,9 +170,6 @@ async def _watched(work: Coroutine[None, None, None], report: Callable[[], None]
         await work
     finally:
         watcher.cancel()
-
-
-# --- telling ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

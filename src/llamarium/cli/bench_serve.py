@@ -140,9 +140,6 @@ def _check(args: argparse.Namespace) -> None:
     args.prompt_tokens = args.prompt_tokens or _lengths(_PROMPT_TOKENS)
 
 
-# --- sending ----------------------------------------------------------------------------------------------------------
-
-
 def _requests(args: argparse.Namespace) -> "Iterator[LoadRequest]":
     """Return the requests to send; their number is put into `args.requests`."""
     from llamarium.load_test.workload import from_file, synthetic
@@ -214,9 +211,6 @@ def _progress(args: argparse.Namespace, report: Callable[[int, int], None]) -> "
     return say
 
 
-# --- printing ---------------------------------------------------------------------------------------------------------
-
-
 def _title(args: argparse.Namespace, target: "Target") -> str:
     if args.rate is not None:
         load = f"{args.rate:g} requests/s at random times"
@@ -244,9 +238,6 @@ def _setting(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
         "ignore_eos": args.ignore_eos,
         "goodput_asked": args.goodput,
     }
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def _lengths(text: str) -> "Lengths":

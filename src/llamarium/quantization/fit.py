@@ -164,9 +164,6 @@ def check_importance(importance: Floats | None, num_columns: int) -> Floats:
     return even if mean == 0 else (importance / mean).astype(np.float32)
 
 
-# --- candidates -------------------------------------------------------------------------------------------------------
-
-
 def _best_start(groups: Floats, costs: Floats, format: PackedFormat) -> tuple[Floats, Floats]:
     """Try scales, each after one least-squares solution: the best scale and minimum, float32 (n, 1) each."""
     scale = minimum = np.zeros((len(groups), 1), np.float32)
@@ -212,9 +209,6 @@ def _solve(groups: Floats, levels: Floats, costs: Floats, format: PackedFormat) 
     weighted = off_middle * costs
     scale = _ratio(_sum(weighted * (groups - mean)), _sum(weighted * off_middle))
     return scale, np.subtract(mean, scale * middle)
-
-
-# --- small parts ------------------------------------------------------------------------------------------------------
 
 
 def _pieces(num_rows: int, num_columns: int) -> Iterator[slice]:

@@ -151,9 +151,6 @@ def permute(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
     return halves.swapaxes(1, 2).reshape(num_rows, width)
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------
-
-
 def _gguf_name(key: str) -> str:
     if key in _NAME_OF_KEY:
         return _NAME_OF_KEY[key]
@@ -192,9 +189,6 @@ def _warn_of_short_rows(weights: Sequence[OutputTensor], config: ModelConfig, mi
             f"{len(names)} matrices, such as {names[0]}, are written as {kind}: their rows are no whole number of "
             f"{wanted}'s blocks of {block_format(wanted).block_size}"
         )
-
-
-# --- metadata ---------------------------------------------------------------------------------------------------------
 
 
 def _model_metadata(config: ModelConfig, mixture: Mixture, name: str) -> dict[str, Any]:

@@ -194,9 +194,6 @@ def needs_dtype(what: str, kind: str) -> OptionError:
     )
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def _check_vacant(folder: Path) -> None:
     """Refuse a folder with files of a model: what is not overwritten would be read beside what is."""
     for pattern in MODEL_FILES:

@@ -75,9 +75,6 @@ def _encode(values: Floats, low: int, high: int, *, has_offsets: bool) -> tuple[
     return codes, (halves, _six_bits(*(small[:, ::2, 0].astype(np.uint8) for small in (s, t))))
 
 
-# --- the search -------------------------------------------------------------------------------------------------------
-
-
 def _fit_lines(x: Floats, w: Floats, high: int) -> tuple[Floats, Floats]:
     """Find for each sub-block of two lanes a step and an offset, neither below 0: x = step * q - offset.
 
@@ -145,9 +142,6 @@ def _refit(x: Floats, w: Floats, s: Floats, t: Floats, q: Floats, d: Floats, m: 
     return np.where(solved, new_d, d), np.where(solved, new_m, m)
 
 
-# --- parts of it ------------------------------------------------------------------------------------------------------
-
-
 def _sum(values: Floats) -> Floats:
     """Add up (..., 16) one after the other: (..., 1)."""
     total = values[..., :1]
@@ -175,9 +169,6 @@ def _between(values: Floats, low: int, high: int) -> Floats:
 def _ratio(values: Floats, steps: Floats) -> Floats:
     """Return values / steps, and 0 where a step is 0."""
     return np.where(steps == 0, np.float32(0), values / steps)
-
-
-# --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 def _joined(fields: Codes, num_bits: int, run: int) -> Codes:
