@@ -195,7 +195,6 @@ def test_the_lines_are_those_that_are_installed(client: httpx.Client) -> None:
         ("GET", "/inspect/weights?key=model.embed_tokens.weight", None, (404, "unknown_weight", "key")),
         ("GET", "/inspect/rows?ids=1,x", None, (400, "invalid_parameter", "ids")),
         ("GET", "/inspect/rows?ids=49152", None, (400, "invalid_parameter", "ids")),
-        ("GET", "/inspect/passes/nope", None, (404, "unknown_pass", "id")),
         ("GET", "/inspect/passes/nope/next", None, (404, "unknown_pass", "id")),
         ("GET", "/inspect/passes/nope/activations/q", None, (404, "unknown_pass", "id")),
         ("POST", "/inspect/tokens", {"text": 5}, (400, "invalid_parameter", "text")),
