@@ -12,7 +12,7 @@ import random
 import common
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request
-from llamarium.load_test.lengths import Lengths
+from llamarium.load_test.workload import Lengths
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset

@@ -53,9 +53,8 @@ from llamarium.hub.resolve import resolve
 from llamarium.load_test.client import Client, Target
 from llamarium.load_test.drive import LoadRun, closed_loop
 from llamarium.load_test.exchange import Exchange
-from llamarium.load_test.lengths import Lengths
 from llamarium.load_test.summary import Spread, percentile, summarize
-from llamarium.load_test.workload import LoadRequest, synthetic
+from llamarium.load_test.workload import Lengths, LoadRequest, synthetic
 
 OURS = (
     f"{shlex.quote(sys.executable)} -m llamarium serve -m {{model}} --host 127.0.0.1 --port {{port}} "

@@ -19,8 +19,7 @@ from llamarium.errors import OptionError
 from llamarium.load_test.client import Client, Target
 from llamarium.load_test.drive import LoadRun, closed_loop, open_loop, poisson
 from llamarium.load_test.exchange import Exchange, Failure, ReportedUsage
-from llamarium.load_test.goal import Goal
-from llamarium.load_test.summary import Spread, percentile, summarize
+from llamarium.load_test.summary import Goal, Spread, percentile, summarize
 from llamarium.load_test.workload import LoadRequest
 from stand_in import Asked, StandIn
 

@@ -11,8 +11,7 @@ import pytest
 
 import llamarium
 from llamarium.errors import InputError, OptionError
-from llamarium.load_test.lengths import Lengths
-from llamarium.load_test.workload import WORDS, LoadRequest, from_file, synthetic
+from llamarium.load_test.workload import WORDS, Lengths, LoadRequest, from_file, synthetic
 
 FOUR, TEN = Lengths.parse("4"), Lengths.parse("10")
 

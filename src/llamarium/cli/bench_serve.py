@@ -36,18 +36,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llamarium.cli.bench_serve_table import print_summary
 from llamarium.cli.options import UsageError, add_json, add_values, count, number, positive, seconds
-from llamarium.cli.output import emit, percent
+from llamarium.cli.output import emit, printable, show
+from llamarium.cli.output import percent as progress
+from llamarium.cli.tables import percent, table
 from llamarium.errors import OptionError, ServerError
 from llamarium.extras import optional
 
 if TYPE_CHECKING:
     from llamarium.load_test.client import Client, Target
     from llamarium.load_test.drive import LoadRun
-    from llamarium.load_test.goal import Goal
-    from llamarium.load_test.lengths import Lengths
-    from llamarium.load_test.workload import LoadRequest
+    from llamarium.load_test.summary import Goal, LoadSummary, Spread
+    from llamarium.load_test.workload import Lengths, LoadRequest
+
 
 _KEY = "OPENAI_API_KEY"
 _PROMPT_TOKENS, _MAX_TOKENS, _REQUESTS = "128", "64", 100
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.load_test.summary import summarize
 
     requests = _requests(args)
-    with percent(f"asking {args.url}") as report:
+    with progress(f"asking {args.url}") as report:
         target, load = asyncio.run(_measure(args, requests, report))
     summary = summarize(load, goal)
     if args.json:
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _goal(args: argparse.Namespace) -> "Goal | None":
-    from llamarium.load_test.goal import Goal
+    from llamarium.load_test.summary import Goal
 
     try:
         return Goal.parse(args.goodput) if args.goodput else None
@@ -241,7 +242,7 @@ def _setting(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
 
 
 def _lengths(text: str) -> "Lengths":
-    from llamarium.load_test.lengths import Lengths
+    from llamarium.load_test.workload import Lengths
 
     try:
         return Lengths.parse(text)
@@ -264,3 +265,75 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f'expected a JSON object as {{"temperature": 0}}, found {text!r}')
     return cast(dict[str, Any], found)
+
+
+_BUSY = 0.5  # of one processor; above, the generator's own turns are late
+
+
+def print_summary(title: str, summary: "LoadSummary") -> None:
+    print(f"{printable(title)}\n{_outcome(summary)}\n")
+    if summary.num_answered:
+        _print_times(summary)
+        print()
+        _print_rates(summary)
+        print(f"\n{_generator(summary)}")
+    if summary.errors:
+        rows = ((f"{number:,}", kind, printable(summary.examples[kind])) for kind, number in summary.errors.items())
+        print()
+        show(table("failed", "why", "for example", right=("failed",), rows=rows))
+
+
+def _outcome(summary: "LoadSummary") -> str:
+    asked = "1 request" if summary.num_requests == 1 else f"{summary.num_requests:,} requests"
+    parts = [f"{summary.num_answered:,} of {asked} answered in {summary.duration_s:,.1f} s"]
+    parts += [f"{sum(summary.errors.values()):,} failed"] if summary.errors else []
+    parts += [f"{summary.num_unfinished:,} more cut short"] if summary.num_unfinished else []
+    return ", ".join(parts)
+
+
+def _print_times(summary: "LoadSummary") -> None:
+    numbers = ("mean", "p50", "p90", "p99", "max")
+    shown = table("ms", *numbers, right=numbers)
+    for name, spread in (
+        ("first token", summary.ttft_s),
+        ("between pieces", summary.itl_s),
+        ("token", summary.tpot_s),
+        ("whole answer", summary.e2e_s),
+    ):
+        if spread is not None:
+            values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+            shown.add_row(name, *(f"{1000 * seconds:,.1f}" for seconds in values))
+    show(shown)
+
+
+def _print_rates(summary: "LoadSummary") -> None:
+    total = summary.total_tokens_per_s
+    print(
+        f"throughput   {summary.requests_per_s:,.2f} requests/s, {summary.output_tokens_per_s:,.1f} tokens/s"
+        + ("" if total is None else f", {total:,.1f} with prompts")
+    )
+    if summary.goodput_per_s is not None and summary.num_good is not None:
+        share = percent(summary.num_good / summary.num_requests)
+        print(f"goodput      {summary.goodput_per_s:,.2f} requests/s, {share} of all")
+    print(f"under way    {summary.mean_concurrency:,.1f} requests on average")
+    if summary.server_counts:
+        cached = summary.cached_tokens
+        share = f", {cached.mean:,.1f} of them cached" if cached is not None and cached.mean >= 0.05 else ""
+        print(f"prompts      {_tokens(summary.prompt_tokens)}{share}")
+        print(f"answers      {_tokens(summary.output_tokens)}")
+    else:
+        print(f"answers      {_tokens(summary.output_tokens)}: pieces, as the server does not count")
+
+
+def _tokens(spread: "Spread | None") -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.mean:,.1f} tokens on average, {spread.max:,.0f} at most"
+
+
+def _generator(summary: "LoadSummary") -> str:
+    took = "" if summary.cpu_s_per_token is None else f" {1e6 * summary.cpu_s_per_token:,.0f} us of processor a token,"
+    said = f"the load generator took{took} {percent(summary.cpu_share)} of one processor"
+    if summary.cpu_share > _BUSY:
+        said += ":\ntoo much to measure by; use fewer clients, or several generators"
+    return said

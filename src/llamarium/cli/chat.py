@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.answer import say
 from llamarium.cli.disk_cache import add_disk_cache, disk_cache
-from llamarium.cli.grammar import add_grammar, grammar
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
 from llamarium.cli.output import emit
 from llamarium.cli.repl import Repl
-from llamarium.cli.sampling import add_sampling, sampling
+from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling
 from llamarium.cli.speculation import add_speculation, speculation, speculation_counts
 from llamarium.cli.text import add_text, check_fits, read_text
 

@@ -13,10 +13,9 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.grammar import add_grammar, grammar
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama, positive
 from llamarium.cli.output import Stopwatch, emit, note, write_text
-from llamarium.cli.sampling import add_sampling, sampling
+from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling
 from llamarium.cli.speculation import add_speculation, speculation, speculation_counts, speculation_details
 from llamarium.cli.text import add_text, check_fits, require_text
 

@@ -1,9 +1,12 @@
 """The page as the server takes it."""
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamarium.page.assets import asset_routes, read_assets
 from llamarium.page.build import routes as build
@@ -12,7 +15,6 @@ from llamarium.page.compare.others import Others
 from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.executor import AdaptedModels
-from llamarium.page.instance import Instance
 from llamarium.page.passes import Passes
 from llamarium.page.prepare import Preparation
 from llamarium.page.routes import (
@@ -30,6 +32,26 @@ from llamarium.page.routes import (
 from llamarium.page.ticket import Ticket
 from llamarium.server.app import Extension
 from llamarium.server.errors import ErrorBody, documented
+
+HEADER = "x-llamarium-instance"
+"""Of every answer; `web/src/lib/api.ts` reads it."""
+
+
+class Instance:
+    """Middleware that puts a name, drawn once, on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._name = secrets.token_hex(8)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = self._name
+            await send(message)
+
+        await self._app(scope, receive, send_named)
+
 
 ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,

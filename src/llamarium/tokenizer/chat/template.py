@@ -33,10 +33,9 @@ from typing import Any, NamedTuple
 
 from llamarium.errors import ChatFormatError, ToolError, escape, show_value
 from llamarium.tokenizer.chat.format import Part, Vocabulary
-from llamarium.tokenizer.chat.spellings import Spellings
 from llamarium.tokenizer.chat.template_worker import read_variables
 from llamarium.tokenizer.chat.turns import ROLES, call_list, check_list, order_of_results, read_turns
-from llamarium.tokenizer.chat.values import map_text, plain_value
+from llamarium.tokenizer.chat.values import Spellings, map_text, plain_value
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
 

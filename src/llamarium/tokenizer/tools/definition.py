@@ -1,4 +1,10 @@
-"""What a tool is and what a call of one is: the objects of OpenAI's API, checked."""
+"""What a tool is and what a call of one is: the objects of OpenAI's API, checked.
+
+A free call is not held to its schema, so its description may have keywords that no grammar here holds. What is no
+schema is refused.
+
+Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12 (the meta-schema's core, applicators and validation).
+"""
 
 import json
 import math
@@ -11,12 +17,15 @@ from typing import Any, cast
 from llamarium.config import without_duplicates
 from llamarium.errors import TokenizerError, ToolError, show_value
 from llamarium.tokenizer.text import check_text
-from llamarium.tokenizer.tools.schema import check_schema
 
 MAX_TOOLS = 128  # OpenAI's limit
 MAX_CHARACTERS = 2**18  # of all definitions of a request, as JSON
 MAX_DEPTH = 32  # of a schema, and of a call's arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+_OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 
 
 def _nothing() -> dict[str, Any]:
@@ -50,7 +59,7 @@ class ToolDefinition:
             raise ToolError(
                 "parameters.type", f'is {show_value(self.parameters["type"])}; arguments are an object, so "object"'
             )
-        check_schema(self.parameters, "parameters")
+        _check_schema(self.parameters, "parameters")
         if "x-guidance" in self.parameters:
             raise ToolError("parameters.x-guidance", "is no part of a JSON schema")
 
@@ -172,9 +181,7 @@ def _list(value: object, where: str) -> Sequence[object]:
 
 def _object(value: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
     """Take an object that has no other keys than these."""
-    if not isinstance(value, Mapping):
-        raise ToolError(where, f"is {show_value(value)}; expected an object")
-    given = cast("Mapping[str, Any]", value)
+    given = _mapping(value, where, "an object")
     for key in given:
         if key not in keys:
             raise ToolError(f"{where}.{key}", f"is not known; expected {', '.join(keys)}")
@@ -213,3 +220,37 @@ def _is_number(value: object) -> bool:
 
 def _no_json(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _check_schema(schema: object, where: str) -> None:
+    if isinstance(schema, bool):
+        return
+    given = _mapping(schema, where, "a schema: an object, true or false")
+    for key, value in given.items():
+        path = f"{where}.{key}"
+        if key == "type":
+            _check_type(value, path)
+        elif key == "required" and not all(isinstance(name, str) for name in _list(value, path)):
+            raise ToolError(path, f"is {show_value(value)}; expected a list of names")
+        elif key == "enum":
+            _list(value, path)
+        elif key in _OF_NAMES:
+            for name, inner in _mapping(value, path, "an object of schemas by name").items():
+                _check_schema(inner, f"{path}.{name}")
+        elif key in _OF_LISTS or (key == "items" and isinstance(value, list | tuple)):  # a list: older drafts' tuples
+            for i, inner in enumerate(_list(value, path)):
+                _check_schema(inner, f"{path}[{i}]")
+        elif key in _SINGLE:
+            _check_schema(value, path)
+
+
+def _check_type(value: object, path: str) -> None:
+    names = cast("Sequence[object]", value if isinstance(value, list | tuple) else [value])
+    if not names or any(name not in _TYPES for name in names):
+        raise ToolError(path, f"is {show_value(value)}; expected one or a list of {', '.join(_TYPES)}")
+
+
+def _mapping(value: object, path: str, expected: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ToolError(path, f"is {show_value(value)}; expected {expected}")
+    return cast("Mapping[str, Any]", value)
