@@ -46,7 +46,8 @@ from llamarium.extras import optional
 if TYPE_CHECKING:
     from llamarium.load_test.client import Client, Target
     from llamarium.load_test.drive import LoadRun
-    from llamarium.load_test.summary import Goal, LoadSummary, Spread
+    from llamarium.load_test.exchange import Goal
+    from llamarium.load_test.summary import LoadSummary, Spread
     from llamarium.load_test.workload import Lengths, LoadRequest
 
 
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _goal(args: argparse.Namespace) -> "Goal | None":
-    from llamarium.load_test.summary import Goal
+    from llamarium.load_test.exchange import Goal
 
     try:
         return Goal.parse(args.goodput) if args.goodput else None
