@@ -21,7 +21,7 @@ from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train import finetune
-from llamarium.train.config import RENAMED, FinetuneConfig, PretrainConfig, RunConfig
+from llamarium.train.config import FinetuneConfig, PretrainConfig, RunConfig
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
@@ -118,22 +118,6 @@ def test_only_what_changes_the_weights_counts_as_a_difference() -> None:
     assert PretrainConfig(beta2=0.99).differences(before) == ["beta2: 0.95 -> 0.99"]
     del before["max_grad_norm"]  # of a version that had no such setting, and another one
     assert one.differences(before | {"dropout": 0.1}) == ["dropout: 0.1 -> None"]
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_old_names_are_refused_with_the_new_one(
-    old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "train.toml"
-    file.write_text(f"{old} = 1\n")
-    with pytest.raises(TrainingError, match=rf"train.toml: {old} is called {new} now; change it in that file"):
-        FinetuneConfig.resolve(file, {})
-    flag = f"--{old.replace('_', '-')}"
-    for words in ([flag, "2"], [f"{flag}=2"]):
-        assert main(["pretrain", *words, "--out", str(tmp_path / "run")]) == 2
-        assert f"{flag}: is called --{new.replace('_', '-')} now" in capsys.readouterr().err
-    config = PretrainConfig()
-    assert config.differences(dataclasses.asdict(config) | {old: 1}) == [f"{old} is called {new} now"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llamarium.cli.options import add_type
 from llamarium.errors import escape
-from llamarium.train.config import RENAMED, RunConfig, kind_of
+from llamarium.train.config import RunConfig, kind_of
 from llamarium.train.report.trackers import TRACKERS
 
 
@@ -47,16 +47,6 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None
     common, hints = {item.name for item in dataclasses.fields(RunConfig)}, get_type_hints(kind)
     for item in dataclasses.fields(kind):
         _add(shared if item.name in common else own, item, hints[item.name])
-    for old, new in RENAMED.items():
-        flag = f"--{old.replace('_', '-')}"
-        parser.add_argument(flag, action=_Renamed, const=new, nargs="?", help=argparse.SUPPRESS)
-
-
-class _Renamed(argparse.Action):
-    """Refuses an option that has another name now, and tells which."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        raise argparse.ArgumentError(self, f"is called --{self.const.replace('_', '-')} now")
 
 
 def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | None:

@@ -20,14 +20,6 @@ ROWS_HELP = "a .jsonl or .parquet file, a folder of them, or org/name on the hub
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
-RENAMED: Mapping[str, str] = {
-    "accumulate": "gradient_accumulation_steps",
-    "bpe_vocab_size": "vocab_size",
-    "clip": "max_grad_norm",
-    "keep": "save_total_limit",
-}
-"""Old names of settings, with the new ones."""
-
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 _LARGEST = 2**63  # of numbers that have no bound of their own
 _HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
@@ -138,8 +130,6 @@ class RunConfig:
         """Combine defaults, a TOML file (if not None) and flags, in this order; TrainingError for invalid settings."""
         settings = {} if file is None else _read_toml(file)
         known = [item.name for item in dataclasses.fields(cls)]
-        if old := [name for name in settings if name in RENAMED]:
-            raise TrainingError(f"{file}: {'; '.join(map(about_renamed, old))}; change it in that file")
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             where = "" if file is None else f"{file}: "
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
@@ -164,8 +154,8 @@ class RunConfig:
         free = {item.name for item in dataclasses.fields(self) if item.metadata["free"]}
         now = dataclasses.asdict(self)
         pairs = [(name, before.get(name, type(self).default(name)), value) for name, value in now.items()]
-        pairs += [(name, value, None) for name, value in before.items() if name not in now and name not in RENAMED]
-        return [about_renamed(name) for name in before if name in RENAMED] + [
+        pairs += [(name, value, None) for name, value in before.items() if name not in now]
+        return [
             f"{name}: {show_value(was)} -> {show_value(value)}"
             for name, was, value in pairs
             if was != value and name not in free
@@ -255,14 +245,6 @@ class FinetuneConfig(RunConfig):
         if self.adapter and (given := [n for n in own if getattr(self, n) != type(self).default(n)]):
             raise TrainingError(f"{given[0]}: of no effect beside adapter, which has its own; leave it out")
 
-    def differences(self, before: Mapping[str, Any]) -> list[str]:
-        """List changes, as `RunConfig.differences`; earlier versions named quantized types differently."""
-        quantize = before.get("quantize", "none")
-        return RunConfig.differences(self, {**before, "quantize": _EARLIER_TYPES.get(quantize, quantize)})
-
-
-_EARLIER_TYPES = {"nf4": "NF4", "int8": "Q8_0", "int4": "Q4_1"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOConfig(FinetuneConfig):
@@ -343,11 +325,6 @@ class ExperimentConfig(PretrainConfig):
     embedding_std: float | None = _setting(
         None, "tied: two more runs whose embedding begins with this deviation; nn.Embedding's is 1", 1e-6, 100.0
     )
-
-
-def about_renamed(name: str) -> str:
-    """Tell the new name of a renamed setting."""
-    return f"{name} is called {RENAMED[name]} now"
 
 
 def kind_of(hint: Any) -> tuple[Any, bool]:
