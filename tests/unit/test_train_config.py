@@ -46,8 +46,9 @@ def test_what_is_written_is_what_is_read(kind: type[RunConfig], tmp_path: Path) 
     st.integers(1, 99),
 )
 def test_any_text_and_number_survive_the_file(text: str, rate: float, flag: bool, count: int) -> None:
-    config = PretrainConfig(sample_prompt=text, data=text, learning_rate=rate, compile=flag, steps=count)
-    assert PretrainConfig(**tomllib.loads(config.to_toml())) == config
+    mixed = {text or "-": 2, "b.parquet": rate}
+    config = PretrainConfig(sample_prompt=text, data=mixed, learning_rate=rate, compile=flag, steps=count)
+    assert config.data == mixed and PretrainConfig(**tomllib.loads(config.to_toml())) == config
 
 
 @pytest.mark.parametrize(

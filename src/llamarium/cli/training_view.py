@@ -221,7 +221,17 @@ def _about(event: "Event") -> str:
     return (
         f"{event['parameters']:,} parameters{trained}, {_counted(event['rows'], 'row')} an epoch, "
         f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{_precision(event)}{sampler}{_threads(event)}"
+        f"{_mixture(event)}"
     )
+
+
+def _mixture(event: "Event") -> str:
+    """Say how a mixture stands: "; 80.0% a.jsonl (1,200 tokens, 1.6 passes an epoch), 20.0% ..."."""
+    parts = [
+        f"{part['share']:.1%} {part['source']} ({part['tokens']:,} tokens, {part['passes']:.3g} passes an epoch)"
+        for part in event.get("data", {}).get("sources", ())
+    ]
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _precision(event: "Event") -> str:

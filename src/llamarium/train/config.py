@@ -7,19 +7,31 @@ starts the same run again.
 import dataclasses
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
 
 from llamarium.errors import OptionError, TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
+from llamarium.train.data.mixture import Data, parse_data
 
 DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
-ROWS_HELP = "a .jsonl or .parquet file, a folder of them, or org/name on the hub, of rows with "
+ROWS_HELP = (
+    "a .jsonl or .parquet file, a folder of them, or org/name on the hub, or several with weights "
+    "(a.jsonl=2,b.parquet=0.5), of rows with "
+)
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
+SHAPE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "tie_word_embeddings", "rope_theta", "initializer_range",
+)  # fmt: skip
+"""Settings of pretraining that change a preset's shape."""
+
+_OF_SCRATCH = ("preset", "tokenizer", "vocab_size", *SHAPE)
+_GOING_ON = 1e-4  # the peak of a run that goes on: where the cosine of one from scratch ends, at a tenth of its peak
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 _LARGEST = 2**63  # of numbers that have no bound of their own
 _HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
@@ -31,7 +43,18 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
     "vocab_size": ("tokenizer", ("bpe", "words")),
     **dict.fromkeys(
-        ("adapter", "rank", "alpha", "dropout", "target_modules", "rslora", "dora", "quantize", "dtype"),
+        (
+            "adapter",
+            "rank",
+            "alpha",
+            "dropout",
+            "target_modules",
+            "rslora",
+            "dora",
+            "quantize",
+            "dequantize",
+            "dtype",
+        ),
         ("method", ("lora",)),
     ),
 }
@@ -94,6 +117,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check types and ranges; TrainingError names the setting, its value and what was expected."""
+        if (data := getattr(self, "data", None)) is not None:
+            object.__setattr__(self, "data", parse_data(data))
         hints = get_type_hints(type(self))
         for item in dataclasses.fields(self):
             _check(item, hints[item.name], getattr(self, item.name))
@@ -133,7 +158,11 @@ class RunConfig:
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             where = "" if file is None else f"{file}: "
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
-        return cls(**{**settings, **flags})
+        merged = {**settings, **flags}
+        if issubclass(cls, PretrainConfig) and merged.get("model"):
+            _refuse_own([name for name in _OF_SCRATCH if name in flags], "model")
+            merged.setdefault("learning_rate", _GOING_ON)
+        return cls(**merged)
 
     def to_toml(self) -> str:
         """Return the settings as TOML for `resolve`; those that are None are comments."""
@@ -167,9 +196,12 @@ class PretrainConfig(RunConfig):
     """Settings of pretraining: data, tokenizer and shape."""
 
     # the data
-    data: str | None = _setting(None, DATA_HELP, free=True)  # what it holds is compared, not where it lies
+    data: Data | None = _setting(
+        None, f"{DATA_HELP}; several with weights: a.txt=2,b.txt=0.5", free=True
+    )  # what it holds is compared, not where it lies
     text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
     validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
+    model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
     tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
     vocab_size: int = _setting(4096, "tokens of bpe, or of words at most", 3, 2**21)
 
@@ -193,6 +225,8 @@ class PretrainConfig(RunConfig):
         if self.tokenizer == "chars":
             object.__setattr__(self, "tokenizer", "characters")
         RunConfig.__post_init__(self)
+        if self.model:
+            _refuse_own([n for n in _OF_SCRATCH if getattr(self, n) != type(self).default(n)], "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +243,7 @@ class FinetuneConfig(RunConfig):
 
     # the base and the data
     model: str = _setting("smollm2-135m", "the base: what -m takes elsewhere")
-    data: str = _setting(
+    data: Data = _setting(
         "", ROWS_HELP + "messages, conversations, prompt and completion, instruction and output, or text", free=True
     )
     validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
@@ -242,15 +276,15 @@ class FinetuneConfig(RunConfig):
         object.__setattr__(self, "quantize", name)
         RunConfig.__post_init__(self)
         own = ("rank", "alpha", "target_modules", "rslora", "dora")
-        if self.adapter and (given := [n for n in own if getattr(self, n) != type(self).default(n)]):
-            raise TrainingError(f"{given[0]}: of no effect beside adapter, which has its own; leave it out")
+        if self.adapter:
+            _refuse_own([n for n in own if getattr(self, n) != type(self).default(n)], "adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOConfig(FinetuneConfig):
     """Settings of preference training, with smaller defaults: it changes a model less."""
 
-    data: str = _setting("", ROWS_HELP + "prompt or messages, chosen and rejected", free=True)
+    data: Data = _setting("", ROWS_HELP + "prompt or messages, chosen and rejected", free=True)
     learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "optimizer steps", 1)
     context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
@@ -261,7 +295,7 @@ class DPOConfig(FinetuneConfig):
 class GRPOConfig(FinetuneConfig):
     """Settings of learning from rewards: a row is an answer, and the answers of a step are groups of equal size."""
 
-    data: str = _setting("", ROWS_HELP + "prompt or messages, and what the reward reads", free=True)
+    data: Data = _setting("", ROWS_HELP + "prompt or messages, and what the reward reads", free=True)
     learning_rate: float = _setting(2e-5, "the peak", 0.0, 10.0)
     steps: int = _setting(200, "rollouts, each followed by its updates", 1)
     batch_rows: int = _setting(8, "answers that are computed at once", 1)
@@ -327,6 +361,11 @@ class ExperimentConfig(PretrainConfig):
     )
 
 
+def _refuse_own(given: Sequence[str], beside: str) -> None:
+    if given:
+        raise TrainingError(f"{given[0]}: of no effect beside {beside}, which has its own; leave it out")
+
+
 def kind_of(hint: Any) -> tuple[Any, bool]:
     """Return an annotation without its `| None`, and whether it had that."""
     kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
@@ -336,7 +375,7 @@ def kind_of(hint: Any) -> tuple[Any, bool]:
 def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     low, high = item.metadata["low"], item.metadata["high"]
     kind, may_be_left_out = kind_of(hint)
-    if value is None and may_be_left_out:
+    if (value is None and may_be_left_out) or (item.name == "data" and isinstance(value, Mapping)):
         return
     if get_origin(kind) is Literal:
         fits, expected = value in get_args(kind), ", ".join(get_args(kind))
@@ -369,9 +408,14 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _toml_line(name: str, value: Any) -> str:
-    if value is None:
-        return f"# {name} =\n"
+    return f"# {name} =\n" if value is None else f"{name} = {_toml(value)}\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, float]", value).items()
+        return f"{{{', '.join(f'{_toml(name)} = {weight}' for name, weight in pairs)}}}"
     if isinstance(value, str):
         body = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value)
-        return f'{name} = "{body}"\n'
-    return f"{name} = {str(value).lower() if isinstance(value, bool) else value}\n"
+        return f'"{body}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -116,11 +116,13 @@ def set_reference(
     In the run's own precision, otherwise the first step would see rounding between the model and itself.
     """
     found_E = torch.empty(len(rows.examples))
-    for start in range(0, rows.num_rows(0), batch_rows):
-        indices = range(start, min(start + batch_rows, rows.num_rows(0)))
-        numbers = torch.tensor(rows.examples_of(0, indices))
+    mixed = len(rows.mixture.sizes) > 1  # of which an epoch may leave some out
+    each = PairRows(rows.examples, rows.context, seed=None) if mixed else rows
+    for start in range(0, each.num_rows(0), batch_rows):
+        indices = range(start, min(start + batch_rows, each.num_rows(0)))
+        numbers = torch.tensor(each.examples_of(0, indices))
         with autocast(model.device, precision):
-            found_E[numbers] = answer_logprobs(model, rows.batch(0, indices).to(model.device)).cpu()
+            found_E[numbers] = answer_logprobs(model, each.batch(0, indices).to(model.device)).cpu()
     rows.reference_E = found_E
 
 

@@ -7,7 +7,7 @@ holds the whole model in full training, else the adapter in PEFT's layout.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -20,12 +20,10 @@ from llamarium.adapters.lora import apply_lora
 from llamarium.adapters.modules import load_adapter
 from llamarium.adapters.save import adapter_metadata, save_adapter
 from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
-from llamarium.checkpoints.decode import FLOAT_DTYPES
-from llamarium.checkpoints.huggingface.writer import save_weights
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions
-from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.checkpoints.options import DtypeName, LoadOptions
+from llamarium.checkpoints.tokenizers import find_tokenizer
 from llamarium.errors import TrainingError, escape
 from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
@@ -38,7 +36,7 @@ from llamarium.train.config import FinetuneConfig
 from llamarium.train.data.batch import SplitRows
 from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.pretrain import restore_weights
+from llamarium.train.pretrain import SaveAndRestore, fitting_tokenizer, load_whole, train_all
 from llamarium.train.setup import Setup, with_precision
 
 if TYPE_CHECKING:
@@ -62,22 +60,22 @@ def prepare(
     rows, validation = (read_rows(config, tokenizer, DialogRows) if read is None else read(config, tokenizer)), None
     if config.validation > 0:
         rows, validation = rows.split(config.validation)
-    full, chat = config.method == "full", tokenizer.chat_format is not None and config.chat_format != "none"
+    chat = tokenizer.chat_format is not None and config.chat_format != "none"
     device = str(choose_device(config.device))
-    options = LoadOptions(
-        dtype="float32" if full else base_dtype(config, device),
-        device=device,
-        quantize=None if config.quantize == "none" else config.quantize,
-        dequantize=_dequantize(config, checkpoint),
-        join=False,  # weights that are views into others cannot be sharded, or moved by an optimizer of their own
-    )
-    model, _ = load_model(checkpoint, options)
-    if full:
-        recommended = checkpoint.generation_config
+    if config.method == "full":
+        model, recommended = load_whole(checkpoint, device), checkpoint.generation_config
         if chat:
             recommended = with_answer_ends(recommended, model.config, tokenizer)
-        save, restore = _train_all(model, tokenizer, recommended, process_group)
+        save, restore = train_all(model, tokenizer, recommended, process_group)
     else:
+        options = LoadOptions(
+            dtype=base_dtype(config, device),
+            device=device,
+            quantize=None if config.quantize == "none" else config.quantize,
+            dequantize=config.dequantize,
+            join=False,
+        )
+        model, _ = load_model(checkpoint, options)
         save, restore = _train_adapters(model, tokenizer, config, process_group, stored_fingerprint(checkpoint))
     return Setup(config, model, tokenizer, rows, validation, save, restore, chat, process_group=process_group)
 
@@ -100,15 +98,8 @@ def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
     checkpoint, tokenizer = open_checkpoint(path), find_tokenizer(path)
     if config.adapter:
         tokenizer = tokenizer_beside(Path(config.adapter).expanduser(), checkpoint.config) or tokenizer
-    if tokenizer is None:
-        raise TrainingError(f"{config.model} has no tokenizer files; put a tokenizer.json beside the weights")
-    tokenizer = with_chat_format(config, tokenizer)
-    fit_tokenizer(tokenizer, checkpoint.config, path)
-    if config.context > checkpoint.config.max_position_embeddings:
-        raise TrainingError(
-            f"context is {config.context}, and the model's holds {checkpoint.config.max_position_embeddings} tokens"
-        )
-    return checkpoint, tokenizer
+    found = fitting_tokenizer(config.model, path, checkpoint, tokenizer, config.context)
+    return checkpoint, with_chat_format(config, found)
 
 
 def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
@@ -121,25 +112,9 @@ def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
     return None if device != "cpu" or cpu_has_native_bf16() else "float32"
 
 
-_SaveAndRestore = tuple[Callable[[Path], None], Callable[[Path], None]]
-"""What writes the model into a folder, and what reads it back."""
-
-
-def _train_all(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, recommended: Mapping[str, Any], process_group: ProcessGroup
-) -> _SaveAndRestore:
-    model.requires_grad_(True)
-
-    def save(folder: Path) -> None:
-        weights = process_group.weights(model)
-        save_weights(weights, model.config, folder, tokenizer=tokenizer, generation_config=recommended)
-
-    return save, lambda folder: restore_weights(model, folder, process_group)
-
-
 def _train_adapters(
     model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup, stored: str
-) -> _SaveAndRestore:
+) -> SaveAndRestore:
     metadata = adapter_metadata(model, config.model, stored)  # now, while the whole base is at hand
     if config.adapter:
         load_adapter(model, Path(config.adapter).expanduser(), trainable=True)
@@ -229,13 +204,3 @@ def check(config: FinetuneConfig) -> None:
         )
     if "lm_head" in config.target_modules:
         raise TrainingError("target_modules has lm_head, whose loss is computed without its module; leave it out")
-
-
-def _dequantize(config: FinetuneConfig, checkpoint: Checkpoint) -> Dequantize:
-    """Unpack weights that are trained, whatever the file holds."""
-    packed = any(entry.dtype not in FLOAT_DTYPES for entry in checkpoint.entries.values())
-    if config.method != "full" or not packed:
-        return config.dequantize
-    if config.dequantize == "use":
-        raise TrainingError("dequantize is use: weights that are trained cannot stay packed; leave it out, or use lora")
-    return "load"

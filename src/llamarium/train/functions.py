@@ -21,6 +21,7 @@ from llamarium.train.config import (
     RunConfig,
     ScheduleName,
 )
+from llamarium.train.data.mixture import Data
 
 if TYPE_CHECKING:
     from llamarium.train.report.journal import Event
@@ -66,9 +67,10 @@ class RunSettings(TypedDict, total=False):
 class PretrainSettings(RunSettings, total=False):
     """Settings of `PretrainConfig`, which has their defaults and ranges."""
 
-    data: str | None
+    data: Data | None
     text_field: str
     validation: float
+    model: str
     tokenizer: str
     vocab_size: int
     preset: str
@@ -88,7 +90,7 @@ class FinetuneSettings(RunSettings, total=False):
     """Settings of `FinetuneConfig`, which has their defaults and ranges."""
 
     model: str
-    data: str
+    data: Data
     validation: float
     context: int
     chat_format: Literal["auto", "llama3", "chatml", "none"]
@@ -134,7 +136,7 @@ def pretrain(
     watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[PretrainSettings],
 ) -> "TrainingResult":
-    """Train a model from scratch, to its last step, or until SIGTERM or Ctrl-C, which save and end the run.
+    """Train a model from scratch, or go on from `model`, to its last step, or until SIGTERM or Ctrl-C, which save.
 
     Args:
         out: The run's folder: settings, metrics.jsonl, checkpoints; `best` is the one of the lowest validation loss.

@@ -1,40 +1,44 @@
-"""Pretraining: prepare a run from scratch.
+"""Pretraining: prepare a run from scratch, or one that goes on from a model.
 
 The tokenizer is learned from the data or loaded, the data becomes one stream of ids on disk, the model is a preset with
-the settings' changes, and `run` does the rest.
+the settings' changes, and `run` does the rest. A model to go on from brings tokenizer, shape and weights; all of them
+are trained, in float32.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.huggingface.writer import save_weights
+from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.tokenizers import load_tokenizer
+from llamarium.checkpoints.options import LoadOptions, quantized_types
+from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer, load_tokenizer
 from llamarium.config import ModelConfig
-from llamarium.errors import ConfigError, TrainingError, warn_caller
+from llamarium.errors import ConfigError, TrainingError, escape, warn_caller
+from llamarium.hub.folders import is_adapter
+from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.backends.words import UNKNOWN, WordBackend
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.config import PretrainConfig
+from llamarium.train.config import SHAPE, PretrainConfig
+from llamarium.train.data.batch import Rows
 from llamarium.train.data.bpe import train_bpe, train_characters, train_words
 from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus
-from llamarium.train.data.packing import PackedRows
+from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.setup import Setup, with_precision
 
-_CHANGES = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "tie_word_embeddings", "rope_theta", "initializer_range",
-)  # fmt: skip
 _LONGEST_UNASKED = 8192  # tokens a row, as in Llama 3's pretraining
 _MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
 
@@ -45,43 +49,94 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Setup:
-    """Prepare a run from scratch; its folder also keeps the data's ids.
+    """Prepare a run; its folder also keeps the data's ids.
 
     `progress` is called with (documents, tokens) read so far. LlamariumError if the data cannot be read or is too
     short, or the settings do not fit together.
     """
     config = with_precision(config, process_group)
-    _check_context(config)
-    corpus = tokenize_corpus(
-        config.data, _tokenizer(config), out / "data", text_field=config.text_field, progress=progress
-    )
+    base, learner = _open(config) if config.model else (None, _tokenizer(config))
+    whole = (base.config if base else preset(config.preset)).max_position_embeddings
+    if config.context is None and whole > _LONGEST_UNASKED:
+        name = config.model or config.preset
+        raise TrainingError(f"a row would be the whole context of {name}, {whole} tokens; give context")
+    corpus = tokenize_corpus(config.data, learner, out / "data", text_field=config.text_field, progress=progress)
     tokenizer = corpus.tokenizer
     _tell_unknown(corpus)
-    model_config = resolve_model(config, tokenizer)
-    context = model_config.max_position_embeddings
-    validation = None
-    if config.validation > 0:
-        corpus, held_out = corpus.split(config.validation, at_least=context + 1)
-        validation = PackedRows(held_out, context, None)
     device = choose_device(config.device)
-    model = init_weights(LlamaForCausalLM(model_config).to(device), config.seed)
-    return Setup(
-        config=config,
-        model=model,
-        tokenizer=tokenizer,
-        train=PackedRows(corpus, context, config.seed),
-        validation=validation,
-        save=lambda folder: save_weights(process_group.weights(model), model_config, folder, tokenizer=tokenizer),
-        restore=lambda folder: restore_weights(model, folder, process_group),
-        process_group=process_group,
-    )
+    if base:
+        model = load_whole(base, str(device))
+    else:
+        model = init_weights(LlamaForCausalLM(resolve_model(config, tokenizer)).to(device), config.seed)
+    train, validation = _rows(corpus, config, config.context or whole)
+    save, restore = train_all(model, tokenizer, base.generation_config if base else {}, process_group)
+    return Setup(config, model, tokenizer, train, validation, save, restore, process_group=process_group)
 
 
-def _check_context(config: PretrainConfig) -> None:
-    """Refuse rows of a preset's 131,072 tokens unless `context` is given."""
-    whole = preset(config.preset).max_position_embeddings
-    if config.context is None and whole > _LONGEST_UNASKED:
-        raise TrainingError(f"a row would be the whole context of {config.preset}, {whole} tokens; give context")
+def _rows(corpus: Corpus, config: PretrainConfig, context: int) -> tuple[Rows, Rows | None]:
+    """Return the rows to train on, and those that are held out, of each source its last share."""
+    weights = config.data if isinstance(config.data, Mapping) else None
+    parts = corpus.by_source(weights) if weights else [corpus]
+    halves = [parts]
+    if config.validation > 0:
+        split = [part.split(config.validation, at_least=context + 1) for part in parts]
+        halves = [[train for train, _ in split], [held_out for _, held_out in split]]
+    rows: list[Rows] = []
+    for corpora, seed in zip(halves, (config.seed, None), strict=False):
+        packed = [PackedRows(part, context, seed) for part in corpora]
+        rows.append(MixedRows(packed, weights, seed) if weights else packed[0])
+    return rows[0], rows[1] if len(rows) > 1 else None
+
+
+def _open(config: PretrainConfig) -> tuple[Checkpoint, Tokenizer]:
+    if is_adapter(Path(config.model).expanduser()):
+        name = escape(config.model)
+        raise TrainingError(f"{name}: is a LoRA adapter; make a model of it (llamarium merge), and go on from that")
+    path = resolve(config.model)
+    checkpoint = open_checkpoint(path)
+    return checkpoint, fitting_tokenizer(config.model, path, checkpoint, find_tokenizer(path), config.context)
+
+
+def fitting_tokenizer(
+    name: str, path: Path, checkpoint: Checkpoint, tokenizer: Tokenizer | None, context: int | None
+) -> Tokenizer:
+    """Return a model's tokenizer; TrainingError without one, or for rows longer than the model's context."""
+    if tokenizer is None:
+        raise TrainingError(f"{name} has no tokenizer files; put a tokenizer.json beside the weights")
+    fit_tokenizer(tokenizer, checkpoint.config, path)
+    whole = checkpoint.config.max_position_embeddings
+    if context is not None and context > whole:
+        raise TrainingError(f"context is {context}, and the model's holds {whole} tokens")
+    return tokenizer
+
+
+def load_whole(checkpoint: Checkpoint, device: str) -> LlamaForCausalLM:
+    """Load a model whose weights are all trained, in float32; a warning names the types that are dequantized."""
+    types = quantized_types(checkpoint)
+    if types:
+        warn_caller(
+            f"{escape(checkpoint.path)}: weights of {', '.join(types)} are dequantized to float32, in which all are "
+            "trained and saved"
+        )
+    # not joined: weights that are views into others cannot be sharded, or moved by an optimizer of their own
+    options = LoadOptions(dtype="float32", device=device, dequantize="load" if types else "auto", join=False)
+    return load_model(checkpoint, options)[0].requires_grad_(True)
+
+
+SaveAndRestore = tuple[Callable[[Path], None], Callable[[Path], None]]
+"""What writes the model into a folder, and what reads it back."""
+
+
+def train_all(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, recommended: Mapping[str, Any], process_group: ProcessGroup
+) -> SaveAndRestore:
+    """Return how a model that is trained whole is saved and restored; `recommended` is its `generation_config`."""
+
+    def save(folder: Path) -> None:
+        weights = process_group.weights(model)
+        save_weights(weights, model.config, folder, tokenizer=tokenizer, generation_config=recommended)
+
+    return save, lambda folder: restore_weights(model, folder, process_group)
 
 
 def _tell_unknown(corpus: Corpus) -> None:
@@ -101,7 +156,7 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
     a SwiGLU in the preset's proportion.
     """
     base = preset(config.preset)
-    changes = {name: value for name in _CHANGES if (value := getattr(config, name)) is not None}
+    changes = {name: value for name in SHAPE if (value := getattr(config, name)) is not None}
     if config.num_attention_heads is not None and config.num_key_value_heads is None:
         changes.setdefault("num_key_value_heads", config.num_attention_heads)
     shape = {"hidden_size": base.hidden_size, "num_attention_heads": base.num_attention_heads, **changes}

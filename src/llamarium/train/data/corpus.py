@@ -21,6 +21,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.data.mixture import Data
 from llamarium.train.data.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
 
 Progress = Callable[[int, int], None]
@@ -98,6 +100,12 @@ class Corpus:
                 )
         return self._part(0, cut), self._part(cut, self.num_tokens)
 
+    def by_source(self, names: Iterable[str]) -> list["Corpus"]:
+        """Return the part of each source; `names` are for messages."""
+        documents = [0, *accumulate(self.about["documents_of"])]
+        ends = [*self.starts[documents[:-1]].tolist(), self.num_tokens]
+        return [replace(self._part(*part), name=name) for part, name in zip(pairwise(ends), names, strict=True)]
+
     def _part(self, first: int, end: int) -> "Corpus":
         """Return the tokens from `first` to `end`; a document that began before starts there."""
         open_document = int(torch.searchsorted(self.starts, first, right=True)) - 1
@@ -111,33 +119,35 @@ class Corpus:
 
 
 def tokenize_corpus(
-    source: str | None,
+    source: Data | None,
     tokenizer: Tokenizer | Learner,
     folder: Path,
     *,
     text_field: str = "text",
     progress: Progress | None = None,
 ) -> Corpus:
-    """Return a source (see `read_documents`) as token ids, from the files in `folder` if they are there.
+    """Return a source (see `read_documents`), or several joined, as token ids, from `folder`'s files if they are there.
 
-    Several sources may share a folder. Output is complete or absent. While the source is read, the folder also holds a
-    copy of its text. `progress` is called after each document and each million characters. TrainingError if the source
+    Several corpora may share a folder. Output is complete or absent. While a source is read, the folder also holds a
+    copy of its text. `progress` is called after each document and each million characters. TrainingError if a source
     holds no text, or text that the tokenizer cannot encode; OptionError as `read_documents`;
     OutputError if the folder cannot be written.
     """
-    name, folder = source_name(source), Path(folder)
+    sources = [*source] if isinstance(source, Mapping) else [source]
+    name, folder = ", ".join(map(source_name, sources)), Path(folder)
     try:
         named = tokenizer.name if isinstance(tokenizer, Learner) else tokenizer_fingerprint(tokenizer)
         recipe = {"format": _FORMAT, "text_field": text_field, "tokenizer": named}
-        stamp = source_stamp(source)
+        stamp = " ".join(map(source_stamp, sources))
         for inside in folder.glob("corpus-*"):
             if (found := _kept(inside, recipe)) and found.get("stamp") == stamp:
                 return _map_corpus(inside, name, tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder, ignore_cleanup_errors=True) as temporary:
-            documents = _Spool(Path(temporary) / "documents", read_documents(source, text_field=text_field), progress)
-            inside = folder / f"corpus-{_sha256(f'{recipe} {documents.sha256}')[:16]}"
+            read = {source_name(source): read_documents(source, text_field=text_field) for source in sources}
+            documents = _Spool(Path(temporary) / "documents", read, progress)
+            inside = folder / f"corpus-{_sha256(f'{recipe} {documents.sha256}' + str(documents.borders or ''))[:16]}"
             if found := _kept(inside, recipe):
                 write_json(inside / "corpus.json", {**found, "stamp": stamp})
             else:
@@ -169,21 +179,32 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 class _Spool:
     """Copy of the documents on disk: of each its length in 8 bytes and its UTF-8; `sha256` is the file's, hex."""
 
-    def __init__(self, path: Path, documents: Iterable[str], progress: Progress | None) -> None:
+    def __init__(self, path: Path, read: Mapping[str, Iterable[str]], progress: Progress | None) -> None:
         self._path = path
         self.num_documents = self.num_bytes = 0
+        self.of_sources: list[int] = []
         digest = hashlib.sha256()
         with path.open("wb") as file:
-            for document in documents:
-                data = document.encode("utf-8")
-                for part in (len(data).to_bytes(8, "little"), data):
-                    digest.update(part)
-                    file.write(part)
-                self.num_documents += 1
-                self.num_bytes += len(data)
-                if progress is not None:
-                    progress(self.num_documents, 0)
+            for name, documents in read.items():
+                before = self.num_documents
+                for document in documents:
+                    data = document.encode("utf-8")
+                    for part in (len(data).to_bytes(8, "little"), data):
+                        digest.update(part)
+                        file.write(part)
+                    self.num_documents += 1
+                    self.num_bytes += len(data)
+                    if progress is not None:
+                        progress(self.num_documents, 0)
+                if self.num_documents == before:
+                    raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
+                self.of_sources.append(self.num_documents - before)
         self.sha256 = digest.hexdigest()
+
+    @property
+    def borders(self) -> dict[str, list[int]]:
+        """The number of documents of each of several sources; of one it is all."""
+        return {"documents_of": self.of_sources} if len(self.of_sources) > 1 else {}
 
     def __iter__(self) -> Iterator[str]:
         with self._path.open("rb") as file:
@@ -194,8 +215,6 @@ class _Spool:
 def _make(
     fresh: Path, documents: _Spool, tokenizer: Tokenizer | Learner, name: str, progress: Progress | None
 ) -> dict[str, Any]:
-    if not documents.num_documents:
-        raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
     fresh.mkdir()
     if isinstance(tokenizer, Learner):
         tokenizer = tokenizer.learn(documents)
@@ -206,6 +225,7 @@ def _make(
         "tokens": _write_ids(fresh, documents, tokenizer, name, progress),
         "text": documents.sha256,
         "tokenizer": tokenizer_fingerprint(tokenizer),
+        **documents.borders,
     }
 
 

@@ -12,10 +12,11 @@ request.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example, read_dialogs
-from llamarium.train.data.order import derived_seed
+from llamarium.train.data.order import Mixture
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,7 +34,7 @@ TooLong = Literal["error", "drop"]
 
 # Rows that are filled at the same time: a longer search wastes less room, and mixes the order less.
 _OPEN_ROWS = 32
-_EPOCHS_KEPT = 8  # packed: a batch may be of two, and of a part of a mixture of as many as its weight
+_EPOCHS_KEPT = 2  # packed: a batch may be of two
 
 
 class DialogRows:
@@ -55,12 +56,13 @@ class DialogRows:
         too_long: TooLong = "error",
         pad_id: int = 0,
         packing: bool = True,
+        mixture: Mixture | None = None,
     ) -> None:
         """Pack at least one example into rows of `context` tokens, filled up with `pad_id`, which is never learned.
 
         `seed` draws the order; None keeps the file's in every epoch, for validation. TrainingError for no example, or
         for one longer than a row, which "drop" leaves out with a warning. Without `packing` a row holds one example, or
-        one pair.
+        one pair. `mixture` is of the examples' sources, all of which fit; it has its own seed.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
@@ -68,7 +70,7 @@ class DialogRows:
             raise TrainingError(f'too_long is {show_value(too_long)}; expected "error" or "drop"')
         self.examples = _fitting(examples, context, too_long, self.together)
         self.context = context
-        self._seed = seed
+        self.mixture = mixture or Mixture({"": 1.0}, [len(self.examples) // self.together], seed)
         self._pad_id = pad_id
         self._packing = packing
         self._packed: dict[int, list[list[int]]] = {}  # by epoch
@@ -77,7 +79,7 @@ class DialogRows:
     @classmethod
     def from_file(
         cls,
-        source: str | Path,
+        source: str | Path | Mapping[str, float],
         tokenizer: Tokenizer,
         context: int,
         *,
@@ -86,39 +88,42 @@ class DialogRows:
         chat: bool = True,
         packing: bool = True,
     ) -> Self:
-        """Read a source with `read_dialogs`; other arguments are the constructor's."""
-        examples = cls._read(source, tokenizer, chat=chat)
+        """Read a source, or several and their weights, with `read_dialogs`; other arguments are the constructor's."""
+        weights = source if isinstance(source, Mapping) else {str(source): 1.0}
+        read = {name: cls._read(name, tokenizer, chat=chat) for name in weights}
+        parts: list[list[Example]] = []
+        for name, examples in read.items():
+            try:
+                parts.append(_fitting(examples, context, too_long, cls.together))
+            except TrainingError as error:
+                raise TrainingError(f"{escape(name)}: {error}") from None
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
-        try:
-            return cls(examples, context, seed=seed, too_long=too_long, pad_id=pad_id, packing=packing)
-        except TrainingError as error:
-            raise TrainingError(f"{escape(source)}: {error}") from None
+        mixture = Mixture(weights, [len(part) // cls.together for part in parts], seed)
+        return cls([*chain(*parts)], context, pad_id=pad_id, packing=packing, mixture=mixture)
 
     def split(self, validation: float) -> tuple[Self, Self]:
         """Return the first examples to train on, and the last share of them, in a fixed order, to validate.
 
         TrainingError if either would have none.
         """
-        num_units = len(self.examples) // self.together
-        count = max(1, round(num_units * validation)) if validation > 0 else 0
-        if not 0 < count < num_units:
-            raise TrainingError(
-                f"a share of {show_value(validation)} of {num_units} examples is {count}; expected at least "
-                "one to validate and one to train on: give more examples, or no validation (--validation 0)"
-            )
-        border = len(self.examples) - count * self.together
         make = partial(type(self), context=self.context, pad_id=self._pad_id, packing=self._packing)
-        rows = make(self.examples[:border], seed=self._seed)
-        rows.fingerprint = hashlib.sha256(f"{self.fingerprint} {count}".encode()).hexdigest()  # held-out ones count
-        return rows, make(self.examples[border:], seed=None)
+        train, held = (
+            make([self.examples[i] for i in self._of_units(units)], mixture=part)
+            for units, part in self.mixture.split(validation)
+        )
+        counts = " ".join(map(str, held.mixture.sizes))
+        train.fingerprint = hashlib.sha256(f"{self.fingerprint} {counts}".encode()).hexdigest()  # held-out ones count
+        return train, held
 
     @property
-    def about(self) -> dict[str, int]:
-        """Counts, of each form, too, to describe the data and a difference between data sets."""
+    def about(self) -> dict[str, Any]:
+        """Counts, of each form and source, too, to describe the data and a difference between data sets."""
         forms = Counter(f"examples of {example.form}" for example in self.examples if example.form)
-        return {"examples": len(self.examples), "tokens": sum(len(e.ids) for e in self.examples), **forms}
+        tokens = [len(example.ids) for example in self.examples]
+        units = [sum(tokens[i : i + self.together]) for i in range(0, len(tokens), self.together)]
+        return {"examples": len(tokens), "tokens": sum(tokens), **forms, **self.mixture.about(units)}
 
     def num_rows(self, epoch: int) -> int:
         """Return the number of rows of an epoch."""
@@ -146,23 +151,22 @@ class DialogRows:
 
     def _rows(self, epoch: int) -> list[list[int]]:
         if epoch not in self._packed:
-            order = self._order(epoch)
+            order = self.mixture.units(epoch)
             packed = [[unit] for unit in order]
             if self._packing:
                 packed = _pack(_lengths(self.examples, self.together), order, self.context)
-            packed = [[unit * self.together + i for unit in row for i in range(self.together)] for row in packed]
+            packed = [[*self._of_units(row)] for row in packed]
             self._packed = {**dict([*self._packed.items()][1 - _EPOCHS_KEPT :]), epoch: packed}
         return self._packed[epoch]
 
-    def _order(self, epoch: int) -> list[int]:
-        if self._seed is None:
-            return list(range(len(self.examples) // self.together))
-        generator = torch.Generator().manual_seed(derived_seed("dialogs", self._seed, epoch))
-        return torch.randperm(len(self.examples) // self.together, generator=generator).tolist()
+    def _of_units(self, units: Iterable[int]) -> Iterator[int]:
+        """Yield the numbers of units' examples."""
+        return (unit * self.together + i for unit in units for i in range(self.together))
 
     def _hash(self) -> str:
         shared = "" if self._packing else " one a row"
-        digest = hashlib.sha256(f"{self._label} {self.context} {self._seed} {self._pad_id}{shared}".encode())
+        label = f"{self._label} {self.context} {self.mixture.seed} {self._pad_id}{shared}{self.mixture.label}"
+        digest = hashlib.sha256(label.encode())
         for ids, learned, _ in self.examples:
             digest.update(len(ids).to_bytes(8, "little"))
             digest.update(ids.tobytes())

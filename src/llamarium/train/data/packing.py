@@ -11,14 +11,16 @@ row's first token, which has no context, has some in the next epoch.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from llamarium.errors import TrainingError
-from llamarium.train.data.batch import IGNORED, TrainingBatch
+from llamarium.train.data.batch import IGNORED, TrainingBatch, join
 from llamarium.train.data.corpus import Corpus
-from llamarium.train.data.order import derived_seed
+from llamarium.train.data.order import Mixture, derived_seed
 
 
 class PackedRows:
@@ -53,8 +55,16 @@ class PackedRows:
         if self._seed is None:
             return 0
         generator = torch.Generator().manual_seed(derived_seed("offset", self._seed, epoch))
-        choices = min(self.context, self.corpus.num_tokens - self.context)
-        return int(torch.randint(choices, (), generator=generator))
+        return int(torch.randint(self._num_offsets, (), generator=generator))
+
+    @property
+    def _num_offsets(self) -> int:
+        return 1 if self._seed is None else min(self.context, self.corpus.num_tokens - self.context)
+
+    @property
+    def fewest_rows(self) -> int:
+        """The number of rows that every epoch has; an epoch has one more at most."""
+        return (self.corpus.num_tokens - self._num_offsets) // self.context
 
     def num_rows(self, epoch: int) -> int:
         """Return the number of whole rows of an epoch."""
@@ -82,3 +92,33 @@ class PackedRows:
             places_BU[:, :-1] - starts_BT,
             segments_BT if segments_BT.any() else None,
         )
+
+
+class MixedRows:
+    """Rows of several corpora with weights, by epoch and index; each pass over a corpus is an epoch of its own rows."""
+
+    def __init__(self, parts: Sequence[PackedRows], weights: Mapping[str, float], seed: int | None) -> None:
+        """Draw from `parts`, of the sources that `weights` names, by `seed`; None for validation."""
+        self.parts, self.context = parts, parts[0].context
+        self.mixture = Mixture(weights, [part.fewest_rows for part in parts], seed)
+        described = f"{[part.fingerprint for part in parts]}{self.mixture.label}"
+        self.fingerprint = hashlib.sha256(described.encode()).hexdigest()
+        self._drawn: dict[int, Tensor] = {}  # by epoch
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Counts of the whole corpus and of each source, and the SHA-256 of text and tokenizer."""
+        return {**self.parts[0].about, **self.mixture.about([part.corpus.num_tokens for part in self.parts])}
+
+    def num_rows(self, epoch: int) -> int:
+        """Return the number of draws of an epoch; every epoch has the same."""
+        return sum(self.mixture.counts)
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
+        """Return rows of an epoch; the same arguments give the same tensors."""
+        if epoch not in self._drawn:
+            self._drawn = {**dict([*self._drawn.items()][-1:]), epoch: self.mixture.draws(epoch)}
+        rows: dict[tuple[int, int], list[int]] = {}
+        for source, done, row in self._drawn[epoch][torch.as_tensor(indices)].tolist():
+            rows.setdefault((source, done), []).append(row)
+        return join([self.parts[source].batch(done, rows[source, done]) for source, done in sorted(rows)])

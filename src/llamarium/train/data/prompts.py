@@ -20,6 +20,7 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.dialog_rows import TooLong
 from llamarium.train.data.dialogs import messages_of
+from llamarium.train.data.order import Mixture
 from llamarium.train.data.sources import at_place, read_rows
 
 _ANSWERED = ("completion", "chosen", "rejected", "instruction", "output")
@@ -45,75 +46,99 @@ class PromptRows:
     `fingerprint` is the SHA-256, hex, of all lines, their ids and the longest row.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], context: int) -> None:
+    def __init__(self, prompts: Sequence[Prompt], context: int, mixture: Mixture | None = None) -> None:
         self.prompts, self.context = prompts, context
-        digest = hashlib.sha256(f"prompts 1 {context}".encode())
+        self.mixture = mixture or Mixture({"": 1.0}, [len(prompts)], None)
+        self._units: dict[int, list[int]] = {}  # by epoch
+        digest = hashlib.sha256(f"prompts 1 {context}{self.mixture.label}".encode())
         for prompt in prompts:
             digest.update(json.dumps([prompt.ids, prompt.row], sort_keys=True, default=str).encode())
         self.fingerprint = digest.hexdigest()
 
     @classmethod
     def from_file(
-        cls, source: str | Path, tokenizer: Tokenizer, context: int, max_tokens: int, *, too_long: TooLong, chat: bool
+        cls,
+        source: str | Path | Mapping[str, float],
+        tokenizer: Tokenizer,
+        context: int,
+        max_tokens: int,
+        *,
+        too_long: TooLong,
+        chat: bool,
+        seed: int = 0,
     ) -> Self:
-        """Read the prompts of a source.
+        """Read the prompts of a source, or of several with weights.
 
         Args:
-            source: See `read_rows`.
+            source: See `read_rows` and `Mixture`.
             tokenizer: Writes a prompt as a dialog's if it has a dialog format and `chat` is true.
             context: Tokens of a prompt and its answer at most.
             max_tokens: Tokens of an answer at most.
             too_long: What becomes of prompts that leave no room for an answer.
             chat: See `tokenizer`.
+            seed: Of the order in which several sources are drawn.
 
         Raises:
             TrainingError: For a source that cannot be read or holds no prompt; for a row that is none, with its place.
         """
-        prompts: list[Prompt] = []
-        for place, record in read_rows(str(source)):
-            with at_place(place):
-                prompts.append(Prompt(tuple(_ids(record, tokenizer, chat=chat)), record, place))
-        fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= context - max_tokens]
-        if len(fitting) < len(prompts):
-            longest = max(prompts, key=lambda prompt: len(prompt.ids))
-            found = (
-                f"{escape(source)}: {len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for an "
-                f"answer of {max_tokens} tokens in {context}; the longest, {longest.place}, has {len(longest.ids)}"
-            )
-            if too_long == "error" or not fitting:
-                raise TrainingError(f"{found}; use a longer context, shorter answers, or drop them (--too-long drop)")
-            warn_caller(f"{found}; they are left out")
-        if not fitting:
-            raise TrainingError(f"{escape(source)}: holds no prompt; expected a JSON object on each line, or rows")
-        return cls(fitting, context)
+        weights = source if isinstance(source, Mapping) else {str(source): 1.0}
+        parts = [_read(name, tokenizer, context, max_tokens, too_long=too_long, chat=chat) for name in weights]
+        mixture = Mixture(weights, [len(part) for part in parts], seed) if len(parts) > 1 else None
+        return cls([prompt for part in parts for prompt in part], context, mixture)
 
     def split(self, validation: float) -> tuple[Self, Self]:
         """Return the first prompts to train on, and the last share of them to validate.
 
         TrainingError if either would have none.
         """
-        count = max(1, round(len(self.prompts) * validation))
-        if count >= len(self.prompts):
-            raise TrainingError(
-                f"a share of {show_value(validation)} of {len(self.prompts)} prompts is {count}; expected at least one "
-                "to train on besides: give more prompts, or no validation (--validation 0)"
-            )
-        return type(self)(self.prompts[:-count], self.context), type(self)(self.prompts[-count:], self.context)
+        train, held = self.mixture.split(validation)
+        make = [type(self)([self.prompts[i] for i in units], self.context, mixture) for units, mixture in (train, held)]
+        return make[0], make[1]
 
     @property
-    def about(self) -> dict[str, int]:
-        """Counts, to describe a difference between data sets."""
-        return {"prompts": len(self.prompts), "tokens": sum(len(prompt.ids) for prompt in self.prompts)}
+    def about(self) -> dict[str, Any]:
+        """Counts, of each source, too, to describe the data and a difference between data sets."""
+        tokens = [len(prompt.ids) for prompt in self.prompts]
+        return {"prompts": len(tokens), "tokens": sum(tokens), **self.mixture.about(tokens)}
 
     def num_rows(self, epoch: int) -> int:
         """Return the number of prompts; every epoch has the same."""
-        return len(self.prompts)
+        return sum(self.mixture.counts)
+
+    def prompt(self, epoch: int, index: int) -> Prompt:
+        """Return a prompt of an epoch."""
+        if epoch not in self._units:
+            self._units = {**dict([*self._units.items()][-1:]), epoch: self.mixture.units(epoch)}
+        return self.prompts[self._units[epoch][index]]
 
     def batch(self, epoch: int, indices: Sequence[int]) -> AnswerBatch:
         """Return rows of the shape that answers have, to time a step; they hold no prompt."""
         ids_BT = torch.zeros((len(indices), self.context), dtype=torch.int64)
         positions_BT, zeros_N = torch.arange(self.context).expand_as(ids_BT), torch.zeros(ids_BT.numel())
         return AnswerBatch(ids_BT, ids_BT, positions_BT, None, advantages_N=zeros_N, sampled_N=zeros_N)
+
+
+def _read(
+    name: str, tokenizer: Tokenizer, context: int, max_tokens: int, *, too_long: TooLong, chat: bool
+) -> list[Prompt]:
+    """Read the prompts of one source; arguments and errors as `PromptRows.from_file`."""
+    prompts: list[Prompt] = []
+    for place, record in read_rows(name):
+        with at_place(place):
+            prompts.append(Prompt(tuple(_ids(record, tokenizer, chat=chat)), record, place))
+    fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= context - max_tokens]
+    if len(fitting) < len(prompts):
+        longest = max(prompts, key=lambda prompt: len(prompt.ids))
+        found = (
+            f"{escape(name)}: {len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for an answer of "
+            f"{max_tokens} tokens in {context}; the longest, {longest.place}, has {len(longest.ids)}"
+        )
+        if too_long == "error" or not fitting:
+            raise TrainingError(f"{found}; use a longer context, shorter answers, or drop them (--too-long drop)")
+        warn_caller(f"{found}; they are left out")
+    if not fitting:
+        raise TrainingError(f"{escape(name)}: holds no prompt; expected a JSON object on each line, or rows")
+    return fitting
 
 
 def _ids(record: Mapping[str, Any], tokenizer: Tokenizer, *, chat: bool) -> list[int]:

@@ -73,6 +73,9 @@ def run_experiment(
         raise TrainingError(f"no experiment {show_value(name)}; there are: {', '.join(EXPERIMENTS)}")
     if config.tensor_parallel > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError("an experiment trains in one process; start it without torchrun and tensor_parallel")
+    if config.model or (isinstance(config.data, Mapping) and name == "ngrams"):
+        given = "model: its runs begin from scratch" if config.model else "data: counts know no weights of sources"
+        raise TrainingError(f"the experiment {name} does not take {given}; leave it out")
     if config.embedding_std is not None and name != "tied":
         raise TrainingError(f"embedding_std: of no effect in the experiment {name}; leave it out, or ask for tied")
     variants = EXPERIMENTS[name].variants(config)

@@ -49,6 +49,7 @@ def write_report(run: Path) -> Path:
         *embedding_paths(history),
         "<h2>Look inside</h2>",
         *_look_inside(history),
+        *_mixture(history),
         "<h2>Settings and shape</h2>",
         page.details("Settings", _settings(history, "settings")),
         page.details("The model's shape", _settings(history, "model")),
@@ -223,6 +224,21 @@ def _look_inside(history: History) -> Iterator[str]:
         f'<p>While it runs, <a href="{page.text(link)}">this link</a> opens the same view; it needs the key, which '
         "stands in the link that the command prints.</p>"
     )
+
+
+def _mixture(history: History) -> Iterator[str]:
+    """Show what a mixture of sources draws from each."""
+    found = history.section("data").get("sources")
+    sources = [
+        cast("dict[str, Any]", part)
+        for part in cast("list[Any]", found if isinstance(found, list) else [])
+        if isinstance(part, dict)
+    ]
+    if sources:
+        columns = ("source", "weight", "share", "passes", "tokens")
+        rows = ([part.get("source", ""), *(number(number_of(part.get(c))) for c in columns[1:])] for part in sources)
+        yield "<h2>The mixture</h2>"
+        yield page.table("Share of the draws, and passes over each source in an epoch.", columns, rows)
 
 
 def _settings(history: History, section: str) -> str:

@@ -50,7 +50,7 @@ def read_prompts(config: GRPOConfig, tokenizer: Tokenizer) -> PromptRows:
     """Read the prompts; errors as `PromptRows.from_file`."""
     return PromptRows.from_file(
         config.data, tokenizer, config.context, config.max_tokens, too_long=config.too_long,
-        chat=config.chat_format != "none",
+        chat=config.chat_format != "none", seed=config.seed,
     )  # fmt: skip
 
 

@@ -120,7 +120,7 @@ class Rollouts:
 
         `places` are epochs and indices of prompts.
         """
-        prompts = [self._rows.prompts[i] for _, i in places]
+        prompts = [self._rows.prompt(epoch, index) for epoch, index in places]
         failed, seconds = self._reward.num_failed, self._reward.seconds
         self.groups = groups = self._answered(prompts, self._config.group_size, step, temperature=1.0)
         if not any(len(group.rewards) for group in groups):
@@ -163,7 +163,7 @@ class Rollouts:
         """Answer held-out prompts, `eval_rows` at most, greedily; the loss is minus the mean reward."""
         assert self._validation is not None
         chosen = measured_rows(self._validation, self._config.eval_rows)
-        groups = self._answered([self._validation.prompts[i] for i in chosen], 1, 0, temperature=0.0)
+        groups = self._answered([self._validation.prompt(0, index) for index in chosen], 1, 0, temperature=0.0)
         found = _summary(groups)
         return Evaluation(-found["reward"], found)
 

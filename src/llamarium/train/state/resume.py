@@ -191,11 +191,12 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
 
 def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List differences between a checkpoint's data and the current data: counts as "name: before -> now"."""
+    mixed = ["the sources, or their weights, are others"] * (before.get("sources") != now.get("sources"))
     before = {name: value for name, value in before.items() if type(value) is type(now.get(name))}
     if not before or before == now:
-        return []
+        return mixed
     counts = [name for name, value in now.items() if isinstance(value, int) and before.get(name) != value]
-    return [f"{name}: {before.get(name, 0):,} -> {now[name]:,}" for name in counts] + [
+    return [*mixed, *(f"{name}: {before.get(name, 0):,} -> {now[name]:,}" for name in counts)] + [
         f"the {name} is {'the same' if before.get(name) == value else 'another'}"
         for name, value in now.items()
         if isinstance(value, str)
