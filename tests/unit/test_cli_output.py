@@ -148,17 +148,19 @@ def test_a_width_too_small_to_be_meant(
     assert width - 2 <= max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
-def test_a_counter_counts_on_a_terminal_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_grows_on_a_terminal_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with output.counting("reading") as report:
-        report(2, 1234)
-        report(3, 5678)  # too soon to be drawn
+    with output.progress("preparing") as report:
+        report("2 documents read", None)
+        report("learning", 0.5)  # too soon to be drawn
+        report("learning", 1.0)
     shown = sys.stderr.getvalue()
-    assert "2 documents, 1,234 tokens" in shown and "5,678" not in shown and shown.endswith("\r\x1b[K")
+    assert "preparing … 2 documents read" in shown and "████ learning" in shown and shown.endswith("\r\x1b[K")
+    assert shown.count("learning") == 1
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with output.counting("reading") as report:
-        report(2, 1234)
+    with output.progress("preparing") as report:
+        report("2 documents read", 0.5)
     assert sys.stderr.getvalue() == ""
 
 

@@ -76,7 +76,7 @@ class Reads:
         self.num_read += 1
         return read_documents(source, text_field=text_field)
 
-    def _learn(self, documents: Iterable[str]) -> Tokenizer:
+    def _learn(self, documents: Iterable[str], counted: None) -> Tokenizer:
         self.num_learned += 1
         return train_bpe(documents, 280)
 
@@ -356,10 +356,10 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path):
 
 
 def test_it_is_tokenized_once(tmp_path: Path, letters: Tokenizer):
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, float | None]] = []
     source = lines_file(tmp_path)
     first = tokenize_corpus(source, letters, tmp_path / "ids", progress=lambda *done: told.append(done))
-    assert told[-1] == (1, len(LINES))
+    assert told[0] == ("1 documents read", None) and told[-1] == (f"1 documents, {len(LINES)} tokens", None)
     before = files_below(tmp_path / "ids")
     again = tokenize_corpus(source, letters, tmp_path / "ids")
     assert again.fingerprint == first.fingerprint and again.ids.equal(first.ids)

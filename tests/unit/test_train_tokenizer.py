@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -17,11 +19,11 @@ from llamarium.cli import train_tokenizer
 from llamarium.cli.main import Parser
 from llamarium.cli.options import UsageError
 from llamarium.errors import LlamariumError, OutputError, TokenizerError, TrainingError
-from llamarium.tokenizer import pieces as pieces_module
 from llamarium.tokenizer.backends.words import UNKNOWN
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data import bpe as bpe_module
 from llamarium.train.data.bpe import train_bpe, train_characters, train_words
+from llamarium.train.data.corpus import tokenizer_fingerprint
 from llamarium.train.data.sources import read_documents
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -103,9 +105,9 @@ def test_control_tokens_in_the_texts_are_texts():
 
 
 def test_long_texts_are_learned_piece_by_piece(manual: list[str], learned: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pieces_module, "_PIECE_CHARACTERS", 500)
+    monkeypatch.setattr(bpe_module, "_PART", 500)
     cut = train_bpe(manual, 600)
-    assert len(list(bpe_module._pieces(manual))) > 3 * len(manual)
+    assert len(list(bpe_module._pieces(manual, None))) > 3 * len(manual)
     assert [cut.token_bytes(i) for i in range(600)] == [learned.token_bytes(i) for i in range(600)]
 
 
@@ -321,3 +323,14 @@ print(sorted({"torch", "numpy", "pyarrow", "datasets"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "learn", [partial(train_bpe, vocab_size=600), partial(train_words, vocab_size=99), train_characters]
+)
+def test_learning_tells_how_far_it_is_and_is_the_same(learn: Callable[..., Tokenizer], manual: list[str]) -> None:
+    told: list[int] = []
+    tokenizer = learn(manual, counted=told.append)
+    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(learn(manual))
+    assert told == sorted(told) and len(told) > 20, "some thousand characters at a time"
+    assert sum(map(len, manual)) <= told[-1] <= sum(len(text) + 1 for text in manual)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from llamarium.cli.tables import BAR_WIDTH, bar
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -27,7 +29,7 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
-_REDRAW_S = 0.1  # seconds between drawings of a counter
+_REDRAW_S = 0.1  # seconds between drawings of a bar
 _MIN_WIDTH = 20  # columns; in fewer, rich would draw nothing, or a letter a line
 
 
@@ -169,16 +171,16 @@ def percent(text: str) -> Generator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def counting(text: str) -> Generator[Callable[[int, int], None]]:
-    """Show `text` and counts while the body runs, as `telling`; yields a function for (documents, tokens)."""
+def progress(text: str) -> Generator[Callable[[str, float | None], None]]:
+    """Show `text`, what is done and a bar, as `telling`; yields a function for (what, its share, None if unknown)."""
     last = 0.0
 
-    def report(num_documents: int, num_tokens: int) -> None:
+    def report(what: str, share: float | None) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last > _REDRAW_S:
+        if now - last > _REDRAW_S or share == 1:
             last = now
-            _draw(text, f"{num_documents:,} documents, {num_tokens:,} tokens")
+            _draw(text, what if share is None else f"{bar(share):<{BAR_WIDTH}} {what}", _CLEAR_LINE)
 
     with status(text):
         yield report

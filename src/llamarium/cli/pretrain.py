@@ -1,4 +1,5 @@
-"""Train a model from scratch, on a text file, a folder, or what Python brings.
+"""Train a model from scratch, on a text file, a folder, or what Python brings;
+with -m go on from a model: its weights, shape and tokenizer.
 
 A run lives in one folder: its settings, metrics.jsonl, and checkpoints that
 are Hugging Face folders; `best` points at the one with the lowest validation
@@ -8,14 +9,16 @@ loss. Ctrl-C or SIGTERM saves and ends; --resume goes on to the very same end.
   llamarium pretrain --data story.txt --preset tiny --out runs/story
   llamarium pretrain --config runs/story/train.toml --out runs/story --resume
   llamarium generate -m runs/story/best "Once upon"
+  llamarium pretrain -m smollm2-135m --data novels/=3,shakespeare=1 --context 512
 """
 
 import argparse
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, importing_torch
-from llamarium.cli.output import counting, status
-from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
+from llamarium.cli.output import progress, status
+from llamarium.cli.settings import add_model, add_run, add_settings, given_settings, settings_file
+from llamarium.hub.resolve import resolve
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     add_run(parser, "runs/pretrain")
     add_json(parser)
     add_settings(parser, PretrainConfig)
@@ -31,12 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = PretrainConfig.resolve(settings_file(args), given_settings(args, PretrainConfig))
+    if config.model:
+        resolve(config.model)  # a missing model is reported before PyTorch is imported, which takes seconds
     with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow
         from llamarium.train.pretrain import prepare
 
     def make(process_group: "ProcessGroup") -> "Setup":
-        with counting("reading the data") as progress:
-            return prepare(config, args.out, progress if process_group.is_rank_zero else None, process_group)
+        with progress("preparing the data") as report:
+            return prepare(config, args.out, report if process_group.is_rank_zero else None, process_group)
 
     return follow(config, args, make)

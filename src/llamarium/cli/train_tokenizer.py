@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, positive
-from llamarium.cli.output import emit, status, write_text
+from llamarium.cli.output import emit, progress, write_text
 from llamarium.train.config import DATA_HELP
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
+    from llamarium.train.data.bpe import Counted
 
 _DEFAULT_VOCAB = 4096
 _BPE_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -52,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
     prepare_target(args.out, force=args.force)
     name, sample = source_name(args.data), list[str]()
-    with status(f"learning a vocabulary from {name}"):
+    with progress(f"learning a vocabulary from {name}") as report:
         texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample, name)
-        tokenizer = _learn(args, texts)
+        tokenizer = _learn(args, texts, lambda done: report(f"{done:,} characters", None))
         save_alone(tokenizer, args.out, [*_BPE_FILES, "characters.json"][: 3 if args.kind == "chars" else 2])
         result = {"vocab_size": tokenizer.vocab_size, **_measure(tokenizer, sample)}
     if args.json:
@@ -66,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _learn(args: argparse.Namespace, texts: Iterable[str]) -> "Tokenizer":
+def _learn(args: argparse.Namespace, texts: Iterable[str], counted: "Counted") -> "Tokenizer":
     from llamarium.train.data.bpe import train_bpe, train_characters, train_words
 
     if args.kind == "chars":
-        return train_characters(texts)
-    return (train_bpe if args.kind == "bpe" else train_words)(texts, args.vocab_size or _DEFAULT_VOCAB)
+        return train_characters(texts, counted)
+    return (train_bpe if args.kind == "bpe" else train_words)(texts, args.vocab_size or _DEFAULT_VOCAB, counted)
 
 
 def _measure(tokenizer: "Tokenizer", sample: list[str]) -> dict[str, float]:

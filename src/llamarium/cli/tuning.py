@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from llamarium.cli.options import UsageError, add_json, importing_torch
 from llamarium.cli.output import show, status
-from llamarium.cli.settings import add_run, add_settings, given_settings, settings_file
+from llamarium.cli.settings import add_model, add_run, add_settings, given_settings, settings_file
 from llamarium.hub.resolve import resolve
 from llamarium.train.config import FinetuneConfig
 
@@ -25,7 +25,7 @@ Tuning = tuple[Callable[[_Config, "ProcessGroup"], "Setup"], Callable[[_Config, 
 
 def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], folder: str) -> None:
     """Add the options of a run that begins with a model, by default in `folder`."""
-    parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
+    add_model(parser)
     parser.add_argument(
         "--preview", action="store_true", help="show the first row of the data as the model reads it, and leave"
     )

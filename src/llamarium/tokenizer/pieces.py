@@ -31,10 +31,10 @@ def encode_pieces(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
     yield tokenizer.encode(text[start:], add_special_tokens=False)
 
 
-def line_parts(text: str) -> Iterator[str]:
-    """Cut a long text between lines, into parts of a million characters and more."""
+def line_parts(text: str, least: int | None = None) -> Iterator[str]:
+    """Cut a long text between lines, into parts of a million characters and more, or of `least` and more."""
     start = 0
-    while cut := LINE_BEGINS.search(text, start + _PIECE_CHARACTERS):
+    while cut := LINE_BEGINS.search(text, start + (least or _PIECE_CHARACTERS)):
         yield text[start : cut.end()]
         start = cut.end()
     yield text[start:]

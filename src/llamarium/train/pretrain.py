@@ -34,7 +34,7 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.config import SHAPE, PretrainConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.data.bpe import train_bpe, train_characters, train_words
-from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus
+from llamarium.train.data.corpus import Corpus, Learner, Progress, tokenize_corpus
 from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.setup import Setup, with_precision
@@ -46,13 +46,12 @@ _MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
 def prepare(
     config: PretrainConfig,
     out: Path,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Setup:
     """Prepare a run; its folder also keeps the data's ids.
 
-    `progress` is called with (documents, tokens) read so far. LlamariumError if the data cannot be read or is too
-    short, or the settings do not fit together.
+    LlamariumError if the data cannot be read or is too short, or the settings do not fit together.
     """
     config = with_precision(config, process_group)
     base, learner = _open(config) if config.model else (None, _tokenizer(config))
@@ -200,8 +199,6 @@ def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: Proces
 def _tokenizer(config: PretrainConfig) -> Tokenizer | Learner:
     if config.tokenizer == "characters":
         return Learner("characters", train_characters)
-    if config.tokenizer == "bpe":
-        return Learner(f"bpe {config.vocab_size}", partial(train_bpe, vocab_size=config.vocab_size))
-    if config.tokenizer == "words":
-        return Learner(f"words {config.vocab_size}", partial(train_words, vocab_size=config.vocab_size))
+    if learn := {"bpe": train_bpe, "words": train_words}.get(config.tokenizer):
+        return Learner(f"{config.tokenizer} {config.vocab_size}", partial(learn, vocab_size=config.vocab_size))
     return load_tokenizer(config.tokenizer)

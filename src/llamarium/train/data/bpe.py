@@ -12,7 +12,7 @@ Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words 
 `tokenizers` package does the work.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
@@ -25,11 +25,15 @@ BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST_VOCAB = 256 + 2
 """One token a byte, and the two control tokens."""
 
+Counted = Callable[[int], None]
+"""Called with the number of characters that are counted; the package takes about a million at once."""
+
 _LONGEST_PIECE = 1024  # bytes
+_PART = 4096  # characters of a text, and more: the package takes 256 texts at once
 _MIN_FREQUENCY = 2  # what stands together once is no pattern
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, counted: Counted | None = None) -> Tokenizer:
     """Learn a byte-level BPE vocabulary; the same texts in the same order give the same one.
 
     `vocab_size` counts 256 bytes, the merges, and the two control tokens. TrainingError if it is out of range or the
@@ -56,7 +60,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    guard_rust(lambda: inner.train_from_iterator(_pieces(texts), trainer), "learning the vocabulary")
+    guard_rust(lambda: inner.train_from_iterator(_pieces(texts, counted), trainer), "learning the vocabulary")
     inner.pre_tokenizer = llama3_cutter()
     learned = inner.get_vocab_size()
     if learned < vocab_size - 2:
@@ -72,7 +76,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(backend, special, vocab_size=vocab_size, source=source)
 
 
-def train_words(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_words(texts: Iterable[str], vocab_size: int, counted: Counted | None = None) -> Tokenizer:
     """Make the most frequent words of the texts tokens, at most `vocab_size` with `<|unknown|>` and the space.
 
     TrainingError if `vocab_size` is out of range; TokenizerError if a text is no valid Unicode.
@@ -87,25 +91,30 @@ def train_words(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     inner = Inner(models.WordLevel({}, unk_token=UNKNOWN))
     inner.pre_tokenizer = words_cutter()
     trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, min_frequency=1, show_progress=False)
-    spaced = _pieces(f" {text}" for text in texts)
+    spaced = _pieces((f" {text}" for text in texts), counted)
     guard_rust(lambda: inner.train_from_iterator(spaced, trainer), "learning the vocabulary")
     ids = inner.get_vocab()
     words = [word for word in sorted(ids, key=ids.__getitem__) if word != " "]
     return make_words(words_pipeline(words[: vocab_size - 2]), "the learned vocabulary")
 
 
-def train_characters(texts: Iterable[str]) -> Tokenizer:
+def train_characters(texts: Iterable[str], counted: Counted | None = None) -> Tokenizer:
     """Make each different character of the texts a token, by code point; TokenizerError if there is none."""
     from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
     alphabet: set[str] = set()
-    for text in texts:
-        alphabet.update(text)
+    for part in _pieces(texts, counted):
+        alphabet.update(part)
     return CharacterTokenizer.from_text("".join(sorted(alphabet)))
 
 
-def _pieces(texts: Iterable[str]) -> Iterator[str]:
+def _pieces(texts: Iterable[str], counted: Counted | None) -> Iterator[str]:
     """Cut long texts, which changes no count: the package's memory grows with the longest text."""
+    done = 0
     for text in texts:
         check_text(text)
-        yield from line_parts(text)
+        for part in line_parts(text, _PART):
+            yield part
+            done += len(part)
+            if counted is not None:
+                counted(done)

@@ -36,8 +36,8 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.mixture import Data
 from llamarium.train.data.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
 
-Progress = Callable[[int, int], None]
-"""Called as `progress(num_documents, num_tokens)` with what has been read so far."""
+Progress = Callable[[str, float | None], None]
+"""Called with what is being done, and the share of it that is done, None where that is not known."""
 
 _Number = type[np.uint16 | np.int32 | np.int64]
 
@@ -48,10 +48,10 @@ _STALE_AFTER_S = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A tokenizer to be learned from the documents by `learn`; `name` identifies the method, such as "bpe 4096"."""
+    """A tokenizer to be learned by `learn(documents, counted=)`; `name` identifies the method, such as "bpe 4096"."""
 
     name: str
-    learn: Callable[[Iterable[str]], Tokenizer]
+    learn: Callable[..., Tokenizer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +181,7 @@ class _Spool:
 
     def __init__(self, path: Path, read: Mapping[str, Iterable[str]], progress: Progress | None) -> None:
         self._path = path
-        self.num_documents = self.num_bytes = 0
+        self.num_documents = self.num_bytes = self.num_characters = 0
         self.of_sources: list[int] = []
         digest = hashlib.sha256()
         with path.open("wb") as file:
@@ -194,8 +194,9 @@ class _Spool:
                         file.write(part)
                     self.num_documents += 1
                     self.num_bytes += len(data)
+                    self.num_characters += len(document)
                     if progress is not None:
-                        progress(self.num_documents, 0)
+                        progress(f"{self.num_documents:,} documents read", None)
                 if self.num_documents == before:
                     raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
                 self.of_sources.append(self.num_documents - before)
@@ -205,6 +206,10 @@ class _Spool:
     def borders(self) -> dict[str, list[int]]:
         """The number of documents of each of several sources; of one it is all."""
         return {"documents_of": self.of_sources} if len(self.of_sources) > 1 else {}
+
+    def counting(self, progress: Progress) -> Callable[[int], None]:
+        """Return what shows how many of the characters are counted for a vocabulary."""
+        return lambda done: progress("learning the vocabulary", min(1.0, done / self.num_characters))
 
     def __iter__(self) -> Iterator[str]:
         with self._path.open("rb") as file:
@@ -217,7 +222,7 @@ def _make(
 ) -> dict[str, Any]:
     fresh.mkdir()
     if isinstance(tokenizer, Learner):
-        tokenizer = tokenizer.learn(documents)
+        tokenizer = tokenizer.learn(documents, counted=progress and documents.counting(progress))
         tokenizer.save(fresh / "tokenizer")
     return {
         "documents": documents.num_documents,
@@ -243,7 +248,7 @@ def _write_ids(
                     file.write(np.asarray(ids, dtype).tobytes())
                     num_tokens += len(ids)
                     if progress is not None:
-                        progress(len(starts), num_tokens)
+                        progress(f"{len(starts):,} documents, {num_tokens:,} tokens", None)
     with (folder / "starts.bin").open("wb") as file:
         starts.tofile(file)
     return num_tokens

@@ -42,7 +42,8 @@ class Position:
 
     Attributes:
         num_tokens: Input tokens so far, prompts and padding included.
-        best_loss: The lowest validation loss so far; infinite if none was measured on the current rows.
+        best_loss: The lowest validation loss so far, or minus the highest reward; infinite if none was measured on the
+            current rows.
         best_step: The step of the best checkpoint, until there is a lower loss.
     """
 
@@ -68,7 +69,7 @@ class Position:
             cursor=Cursor(_count(cursor, "epoch"), _count(cursor, "index")),
             num_tokens=_count(raw, "num_tokens"),
             seconds=_count(raw, "seconds", float),
-            best_loss=math.inf if best_loss is None else _count(raw, "best_loss", float),
+            best_loss=math.inf if best_loss is None else _count(raw, "best_loss", float, -(2**63)),
             best_step=None if best_step is None else _count(raw, "best_step"),
         )
 
@@ -81,11 +82,11 @@ def entry(raw: Mapping[str, Any], name: str, kind: type[T]) -> T:
     return value
 
 
-def _count(raw: Mapping[str, Any], name: str, kind: type[Any] = int) -> Any:
-    """Return a number of a JSON object; TrainingError if it is none from 0 on."""
+def _count(raw: Mapping[str, Any], name: str, kind: type[Any] = int, low: int = 0) -> Any:
+    """Return a number of a JSON object; TrainingError if it is none from `low` on."""
     value = entry(raw, name, kind)
-    if not 0 <= value < 2**63:  # NaN is not, either
-        raise TrainingError(f"{name} is {show_value(value)}; expected a number from 0 to 2^63")
+    if not low <= value < 2**63:  # NaN is not, either
+        raise TrainingError(f"{name} is {show_value(value)}; expected a number from {low} to 2^63")
     return value
 
 
