@@ -69,6 +69,7 @@ def test_any_text_and_number_survive_the_file(text: str, rate: float, flag: bool
         pytest.param("max_grad_norm", 10**400, "a number from 0 to 2^63", id="huge for a float, where one is wanted"),
         ("initializer_range", 1e30, "a number from 0 to 10"),
         ("data", "caf\udce9.txt", "a text that is valid Unicode (rename a file whose name is not)"),
+        ("data", {"caf\udce9.txt": 1, "b.txt": 2}, "a text that is valid Unicode"),
         ("sample_prompt", "\udcff", "a text that is valid Unicode"),
     ],
 )

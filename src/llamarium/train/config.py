@@ -12,30 +12,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
 
-from llamarium.errors import OptionError, TrainingError, escape, show_value
+from llamarium.errors import TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
 from llamarium.train.data.mixture import Data, parse_data
 
 DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
 ROWS_HELP = (
-    "a .jsonl or .parquet file, a folder of them, or org/name on the hub, or several with weights "
-    "(a.jsonl=2,b.parquet=0.5), of rows with "
+    "a .jsonl or .parquet file, a folder, org/name on the hub, or several (a.jsonl=2,b.parquet=1), of rows with "
 )
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
-SHAPE = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "tie_word_embeddings", "rope_theta", "initializer_range",
-)  # fmt: skip
-"""Settings of pretraining that change a preset's shape."""
-
-_OF_SCRATCH = ("preset", "tokenizer", "vocab_size", *SHAPE)
 _GOING_ON = 1e-4  # the peak of a run that goes on: where the cosine of one from scratch ends, at a tenth of its peak
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 _LARGEST = 2**63  # of numbers that have no bound of their own
 _HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
 
+SHAPE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "tie_word_embeddings", "rope_theta", "initializer_range",
+)  # fmt: skip
+"""Settings that change a preset's shape."""
+
+_OF_SCRATCH = ("preset", "tokenizer", "vocab_size", *SHAPE)
+_OF_ADAPTERS = ("rank", "alpha", "target_modules", "rslora", "dora")
 # Settings that count only where another one has one of these values.
 _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "muon_learning_rate": ("optimizer", ("muon",)),
@@ -43,18 +43,7 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
     "vocab_size": ("tokenizer", ("bpe", "words")),
     **dict.fromkeys(
-        (
-            "adapter",
-            "rank",
-            "alpha",
-            "dropout",
-            "target_modules",
-            "rslora",
-            "dora",
-            "quantize",
-            "dequantize",
-            "dtype",
-        ),
+        ("adapter", *_OF_ADAPTERS, "dropout", "quantize", "dequantize", "dtype"),
         ("method", ("lora",)),
     ),
 }
@@ -123,8 +112,7 @@ class RunConfig:
         for item in dataclasses.fields(self):
             _check(item, hints[item.name], getattr(self, item.name))
         for name, (other, wanted) in _NEEDS.items():
-            given = hasattr(self, name) and getattr(self, name) != type(self).default(name)
-            if given and getattr(self, other) not in wanted:
+            if hasattr(self, name) and self.changed([name]) and getattr(self, other) not in wanted:
                 raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
         if self.num_warmup_steps > self.steps:
             raise TrainingError(f"warmup_steps is {self.warmup_steps}; expected at most steps, which is {self.steps}")
@@ -166,7 +154,8 @@ class RunConfig:
 
     def to_toml(self) -> str:
         """Return the settings as TOML for `resolve`; those that are None are comments."""
-        return "".join(_toml_line(item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
+        values = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
+        return "".join(f"# {name} =\n" if value is None else f"{name} = {_toml(value)}\n" for name, value in values)
 
     @property
     def num_warmup_steps(self) -> int:
@@ -178,11 +167,15 @@ class RunConfig:
         """Return a setting's default."""
         return next(item.default for item in dataclasses.fields(cls) if item.name == name)
 
+    def changed(self, names: Sequence[str]) -> list[str]:
+        """Return those of some settings that are not their defaults."""
+        return [name for name in names if getattr(self, name) != self.default(name)]
+
     def differences(self, before: Mapping[str, Any]) -> list[str]:
         """List a resumed run's changes as "name: before -> now"; a setting missing in `before` had its default."""
         free = {item.name for item in dataclasses.fields(self) if item.metadata["free"]}
         now = dataclasses.asdict(self)
-        pairs = [(name, before.get(name, type(self).default(name)), value) for name, value in now.items()]
+        pairs = [(name, before.get(name, self.default(name)), value) for name, value in now.items()]
         pairs += [(name, value, None) for name, value in before.items() if name not in now]
         return [
             f"{name}: {show_value(was)} -> {show_value(value)}"
@@ -195,10 +188,8 @@ class RunConfig:
 class PretrainConfig(RunConfig):
     """Settings of pretraining: data, tokenizer and shape."""
 
-    # the data
-    data: Data | None = _setting(
-        None, f"{DATA_HELP}; several with weights: a.txt=2,b.txt=0.5", free=True
-    )  # what it holds is compared, not where it lies
+    # the data; what it holds is compared, not where it lies
+    data: Data | None = _setting(None, f"{DATA_HELP}; several with weights: a.txt=2,b.txt=1", free=True)
     text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
     validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
     model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
@@ -226,7 +217,7 @@ class PretrainConfig(RunConfig):
             object.__setattr__(self, "tokenizer", "characters")
         RunConfig.__post_init__(self)
         if self.model:
-            _refuse_own([n for n in _OF_SCRATCH if getattr(self, n) != type(self).default(n)], "model")
+            _refuse_own(self.changed(_OF_SCRATCH), "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,15 +260,11 @@ class FinetuneConfig(RunConfig):
 
     def __post_init__(self) -> None:
         """Check types and ranges; names of quantized types may be in small letters."""
-        try:
-            name = chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1"))
-        except OptionError as error:
-            raise TrainingError(str(error)) from None
-        object.__setattr__(self, "quantize", name)
+        quantize = chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1"))
+        object.__setattr__(self, "quantize", quantize)
         RunConfig.__post_init__(self)
-        own = ("rank", "alpha", "target_modules", "rslora", "dora")
         if self.adapter:
-            _refuse_own([n for n in own if getattr(self, n) != type(self).default(n)], "adapter")
+            _refuse_own(self.changed(_OF_ADAPTERS), "adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +311,7 @@ class GRPOConfig(FinetuneConfig):
                 f"group_size, which is {self.group_size}"
             )
         unread = ["packing", "sample_prompt", "sample_tokens"] + ["epsilon"] * (self.num_iterations == 1)
-        if given := [name for name in unread if getattr(self, name) != type(self).default(name)]:
+        if given := self.changed(unread):
             why = "where num_iterations is 1" if given[0] == "epsilon" else "on groups of sampled answers"
             raise TrainingError(f"{given[0]}: of no effect {why}; leave it out")
         if self.dropout:
@@ -375,12 +362,15 @@ def kind_of(hint: Any) -> tuple[Any, bool]:
 def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     low, high = item.metadata["low"], item.metadata["high"]
     kind, may_be_left_out = kind_of(hint)
-    if (value is None and may_be_left_out) or (item.name == "data" and isinstance(value, Mapping)):
+    if value is None and may_be_left_out:
         return
+    if item.name == "data" and isinstance(value, Mapping):
+        value = ", ".join(cast("Mapping[str, float]", value))
     if get_origin(kind) is Literal:
         fits, expected = value in get_args(kind), ", ".join(get_args(kind))
     elif kind in (int, float):
-        fits = isinstance(value, int | kind) and not isinstance(value, bool) and _within(value, low, high)
+        least, most = -_LARGEST if low is None else low, _LARGEST if high is None else high  # NaN is not within
+        fits = isinstance(value, int | kind) and not isinstance(value, bool) and least <= value <= most
         expected = "a whole number" if kind is int else "a number"
         expected += "" if low is None else f" from {low:g}"
         expected += " to 2^63" if high is None else f" to {high:g}"
@@ -393,11 +383,6 @@ def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
         raise TrainingError(f"{item.name} is {show_value(value)}; expected {expected}")
 
 
-def _within(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a number is in a range; NaN is not."""
-    return (-_LARGEST if low is None else low) <= value <= (_LARGEST if high is None else high)
-
-
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -405,10 +390,6 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise TrainingError(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, and what is nested too deep
         raise TrainingError(f"{file}: is no TOML: {escape(error)}") from None
-
-
-def _toml_line(name: str, value: Any) -> str:
-    return f"# {name} =\n" if value is None else f"{name} = {_toml(value)}\n"
 
 
 def _toml(value: Any) -> str:
