@@ -141,10 +141,9 @@ class RunConfig:
     @classmethod
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
         """Combine defaults, a TOML file (if not None) and flags, in this order; TrainingError for invalid settings."""
-        settings = {} if file is None else _read_toml(file)
+        settings, where = ({}, "") if file is None else (_read_toml(file), f"{file}: ")
         known = [item.name for item in dataclasses.fields(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
-            where = "" if file is None else f"{file}: "
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
         merged = {**settings, **flags}
         if issubclass(cls, PretrainConfig) and merged.get("model"):
@@ -371,8 +370,7 @@ def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     elif kind in (int, float):
         least, most = -_LARGEST if low is None else low, _LARGEST if high is None else high  # NaN is not within
         fits = isinstance(value, int | kind) and not isinstance(value, bool) and least <= value <= most
-        expected = "a whole number" if kind is int else "a number"
-        expected += "" if low is None else f" from {low:g}"
+        expected = ("a whole number" if kind is int else "a number") + ("" if low is None else f" from {low:g}")
         expected += " to 2^63" if high is None else f" to {high:g}"
     elif kind is bool:
         fits, expected = isinstance(value, bool), "true or false"
