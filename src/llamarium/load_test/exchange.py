@@ -1,4 +1,4 @@
-"""One request and its outcome: arrival times of its pieces, the server's token counts, its failure; limits of a good one.
+"""One request and its outcome: arrival times of its pieces, the server's token counts, its failure; limits of latency.
 
 Times are seconds of `time.perf_counter`. A piece is an event with text, not one with only a role, the usage or an empty
 text.
