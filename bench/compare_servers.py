@@ -47,13 +47,15 @@ from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
+
 import common
 from llamarium.errors import ServerError
 from llamarium.hub.resolve import resolve
 from llamarium.load_test.client import Client, Target
 from llamarium.load_test.drive import LoadRun, closed_loop
 from llamarium.load_test.exchange import Exchange
-from llamarium.load_test.summary import Spread, percentile, summarize
+from llamarium.load_test.summary import Spread, summarize
 from llamarium.load_test.workload import Lengths, LoadRequest, synthetic
 
 OURS = (
@@ -230,7 +232,7 @@ def long_prompt(server: Server, options: argparse.Namespace) -> Found:
     )
     if not before or min(exchange.arrivals[-1] for exchange in exchanges) < arrived.arrivals[0]:
         raise SystemExit(f"{server.name}: an answer ended before the long prompt was read; raise --stream-tokens")
-    median, high = percentile(before, 50), percentile(within, 99)
+    median, high = float(np.percentile(before, 50)), float(np.percentile(within, 99))
     return {
         "median before": 1000 * median,
         "p99 while": 1000 * high,

@@ -37,15 +37,7 @@ def take(descriptor: int) -> bool:
 
     Without locks there is none to hold.
     """
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks
-        return True
-    return True
+    return _lock(descriptor) is not False
 
 
 def remove_leftovers(target: Path) -> None:
@@ -75,19 +67,19 @@ def _is_left(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return _lock(descriptor)
+        return _lock(descriptor) is True
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
-    """Take the lock, if there are locks and it is free."""
+def _lock(descriptor: int) -> bool | None:
+    """Take the lock; False if it is held, None where there are no locks."""
     if sys.platform == "win32":
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is held, or the file system has no locks
-        return False
+    except OSError as error:
+        return False if isinstance(error, BlockingIOError) else None
     return True
 
 

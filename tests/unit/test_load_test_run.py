@@ -9,17 +9,14 @@ from functools import partial
 from itertools import islice, pairwise, repeat
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import stand_in
 from llamarium.errors import OptionError
 from llamarium.load_test.client import Client, Target
 from llamarium.load_test.drive import LoadRun, closed_loop, open_loop, poisson
 from llamarium.load_test.exchange import Exchange, Failure, ReportedUsage
-from llamarium.load_test.summary import Goal, Spread, percentile, summarize
+from llamarium.load_test.summary import Goal, Spread, summarize
 from llamarium.load_test.workload import LoadRequest
 from stand_in import Asked, StandIn
 
@@ -127,11 +124,6 @@ def answered(start: float, *arrivals: float, end: float | None = None, counts: R
 
 def failed(start: float, end: float, kind: str, message: str) -> Exchange:
     return Exchange(HELLO, start, [], end, failure=Failure(kind, message))
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.sampled_from([0, 50, 90, 99, 100]))
-def test_percentiles_are_numpys(values: list[float], percent: int) -> None:
-    assert percentile(sorted(values), percent) == pytest.approx(np.percentile(values, percent), rel=1e-9, abs=1e-9)
 
 
 def test_a_spread_worked_out_by_hand() -> None:

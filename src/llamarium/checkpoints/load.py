@@ -7,7 +7,7 @@ embedding's own storage. Every weight's way is kept as a `TensorSource`: which f
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry, list_some
 from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor, nf4_linear, read
 from llamarium.checkpoints.modules import empty_model, tie_head
 from llamarium.checkpoints.native_weights import report_nonfinite
-from llamarium.checkpoints.options import LoadOptions, TensorSource, check_options, natural_dtype
+from llamarium.checkpoints.options import TYPE_OF_DTYPE, LoadOptions, TensorSource, check_options, natural_dtype
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import escape, warn_caller
 from llamarium.kernels import native
@@ -29,11 +29,6 @@ from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_integers
 
-DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""What a model computes in, by its name in options."""
-
-NAME_OF_DTYPE: Final = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
-
 
 def load_model(
     checkpoint: Checkpoint, options: LoadOptions, progress: Callable[[int, int], None] | None = None
@@ -44,9 +39,8 @@ def load_model(
         UserWarning: Of weights that are NaN or infinite.
     """
     check_options(checkpoint, options)
-    dtype = DTYPES[options.dtype or natural_dtype(checkpoint)]
     model = empty_model(checkpoint.config)
-    loader = _Loader(checkpoint, options, dtype, progress)
+    loader = _Loader(checkpoint, options, progress)
     for name, module in list(model.named_modules()):
         if f"{name}.weight" in checkpoint.entries:
             model.set_submodule(name, loader.fill(name, module))
@@ -74,12 +68,12 @@ class _Loader:
         self,
         checkpoint: Checkpoint,
         options: LoadOptions,
-        dtype: torch.dtype,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self.checkpoint = checkpoint
         self.options = options
-        self.dtype = dtype
+        self.type_name = TYPE_OF_DTYPE[options.dtype or natural_dtype(checkpoint)]
+        self.dtype = FLOAT_DTYPES[self.type_name]
         self.progress = progress
         self.sources: list[TensorSource] = []
         half = options.dtype in (None, "bfloat16")  # float32 means exact products of the weights
@@ -143,7 +137,7 @@ class _Loader:
             packed = pack_integers(linear) if self.packs and not isinstance(linear, Linear4bit) else None
             return packed or linear, method
         module.weight = nn.Parameter(weight.to(self.dtype), requires_grad=False)
-        return module, NAME_OF_DTYPE[self.dtype]
+        return module, self.type_name
 
     def _check_finite(self, module: nn.Module, entry: TensorEntry) -> None:
         if isinstance(module, (LinearPacked, EmbeddingPacked)) and module.has_finite_scales():

@@ -55,12 +55,17 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
 
 def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None:
     """Give a model's tokenizer the ids that the model has besides."""
-    if tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
-            "they do not belong together"
-        )
+    check_tokenizer(tokenizer, config, path)
     tokenizer.allow_unused_ids(config.vocab_size)
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, path: Path | str = "") -> None:
+    """Check that a tokenizer's ids fit a model."""
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{path or tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids and the model "
+            f"{config.vocab_size} rows; they do not belong together"
+        )
 
 
 def _gguf_of(path: Path) -> Path | None:

@@ -35,14 +35,14 @@ class SourceGroup:
     """
 
     pattern: str
-    layers: tuple[int, ...]
     shape: tuple[int, ...]
-    files: tuple[Path, ...]
     name: str
     stored_dtype: str
     dtype: str
     permuted: bool
     tied_to: str | None
+    layers: tuple[int, ...]
+    files: tuple[Path, ...]
     num_bytes: int
 
 
@@ -113,26 +113,18 @@ def summarize(
 
 def group_sources(sources: "Iterable[TensorSource]") -> tuple[SourceGroup, ...]:
     """Group weights that differ in nothing but their layer and their shard."""
-    groups: dict[tuple[object, ...], list[TensorSource]] = {}
+    groups: dict[tuple[str, tuple[int, ...], str, str, str, bool, str | None], list[TensorSource]] = {}
     for s in sources:
-        alike = (_star(s.key), _star(s.name), s.shape, s.stored_dtype, s.dtype, s.permuted, s.tied_to)
+        alike = _star(s.key), s.shape, _star(s.name), s.stored_dtype, s.dtype, s.permuted, s.tied_to
         groups.setdefault(alike, []).append(s)
-    return tuple(map(_group, groups.values()))
-
-
-def _group(members: "Sequence[TensorSource]") -> SourceGroup:
-    first = members[0]
-    return SourceGroup(
-        pattern=_star(first.key),
-        layers=tuple(int(found[1]) for s in members if (found := _LAYER.search(s.key))),
-        shape=first.shape,
-        files=tuple(dict.fromkeys(s.file for s in members)),
-        name=_star(first.name),
-        stored_dtype=first.stored_dtype,
-        dtype=first.dtype,
-        permuted=first.permuted,
-        tied_to=first.tied_to,
-        num_bytes=sum(s.num_bytes for s in members),
+    return tuple(
+        SourceGroup(
+            *alike,
+            layers=tuple(int(found[1]) for s in members if (found := _LAYER.search(s.key))),
+            files=tuple(dict.fromkeys(s.file for s in members)),
+            num_bytes=sum(s.num_bytes for s in members),
+        )
+        for alike, members in groups.items()
     )
 
 

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from llamarium.load_test.drive import LoadRun
 from llamarium.load_test.exchange import Goal
 
@@ -24,17 +26,8 @@ class Spread:
         """Return the spread of some values, or None without any."""
         if not values:
             return None
-        ordered = sorted(values)
-        middle, high, highest = (percentile(ordered, percent) for percent in (50, 90, 99))
-        return cls(math.fsum(ordered) / len(ordered), middle, high, highest, ordered[-1])
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of sorted values, linearly interpolated (NumPy's default)."""
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+        middle, high, highest = np.percentile(values, (50, 90, 99)).tolist()
+        return cls(math.fsum(values) / len(values), middle, high, highest, max(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

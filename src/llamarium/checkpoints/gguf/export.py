@@ -29,8 +29,8 @@ from llamarium.checkpoints.huggingface.writer import (
     array_bytes,
     cast_array,
     check_fits_float16,
-    check_tokenizer,
 )
+from llamarium.checkpoints.tokenizers import check_tokenizer
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.io import unwritable

@@ -42,14 +42,6 @@ def _first_last_and_third(layer: int, num_layers: int) -> bool:
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _first_four(layer: int, num_layers: int) -> bool:
-    return layer < 4
-
-
-def _first_eighth(layer: int, num_layers: int) -> bool:
-    return layer < num_layers // 8
-
-
 _MIXTURES = {
     "F32": Mixture(0, "F32", "F32"),
     "F16": Mixture(1, "F16", "F16"),
@@ -61,7 +53,7 @@ _MIXTURES = {
     "Q5_1": Mixture(9, "Q5_1", "Q6_K"),
     "Q5_0": Mixture(8, "Q5_0", "Q6_K"),
     "Q4_K_M": Mixture(15, "Q4_K", "Q6_K", "Q6_K", _first_last_and_third, _first_last_and_third),
-    "Q4_K_S": Mixture(14, "Q4_K", "Q6_K", "Q5_K", _first_four, _first_eighth),
+    "Q4_K_S": Mixture(14, "Q4_K", "Q6_K", "Q5_K", lambda layer, _: layer < 4, lambda layer, n: layer < n // 8),
     "Q4_1": Mixture(3, "Q4_1", "Q6_K"),
     "Q4_0": Mixture(2, "Q4_0", "Q6_K"),
 }

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.checkpoints.tokenizers import check_tokenizer
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import CheckpointError, OptionError, OutputError, escape
 from llamarium.io import MODEL_FILES, atomic_file, sync, sync_tree, unwritable, write_json
@@ -176,15 +177,6 @@ def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Map
         file.write(len(text).to_bytes(8, "little") + text)
         for weight in ordered:
             file.write(weight.data())
-
-
-def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig) -> None:
-    """Check that a tokenizer's ids fit a model."""
-    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.vocab_size} rows; "
-            "they do not belong together"
-        )
 
 
 def needs_dtype(what: str, kind: str) -> OptionError:
