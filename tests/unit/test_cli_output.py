@@ -84,7 +84,7 @@ def test_progress_is_drawn_on_a_terminal_only_and_nothing_remains(
         report(1, 3)
         report(1, 3)
         raise ValueError
-    assert sys.stderr.getvalue() == "loading …\rloading …  33 %\r\x1b[K"
+    assert sys.stderr.getvalue() == "loading …\r\x1b[Kloading …  33 %\r\x1b[K"
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "dumb")

@@ -104,8 +104,7 @@ class Checkpoint(Protocol):
     def check_unchanged(self) -> None:
         """Check that the files that are looked at in place are still what was opened; called before each request.
 
-        Raises:
-            CheckpointError: Naming the file that was written to or cut short.
+        CheckpointError names the file that was written to or cut short.
         """
 
 

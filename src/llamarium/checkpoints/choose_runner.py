@@ -26,10 +26,8 @@ def load_weights(
 ) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
     """Load a checkpoint's weights and choose what runs them.
 
-    Raises:
-        CheckpointError: If a tensor cannot be read, or with `strict` if one is not finite.
-        OptionError: If an option does not fit the checkpoint.
-        FunctionError: If the functions of a learner's folder cannot begin.
+    CheckpointError if a tensor cannot be read, or with `strict` is not finite; OptionError if an option does not fit;
+    FunctionError if the functions of a learner's folder cannot begin.
     """
     if isinstance(checkpoint, LearnerCheckpoint):
         return _load_learner(checkpoint, options)

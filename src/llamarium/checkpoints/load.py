@@ -33,11 +33,7 @@ from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_integers
 def load_model(
     checkpoint: Checkpoint, options: LoadOptions, progress: Callable[[int, int], None] | None = None
 ) -> tuple[LlamaForCausalLM, tuple[TensorSource, ...]]:
-    """Build the model that a checkpoint holds.
-
-    Warns:
-        UserWarning: Of weights that are NaN or infinite.
-    """
+    """Build the model that a checkpoint holds; a UserWarning tells of weights that are NaN or infinite."""
     check_options(checkpoint, options)
     model = empty_model(checkpoint.config)
     loader = _Loader(checkpoint, options, progress)

@@ -35,11 +35,8 @@ def native_weights(
 ) -> Mapping[str, Weight] | None:
     """Return a model's weights in the form in which the C kernels multiply them, by key; a tied head is not among them.
 
-    Returns:
-        None where a weight is NF4, or the options ask for modules: then nothing was read.
-
-    Warns:
-        UserWarning: Of weights that are NaN or infinite.
+    None, and nothing is read, where a weight is NF4, or the options ask for modules. A UserWarning tells of weights
+    that are NaN or infinite.
     """
     check_options(checkpoint, options)
     forms = _forms(checkpoint, options)

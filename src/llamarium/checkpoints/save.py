@@ -86,7 +86,8 @@ def save_model(
 
 def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> list[OutputTensor]:
     """Return a model's weights under Hugging Face's keys, without a tied head."""
-    _check_dtype(dtype)
+    if dtype is not None and dtype not in _SAVED_DTYPES:
+        raise OptionError(f"dtype is {show_value(dtype)}; expected one of {', '.join(map(str, _SAVED_DTYPES))}")
     _check_tree(model)
     shapes = expected_shapes(model.config).items()
     return [
@@ -94,15 +95,14 @@ def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> 
     ]
 
 
-def _check_dtype(dtype: object) -> None:
-    if dtype is not None and dtype not in _SAVED_DTYPES:
-        raise OptionError(f"dtype is {show_value(dtype)}; expected one of {', '.join(map(str, _SAVED_DTYPES))}")
-
-
 def _check_tree(model: LlamaForCausalLM) -> None:
     """Check that tensors lie where a plain Llama has them, and that a tied head is tied."""
     expected = {key.removesuffix(".weight") for key in (*expected_shapes(model.config), HEAD)}
-    found = {name for name, module in model.named_modules() if _has_tensors(module)}
+    found = {
+        name
+        for name, module in model.named_modules()
+        if [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    }
     if wrong := sorted(found ^ expected):
         raise CheckpointError(
             f"the model is no plain Llama: {len(wrong)} modules are extra or missing: {list_some(wrong)}; merge its "
@@ -113,10 +113,6 @@ def _check_tree(model: LlamaForCausalLM) -> None:
             "the config says tie_word_embeddings true, but the head's weight is not the embedding's; tie them "
             "(model.tie_weights()), or set tie_word_embeddings to false"
         )
-
-
-def _has_tensors(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False))
 
 
 def _storage(module: nn.Module) -> int:

@@ -76,12 +76,9 @@ class TensorFile:
         return self.array(offset, (num_rows, num_bytes // num_rows), np.uint8, copy=copy)
 
     def check_unchanged(self) -> None:
-        """Check that what is mapped is still what was opened, as far as size, time and inode tell.
+        """Check that what is mapped is still what was opened, as far as size, time, inode tell; else CheckpointError.
 
         A file that was removed, or replaced by another one under its name, is still there in the mapping.
-
-        Raises:
-            CheckpointError: If it was written to or cut short in place.
         """
         if self._mapping is not None:
             self.state.check(self.path, self._mapping.size())

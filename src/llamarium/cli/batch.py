@@ -174,11 +174,7 @@ async def _watched(work: Coroutine[None, None, None], report: Callable[[], None]
 
 @contextmanager
 def _told(args: argparse.Namespace, engine: "TextEngine", tally: "BatchProgress") -> Generator[Callable[[], None]]:
-    """Show how it goes while the body runs, and say what came of it, however the body ends.
-
-    Yields:
-        What is to be called every now and then.
-    """
+    """Show how it goes while the body runs, and calls what it gets now and then; say what came of it in any case."""
     begun, before = time.monotonic(), tally.num_answered
 
     def speed() -> str:

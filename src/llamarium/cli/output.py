@@ -141,17 +141,17 @@ def status(text: str) -> Generator[None]:
         sys.stderr.flush()
 
 
-def _draw(text: str, state: str, before: str = "\r") -> None:
-    if draws(sys.stderr):
-        sys.stderr.write(f"{before}{printable(text)} … {printable(state)}")
-        sys.stderr.flush()
-
-
 @contextmanager
 def telling(text: str) -> Generator[Callable[[str], None]]:
     """Show `text` and a state on stderr while the body runs, if that is a terminal; yields a function for the state."""
+
+    def draw(state: str) -> None:
+        if draws(sys.stderr):
+            sys.stderr.write(f"{_CLEAR_LINE}{printable(text)} … {printable(state)}")
+            sys.stderr.flush()
+
     with status(text):
-        yield lambda state: _draw(text, state, _CLEAR_LINE)
+        yield draw
 
 
 @contextmanager
@@ -164,9 +164,9 @@ def percent(text: str) -> Generator[Callable[[int, int], None]]:
         now = 100 * done // total if total else 100
         if now != shown:
             shown = now
-            _draw(text, f"{now:3d} %")
+            draw(f"{now:3d} %")
 
-    with status(text):
+    with telling(text) as draw:
         yield report
 
 
@@ -180,9 +180,9 @@ def progress(text: str) -> Generator[Callable[[str, float | None], None]]:
         now = time.monotonic()
         if now - last > _REDRAW_S or share == 1:
             last = now
-            _draw(text, what if share is None else f"{bar(share):<{BAR_WIDTH}} {what}", _CLEAR_LINE)
+            draw(what if share is None else f"{bar(share):<{BAR_WIDTH}} {what}")
 
-    with status(text):
+    with telling(text) as draw:
         yield report
 
 

@@ -108,8 +108,7 @@ def _block(kind: str, parts: dict[str, str]) -> str:
 def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
     """Read the configuration of what lies on disk or the hub, without its weights where that can be.
 
-    Returns:
-        The configuration; and the names that its NF4 leaves alone, or None if the weights are not stored as NF4.
+    Also return the names that its NF4 leaves alone, or None if the weights are not stored as NF4.
     """
     for path in (Path(name), Path(name) / "config.json"):
         if path.suffix == ".json" and path.is_file():

@@ -107,8 +107,7 @@ class Answers:
     def __next__(self) -> Piece:
         """Wait for the next piece.
 
-        Raises:
-            LlamariumError: RequestTimeoutError, EngineStoppedError, AnswerError, GaveWayError or SlowReaderError.
+        RequestTimeoutError, EngineStoppedError, AnswerError, GaveWayError or SlowReaderError end the answer.
         """
         while not self._ready:
             if self._num_open == 0:

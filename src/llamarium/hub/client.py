@@ -16,10 +16,7 @@ from llamarium.errors import DownloadError, GatedModelError, ModelNotFoundError,
 def download_file(repo: str, file: str) -> Path:
     """Return one file of a repository, from huggingface_hub's cache or the hub.
 
-    Raises:
-        GatedModelError: If the hub requires an accepted licence or a token.
-        ModelNotFoundError: If there is no such repository or file.
-        DownloadError: If the hub cannot be reached or the disk cannot be written.
+    GatedModelError, ModelNotFoundError, or DownloadError if the hub cannot be reached or the disk cannot be written.
     """
     # Not hf_hub_download: without a network it retries for 23 seconds, where a snapshot's first request fails at once.
     path = download_snapshot(repo, [glob.escape(file)]) / file

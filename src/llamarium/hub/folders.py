@@ -21,8 +21,7 @@ def is_adapter(folder: Path) -> bool:
 def what_to_name(path: Path, *, adapter: bool = False) -> str | None:
     """Say what to name instead of a folder that is, or lies in, a training run; or, unless `adapter`, holds an adapter.
 
-    Returns:
-        What is there and what to write, or None if the folder is none of those, or is what is looked for.
+    None if the folder is none of those, or is what is looked for.
     """
     try:
         return _what_to_name(path, adapter)

@@ -43,9 +43,7 @@ class Connection(asyncio.Protocol):
     async def send(self, message: bytes, receive: Receive) -> Response:
         """Send a request, pass its answer's body to `receive` as it arrives, and return at its end.
 
-        Raises:
-            ConnectionError: For data that is not HTTP, or if the connection ends before; `BrokenAnswer` after headers.
-            Exception: What `receive` raises.
+        ConnectionError for what is no HTTP, or if the connection ends before, `BrokenAnswer` after headers.
         """
         self.has_heard, self._receive, self._response = False, receive, Response()
         self._parser = httptools.HttpResponseParser(self)
@@ -142,12 +140,7 @@ class Connections:
         self._idle: list[Connection] = []
 
     async def send(self, method: str, path: str, body: bytes, receive: Receive) -> Response:
-        """Send a request over a free connection or a new one.
-
-        Raises:
-            OSError: If there is no connection, or it ends before the answer does.
-            Exception: What `receive` raises.
-        """
+        """Send a request over a free connection or a new one; OSError if it ends before the answer does."""
         head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         message = head.encode("latin-1") + body
         while (kept := self._kept()) is not None:

@@ -42,11 +42,7 @@ class Numbers:
 
 
 def respond(numbers: Numbers, dtype: Dtype) -> Response:
-    """Return the answer that carries them.
-
-    Raises:
-        QuestionError: If they are too many, or a number does not fit into float16.
-    """
+    """Return the answer that carries them; QuestionError if they are too many, or one does not fit into float16."""
     values = np.ascontiguousarray(numbers.values, "<f4")
     check_size(values.size, dtype)
     body, range_ = _encode(values, dtype)

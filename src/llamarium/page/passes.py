@@ -98,7 +98,9 @@ class Passes:
         activation = ACTIVATIONS[name]
         if not activation.in_layer or layer is not None:
             (values,) = self._all(executor, one, [(name, layer)], rows)
-            return Numbers(_read_only(values), activation.axes)
+            view = values.view()  # they are kept for others
+            view.flags.writeable = False
+            return Numbers(view, activation.axes)
         every = [(name, i) for i in range(executor.runner.config.num_hidden_layers)]
         return Numbers(np.stack(self._all(executor, one, every, rows)), f"L{activation.axes}")
 
@@ -151,7 +153,9 @@ class Passes:
             else:
                 found = tracer.trace(**what)
         except MemoryBudgetError as error:
-            raise _too_large(error) from None
+            needs = str(error).partition(". ")[0]
+            message = f"{needs}. Ask for one layer, for one position, or for every so many tokens (stride)"
+            raise QuestionError(message, code="trace_too_large", param="stride") from None
         finally:
             if isinstance(tracer, KeptPass) and tracer.num_bytes > self._max_past_bytes:
                 self._newest = None
@@ -185,12 +189,6 @@ class Passes:
     def _drop(self, key: _Key) -> int:
         values = self._values.pop(key, None)
         return 0 if values is None else values.nbytes
-
-
-def _read_only(values: Floats) -> Floats:
-    view = values.view()
-    view.flags.writeable = False
-    return view
 
 
 def _plan(
@@ -229,9 +227,3 @@ def _bytes(config: ModelConfig, num_tokens: int, names: Sequence[str], layers: S
     count = config.num_hidden_layers if layers is None else len(layers)
     each = [(ACTIVATIONS[name].axes, count if ACTIVATIONS[name].in_layer else 1) for name in names]
     return sum(4 * times * math.prod(sizes[axis] for axis in axes) for axes, times in each)
-
-
-def _too_large(error: MemoryBudgetError) -> QuestionError:
-    needs = str(error).partition(". ")[0]
-    message = f"{needs}. Ask for one layer, for one position, or for every so many tokens (stride)"
-    return QuestionError(message, code="trace_too_large", param="stride")

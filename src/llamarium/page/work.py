@@ -65,7 +65,9 @@ async def stream_on(
         first = await worker.do_while_here(following)
         produce = partial(_produce, first, partial(worker.do, following))
         service: Service = request.app.state.service
-        return EventStream(produce, _failure, service.settings.ping_s, held.pop_all())
+        return EventStream(
+            produce, lambda error: event({"type": "error", **error.body}), service.settings.ping_s, held.pop_all()
+        )
 
 
 class _Worker:
@@ -83,24 +85,17 @@ class _Worker:
     async def do(self, work: "Callable[[Llama, TextEngine], T]") -> T:
         """Return what `work` makes of the model with the pass's adapter on; 503 if the server is stopped meanwhile."""
         adapted: AdaptedModels = self._request.app.state.adapted
-        running = asyncio.ensure_future(
-            _in_thread(
-                self._llama,
-                self._field,
-                lambda: self._in_turn(lambda: work(adapted.of(self._llama, self._engine, self._one), self._engine)),
-                self._gone,
-            )
-        )
-        self._running = running
+
+        def in_turn() -> T:
+            with self._engine.turns.working():
+                return work(adapted.of(self._llama, self._engine, self._one), self._engine)
+
+        self._running = running = asyncio.ensure_future(_in_thread(self._llama, self._field, in_turn, self._gone))
         while not running.done():  # to be cancelled ends the waiting alone
             await asyncio.wait({running}, timeout=_LOOK_S)
             if not running.done() and self._engine.state in ("stopped", "broken"):
                 raise ApiError(503, "the server has been stopped", code="draining")
         return running.result()
-
-    def _in_turn(self, work: Callable[[], T]) -> T:
-        with self._engine.turns.working():
-            return work()
 
     async def do_while_here(self, work: "Callable[[Llama, TextEngine], T]") -> T:
         """As `do`, but raise an ApiError (499) as soon as the client has left."""
@@ -134,10 +129,6 @@ async def _produce(one: object, step: Callable[[], Awaitable[object]], write: Wr
         await write(event(to_jsonable_python(one)))
         one = await step()
     await write(event(EndView().model_dump()))
-
-
-def _failure(error: ApiError) -> str:
-    return event({"type": "error", **error.body})
 
 
 async def _in_thread(llama: "Llama", field: str, work: Callable[[], T], gone: threading.Event) -> T:

@@ -170,11 +170,7 @@ def block_format(type_name: str) -> Format:
 
 
 def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice:
-    """Return the one of `choices` that an option's value names, in capital letters or not.
-
-    Raises:
-        OptionError: If it is none of them. For a name of earlier versions it says the new one.
-    """
+    """Return the one of `choices` that an option names, in capital letters or not; OptionError if it is none."""
     text = value.lower() if isinstance(value, str) else None
     for choice in choices:
         if text == choice.lower():

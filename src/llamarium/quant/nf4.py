@@ -183,12 +183,7 @@ class Linear4bit(QuantizedLinear):
 
     @classmethod
     def from_state(cls, components: Mapping[str, Tensor], source: str) -> "Linear4bit":
-        """Take over the components of a bitsandbytes folder.
-
-        Args:
-            components: `weight`, `weight.absmax`, ... (see `nf4_state`), without the module's prefix.
-            source: File and weight, for messages.
-        """
+        """Take over the components of a bitsandbytes folder (`nf4_state`), without prefix; `source` names it."""
         layout = check_components({name: _component(part) for name, part in components.items()}, source)
         nested = None
         if layout.nested_offset is not None:

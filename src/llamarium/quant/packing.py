@@ -71,10 +71,7 @@ def _levels(type_name: str) -> NDArray[np.uint8] | None:
 def dequantize(type_name: str, shape: tuple[int, ...], data: Bytes) -> NDArray[np.float32]:
     """Return a stored weight's values. The kernels, where there are any, unpack what they multiply, in threads.
 
-    Args:
-        type_name: Of `GGML_TYPES`.
-        shape: (out, in), or a norm's (hidden,).
-        data: C-contiguous: rows as GGUF has them, or tiles, which have three dimensions and need the kernels.
+    `data` is C-contiguous: rows as GGUF has them, or tiles, which have three dimensions and need the kernels.
     """
     is_packed = data.ndim == 3
     if not is_packed and (len(shape) == 1 or type_name not in native.Kind.__members__ or native.library() is None):

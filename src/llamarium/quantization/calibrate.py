@@ -38,11 +38,7 @@ _BATCH_TOKENS = 2048  # that go through a layer at once: they bound the activati
 
 
 def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: int) -> Tensor:
-    """Cut at most `samples` whole windows of `context` tokens out of a text, spread evenly over it; BOS begins each.
-
-    Returns:
-        int64, (windows, context).
-    """
+    """Cut at most `samples` windows of `context` tokens out of a text, evenly, BOS first: int64 (windows, context)."""
     bos = [tokenizer.special.bos] if tokenizer.special.add_bos and tokenizer.special.bos is not None else []
     ids = list(chain.from_iterable(encode_pieces(tokenizer, text)))
     width = context - len(bos)

@@ -143,16 +143,8 @@ class Tokenizer:
     def check_length(self, text: str, num_tokens: int) -> None:
         """Refuse a text that is far too long, without encoding all of it: that takes hundreds of bytes for each byte.
 
-        A long text is encoded a part at a time until there are twice as many tokens as fit. What is not refused may
-        still be too long; the runner counts the tokens.
-
-        Args:
-            text: Any text.
-            num_tokens: What fits.
-
-        Raises:
-            ContextLengthError: With the text's length and what fits.
-            TokenizerError: As for `encode`.
+        A long text is encoded a part at a time until there are twice as many tokens as fit, `num_tokens`. What is not
+        refused may still be too long; the runner counts the tokens. ContextLengthError with both numbers.
         """
         if len(text) <= _PLAIN_CHARACTERS * num_tokens:
             return
@@ -224,11 +216,7 @@ class Tokenizer:
         return b"" if skip_special_tokens and index in self._special_ids else self.token_bytes(index)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one id stands for; a control token's are its spelling.
-
-        Raises:
-            TokenizerError: For an id that the vocabulary lacks.
-        """
+        """Return the bytes that one id stands for, a control token's spelling; TokenizerError for an unknown id."""
         index = _index(token_id)
         known = self._bytes.get(index)
         return self._look_up(index) if known is None else known
@@ -252,11 +240,7 @@ class Tokenizer:
         return self._bytes.setdefault(index, found)
 
     def token_text(self, token_id: int) -> str:
-        r"""Return a printable piece for tables: control characters and stray bytes as `\n` or `\xe4`.
-
-        Raises:
-            TokenizerError: For an id that the vocabulary lacks.
-        """
+        r"""Return a printable piece: control characters and stray bytes as `\n` or `\xe4`; errors as `token_bytes`."""
         if self.vocab_size <= _index(token_id) < self._num_rows:
             return f"<{token_id}>"
         return escape(self.token_bytes(token_id).decode("utf-8", "backslashreplace"))
@@ -264,9 +248,8 @@ class Tokenizer:
     def explain(self, text: str) -> "Explanation":
         """Follow `text` from bytes over pieces and merges to ids, without BOS.
 
-        Raises:
-            TokenizerError: As for `encode`; for SentencePiece-style BPE; or if the readable encoding
-                disagrees with the backend on this text, since an explanation of other ids would be untrue.
+        TokenizerError as for `encode`, for SentencePiece-style BPE, and where the readable encoding disagrees with the
+        backend on this text, since an explanation of other ids would be untrue.
         """
         check_text(text)
         ids = self.backend.encode(text)
@@ -303,11 +286,7 @@ class Tokenizer:
         return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt, **how)
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, or `characters.json`, into `folder`.
-
-        Raises:
-            OutputError: If a file cannot be written.
-        """
+        """Write `tokenizer.json` and `tokenizer_config.json`, or `characters.json`; OutputError if that fails."""
         self.backend.save(Path(folder), self)
 
 

@@ -9,14 +9,10 @@ _NAMES = ("characters.json", "tokenizer.json", "tokenizer.model")
 
 
 def load_tokenizer_file(path: Path) -> Tokenizer:
-    """Read a tokenizer from a folder or one of its files.
+    """Read a tokenizer from a folder or one of its files; TokenizerError if there is none, or it is refused.
 
-    Args:
-        path: A folder that holds one of the files below, or one of them: a `characters.json`, Hugging Face's
-            `tokenizer.json` or Meta's `tokenizer.model`. In a folder the first of these that is there counts.
-
-    Raises:
-        TokenizerError: If there is none, or it is refused.
+    The files are `characters.json`, Hugging Face's `tokenizer.json` and Meta's `tokenizer.model`. In a folder the first
+    of these that is there counts.
     """
     file = _find(Path(path))
     if file.suffix == ".model":

@@ -20,11 +20,7 @@ class StreamDecoder:
         self._strip_next = strip_first_space
 
     def push(self, token_id: int) -> str:
-        """Take one id; return the characters that are complete now, often "".
-
-        Raises:
-            TokenizerError: For an id that the vocabulary lacks.
-        """
+        """Take one id; return the characters that are complete now, often "". TokenizerError for an unknown id."""
         return self._strip(self._decoder.decode(self._visible_bytes(token_id)))
 
     def finish(self) -> str:

@@ -4,11 +4,7 @@ from llamarium.errors import TokenizerError
 
 
 def check_text(text: object) -> None:
-    """Refuse what is no text.
-
-    Raises:
-        TokenizerError: For another type, or a lone surrogate: half of a UTF-16 pair, which no UTF-8 text holds.
-    """
+    """Refuse what is no text, and a lone surrogate, half of a UTF-16 pair, which UTF-8 cannot hold: TokenizerError."""
     if not isinstance(text, str):
         raise TokenizerError(f"expected text (str), found {type(text).__name__}")
     try:

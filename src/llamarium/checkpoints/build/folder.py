@@ -74,11 +74,7 @@ class LearnerCheckpoint:
 
 
 def model_of_course(folder: Path) -> str:
-    """Return the model that a learner's folder names.
-
-    Raises:
-        CheckpointError: If its code may not be run, or the course names no model.
-    """
+    """Return the model that a learner's folder names; CheckpointError if there is none, or its code may not be run."""
     if not is_trusted(folder):
         raise CheckpointError(
             f"{escape(folder)}: holds Python code, which is run only if it was begun or checked on this machine; "

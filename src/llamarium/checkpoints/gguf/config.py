@@ -76,7 +76,7 @@ def _plain_config(file: GGUFFile, source: str) -> ModelConfig:
         max_position_embeddings=_integer(data, "llama.context_length", source),
         tie_word_embeddings="output.weight" not in file.tensors,
         bos_token_id=_token_id(data, "bos_token_id", source),
-        eos_token_id=_end_ids(data, source),
+        eos_token_id=tuple(dict.fromkeys(i for name in _END_KEYS if (i := _token_id(data, name, source)) is not None)),
         pad_token_id=_token_id(data, "padding_token_id", source),
     )
 
@@ -190,8 +190,3 @@ def _bad(data: Mapping[str, Any], key: str, source: str, expected: str) -> Check
 def _token_id(data: Mapping[str, Any], name: str, source: str) -> int | None:
     key = f"tokenizer.ggml.{name}"
     return _integer(data, key, source) if key in data else None
-
-
-def _end_ids(data: Mapping[str, Any], source: str) -> tuple[int, ...]:
-    ids = (_token_id(data, name, source) for name in _END_KEYS)
-    return tuple(dict.fromkeys(i for i in ids if i is not None))

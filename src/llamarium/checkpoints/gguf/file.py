@@ -56,10 +56,8 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Read the header of a GGUF file (version 2 or 3, little-endian) and check it whole.
 
-    Raises:
-        ModelNotFoundError: If there is no such file.
-        UnsupportedFormatError: For another version, big-endian, or a tensor type that ggml has not published.
-        CheckpointError: For anything malformed, naming the item.
+    ModelNotFoundError, CheckpointError naming the item, or UnsupportedFormatError for another version, big-endian, or a
+    tensor type that ggml has not published.
     """
     size = regular_size(path)
     if size < _HEADER.size:

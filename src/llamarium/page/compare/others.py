@@ -134,7 +134,9 @@ class Others:
                 runner, wanted.ids, names=wanted.names, layers=wanted.layers, budget_mb=BUDGET_MB,
                 adapter=side.adapter_idx, kv_cache_dtype=side.kv_cache_dtype,
             )  # fmt: skip
-            self._keep(key, found)
+            self._traces[key] = found
+            while len(self._traces) > 1 and sum(map(_bytes, self._traces.values())) > self._max_kept_bytes:
+                self._traces.popitem(last=False)
         return found
 
     def perplexity(self, side: Side, tokenizer: Tokenizer, text: str, *, field: str) -> float | None:
@@ -173,11 +175,6 @@ class Others:
         self._seconds[side.id] = time.monotonic() - began
         self._held = side, runner
         return runner
-
-    def _keep(self, key: _Key, found: "Trace") -> None:
-        self._traces[key] = found
-        while len(self._traces) > 1 and sum(map(_bytes, self._traces.values())) > self._max_kept_bytes:
-            self._traces.popitem(last=False)
 
 
 def _bytes(trace: "Trace") -> int:

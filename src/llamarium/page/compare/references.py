@@ -64,7 +64,8 @@ class References:
                 if kind != "float32":
                     words = f"Those weights quantized once to {kind}, but for table, norms and head; sums are float32."
                 yield Side(
-                    side_id(name, kind), f"{name} in {kind}", words, _num_bytes(one), _building(one, kind),
+                    side_id(name, kind), f"{name} in {kind}", words,
+                    4 * sum(prod(entry.shape) for entry in one.checkpoint.entries.values()), _building(one, kind),
                     vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
                 )  # fmt: skip
 
@@ -109,10 +110,6 @@ def _fits(one: OpenedModel, kind: VariantName) -> bool:
         return all(group_size(entry.shape[1], kind) for entry in linears if len(entry.shape) == 2)
     except OptionError:
         return False
-
-
-def _num_bytes(one: OpenedModel) -> int:
-    return 4 * sum(prod(entry.shape) for entry in one.checkpoint.entries.values())
 
 
 def _building(one: OpenedModel, kind: VariantName) -> Callable[[], Runner]:

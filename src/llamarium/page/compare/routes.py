@@ -30,7 +30,6 @@ from llamarium.train.report.history import number_of
 if TYPE_CHECKING:
     from llamarium.api import Llama
     from llamarium.generation.text_engine import TextEngine
-    from llamarium.inspect.numbers import Floats
     from llamarium.inspect.trace import Trace
 
 
@@ -75,7 +74,9 @@ async def compare(
         tokenizer = pair[0].tokenizer or llama.tokenizer
         wanted = Wanted(pair[0].read(one.ids, llama.tokenizer), NAMES)
         traces = [kept.trace(side, wanted, field=field) for side, field in zip(pair, ("side", "against"), strict=True)]
-        _check_finite(pair, [trace.arrays["logits", None] for trace in traces])
+        for side, trace in zip(pair, traces, strict=True):
+            if not math.isfinite(float(trace.arrays["logits", None].sum())):
+                raise ApiError(500, f"the logits of {side.title} are not finite", code="model_error")
         found = compare_passes(*traces, k=query.k, tokenizer=tokenizer)
         side, against = (_view(kept, side) for side in pair)
         return schema.ComparisonView(
@@ -146,12 +147,6 @@ def check_comparable(one: Pass) -> None:
     if len(one.ids) > MAX_TOKENS:
         message = f"the text has {len(one.ids)} tokens, and {MAX_TOKENS} are compared at most; use a shorter text"
         raise ApiError(400, message, code="text_too_long", param="id")
-
-
-def _check_finite(pair: tuple[Side, Side], logits: "list[Floats]") -> None:
-    for side, logits_TV in zip(pair, logits, strict=True):
-        if not math.isfinite(float(logits_TV.sum())):
-            raise ApiError(500, f"the logits of {side.title} are not finite", code="model_error")
 
 
 def _sides(request: Request, llama: "Llama", engine: "TextEngine") -> list[Side]:

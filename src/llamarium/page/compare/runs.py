@@ -1,6 +1,7 @@
 """The training runs that the server was started with; no other folder is read. No torch at import."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +61,12 @@ class Runs:
     @property
     def readable(self) -> tuple[str, ...]:
         """Those whose newest checkpoint can be opened."""
-        return tuple(name for name in self._folders if self._is_readable(name))
-
-    def _is_readable(self, name: str) -> bool:
-        try:
-            self._opened(name)
-        except UnknownNameError:
-            return False
-        return True
+        found: list[str] = []
+        for name in self._folders:
+            with suppress(UnknownNameError):
+                self._opened(name)
+                found.append(name)
+        return tuple(found)
 
     def folder(self, name: str) -> Path:
         if name not in self._folders:
@@ -111,7 +110,12 @@ class Runs:
         words = f"The checkpoint of step {step:,} of the training run {name}, as it is stored."
 
         def build() -> Runner:
-            return _load(llama, name, folder)
+            from llamarium.api import load
+
+            try:
+                return load(folder, device=llama.runner.device).runner
+            except LlamariumError:
+                raise _unreadable(name) from None
 
         num_bytes = sum(size for size, _ in weights)
         tokenizer = self._tokenizers.of(llama, name, self._opened(name))
@@ -157,15 +161,6 @@ def _weights(folder: Path) -> list[tuple[int, int]]:
         return [(one.st_size, one.st_mtime_ns) for one in map(Path.stat, sorted(folder.glob("*.safetensors")))]
     except FileNotFoundError:
         return []
-
-
-def _load(llama: "Llama", name: str, folder: Path) -> Runner:
-    from llamarium.api import load
-
-    try:
-        return load(folder, device=llama.runner.device).runner
-    except LlamariumError:
-        raise _unreadable(name) from None
 
 
 def _unreadable(name: str) -> UnknownNameError:

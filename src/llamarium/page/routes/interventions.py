@@ -46,7 +46,9 @@ async def edited(request: Request, requested: OfPass, body: schema.EditedRequest
     def read(known: OpenPass) -> schema.EditedView:
         llama = known.llama
         known.check_token("token_id", body.token_id)
-        _check_room(llama, position + 1, body.max_tokens)
+        most = llama.config.max_position_embeddings
+        if position + 1 + body.max_tokens > most:
+            raise of_library(too_long(position + 1, body.max_tokens, most), field="max_tokens")
         edits = [_edit(llama, one, fields, f"edits[{place}]") for place, fields in enumerate(body.edits)]
         if body.steering is not None:
             edits.append(_steering(llama, one, body.steering, service.max_tokens))
@@ -97,7 +99,10 @@ async def patches(request: Request, requested: OfPass, body: schema.PatchRequest
         check_index("against_id", body.against_id, config.vocab_size)
         for place, layer in enumerate(body.layers or ()):
             check_index(f"layers[{place}]", layer, config.num_hidden_layers)
-        _check_cells(len(body.layers or range(config.num_hidden_layers)) * len(body.positions or one.ids))
+        count = len(body.layers or range(config.num_hidden_layers)) * len(body.positions or one.ids)
+        if count > MAX_CELLS:
+            message = f"{count} cells; {MAX_CELLS} at most are computed at once: ask for fewer layers or positions"
+            raise ApiError(400, message, code="invalid_parameter", param="positions")
         grid = llama.inspect.patch_grid(
             one.ids, body.source_ids, body.token_id, against=body.against_id, part=body.part, layers=body.layers,
             positions=body.positions,
@@ -145,12 +150,6 @@ def _prompt(llama: "Llama", text: str, path: str, most: int) -> list[int]:
     return ids
 
 
-def _check_room(llama: "Llama", num_tokens: int, wanted: int) -> None:
-    most = llama.config.max_position_embeddings
-    if num_tokens + wanted > most:
-        raise of_library(too_long(num_tokens, wanted, most), field="max_tokens")
-
-
 def _check_given(path: str, value: int | None, size: int | None) -> None:
     """Refuse an index that is out of range, missing, or of something that there is one of for all."""
     if size is None and value is not None:
@@ -176,12 +175,6 @@ def _check_patches(one: Pass, body: schema.PatchRequest) -> None:
         message = f"{len(one.ids)} tokens; {MAX_PATCHED} at most are patched: use shorter prompts"
         raise ApiError(400, message, code="invalid_parameter", param="source_ids")
     _check_positions("positions", body.positions, one)
-
-
-def _check_cells(count: int) -> None:
-    if count > MAX_CELLS:
-        message = f"{count} cells; {MAX_CELLS} at most are computed at once: ask for fewer layers or positions"
-        raise ApiError(400, message, code="invalid_parameter", param="positions")
 
 
 def _events(grid: "PatchGrid") -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:

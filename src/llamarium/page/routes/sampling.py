@@ -52,13 +52,9 @@ async def sampler(request: Request, requested: OfPass, body: schema.SamplerReque
 
 
 def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> SamplerSteps:
-    """Return how the token after a part of a pass is chosen.
+    """Return how the token after a part of a pass is chosen: after `answer`, its positions so far, behind the prompt.
 
-    Args:
-        known: The pass.
-        answer: Where in the pass the answer stands so far, after whose end the token comes; the prompt is before it.
-        row: The sampler's state of the answer, up to there.
-        k: Candidates that are listed after each step.
+    `row` is the sampler's state of the answer, `k` how many candidates are listed after each step.
     """
     one, engine, llama = known.one, known.engine, known.llama
     runner, last = engine.runner, answer.stop - 1

@@ -135,7 +135,9 @@ async def rows(request: Request, query: Annotated[schema.RowsQuery, Query()]) ->
         if max(ids) >= llama.config.vocab_size:
             message = f"an id is {max(ids)}; expected 0 to {llama.config.vocab_size - 1}"
             raise ApiError(400, message, code="invalid_parameter", param="ids")
-        return respond(Numbers(_rows(_table(llama, query.random_seed), ids), "RD"), "float32")
+        table = _table(llama, query.random_seed)
+        rows_RD = table(np.array(ids)) if callable(table) else table.dequantize(EMBEDDING, ids)
+        return respond(Numbers(rows_RD, "RD"), "float32")
 
     return await work_on(request, "ids", read)
 
@@ -152,7 +154,3 @@ def _fresh(config: ModelConfig, seed: int) -> "Callable[[Ids], Floats]":
 
     table = FreshEmbedding(config, seed)
     return table.rows
-
-
-def _rows(table: "Table", ids: list[int]) -> "Floats":
-    return table(np.array(ids)) if callable(table) else table.dequantize(EMBEDDING, ids)

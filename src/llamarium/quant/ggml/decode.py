@@ -32,16 +32,7 @@ _PIECE_WEIGHTS = 2**18
 
 
 def decode_blocks(type_name: str, data: NDArray[np.uint8], num_columns: int) -> NDArray[np.float32]:
-    """Decode packed rows with numpy.
-
-    Args:
-        type_name: A key of `GGML_TYPES`.
-        data: uint8, the bytes of whole rows, in any shape.
-        num_columns: Weights of a row.
-
-    Returns:
-        (rows, num_columns).
-    """
+    """Decode whole packed rows with numpy, uint8 in any shape, of a type in `GGML_TYPES`: (rows, num_columns)."""
     row_bytes = block_format(type_name).row_bytes(num_columns)
     if data.dtype != np.uint8 or row_bytes == 0 or data.size % row_bytes:
         raise CheckpointError(
@@ -100,14 +91,6 @@ def _fields(xp: Any, packed: Any, num_bits: int, run: int) -> Any:
     runs = _copy(xp, packed).reshape(len(packed), packed.shape[1] // run, run)
     split = xp.stack([(runs >> shift) & mask for shift in range(0, 8, num_bits)], 2)
     return split.reshape(len(packed), packed.shape[1] * 8 // num_bits)
-
-
-def _f32(xp: Any, blocks: Any) -> Any:
-    return _copy(xp, blocks).view(xp.float32)
-
-
-def _f16(xp: Any, blocks: Any) -> Any:
-    return _half(xp, blocks, 0)
 
 
 def _bf16(xp: Any, blocks: Any) -> Any:
@@ -247,8 +230,8 @@ def _q6_k(xp: Any, blocks: Any) -> Any:
 
 
 _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
-    "F32": _f32,
-    "F16": _f16,
+    "F32": lambda xp, blocks: _copy(xp, blocks).view(xp.float32),
+    "F16": lambda xp, blocks: _half(xp, blocks, 0),
     "BF16": _bf16,
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,

@@ -35,19 +35,19 @@ _LEAST_SPREAD = 1e-5  # of codes, squared and relative: below it no line goes th
 def q4_k(values: Floats) -> Codes:
     """Pack (n, 256) float32 into (n, 144) bytes."""
     codes, scales = _encode(values, 0, 15, has_offsets=True)
-    return np.concatenate((*scales, _nibbles(codes, 32)), axis=-1)
+    return np.concatenate((*scales, _joined(codes, 4, 32)), axis=-1)
 
 
 def q5_k(values: Floats) -> Codes:
     """Pack (n, 256) float32 into (n, 176) bytes."""
     codes, scales = _encode(values, 0, 31, has_offsets=True)
-    return np.concatenate((*scales, _joined(codes >> 4, 1, 32), _nibbles(codes, 32)), axis=-1)
+    return np.concatenate((*scales, _joined(codes >> 4, 1, 32), _joined(codes, 4, 32)), axis=-1)
 
 
 def q6_k(values: Floats) -> Codes:
     """Pack (n, 256) float32 into (n, 210) bytes."""
     codes, (halves, small) = _encode(values, -32, 31, has_offsets=False)
-    return np.concatenate((_nibbles(codes, 64), _joined(codes >> 4, 2, 32), small, halves), axis=-1)
+    return np.concatenate((_joined(codes, 4, 64), _joined(codes >> 4, 2, 32), small, halves), axis=-1)
 
 
 def _encode(values: Floats, low: int, high: int, *, has_offsets: bool) -> tuple[Codes, tuple[Codes, Codes]]:
@@ -178,10 +178,6 @@ def _joined(fields: Codes, num_bits: int, run: int) -> Codes:
     for i in range(1, 8 // num_bits):
         joined = joined | (parts[:, :, i] << (num_bits * i))
     return joined.reshape(len(fields), -1)
-
-
-def _nibbles(codes: Codes, run: int) -> Codes:
-    return _joined(codes, 4, run)
 
 
 def _six_bits(scales: Codes, minima: Codes) -> Codes:

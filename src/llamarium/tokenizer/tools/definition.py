@@ -28,10 +28,6 @@ _OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 
 
-def _nothing() -> dict[str, Any]:
-    return {"type": "object", "properties": {}, "additionalProperties": False}
-
-
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
     """A function that a model may call.
@@ -45,7 +41,9 @@ class ToolDefinition:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=_nothing)
+    parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "object", "properties": {}, "additionalProperties": False}
+    )
     strict: bool = False
 
     def __post_init__(self) -> None:
