@@ -1,11 +1,10 @@
 """The summary of a run: percentiles of its times, throughput, goodput, errors."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from llamarium.load_test.drive import LoadRun
 from llamarium.load_test.exchange import Goal
@@ -26,8 +25,8 @@ class Spread:
         """Return the spread of some values, or None without any."""
         if not values:
             return None
-        middle, high, highest = np.percentile(values, (50, 90, 99)).tolist()
-        return cls(math.fsum(values) / len(values), middle, high, highest, max(values))
+        cuts = statistics.quantiles(values if len(values) > 1 else [*values, *values], n=100, method="inclusive")
+        return cls(math.fsum(values) / len(values), cuts[49], cuts[89], cuts[98], max(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
