@@ -1,0 +1,94 @@
+"""Learning rates: AdamW's and Muon's, each swept by factors of two on Tiny Shakespeare, then seeds of the best two.
+
+    python bench/learning_rates.py --threads 1
+
+Both get the same shape (`bench/train.py`'s 2.4M parameters), rows, steps, schedule, weight decay and rates to try; all
+that is not given is `pretrain`'s default. Muon's rate is also AdamW's beside it, which moves the embeddings. A run
+counts by its loss on the whole validation split after its last step. The grid grows, for both, until the best rates lie
+inside. The claim is the difference of the means of both best rates, beside the seeds' spread.
+"""
+
+import resource
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import common
+import llamarium
+
+SHAPE: Any = {
+    "preset": "small", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "context": 256,
+}  # fmt: skip
+
+
+def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: int) -> dict[str, Any]:
+    """Train once; return what was tried, the validation loss and the seconds of user time."""
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    with tempfile.TemporaryDirectory() as folder:
+        found = llamarium.pretrain(
+            Path(folder) / "run", data="shakespeare", **SHAPE, optimizer=optimizer, learning_rate=rate, seed=seed,
+            steps=options.steps, batch_rows=options.batch_rows, threads=options.threads, sample_every=0,
+            eval_every=options.steps, eval_rows=0, save_every=options.steps,
+        )  # fmt: skip
+    user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
+    one = {"optimizer": optimizer, "rate": rate, "seed": seed, "loss": found.position.best_loss, "user_s": user}
+    print(one, flush=True)
+    return one
+
+
+def main() -> None:
+    """Sweep both in turn, then repeat the best two of each, and report."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch-rows", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    found: dict[Any, list[dict[str, Any]]] = {"adamw": [], "muon": []}
+    rates: list[float] = []
+    ahead = sorted(options.rates)
+    while ahead:  # until the best of both lies inside the grid
+        for rate in ahead:
+            for optimizer, runs in found.items():
+                runs.append(run(options, optimizer, rate, 0))
+        rates = sorted([*rates, *ahead])
+        best = [min(runs, key=lambda one: one["loss"])["rate"] for runs in found.values()]
+        ahead = [rates[0] / 2] * (rates[0] in best) + [rates[-1] * 2] * (rates[-1] in best)
+    ranked = {name: sorted(runs, key=lambda one: one["loss"]) for name, runs in found.items()}
+    for seed in range(1, options.seeds):
+        for place in range(2):
+            for optimizer, runs in found.items():
+                runs.append(run(options, optimizer, ranked[optimizer][place]["rate"], seed))
+    table: list[dict[str, Any]] = []
+    for optimizer, runs in found.items():
+        for rate in rates:
+            losses = [one["loss"] for one in runs if one["rate"] == rate]
+            table.append(
+                {
+                    "optimizer": optimizer,
+                    "rate": str(rate),
+                    "seeds": len(losses),
+                    "loss": f"{statistics.mean(losses):.4f}",
+                    "lowest": f"{min(losses):.4f}",
+                    "highest": f"{max(losses):.4f}",
+                    "user s": statistics.mean(one["user_s"] for one in runs if one["rate"] == rate),
+                }
+            )
+    top = {
+        name: min((row for row in table if row["optimizer"] == name and row["seeds"] == options.seeds),
+                  key=lambda row: float(row["loss"]))
+        for name in found
+    }  # fmt: skip
+    claim = {
+        "best": {name: float(row["rate"]) for name, row in top.items()},
+        "adamw_minus_muon": float(top["adamw"]["loss"]) - float(top["muon"]["loss"]),
+        "spread": max(float(row["highest"]) - float(row["lowest"]) for row in top.values()),
+    }
+    print(claim)
+    common.report("learning-rates", options, table, {"runs": found, **claim})
+
+
+if __name__ == "__main__":
+    main()
