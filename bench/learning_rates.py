@@ -4,10 +4,11 @@
 
 Both get the same shape (`bench/train.py`'s 2.4M parameters), rows, steps, schedule, weight decay and rates to try; all
 that is not given is `pretrain`'s default. Muon's rate is also AdamW's beside it, which moves the embeddings. A run
-counts by its loss on the whole validation split after its last step. The grid grows, for both, until the best rates lie
+counts by its loss on the whole validation split after its last step. The grid of each grows until its best rate lies
 inside. The claim is the difference of the means of both best rates, beside the seeds' spread.
 """
 
+import json
 import resource
 import statistics
 import tempfile
@@ -24,7 +25,11 @@ SHAPE: Any = {
 
 
 def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: int) -> dict[str, Any]:
-    """Train once; return what was tried, the validation loss and the seconds of user time."""
+    """Train once, or find that run in the journal; return what was tried, the validation loss and the user time."""
+    tried = {"optimizer": optimizer, "rate": rate, "seed": seed, "steps": options.steps, "rows": options.batch_rows}
+    lines = options.journal.read_text().splitlines() if options.journal and options.journal.exists() else []
+    if done := [one for one in map(json.loads, lines) if one.items() >= tried.items()]:
+        return done[0]
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     with tempfile.TemporaryDirectory() as folder:
         found = llamarium.pretrain(
@@ -33,37 +38,40 @@ def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: in
             eval_every=options.steps, eval_rows=0, save_every=options.steps,
         )  # fmt: skip
     user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
-    one = {"optimizer": optimizer, "rate": rate, "seed": seed, "loss": found.position.best_loss, "user_s": user}
-    print(one, flush=True)
+    one = {**tried, "loss": found.position.best_loss, "user_s": user}
+    print(json.dumps(one), flush=True)
+    if options.journal:
+        with options.journal.open("a") as file:
+            file.write(json.dumps(one) + "\n")
     return one
 
 
 def main() -> None:
-    """Sweep both in turn, then repeat the best two of each, and report."""
+    """Sweep both, then repeat the best two of each, and report."""
     parser = common.parser(__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-rows", type=int, default=8)
+    parser.add_argument("--journal", type=Path, help="keeps each run, and those that it holds are not repeated")
+    parser.add_argument("--best", type=int, default=2, help="rates of each that are tried with all seeds")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     found: dict[Any, list[dict[str, Any]]] = {"adamw": [], "muon": []}
-    rates: list[float] = []
-    ahead = sorted(options.rates)
-    while ahead:  # until the best of both lies inside the grid
-        for rate in ahead:
-            for optimizer, runs in found.items():
-                runs.append(run(options, optimizer, rate, 0))
-        rates = sorted([*rates, *ahead])
-        best = [min(runs, key=lambda one: one["loss"])["rate"] for runs in found.values()]
-        ahead = [rates[0] / 2] * (rates[0] in best) + [rates[-1] * 2] * (rates[-1] in best)
+    for optimizer, runs in found.items():
+        ahead = list(options.rates)
+        while ahead:  # until the best lies inside
+            runs += [run(options, optimizer, rate, 0) for rate in ahead]
+            tried = [one["rate"] for one in runs]
+            best = min(runs, key=lambda one: one["loss"])["rate"]
+            ahead = [best / 2] * (best == min(tried)) + [best * 2] * (best == max(tried))
     ranked = {name: sorted(runs, key=lambda one: one["loss"]) for name, runs in found.items()}
-    for seed in range(1, options.seeds):
-        for place in range(2):
+    for place in range(options.best):
+        for seed in range(1, options.seeds):
             for optimizer, runs in found.items():
                 runs.append(run(options, optimizer, ranked[optimizer][place]["rate"], seed))
     table: list[dict[str, Any]] = []
     for optimizer, runs in found.items():
-        for rate in rates:
+        for rate in sorted({one["rate"] for one in runs}):
             losses = [one["loss"] for one in runs if one["rate"] == rate]
             table.append(
                 {

@@ -57,11 +57,12 @@ def train(settings: dict[str, Any], limit: float) -> dict[str, Any]:
     """Train in this process until the target, the last step or the limit; return its time and that of validations."""
     import llamarium
 
-    begin, about = 0.0, {"parameters": 0}
+    begin, about = 0.0, {"parameters": 0, "steps": 0}
     found: list[dict[str, float]] = []
 
     def watch(event: Mapping[str, Any]) -> None:
         nonlocal begin
+        about["steps"] = event.get("step", about["steps"])
         if event["event"] == "start":
             begin, about["parameters"] = processor_s(), event["parameters"]
         elif event["event"] == "validation":
