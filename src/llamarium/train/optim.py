@@ -5,7 +5,7 @@ whole matrix, so that a step changes all directions alike; it is for the matrice
 and norms stay with AdamW. Weight decay applies to matrices only: a norm's weight has no reason to be small.
 
 Source: Loshchilov & Hutter 2019, "AdamW"; Jordan et al. 2024, "Muon", with Moonshot's scaling to AdamW's step size, so
-that one learning rate serves both.
+that one learning rate can serve both. A small model's best for Muon is four times as high (docs/decisions/0042).
 """
 
 import math
