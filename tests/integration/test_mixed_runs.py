@@ -185,6 +185,14 @@ def test_packed_weights_are_dequantized_and_it_says_so(tmp_path: Path) -> None:
     for (key, p), (_, q) in zip(packed.model.named_parameters(), plain.model.named_parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=2e-3, msg=key)
         assert p.dtype == torch.float32 and p.requires_grad
+    for steps in (2, 3):
+        config = going_on(file, text, steps=steps)
+        with pytest.warns(UserWarning, match="dequantized"):
+            found = conduct(
+                lambda: prepare(config, tmp_path / "run"),  # noqa: B023 - called at once
+                tmp_path / "run", resume=True, allow_changes=True, watch=SILENT,
+            )  # fmt: skip
+    assert found.position.step == 3 and load_file(found.checkpoint / "model.safetensors")
 
 
 def test_what_contradicts_a_model_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

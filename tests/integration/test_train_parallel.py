@@ -60,6 +60,16 @@ def _finetune(folder: Path, more: str) -> int:
     return main(f"finetune {recipe} {more}".split())
 
 
+def _go_on(folder: Path, out: str) -> int:
+    """Go on from a model, on a mixture."""
+    data = f"{folder}/data.jsonl=1,{folder}/more.txt=3"
+    return main(f"pretrain -m {folder}/base --data {data} --context 16 {RECIPE} --json --out {folder}/{out}".split())
+
+
+def _mixed(folder: Path) -> int:
+    return _go_on(folder, "mixed-two")
+
+
 def _by_twos(folder: Path) -> int:
     return _pretrain(folder, f"--out {folder}/two")
 
@@ -155,8 +165,8 @@ def _cannot_save(folder: Path) -> int:
 
 
 SCENARIOS: list[Callable[[Path], int]] = [
-    _by_twos, _divided, _on_from_one, _adapters, _full, _terminated, _looked_into, _uneven, _three_of_two, _compiled,
-    _undivided_heads, _other_data, _rank_zero_fails, _cannot_save,
+    _by_twos, _mixed, _divided, _on_from_one, _adapters, _full, _terminated, _looked_into, _uneven, _three_of_two,
+    _compiled, _undivided_heads, _other_data, _rank_zero_fails, _cannot_save,
 ]  # fmt: skip
 
 
@@ -230,6 +240,12 @@ def test_losses_and_norms_are_those_of_one_process(both: Both) -> None:
     assert both.codes["_by_twos"] == (0, 0)
     _expect_same_history(both.folder / "one", both.folder / "two", 6)
     _expect_close(both.folder / "one", both.folder / "two", "step-00000006/model.safetensors")
+
+
+def test_two_go_on_from_a_model_on_a_mixture(both: Both) -> None:
+    assert both.codes["_mixed"] == (0, 0) and _go_on(both.folder, "mixed-one") == 0
+    _expect_same_history(both.folder / "mixed-one", both.folder / "mixed-two", 6)
+    _expect_close(both.folder / "mixed-one", both.folder / "mixed-two", "step-00000006/model.safetensors")
 
 
 def test_the_data_has_rows_of_unequal_learned_tokens(both: Both) -> None:
@@ -332,6 +348,7 @@ def test_dividing_among_one_is_refused() -> None:
 def _make_data(folder: Path) -> None:
     texts = [f"{i} sheep " + "jump over the fence " * (i % 4) + "and sleep." for i in range(60)]
     (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "more.txt").write_text("".join(f"{i} more sheep jump.\n" for i in range(60)))
     examples = [{"prompt": f"{i} sheep", "completion": "sleep over " * (1 + i % 2)} for i in range(48)]
     (folder / "examples.jsonl").write_text("".join(json.dumps(example) + "\n" for example in examples))
 

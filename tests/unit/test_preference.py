@@ -177,10 +177,10 @@ def test_an_earlier_answer_of_the_dialog_is_no_preference(tmp_path: Path, smollm
         ({"prompt": "p", "chosen": "a", "rejected": "a"}, "the same tokens"),
         ({"prompt": "p", "chosen": "a", "rejected": "b", "completion": "c"}, "has 'completion', which is not read"),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "prompt is 3; expected text"),
-        ({"messages": [], "chosen": "a", "rejected": "b"}, "ends before the answers"),
+        ({"messages": [], "chosen": "a", "rejected": "b"}, "ends with what is to be answered"),
         (
             {"messages": [{"role": "assistant", "content": "x"}], "chosen": "a", "rejected": "b"},
-            "ends before the answers",
+            "ends with what is to be answered",
         ),
         ({"prompt": "p", "system": "s", "chosen": "a", "rejected": "b"}, "has 'system', which is not read"),
     ],

@@ -44,10 +44,7 @@ _MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
 
 
 def prepare(
-    config: PretrainConfig,
-    out: Path,
-    progress: Progress | None = None,
-    process_group: ProcessGroup = SINGLE_PROCESS,
+    config: PretrainConfig, out: Path, progress: Progress | None = None, process_group: ProcessGroup = SINGLE_PROCESS
 ) -> Setup:
     """Prepare a run; its folder also keeps the data's ids.
 
@@ -75,16 +72,14 @@ def prepare(
 def _rows(corpus: Corpus, config: PretrainConfig, context: int) -> tuple[Rows, Rows | None]:
     """Return the rows to train on, and those that are held out, of each source its last share."""
     weights = config.data if isinstance(config.data, Mapping) else None
-    parts = corpus.by_source(weights) if weights else [corpus]
-    halves = [parts]
-    if config.validation > 0:
-        split = [part.split(config.validation, at_least=context + 1) for part in parts]
-        halves = [[train for train, _ in split], [held_out for _, held_out in split]]
-    rows: list[Rows] = []
-    for corpora, seed in zip(halves, (config.seed, None), strict=False):
-        packed = [PackedRows(part, context, seed) for part in corpora]
-        rows.append(MixedRows(packed, weights, seed) if weights else packed[0])
-    return rows[0], rows[1] if len(rows) > 1 else None
+    parts, share = corpus.by_source(weights) if weights else [corpus], config.validation
+    halves = [part.split(share, at_least=context + 1) if share > 0 else (part, part) for part in parts]
+
+    def rows(half: int, seed: int | None) -> Rows:
+        packed = [PackedRows(pair[half], context, seed) for pair in halves]
+        return MixedRows(packed, weights, seed) if weights else packed[0]
+
+    return rows(0, config.seed), rows(1, None) if share > 0 else None
 
 
 def _open(config: PretrainConfig) -> tuple[Checkpoint, Tokenizer]:

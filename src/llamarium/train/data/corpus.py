@@ -147,7 +147,7 @@ def tokenize_corpus(
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder, ignore_cleanup_errors=True) as temporary:
             read = {source_name(source): read_documents(source, text_field=text_field) for source in sources}
             documents = _Spool(Path(temporary) / "documents", read, progress)
-            inside = folder / f"corpus-{_sha256(f'{recipe} {documents.sha256}' + str(documents.borders or ''))[:16]}"
+            inside = folder / f"corpus-{_sha256(f'{recipe} {documents.sha256} {documents.of_sources}')[:16]}"
             if found := _kept(inside, recipe):
                 write_json(inside / "corpus.json", {**found, "stamp": stamp})
             else:
@@ -202,11 +202,6 @@ class _Spool:
                 self.of_sources.append(self.num_documents - before)
         self.sha256 = digest.hexdigest()
 
-    @property
-    def borders(self) -> dict[str, list[int]]:
-        """The number of documents of each of several sources; of one it is all."""
-        return {"documents_of": self.of_sources} if len(self.of_sources) > 1 else {}
-
     def counting(self, progress: Progress) -> Callable[[int], None]:
         """Return what shows how many of the characters are counted for a vocabulary."""
         return lambda done: progress("learning the vocabulary", min(1.0, done / self.num_characters))
@@ -230,7 +225,7 @@ def _make(
         "tokens": _write_ids(fresh, documents, tokenizer, name, progress),
         "text": documents.sha256,
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        **documents.borders,
+        "documents_of": documents.of_sources,
     }
 
 

@@ -151,7 +151,7 @@ class DialogRows:
 
     def _rows(self, epoch: int) -> list[list[int]]:
         if epoch not in self._packed:
-            order = self.mixture.units(epoch)
+            order = self.mixture.units(epoch).tolist()
             packed = [[unit] for unit in order]
             if self._packing:
                 packed = _pack(_lengths(self.examples, self.together), order, self.context)

@@ -28,6 +28,9 @@ from llamarium.train.data.sources import at_place, document_ids, read_rows
 Dialog = Sequence[Mapping[str, Any]]
 
 _FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+QUESTIONS = ("prompt", "messages", "conversations")
+"""The forms of what is to be answered: the keys."""
+
 _TEXT = ("text",)  # no form beside another one: rows of Alpaca have their whole prompt as a text, too
 _ROLES = {"human": "user", "gpt": "assistant", **{role: role for role in ("user", "assistant", "system", "tool")}}
 # What would change the prompt if it were read; an example that has it is not understood without.
@@ -127,6 +130,16 @@ def messages_of(record: Mapping[str, Any]) -> Any:
     if not isinstance(said, list):
         raise TrainingError(f"conversations is {show_value(said)}; expected a list")
     return [_message(number, message) for number, message in enumerate(cast("list[Any]", said))]
+
+
+def question_of(record: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a row that end with what is to be answered; TrainingError for others."""
+    messages: Any = messages_of(record)
+    last: Any = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or cast("dict[str, Any]", last).get("role") == "assistant":
+        found = show_value(cast(Any, messages))
+        raise TrainingError(f"messages is {found}; expected a list that ends with what is to be answered")
+    return cast("list[Any]", messages)
 
 
 def _message(number: int, said: Any) -> Mapping[str, Any]:

@@ -30,16 +30,10 @@ def parse_data(data: Any) -> Any:
     Values of other types are returned as they are. TrainingError for a weight that is none, a source without one, or
     one that is named twice.
     """
-    if isinstance(data, str) and ("," in data or "=" in data) and not _exists(data):
-        pairs = [part.strip().rpartition("=") for part in data.split(",")]
-        if lacking := [weight for name, _, weight in pairs if not name]:
-            raise TrainingError(
-                f"data is {show_value(data)}, which is no file or folder, and no mixture, as {show_value(lacking[0])} "
-                "has no weight; expected NAME=WEIGHT,NAME=WEIGHT (names with commas as a table in --config or Python)"
-            )
-        found = [(name, _number(weight)) for name, _, weight in pairs]
-    elif isinstance(data, Mapping):
+    if isinstance(data, Mapping):
         found = [*cast("Mapping[Any, Any]", data).items()]
+    elif isinstance(data, str) and ("," in data or "=" in data) and not os.path.exists(os.path.expanduser(data)):  # noqa: PTH110, PTH111 - Path's raise on odd names
+        found = [_pair(part.strip(), data) for part in data.split(",")]
     else:
         return data
     if not found:
@@ -62,12 +56,14 @@ def _check(name: Any, weight: Any, seen: set[str]) -> None:
     seen.add(path)
 
 
-def _exists(path: str) -> bool:
-    return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111 - Path's raise on odd names
-
-
-def _number(text: str) -> Any:
+def _pair(part: str, data: str) -> tuple[str, Any]:
+    name, _, weight = part.rpartition("=")
+    if not name:
+        raise TrainingError(
+            f"data is {show_value(data)}, which is no file or folder, and no mixture, as {show_value(part)} has no "
+            "weight; expected NAME=WEIGHT,NAME=WEIGHT (names with commas as a table in --config or Python)"
+        )
     try:
-        return float(text)
+        return name, float(weight)
     except ValueError:
-        return text
+        return name, weight

@@ -8,6 +8,7 @@ seen.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -53,20 +54,12 @@ class Mixture:
 
     def draws(self, epoch: int) -> Tensor:
         """Return an epoch's draws, int64 (n, 3): source, complete passes over it before, and unit within it."""
-        found: list[Tensor] = []
-        for source, (size, count) in enumerate(zip(self.sizes, self.counts, strict=True)):
-            first, end = epoch * count, (epoch + 1) * count
-            for done in range(first // size, (end - 1) // size + 1):
-                order = permutation(size, self.seed, f"dialogs {source}" if source else "dialogs", done)
-                units = order[max(0, first - done * size) : end - done * size]
-                found.append(torch.stack([torch.full_like(units, source), torch.full_like(units, done), units], 1))
-        drawn = torch.cat(found)
-        return drawn if len(self.sizes) == 1 else drawn[permutation(len(drawn), self.seed, "mixture", epoch)]
+        return _draws(tuple(self.sizes), tuple(self.counts), self.seed, epoch)
 
-    def units(self, epoch: int) -> list[int]:
-        """Return an epoch's draws as numbers of units, counted through all sources."""
+    def units(self, epoch: int) -> Tensor:
+        """Return an epoch's draws as numbers of units, counted through all sources; int64 (n,)."""
         starts, drawn = torch.tensor([0, *self.sizes]).cumsum(0), self.draws(epoch)
-        return (starts[drawn[:, 0]] + drawn[:, 2]).tolist()
+        return starts[drawn[:, 0]] + drawn[:, 2]
 
     def split(self, validation: float) -> tuple[tuple[list[int], "Mixture"], tuple[list[int], "Mixture"]]:
         """Return the units to train on, and the last share of each source's, in a fixed order, to validate.
@@ -107,6 +100,19 @@ class Mixture:
             for (name, weight), n, size, held in rows
         ]
         return {"sources": found} if len(found) > 1 else {}
+
+
+@lru_cache(maxsize=4)  # a batch may be of two epochs, and a validation comes between
+def _draws(sizes: Sequence[int], counts: Sequence[int], seed: int | None, epoch: int) -> Tensor:
+    found: list[Tensor] = []
+    for source, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        first, end = epoch * count, (epoch + 1) * count
+        for done in range(first // size, (end - 1) // size + 1):
+            order = permutation(size, seed, f"dialogs {source}" if source else "dialogs", done)
+            units = order[max(0, first - done * size) : end - done * size]
+            found.append(torch.stack([torch.full_like(units, source), torch.full_like(units, done), units], 1))
+    drawn = torch.cat(found)
+    return drawn if len(sizes) == 1 else drawn[permutation(len(drawn), seed, "mixture", epoch)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from llamarium.errors import TrainingError
 from llamarium.train.data.batch import IGNORED, TrainingBatch, join
@@ -103,7 +102,6 @@ class MixedRows:
         self.mixture = Mixture(weights, [part.fewest_rows for part in parts], seed)
         described = f"{[part.fingerprint for part in parts]}{self.mixture.label}"
         self.fingerprint = hashlib.sha256(described.encode()).hexdigest()
-        self._drawn: dict[int, Tensor] = {}  # by epoch
 
     @property
     def about(self) -> dict[str, Any]:
@@ -116,9 +114,7 @@ class MixedRows:
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
         """Return rows of an epoch; the same arguments give the same tensors."""
-        if epoch not in self._drawn:
-            self._drawn = {**dict([*self._drawn.items()][-1:]), epoch: self.mixture.draws(epoch)}
         rows: dict[tuple[int, int], list[int]] = {}
-        for source, done, row in self._drawn[epoch][torch.as_tensor(indices)].tolist():
+        for source, done, row in self.mixture.draws(epoch)[torch.as_tensor(indices)].tolist():
             rows.setdefault((source, done), []).append(row)
         return join([self.parts[source].batch(done, rows[source, done]) for source, done in sorted(rows)])

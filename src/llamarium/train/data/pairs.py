@@ -13,7 +13,7 @@ so that no batch has half a pair.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from llamarium.errors import TrainingError, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.dialog_rows import DialogRows
-from llamarium.train.data.dialogs import Example, messages_of, read_dialogs, refuse_keys
+from llamarium.train.data.dialogs import QUESTIONS, Example, question_of, read_dialogs, refuse_keys
 
 _ANSWERS = ("chosen", "rejected")
 _OTHER_FORMS = ("completion", "instruction", "input", "output")
@@ -39,7 +39,7 @@ def read_pairs(source: str | Path, tokenizer: Tokenizer, *, chat: bool = True) -
 
 def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the two records of a pair for `read_dialogs`."""
-    prompts = [name for name in ("prompt", "messages", "conversations") if name in record]
+    prompts = [name for name in QUESTIONS if name in record]
     if len(prompts) != 1 or not all(name in record for name in _ANSWERS):
         raise TrainingError(
             f"has the keys {show_value(list(record))}; expected chosen and rejected, and one of prompt, "
@@ -53,17 +53,8 @@ def _expand(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     rest = {name: value for name, value in record.items() if name not in (*_ANSWERS, *prompts)}
     if prompts == ["prompt"]:
         return [{**rest, "prompt": record["prompt"], "completion": answer} for answer in answers]
-    messages = _messages(messages_of(record))
+    messages = question_of(record)
     return [{**rest, "messages": [*messages, {"role": "assistant", "content": answer}]} for answer in answers]
-
-
-def _messages(value: object) -> list[Any]:
-    messages = cast("list[Any]", value) if isinstance(value, list) else []
-    if not messages or (isinstance(messages[-1], dict) and cast(Any, messages[-1]).get("role") == "assistant"):
-        raise TrainingError(
-            f"messages is {show_value(value)}; expected a list that ends before the answers, with what they answer"
-        )
-    return messages
 
 
 def _finish(pair: list[Example]) -> list[Example]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -19,7 +19,7 @@ from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.dialog_rows import TooLong
-from llamarium.train.data.dialogs import messages_of
+from llamarium.train.data.dialogs import QUESTIONS, messages_of, question_of
 from llamarium.train.data.order import Mixture
 from llamarium.train.data.sources import at_place, read_rows
 
@@ -49,7 +49,6 @@ class PromptRows:
     def __init__(self, prompts: Sequence[Prompt], context: int, mixture: Mixture | None = None) -> None:
         self.prompts, self.context = prompts, context
         self.mixture = mixture or Mixture({"": 1.0}, [len(prompts)], None)
-        self._units: dict[int, list[int]] = {}  # by epoch
         digest = hashlib.sha256(f"prompts 1 {context}{self.mixture.label}".encode())
         for prompt in prompts:
             digest.update(json.dumps([prompt.ids, prompt.row], sort_keys=True, default=str).encode())
@@ -107,9 +106,7 @@ class PromptRows:
 
     def prompt(self, epoch: int, index: int) -> Prompt:
         """Return a prompt of an epoch."""
-        if epoch not in self._units:
-            self._units = {**dict([*self._units.items()][-1:]), epoch: self.mixture.units(epoch)}
-        return self.prompts[self._units[epoch][index]]
+        return self.prompts[int(self.mixture.units(epoch)[index])]
 
     def batch(self, epoch: int, indices: Sequence[int]) -> AnswerBatch:
         """Return rows of the shape that answers have, to time a step; they hold no prompt."""
@@ -142,7 +139,7 @@ def _read(
 
 
 def _ids(record: Mapping[str, Any], tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-    forms = [name for name in ("prompt", "messages", "conversations") if name in record]
+    forms = [name for name in QUESTIONS if name in record]
     others = [name for name in _ANSWERED if name in record]
     if len(forms) != 1 or others:
         raise TrainingError(
@@ -152,18 +149,10 @@ def _ids(record: Mapping[str, Any], tokenizer: Tokenizer, *, chat: bool) -> list
     if forms != ["prompt"]:
         if tokenizer.chat_format is None or not chat:
             raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
-        return tokenizer.chat_format.encode(_messages(messages_of(record)))
+        return tokenizer.chat_format.encode(question_of(record))
     prompt = record["prompt"]
     if not isinstance(prompt, str):
         raise TrainingError(f"prompt is {show_value(prompt)}; expected text")
     if tokenizer.chat_format is None or not chat:
         return tokenizer.encode(prompt)
     return tokenizer.chat_format.encode([{"role": "user", "content": prompt}])
-
-
-def _messages(value: object) -> list[Any]:
-    messages = cast("list[Any]", value) if isinstance(value, list) else []
-    last = messages[-1] if messages else None
-    if not isinstance(last, dict) or cast("dict[str, Any]", last).get("role") == "assistant":
-        raise TrainingError(f"messages is {show_value(value)}; expected a list that ends with what is to be answered")
-    return messages
