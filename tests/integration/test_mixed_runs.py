@@ -195,6 +195,17 @@ def test_packed_weights_are_dequantized_and_it_says_so(tmp_path: Path) -> None:
     assert found.position.step == 3 and load_file(found.checkpoint / "model.safetensors")
 
 
+def test_weights_in_four_bits_are_trained_as_numbers(tmp_path: Path, model_files: Callable[..., Any]) -> None:
+    folder, expected = model_files(vocab_size=280).nf4()
+    train_bpe(["say what comes then " * 9], 262).save(folder)
+    with pytest.warns(UserWarning, match="weights of NF4 are dequantized to float32"):
+        model = prepare(going_on(folder, write_words(tmp_path / "text.txt")), tmp_path / "run").model
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in model.parameters())
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert model.get_parameter(name).shape == (model.config.hidden_size, model.config.intermediate_size)
+    torch.testing.assert_close(model.get_parameter(name).detach(), expected[name].float(), rtol=0, atol=0.05)
+
+
 def test_what_contradicts_a_model_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = write_words(tmp_path / "text.txt")
     for name, value in (("preset", "tiny"), ("tokenizer", "bpe"), ("hidden_size", 64), ("rope_theta", 5e5)):

@@ -207,6 +207,10 @@ def test_texts_are_drawn_in_rows_and_learn_one_vocabulary(tmp_path: Path) -> Non
     seen = {bytes(row) for epoch in range(9) for row in rows.batch(epoch, range(41)).positions_BT.numpy().astype("u1")}
     assert len(seen) > 1, "documents within a row count from their beginning"
     assert rows.batch(4, [3, 5, 3]).ids_BT.shape == (3, 8)
+    assert {part.offset(done) for part in parts for done in range(9)} != {0}, "each pass is cut elsewhere"
+    for epoch in range(4):
+        for i, (source, done, row) in enumerate(rows.mixture.draws(epoch).tolist()):
+            assert rows.batch(epoch, [i]).ids_BT.equal(parts[source].batch(done, [row]).ids_BT)
     assert rows.batch(4, [7]).ids_BT.equal(MixedRows(parts, names, 1).batch(4, [7]).ids_BT)
     assert [source["tokens"] for source in rows.about["sources"]] == [150, 200]
 
