@@ -20,7 +20,7 @@ from llamarium.generation.dialog import ChatOptions, read_dialog, split_tools
 from llamarium.generation.loop import DialogEngine
 from llamarium.generation.options import AnswerOptions, EngineOptions, split_options
 from llamarium.generation.text_engine import TextEngine
-from llamarium.hub.own_folders import is_learner_folder
+from llamarium.hub.folders import is_learner_folder
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import METHODS, chosen_type
 from llamarium.runtime.device import choose_device

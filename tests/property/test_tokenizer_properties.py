@@ -12,7 +12,7 @@ from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
-from llamarium.tokenizer.stops import StopStringFilter
+from llamarium.tokenizer.streaming import StopStringFilter
 
 settings.register_profile(
     "tokenizer", deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -30,7 +30,7 @@ from llamarium.errors import (
     NoModulesError,
     OptionError,
 )
-from llamarium.hub import own_folders
+from llamarium.hub import folders
 from llamarium.kernels.threads import num_threads
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.process import child
@@ -248,11 +248,11 @@ def test_a_folder_from_elsewhere_is_refused_until_it_is_checked(tmp_path: Path, 
     (folder / file_of(step_named("embed"))).write_text(solution(step_named("embed")))
     assert check_step(folder, "embed").passed
     assert llamarium.load(folder).generate("O", temperature=0, max_tokens=3).text
-    own_folders.trust(folder)
-    listed = own_folders.cache_folder() / "own_folders.jsonl"
+    folders.trust(folder)
+    listed = folders.cache_folder() / "own_folders.jsonl"
     assert listed.read_text().count("foreign") == 1
     shutil.rmtree(folder)
-    own_folders.trust(tmp_path)
+    folders.trust(tmp_path)
     assert "foreign" not in listed.read_text()
 
 
@@ -261,7 +261,7 @@ def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="could not be noted"):
         start(tmp_path / "my_llama")
-    assert not own_folders.is_trusted(tmp_path / "my_llama")
+    assert not folders.is_trusted(tmp_path / "my_llama")
 
 
 def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from llamarium.build.folder.progress import Reached, keep, progress
 from llamarium.build.folder.source import solution
 from llamarium.errors import InputError, OptionError, TokenizerError, UnknownNameError
 from llamarium.hub.builtin import cache_folder
-from llamarium.hub.own_folders import is_trusted
+from llamarium.hub.folders import is_trusted
 from llamarium.runtime.process.child import Process
 
 pytestmark = pytest.mark.usefixtures("own_folders_list")

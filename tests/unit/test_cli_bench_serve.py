@@ -187,7 +187,7 @@ def test_progress_goes_up_to_the_whole(
     def percent(text: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: shown.append(done / total)
 
-    monkeypatch.setattr(bench_serve, "progress", percent)
+    monkeypatch.setattr(bench_serve, "share_done", percent)
     server.answer = partial(stand_in.good, first_s=0.05)
     assert bench(server, *until, "--max-tokens", "1")[0] == 0
     assert shown == sorted(shown)

@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from llamarium.cli import output
-from llamarium.cli.tables import table
+from llamarium.cli.output import table
 
 
 class Terminal(io.StringIO):
@@ -74,13 +74,13 @@ def test_warnings_and_notes_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> 
 def test_progress_is_drawn_on_a_terminal_only_and_nothing_remains(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with output.percent("loading") as report:
+    with output.share_done("loading") as report:
         report(1, 2)
     assert capsys.readouterr() == ("", "")
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
-    with pytest.raises(ValueError), output.percent("loading") as report:
+    with pytest.raises(ValueError), output.share_done("loading") as report:
         report(1, 3)
         report(1, 3)
         raise ValueError
@@ -88,7 +88,7 @@ def test_progress_is_drawn_on_a_terminal_only_and_nothing_remains(
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "dumb")
-    with output.percent("loading") as report:
+    with output.share_done("loading") as report:
         report(1, 3)
     assert sys.stderr.getvalue() == ""
 
@@ -169,7 +169,7 @@ def test_a_warning_takes_the_place_of_a_status(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     output.warn("before")
-    with output.percent("merging") as progress:
+    with output.share_done("merging") as progress:
         progress(1, 2)
         output.warn("rounded")
     output.warn("after")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console, Group, RenderableType
 
 from llamarium.checkpoints.options import TensorSource
-from llamarium.cli import output, tables, views
+from llamarium.cli import output, views
 from llamarium.inspect.neighbors import Neighbor, Neighbors, QueryWord
 from llamarium.inspect.next_tokens import NextStep
 from llamarium.inspect.score import Score, TokenScore
@@ -143,14 +143,14 @@ def test_info_leaves_out_what_says_nothing() -> None:
     ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8"), ([2, 1, 1], "1-2")]
 )
 def test_ranges(numbers: list[int], text: str) -> None:
-    assert tables.ranges(numbers) == text
+    assert output.ranges(numbers) == text
 
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"), [(999, "999 bytes"), (23_040, "23.0 kB"), (5_000_000, "5.0 MB"), (10**12, "1,000.0 GB")]
 )  # fmt: skip
 def test_size(num_bytes: int, text: str) -> None:
-    assert tables.size(num_bytes) == text
+    assert output.size(num_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -158,18 +158,18 @@ def test_size(num_bytes: int, text: str) -> None:
     [(1.0, "█" * 16), (0.5, "█" * 8), (1 / 128, "▏"), (0.172, "██▊"), (0.001, ""), (-0.5, ""), (math.nan, "")],
 )
 def test_bar(share: float, drawn: str) -> None:
-    assert tables.bar(share) == drawn
+    assert output.bar(share) == drawn
 
 
 @pytest.mark.parametrize(
     ("share", "text"), [(0.0, "0.0 %"), (1.0, "100.0 %"), (0.0124, "1.2 %"), (0.000034, "0.0034 %"), (1e-9, "1e-07 %")]
 )
 def test_percent(share: float, text: str) -> None:
-    assert tables.percent(share) == text
+    assert output.percent(share) == text
 
 
 def test_rich_is_imported_when_a_table_is_made() -> None:
-    for name, late in (("views", {"rich"}), ("tables", {"rich", "torch"})):
+    for name, late in (("views", {"rich"}), ("output", {"rich", "torch"})):
         code = f"import sys, llamarium.cli.{name}; assert not {late} & set(sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -179,7 +179,7 @@ def test_no_word_is_broken_and_no_cell_is_lost_in_a_narrow_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    shown = tables.table("name", "token", "what it is", "P", "", right=("P",))
+    shown = output.table("name", "token", "what it is", "P", "", right=("P",))
     shown.add_row("embedding", '" little"', "on this machine, fetched", "21.0 %", "█" * 12)
     shown.add_row("norms", '" there"', "short", "0.026 %", "█")
     output.show(Group(shown))

@@ -13,13 +13,12 @@ import torch
 
 import llamarium
 from llamarium.adapters import base_check
-from llamarium.adapters.base_check import Base
+from llamarium.adapters.base_check import Base, WeightBase
 from llamarium.adapters.files import SavedAdapter, read_adapter
 from llamarium.adapters.lora import LoRAConfig, apply_lora, lora_linears
 from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import ModuleBase, load_adapter
 from llamarium.adapters.save import adapter_metadata, save_adapter
-from llamarium.adapters.weight_base import WeightBase
 from llamarium.api import Llama
 from llamarium.checkpoints.checkpoint import stored_fingerprint
 from llamarium.checkpoints.open import open_checkpoint

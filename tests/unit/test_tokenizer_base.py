@@ -182,7 +182,7 @@ def test_long_blanks_do_not_change_the_pieces(llama3: Tokenizer, monkeypatch: py
 
 def test_importing_and_characters_need_no_library():
     code = (
-        "import sys, llamarium.tokenizer.load, llamarium.tokenizer.chat.choose, llamarium.tokenizer.stops\n"
+        "import sys, llamarium.tokenizer.load, llamarium.tokenizer.chat.choose, llamarium.tokenizer.streaming\n"
         "from llamarium.tokenizer.backends.characters import CharacterTokenizer\n"
         "CharacterTokenizer.from_text('ab').encode('ba')\n"
         "print(sorted({'torch', 'tokenizers', 'tiktoken', 'jinja2', 'numpy'} & set(sys.modules)))"

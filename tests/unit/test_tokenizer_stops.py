@@ -3,7 +3,7 @@
 import pytest
 
 from llamarium.errors import SamplingError
-from llamarium.tokenizer.stops import StopStringFilter
+from llamarium.tokenizer.streaming import StopStringFilter
 
 
 def test_a_stop_string_over_two_pieces_is_never_shown():

@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llamarium.adapters.base_check import check_base
+from llamarium.adapters.base_check import WeightBase, check_base
 from llamarium.adapters.files import SavedAdapter, read_adapter
-from llamarium.adapters.weight_base import WeightBase
 from llamarium.checkpoints.open import OpenedModel
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig

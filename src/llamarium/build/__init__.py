@@ -20,7 +20,7 @@ from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.build.whole import Whole
 from llamarium.errors import InputError, OptionError, escape, warn_caller
-from llamarium.hub.own_folders import trust
+from llamarium.hub.folders import trust
 
 __all__ = ["STEPS", "Course", "Result", "Whole", "check_step", "check_steps", "check_whole", "hint", "start"]
 

@@ -22,7 +22,7 @@ from llamarium.errors import (
 )
 from llamarium.extras import need_torch
 from llamarium.hub.builtin import recommended
-from llamarium.hub.own_folders import is_learner_folder
+from llamarium.hub.folders import is_learner_folder
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, TokenizerError
-from llamarium.hub.own_folders import is_learner_folder
+from llamarium.hub.folders import is_learner_folder
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
 

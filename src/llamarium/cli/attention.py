@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _matrix(tokens: list[str], pattern: list[list[float]]) -> "Table":
-    from llamarium.cli.tables import quote, table
+    from llamarium.cli.output import quote, table
 
     columns = [str(i) for i in range(len(tokens))]
     shown = table("#", "token", *columns, right=("#", *columns))
@@ -63,7 +63,7 @@ def _matrix(tokens: list[str], pattern: list[list[float]]) -> "Table":
 
 
 def _most(tokens: list[str], pattern: list[list[float]], k: int) -> "Table":
-    from llamarium.cli.tables import percent, quote, table
+    from llamarium.cli.output import percent, quote, table
 
     shown = table("#", "token", "looks at", right=("#",))
     for i, row in enumerate(pattern):

@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from llamarium.cli.options import UsageError, add_kv_cache, add_model, check_adapters
-from llamarium.cli.output import note, telling, warn
+from llamarium.cli.output import BAR_WIDTH, bar, note, telling, warn
 from llamarium.cli.serve import add_engine, add_served_names, add_tool_form, load_engine, served_names
-from llamarium.cli.tables import BAR_WIDTH, bar
 from llamarium.errors import InputError, OutputError, escape
 from llamarium.extras import optional
 

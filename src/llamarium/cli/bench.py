@@ -39,8 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.cli import bench_cache, bench_learn
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, load_llama, positive, whole_numbers
-from llamarium.cli.output import emit, show, status
-from llamarium.cli.tables import percent, size, table
+from llamarium.cli.output import emit, percent, show, size, status, table
 from llamarium.errors import InputError
 
 if TYPE_CHECKING:

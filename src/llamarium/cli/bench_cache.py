@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import load_llama
-from llamarium.cli.output import emit, note, show, status
-from llamarium.cli.tables import size, table
+from llamarium.cli.output import emit, note, show, size, status, table
 from llamarium.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:

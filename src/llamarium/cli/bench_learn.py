@@ -11,8 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import FALLBACK_MODEL, importing_torch, load_llama
-from llamarium.cli.output import emit, show, status
-from llamarium.cli.tables import table
+from llamarium.cli.output import emit, show, status, table
 from llamarium.errors import ContextLengthError
 from llamarium.extras import need_torch
 

@@ -37,9 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llamarium.cli.options import UsageError, add_json, add_values, count, number, positive, seconds
-from llamarium.cli.output import emit, printable, show
-from llamarium.cli.output import percent as progress
-from llamarium.cli.tables import percent, table
+from llamarium.cli.output import emit, percent, printable, share_done, show, table
 from llamarium.errors import OptionError, ServerError
 from llamarium.extras import optional
 
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from llamarium.load_test.exchange import Goal
     from llamarium.load_test.summary import LoadSummary, Spread
     from llamarium.load_test.workload import Lengths, LoadRequest
-
 
 _KEY = "OPENAI_API_KEY"
 _PROMPT_TOKENS, _MAX_TOKENS, _REQUESTS = "128", "64", 100
@@ -112,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.load_test.summary import summarize
 
     requests = _requests(args)
-    with progress(f"asking {args.url}") as report:
+    with share_done(f"asking {args.url}") as report:
         target, load = asyncio.run(_measure(args, requests, report))
     summary = summarize(load, goal)
     if args.json:

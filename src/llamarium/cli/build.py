@@ -16,8 +16,7 @@ When all steps stand, the folder is a model: llamarium chat -m my_llama
 import argparse
 from pathlib import Path
 
-from llamarium.cli.output import note, show
-from llamarium.cli.tables import table
+from llamarium.cli.output import note, show, table
 from llamarium.errors import escape
 
 FOLDER = "my_llama"

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.build import FOLDER, option
 from llamarium.cli.options import UsageError, add_json, whole_number
-from llamarium.cli.output import emit, say, show, status
-from llamarium.cli.tables import table
+from llamarium.cli.output import emit, say, show, status, table
 
 if TYPE_CHECKING:
     from llamarium.build import Result, Whole

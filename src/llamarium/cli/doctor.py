@@ -21,8 +21,7 @@ from pathlib import Path
 
 from llamarium import __version__
 from llamarium.cli.options import add_json, importing_torch
-from llamarium.cli.output import emit, show, status
-from llamarium.cli.tables import size, table
+from llamarium.cli.output import emit, show, size, status, table
 from llamarium.errors import LlamariumError, escape
 
 _PACKAGES = ("numpy", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _view(found: "Lens", i: int) -> "Table":
-    from llamarium.cli.tables import percent, quote, table
+    from llamarium.cli.output import percent, quote, table
 
     count = len(found.layers[0].candidates[i])
     columns = [name for rank in range(1, count + 1) for name in (f"#{rank}", f"P{rank}")]

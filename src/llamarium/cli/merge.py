@@ -13,7 +13,7 @@ import dataclasses
 from pathlib import Path
 
 from llamarium.cli.options import add_json, add_loading, importing_torch, name_base
-from llamarium.cli.output import emit, note, percent, status, write_text
+from llamarium.cli.output import emit, note, share_done, status, write_text
 from llamarium.cli.threads import set_threads
 from llamarium.extras import need_torch
 from llamarium.hub.resolve import resolve
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.adapters.merge import FULLY_KEPT
         from llamarium.train.merge import merge
     set_threads(args.threads)
-    with percent(f"merging into {args.model}") as progress:
+    with share_done(f"merging into {args.model}") as progress:
         report = merge(
             args.adapter,
             args.out,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.cli.options import add_json
-from llamarium.cli.output import emit, note, show
-from llamarium.cli.tables import size, table
+from llamarium.cli.output import emit, note, show, size, table
 from llamarium.errors import escape
 
 

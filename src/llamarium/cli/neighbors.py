@@ -43,7 +43,7 @@ def _compare(args: argparse.Namespace) -> int:
     if args.minus or args.plus or args.k is not None:
         raise UsageError("argument --with: compares two words alone; leave out --minus, --plus and -k")
     llama = load_llama(args)
-    from llamarium.cli.tables import quote
+    from llamarium.cli.output import quote
     from llamarium.inspect.neighbors import similarity
 
     found = similarity(llama.runner, llama.tokenizer, args.word, args.other)

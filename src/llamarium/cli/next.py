@@ -22,7 +22,7 @@ from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
-    from llamarium.generation.logprobs import Alternative
+    from llamarium.generation.completion import Alternative
     from llamarium.inspect.next_tokens import NextStep
 
 

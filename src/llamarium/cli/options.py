@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
-from llamarium.cli.output import percent, warn
+from llamarium.cli.output import share_done, warn
 from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError
 from llamarium.extras import need_torch
@@ -240,7 +240,7 @@ def _load(
     if args.quantize is not None or args.device not in ("auto", "cpu"):
         need_torch("--quantize" if args.quantize is not None else f"--device {args.device}")
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
-    shown = percent(f"loading {args.model}") if report is None else nullcontext(report)
+    shown = share_done(f"loading {args.model}") if report is None else nullcontext(report)
     with shown as progress, _collector_resting():
         with importing_torch():
             from llamarium.api import load

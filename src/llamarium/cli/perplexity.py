@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive
-from llamarium.cli.output import emit, percent, show
-from llamarium.cli.tables import size, table
+from llamarium.cli.output import emit, share_done, show, size, table
 from llamarium.errors import InputError, escape
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     llama = load_llama(args)
     if args.against is not None:
         return _compare(args, llama, text)
-    with percent("reading the text") as progress:
+    with share_done("reading the text") as progress:
         found = llama.perplexity(text, context=args.context, stride=args.stride, progress=progress)
     if args.json:
         emit({"file": args.file, "model": args.model, **found.to_dict()})
@@ -73,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace, llama: "Llama", text: str) -> int:
     from llamarium.api import load
 
-    with percent(f"loading {args.against}") as progress:
+    with share_done(f"loading {args.against}") as progress:
         against = load(args.against, dtype=args.against_dtype or "float32", device=args.device, progress=progress)
-    with percent("reading the text") as progress:
+    with share_done("reading the text") as progress:
         found = llama.divergence(text, against=against, context=args.context, stride=args.stride, progress=progress)
     if args.json:
         emit({"file": args.file, "model": args.model, "against": args.against, **found.to_dict()})

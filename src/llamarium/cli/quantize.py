@@ -26,8 +26,7 @@ from llamarium.cli.options import (
     importing_torch,
     positive,
 )
-from llamarium.cli.output import emit, note, percent, write_text
-from llamarium.cli.tables import size
+from llamarium.cli.output import emit, note, share_done, size, write_text
 from llamarium.cli.threads import set_threads
 from llamarium.extras import need_torch
 from llamarium.quant.formats import FORMATS
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.cli.perplexity import read_file
 
     text = None if args.calibration is None else read_file(args.calibration)
-    with percent(f"quantizing {args.model}") as progress:
+    with share_done(f"quantizing {args.model}") as progress:
         with importing_torch():
             from llamarium.quantization.quantize import quantize
 

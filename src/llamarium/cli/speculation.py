@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.output import percent
+from llamarium.cli.output import share_done
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -63,7 +63,7 @@ def load_draft(args: argparse.Namespace, report: Callable[[int, int], None] | No
     from llamarium.hub.resolve import resolve
 
     path = resolve(args.draft_model)
-    shown = percent(f"loading {args.draft_model}") if report is None else nullcontext(report)
+    shown = share_done(f"loading {args.draft_model}") if report is None else nullcontext(report)
     with shown as progress:
         llama = load(path, dtype=args.dtype, device=args.device, progress=progress)
     llama.name = args.draft_model

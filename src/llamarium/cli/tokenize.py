@@ -12,8 +12,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json
-from llamarium.cli.output import emit, show
-from llamarium.cli.tables import table
+from llamarium.cli.output import emit, show, table
 from llamarium.cli.text import add_text, require_text
 from llamarium.errors import escape
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, whole_numbers
-from llamarium.cli.output import emit, show
+from llamarium.cli.output import emit, ranges, show, size, table
 from llamarium.cli.perplexity import read_file
-from llamarium.cli.tables import ranges, size, table
 from llamarium.cli.text import check_fits, read_standard_input
 from llamarium.presets import PRESETS
 

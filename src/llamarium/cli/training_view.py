@@ -8,8 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.output import draws, note, printable
-from llamarium.cli.tables import table
+from llamarium.cli.output import draws, note, printable, table
 from llamarium.train.report.page import duration
 
 if TYPE_CHECKING:

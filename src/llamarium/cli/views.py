@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llamarium.cli.tables import bar, percent, quote, ranges, size, table
+from llamarium.cli.output import bar, percent, quote, ranges, size, table
 from llamarium.errors import escape
 
 if TYPE_CHECKING:

@@ -1,13 +1,20 @@
-"""Folders that are mistaken for a model: a training run's, whose checkpoints are models, and an adapter's.
+"""Folders that are no model by themselves: a training run's, whose checkpoints are models, an adapter's, a learner's.
 
 A run's folder holds `step-00000500/`, ... and `best`, a link to the one with the lowest validation loss. A checkpoint
 is a model's folder, or an adapter's where an adapter was trained; that one is put on a model, not in its place.
+
+No model file can run code; the functions in a folder of `llamarium build` are code. So one that was neither begun nor
+checked on this machine is refused until `llamarium build check` was asked to run it. The list lies in the cache folder,
+an absolute path a line, as JSON.
 """
 
+import json
 import re
 from pathlib import Path
 
-from llamarium.errors import escape
+from llamarium.errors import LlamariumError, escape, warn_caller
+from llamarium.hub.builtin import cache_folder
+from llamarium.io import atomic_file
 
 ADAPTER_CONFIG = "adapter_config.json"
 _CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
@@ -57,3 +64,45 @@ def _newest(run: Path) -> Path | None:
         return None
     found = [path for path in run.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
     return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+
+
+COURSE = "course.json"
+"""The file by which such a folder is known: steps, texts, and the model whose weights are used."""
+
+
+def is_learner_folder(name: object) -> bool:
+    """Return whether a model's name is a folder that holds a course of `llamarium build`, and no model of its own."""
+    if not isinstance(name, (str, Path)):
+        return False
+    path = Path(name).expanduser()
+    return (path / COURSE).is_file() and not (path / "config.json").exists()
+
+
+def trust(folder: Path) -> None:
+    """Let a folder's code be run from now on, and drop those that are gone; a warning says if it cannot be written."""
+    if is_trusted(folder):
+        return
+    try:
+        path = _list()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in _lines() if Path(json.loads(line)).is_dir()]
+        with atomic_file(path) as file:
+            file.write("".join(f"{line}\n" for line in (*kept, json.dumps(str(folder.resolve())))).encode())
+    except (OSError, ValueError, TypeError, LlamariumError) as error:
+        warn_caller(f"that {escape(folder)} is yours could not be noted ({escape(error)}), so -m will refuse it")
+
+
+def is_trusted(folder: Path) -> bool:
+    """Return whether a folder's code may be run."""
+    return json.dumps(str(folder.resolve())) in _lines()
+
+
+def _lines() -> list[str]:
+    try:
+        return _list().read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError, LlamariumError):
+        return []
+
+
+def _list() -> Path:
+    return cache_folder() / "own_folders.jsonl"

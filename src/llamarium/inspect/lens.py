@@ -15,8 +15,7 @@ import numpy as np
 
 from llamarium.errors import InputError
 from llamarium.inspect import forward
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats, log_softmax, split
+from llamarium.inspect.numbers import Floats, JsonView, log_softmax, split
 from llamarium.inspect.tokens import Candidate, check_count, check_token, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
 from llamarium.runtime.runner import Runner

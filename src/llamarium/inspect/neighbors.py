@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING
 from llamarium.errors import InputError, show_value
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats, largest, lengths, split
+from llamarium.inspect.numbers import Floats, JsonView, largest, lengths, split
 from llamarium.inspect.tokens import check_count, tokens_of_word
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from llamarium.errors import ContextLengthError
 from llamarium.inspect.forward import Memory, advance
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import as_array
+from llamarium.inspect.numbers import JsonView, as_array
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.tokenizer.base import Tokenizer

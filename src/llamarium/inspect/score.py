@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.inspect.forward import logits_of
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats
+from llamarium.inspect.numbers import Floats, JsonView
 from llamarium.inspect.tokens import check_ids, check_logits
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.sampler import Sampler

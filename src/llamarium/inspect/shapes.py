@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
-from llamarium.config import ModelConfig
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.inspect.forward import PREFILL_CHUNK
-from llamarium.inspect.json_values import JsonView
+from llamarium.inspect.numbers import JsonView
 from llamarium.kernels.turns import piece_tokens
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key, axis_sizes
@@ -196,3 +196,20 @@ def check_whole(wanted: object, what: str) -> None:
     """Refuse anything but a list of whole numbers."""
     if not isinstance(wanted, Collection) or not all(isinstance(i, Integral) for i in cast("Collection[Any]", wanted)):
         raise InputError(f"{what} is {show_value(wanted)}; expected a list of whole numbers")
+
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def linear_key(layer: int, linear: str) -> str:
+    """Return the state-dict key of a layer's matrix."""
+    return f"model.layers.{layer}.{'self_attn' if linear in ATTENTION else 'mlp'}.{linear}.weight"
+
+
+def type_of(runner: Runner, key: str) -> str:
+    """Return the type that a matrix is stored as; InputError if it is unknown: its module has been replaced."""
+    found = runner.weights.get(EMBEDDING if key == HEAD and runner.config.tie_word_embeddings else key)
+    if found is None:
+        name = key.removesuffix(".weight")
+        raise InputError(f"{name} is another module, whose matrix is not known; expected a Linear")
+    return found.type_name

@@ -8,10 +8,9 @@ import numpy as np
 
 from llamarium.config import ModelConfig
 from llamarium.errors import AnswerError, ContextLengthError, InputError, show_value
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats, largest, log_softmax
+from llamarium.inspect.numbers import Floats, JsonView, largest, log_softmax
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.text import check_text
+from llamarium.tokenizer.special import check_text
 
 if TYPE_CHECKING:
     from torch import Tensor

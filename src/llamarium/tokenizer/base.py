@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from llamarium.errors import ChatFormatError, ContextLengthError, TokenizerError, escape, show_value
-from llamarium.tokenizer.special import SpecialTokens
+from llamarium.tokenizer.special import SpecialTokens, check_text
 from llamarium.tokenizer.streaming import StreamDecoder
-from llamarium.tokenizer.text import check_text
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.bpe import ByteLevelBPE, Explanation

@@ -1,7 +1,9 @@
-"""The control tokens of a vocabulary."""
+"""What counts as text, and the control tokens of a vocabulary."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from llamarium.errors import TokenizerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +23,16 @@ class SpecialTokens:
     eos: tuple[int, ...] = ()
     pad: int | None = None
     add_bos: bool = False
+
+
+def check_text(text: object) -> None:
+    """Refuse what is no text, and a lone surrogate, half of a UTF-16 pair, which UTF-8 cannot hold: TokenizerError."""
+    if not isinstance(text, str):
+        raise TokenizerError(f"expected text (str), found {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; it is no "
+            'valid Unicode: read the source with its own encoding, or use errors="replace"'
+        ) from None

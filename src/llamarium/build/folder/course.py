@@ -8,7 +8,7 @@ from llamarium.build.arguments import SENTENCES
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.errors import InputError, OutputError, UnknownNameError, escape
-from llamarium.hub.own_folders import COURSE
+from llamarium.hub.folders import COURSE
 from llamarium.io import read_small, write_json
 
 MODEL = "smollm2-135m"

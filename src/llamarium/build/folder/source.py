@@ -9,7 +9,7 @@ from llamarium.build.folder.course import Course, file_of, number_of, step_named
 from llamarium.build.learner import EMPTY
 from llamarium.build.step import Step
 from llamarium.errors import OutputError, escape
-from llamarium.hub.own_folders import COURSE, trust
+from llamarium.hub.folders import COURSE, trust
 from llamarium.io import atomic_file, read_small
 
 

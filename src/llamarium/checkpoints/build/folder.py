@@ -14,7 +14,7 @@ from llamarium.checkpoints.checkpoint import Checkpoint, FormatName, TensorEntry
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
-from llamarium.hub.own_folders import COURSE, is_trusted
+from llamarium.hub.folders import COURSE, is_trusted
 from llamarium.runtime.process.child import Child
 from llamarium.runtime.process.runner import ProcessRunner
 from llamarium.runtime.runner import Runner

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.lens import ChosenToken
+from llamarium.inspect.numbers import JsonView
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def _random_rows(config: ModelConfig, seed: int) -> "np.ndarray[tuple[int, int],
 def _values(runner: Runner, key: str) -> "Tensor":
     from torch import from_numpy
 
-    from llamarium.inspect.probes.weights import type_of
+    from llamarium.inspect.shapes import type_of
 
     type_of(runner, key)  # refuses a module whose weight is unknown
     return from_numpy(runner.dequantize(key, adapted=True)).to(runner.device)

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from llamarium.errors import InputError, check_choice
 from llamarium.inspect.forward import logits_of, num_rows, rows_logits
-from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.measures.perplexity import check_number
-from llamarium.inspect.numbers import Floats, log_softmax
+from llamarium.inspect.numbers import Floats, JsonView, log_softmax
 from llamarium.inspect.tokens import check_count, check_ids
 from llamarium.runtime.runner import Runner
 

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from llamarium.errors import InputError
 from llamarium.inspect import forward
-from llamarium.inspect.json_values import JsonView
 from llamarium.inspect.measures.divergence import compare
 from llamarium.inspect.measures.streams import StreamError, stream_errors
-from llamarium.inspect.numbers import split
+from llamarium.inspect.numbers import JsonView, split
 from llamarium.inspect.tokens import Candidate, check_count, name_candidates, top_candidates
 from llamarium.inspect.trace import Trace
 from llamarium.tokenizer.base import Tokenizer

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import InputError, check_choice
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats
+from llamarium.inspect.numbers import Floats, JsonView
 from llamarium.inspect.shapes import check_whole
 from llamarium.inspect.trace import Trace
 

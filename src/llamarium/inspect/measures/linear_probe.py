@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect.forward import Memory
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats
+from llamarium.inspect.numbers import Floats, JsonView
 from llamarium.inspect.shapes import check_finite
 from llamarium.inspect.tokens import check_count, check_ids
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack

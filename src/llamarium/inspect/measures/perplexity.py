@@ -24,13 +24,13 @@ from itertools import chain
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError
 from llamarium.inspect.forward import logits_of
-from llamarium.inspect.json_values import JsonView
+from llamarium.inspect.numbers import JsonView
 from llamarium.inspect.score import e_to_the, scored_tokens
 from llamarium.inspect.tokens import check_count
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
-from llamarium.tokenizer.text import check_text
+from llamarium.tokenizer.special import check_text
 
 DEFAULT_CONTEXT = 2048
 """Default tokens of a window: the usual number in papers, and fewer than most contexts."""

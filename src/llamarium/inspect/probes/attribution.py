@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 
 from llamarium.config import HEAD
 from llamarium.errors import InputError
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import lengths
+from llamarium.inspect.numbers import JsonView, lengths
 from llamarium.inspect.probes.heads import heads_joined
 from llamarium.inspect.probes.neurons import row_of_position
-from llamarium.inspect.probes.weights import type_of
-from llamarium.inspect.shapes import print_key
+from llamarium.inspect.shapes import print_key, type_of
 from llamarium.inspect.tokens import check_token
 from llamarium.inspect.trace import Trace
 from llamarium.runtime.runner import Runner

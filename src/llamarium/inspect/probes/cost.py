@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llamarium.cost import flops
 from llamarium.inspect.forward import KeptSequence, Memory, advance
-from llamarium.inspect.json_values import JsonView
+from llamarium.inspect.numbers import JsonView
 from llamarium.inspect.tokens import check_count, check_ids
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 

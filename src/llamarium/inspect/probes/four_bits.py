@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import InputError
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats
-from llamarium.inspect.probes.weights import type_of
-from llamarium.inspect.shapes import indices
+from llamarium.inspect.numbers import Floats, JsonView
+from llamarium.inspect.shapes import indices, type_of
 from llamarium.quant.codes import coded, round_inputs
 from llamarium.quant.formats import GROUP, METHODS, chosen_type
 from llamarium.runtime.runner import Runner

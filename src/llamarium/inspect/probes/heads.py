@@ -15,8 +15,7 @@ import numpy as np
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import InputError, show_value
 from llamarium.inspect.numbers import Floats, lengths, split
-from llamarium.inspect.probes.weights import linear_key, type_of
-from llamarium.inspect.shapes import print_key
+from llamarium.inspect.shapes import linear_key, print_key, type_of
 from llamarium.inspect.trace import Trace
 from llamarium.runtime.runner import Runner
 

@@ -20,7 +20,7 @@ from llamarium.adapters.merge import merge_adapters
 from llamarium.config import ModelConfig
 from llamarium.cost import count_parameters
 from llamarium.errors import InputError, MemoryBudgetError, check_choice
-from llamarium.inspect.json_values import as_json
+from llamarium.inspect.numbers import as_json
 from llamarium.inspect.shapes import check_finite
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
 from llamarium.model import LlamaForCausalLM

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, show_value
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import largest
+from llamarium.inspect.numbers import JsonView, largest
 from llamarium.inspect.probes.heads import layer_in
 from llamarium.inspect.tokens import check_count
 from llamarium.inspect.trace import Trace

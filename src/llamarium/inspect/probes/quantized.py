@@ -13,7 +13,7 @@ from llamarium.errors import InputError
 from llamarium.inspect.numbers import Floats, scores_of, softmax
 from llamarium.inspect.probes.four_bits import rounded_inputs
 from llamarium.inspect.probes.rope import rotate
-from llamarium.inspect.probes.weights import linear_key, type_of
+from llamarium.inspect.shapes import linear_key, type_of
 from llamarium.inspect.tokens import check_ids
 from llamarium.inspect.trace import Trace
 from llamarium.kernels.native import InputBits

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats
+from llamarium.inspect.numbers import Floats, JsonView
 from llamarium.runtime.rope import rope_frequencies
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.inspect.forward import Memory, advance
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import as_array, largest, softmax
+from llamarium.inspect.numbers import JsonView, as_array, largest, softmax
 from llamarium.inspect.shapes import check_whole
 from llamarium.inspect.tokens import check_count, check_ids, text_of
 from llamarium.runtime.runner import CacheDtype, Logits, Runner

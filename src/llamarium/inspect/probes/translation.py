@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.config import read_json_object
 from llamarium.errors import InputError, escape
-from llamarium.inspect.json_values import JsonView
-from llamarium.inspect.numbers import Floats, largest, scores_of, softmax
+from llamarium.inspect.numbers import Floats, JsonView, largest, scores_of, softmax
 from llamarium.inspect.tokens import Candidate
 
 _PAD, _BEGIN, _END = range(3)

@@ -19,7 +19,7 @@ from llamarium.inspect.measures.streams import relative_error, stream_errors
 from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.four_bits import CodedWeights, coded_weights, rounded_inputs
 from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, input_bits_of, streams_as
-from llamarium.inspect.probes.weights import linear_key, type_of
+from llamarium.inspect.shapes import linear_key, type_of
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass

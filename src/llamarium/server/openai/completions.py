@@ -6,8 +6,7 @@ from typing import Any, TypeVar, cast
 from fastapi import APIRouter, Request, Response
 
 from llamarium.errors import LlamariumError
-from llamarium.generation.completion import Generation, Piece
-from llamarium.generation.logprobs import PromptLogprobs
+from llamarium.generation.completion import Generation, Piece, PromptLogprobs
 from llamarium.sampling.params import GenerationOptions
 from llamarium.server.answering import AnswerRequest, place_of
 from llamarium.server.errors import ApiError, of_library

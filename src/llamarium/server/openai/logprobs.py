@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from llamarium.generation.logprobs import Alternative, PromptLogprobs, TokenLogprob
+from llamarium.generation.completion import Alternative, PromptLogprobs, TokenLogprob
 from llamarium.server.errors import ApiError
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.streaming import StreamDecoder

@@ -10,8 +10,7 @@ from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, save_huggingface, write_json
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
-from llamarium.tokenizer.special import SpecialTokens
-from llamarium.tokenizer.text import check_text
+from llamarium.tokenizer.special import SpecialTokens, check_text
 
 
 class CharacterTokenizer:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamarium.errors import ChatFormatError, escape, show_value
-from llamarium.tokenizer.text import check_text
+from llamarium.tokenizer.special import check_text
 
 _MAX_DEPTH = 32
 _MAX_INTEGER_BITS = 1024  # as far as floating-point numbers go

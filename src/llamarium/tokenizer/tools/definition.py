@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from llamarium.config import without_duplicates
 from llamarium.errors import TokenizerError, ToolError, show_value
-from llamarium.tokenizer.text import check_text
+from llamarium.tokenizer.special import check_text
 
 MAX_TOOLS = 128  # OpenAI's limit
 MAX_CHARACTERS = 2**18  # of all definitions of a request, as JSON

@@ -18,8 +18,7 @@ from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import line_parts
-from llamarium.tokenizer.special import SpecialTokens
-from llamarium.tokenizer.text import check_text
+from llamarium.tokenizer.special import SpecialTokens, check_text
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST_VOCAB = 256 + 2
