@@ -44,11 +44,11 @@ SETS = {  # by the processor that is compiled for; beside `portable`, which is f
     },
     "aarch64": {"neon_dotprod": "-march=armv8.2-a+dotprod", "neon_i8mm": "-march=armv8.2-a+dotprod+i8mm"},
 }
-PARTS = ("products", "ops", "attention", "row_attention", "floats")  # each is compiled for each set
+PARTS = ("products", "ops", "attention", "row_attention", "pointwise", "floats")  # each is compiled for each set
 SHARED = {  # whose part a set takes where its own would be the same
-    "avx512_bf16": {"attention": "avx512_vnni", "row_attention": "avx512_vnni", "products": "avx512_vnni"},
-    "amx": {"attention": "avx512_vnni", "row_attention": "avx512_vnni", "floats": "avx512_vnni"},
-    "neon_i8mm": {"attention": "neon_dotprod", "row_attention": "neon_dotprod", "floats": "neon_dotprod"},
+    "avx512_bf16": dict.fromkeys(("attention", "row_attention", "products"), "avx512_vnni"),
+    "amx": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "avx512_vnni"),
+    "neon_i8mm": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "neon_dotprod"),
 }
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 

@@ -183,6 +183,30 @@ typedef struct {
 /* Compute `out` and `log_sums`; or, `backward`, of those the three gradients. The same bits for every number of threads. */
 LM_EXPORT int lm_attend_rows(const lm_row_attention *call, int32_t backward);
 
+/* What a training step computes between its products: arrays (num_rows, columns) in C's order, all sums in float32. `dtype` is that of what
+ * a product takes or gives; a norm's x, its gradient and its weight are float32. Backward passes take the output's gradient last.
+ *
+ *     LM_NORM             x, weight -> weight x / sqrt(mean(x^2) + eps), and the divisor's inverse of each row
+ *     LM_NORM_BACKWARD    x, weight, the inverses, grad -> of x, of weight
+ *     LM_GATE             gate, up -> silu(gate) up
+ *     LM_GATE_BACKWARD    gate, up, grad -> of gate, of up
+ *     LM_ROTATE           x, cosines, sines (table_rows, head_dim), each row's partner's sign included -> turned; row r by r % table_rows
+ *     LM_ROTATE_BACKWARD  cosines, sines, grad -> of x */
+enum { LM_NORM, LM_NORM_BACKWARD, LM_GATE, LM_GATE_BACKWARD, LM_ROTATE, LM_ROTATE_BACKWARD };
+
+typedef struct {
+    int32_t op, dtype;         /* LM_FLOAT32 or LM_BFLOAT16 */
+    int32_t num_rows, columns; /* a multiple of 16 */
+    int32_t head_dim;          /* a multiple of 32 */
+    int32_t table_rows;
+    float eps;
+    const void *in[4];
+    void *out[2];
+} lm_pointwise;
+
+/* The same bits for every number of threads. */
+LM_EXPORT int lm_compute_pointwise(const lm_pointwise *call);
+
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 
@@ -208,7 +232,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 17
+#define LM_INTERFACE 18
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -1,6 +1,6 @@
-/* The parts of a set of kernels that are compiled by themselves, since they are large: attention, over the cache and over rows, products of
- * floats, and products of tiles. Sets that have one in common share it. hatch_build.py says from which set each set takes them: LM_ATTENTION,
- * LM_ROW_ATTENTION, LM_FLOATS, LM_PRODUCTS.
+/* The parts of a set of kernels that are compiled by themselves, since they are large: attention, over the cache and over rows, what
+ * training computes between products, products of floats, and products of tiles. Sets that have one in common share it. hatch_build.py says from which set each set takes them: LM_ATTENTION,
+ * LM_ROW_ATTENTION, LM_POINTWISE, LM_FLOATS, LM_PRODUCTS.
  */
 #ifndef LLAMARIUM_PARTS_H
 #define LLAMARIUM_PARTS_H
@@ -18,6 +18,10 @@ void attend_chunk(int dtype, int heads, const kv_chunk *at, const row_run *rows)
 /* row_attention.c: see lm_attend_rows. */
 #define attend_rows JOIN(lm_attend_rows_, LM_ROW_ATTENTION)
 int attend_rows(const lm_row_attention *call, int32_t backward);
+
+/* pointwise.c: see lm_compute_pointwise. */
+#define compute_pointwise JOIN(lm_compute_pointwise_, LM_POINTWISE)
+int compute_pointwise(const lm_pointwise *call);
 
 /* floats.c: as `product` below, of rows of tokens from `m` on, a multiple of TOKENS. */
 #define float_product JOIN(lm_float_product_, LM_FLOATS)

@@ -84,6 +84,12 @@ def assert_close_to_reference(a: Tensor, b: Tensor, reference: Reference, *, ulp
         assert off <= ulps, f"{name} is {off:.1f} roundings off, {ulps} are allowed"
 
 
+def roundings(found: Tensor, reference: Reference) -> float:
+    """How far a tensor is from the reference, on the whole: in roundings of the inputs and of the result."""
+    error = (found.double() - reference.values).square().mean()
+    return float((error / reference.ulp.square().mean()).nan_to_num(0.0).sqrt())
+
+
 def _rounded(x: Tensor, dtype: torch.dtype, random: torch.Generator) -> Tensor:
     """Move each number up or down by as much as rounding to `dtype` can."""
     signs = torch.randint(0, 2, x.shape, generator=random).double() * 2 - 1

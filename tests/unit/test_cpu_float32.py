@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from closeness import assert_close_to_reference, reference_of
 from llamarium.kernels import cpu_float32
-from llamarium.kernels.cpu_float32 import OneDNN
+from llamarium.kernels.cpu_float32 import linear
+from llamarium.kernels.cpu_training import Replaced
 
 needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="no oneDNN")
 
@@ -30,7 +31,7 @@ def test_products_and_gradients_are_close_to_float64s(shape: tuple[int, ...], mo
     called: list[int] = []
     multiply: Callable[[Tensor, Tensor], Tensor] = cpu_float32.multiply
     monkeypatch.setattr(cpu_float32, "multiply", lambda *given: called.append(1) or multiply(*given))
-    with OneDNN():
+    with Replaced({F.linear: linear}):
         ours = with_gradients(x, weight, grad)
     assert len(called) == 3
     for i in range(3):
@@ -41,7 +42,7 @@ def test_products_and_gradients_are_close_to_float64s(shape: tuple[int, ...], mo
 @needs_onednn
 def test_other_dtypes_biases_and_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     x, frozen = torch.randn(3, 8, requires_grad=True), nn.Linear(8, 8, bias=False).requires_grad_(False)
-    with OneDNN():
+    with Replaced({F.linear: linear}):
         frozen(x).sum().backward()
         assert frozen.weight.grad is None and x.grad is not None
         monkeypatch.setattr(cpu_float32, "multiply", pytest.fail)

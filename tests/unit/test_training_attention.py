@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from closeness import Reference, reference_of
+from closeness import reference_of, roundings
 from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.attention.base import visible_in_row
 from llamarium.attention.training import can_attend_rows
@@ -52,12 +52,6 @@ class Exact(CausalAttend):
 def nth_of_exact(i: int, how: dict[str, Any], *given: Tensor) -> Tensor:
     q, k, v, grad = given
     return with_gradients(Exact(**how), q, k, v, grad)[i]
-
-
-def roundings(found: Tensor, reference: Reference) -> float:
-    """How far a tensor is from the reference, on the whole: in roundings of the inputs and of the result."""
-    error = (found.double() - reference.values).square().mean()
-    return float((error / reference.ulp.square().mean()).nan_to_num(0.0).sqrt())
 
 
 @needs_kernels

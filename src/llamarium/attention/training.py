@@ -11,8 +11,7 @@ from torch import Tensor
 
 from llamarium.attention.causal import CausalAttend
 from llamarium.kernels import native
-
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
+from llamarium.kernels.cpu_training import DTYPES, products_dtype
 
 
 class TrainingAttend(CausalAttend):
@@ -26,7 +25,7 @@ class TrainingAttend(CausalAttend):
             return super().__call__(layer_idx, q_BTNH, k_BTKH, v_BTKH)
         if self._segments_BT is None and self.segments_BT is not None:  # once for all layers
             self._segments_BT = self.segments_BT.to(torch.int32).contiguous()
-        arrays = [x.to(_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
+        arrays = [x.to(products_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
         out_BTNH = _AttendRows.apply(*arrays, self._segments_BT, not self.bidirectional)
         assert isinstance(out_BTNH, Tensor)
         return out_BTNH
@@ -35,17 +34,12 @@ class TrainingAttend(CausalAttend):
 def can_attend_rows(*arrays: Tensor) -> bool:
     """Whether the kernels take queries, keys and values: of float32 or bfloat16 on a CPU, not compiled by PyTorch."""
     return (
-        all(type(x) is Tensor and x.device.type == "cpu" and _dtype(x) in _DTYPES for x in arrays)
-        and len({_dtype(x) for x in arrays}) == 1
+        all(type(x) is Tensor and x.device.type == "cpu" and products_dtype(x) in DTYPES for x in arrays)
+        and len({products_dtype(x) for x in arrays}) == 1
         and arrays[0].shape[-1] % 16 == 0
         and not torch.compiler.is_compiling()
         and native.library() is not None
     )
-
-
-def _dtype(x: Tensor) -> torch.dtype:
-    """Return what is attended in: autocast's dtype, as with PyTorch's attention, or the tensor's own."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 
 
 class _AttendRows(torch.autograd.Function):
@@ -67,8 +61,9 @@ class _AttendRows(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         grad_BTNH = grad_outputs[0].contiguous()  # a name of its own: a copy must live while C reads it
-        grads = [torch.empty_like(x) for x in ctx.saved_tensors[:3]]
-        native.attend_rows(_call((*ctx.saved_tensors, grad_BTNH, *grads), *ctx.mask), backward=True)
+        saved = ctx.saved_tensors  # which a checkpoint gives once
+        grads = [torch.empty_like(x) for x in saved[:3]]
+        native.attend_rows(_call((*saved, grad_BTNH, *grads), *ctx.mask), backward=True)
         return *grads, None, None
 
 
@@ -76,5 +71,5 @@ def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, causal: bool) 
     """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
     (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
     pointers = [None if x is None else x.data_ptr() for x in (segments_BT, *arrays)]
-    dtype = _DTYPES[arrays[0].dtype]
+    dtype = DTYPES[arrays[0].dtype]
     return native.CRowAttention(dtype, rows, tokens, heads, kv_heads, head_dim, causal, *pointers)

@@ -5,14 +5,13 @@ bfloat16, takes half of the time. The choice follows from the processor alone: a
 """
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode  # pyright: ignore
+from torch import Tensor
+
+from llamarium.kernels.cpu_training import are_plain
 
 
 @functools.cache
@@ -29,26 +28,10 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # pyright: ignore
 
 
-class OneDNN(TorchFunctionMode):
-    """Within it `F.linear` of plain float32 tensors on the CPU, and its gradients, are oneDNN's."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, or what takes its place."""
-        if func is F.linear and not kwargs and args[2:] in ((), (None,)) and _takes(*args[:2]):
-            return _Linear.apply(*args[:2])
-        return func(*args, **(kwargs or {}))
-
-
-def again() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return what `torch.utils.checkpoint` enters to compute, and to compute again in the backward pass: as now."""
-    active = isinstance(_get_current_function_mode(), OneDNN)
-    return nullcontext(), OneDNN() if active else nullcontext()
-
-
-def _takes(*arrays: Any) -> bool:
-    return not torch.compiler.is_compiling() and all(
-        type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu" for x in arrays
-    )
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Return `multiply(x, weight)`, with gradients by oneDNN; NotImplemented with a bias, or under autocast."""
+    plain = bias is None and are_plain(x, weight) and not torch.is_autocast_enabled("cpu")
+    return _Linear.apply(x, weight) if plain else NotImplemented
 
 
 class _Linear(torch.autograd.Function):

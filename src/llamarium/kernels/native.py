@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 17
+INTERFACE = 18
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -172,6 +172,15 @@ class CRowAttention(Structure):
     )  # fmt: skip
 
 
+class CPointwise(Structure):
+    """`lm_pointwise`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("op", "dtype", "num_rows", "columns", "head_dim", "table_rows")),
+        ("eps", c_float), ("inputs", c_void_p * 4), ("outputs", c_void_p * 2),
+    )  # fmt: skip
+
+
 class CChoice(Structure):
     """`lm_choice`."""
 
@@ -230,6 +239,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_product.argtypes = [POINTER(CMatrix), c_void_p, c_int32, c_int32, c_void_p]
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(CChoice), c_void_p]
     found.lm_attend_rows.argtypes = [POINTER(CRowAttention), c_int32]
+    found.lm_compute_pointwise.argtypes = [POINTER(CPointwise)]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
     found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
@@ -317,6 +327,11 @@ def attend_rows(call: CRowAttention, *, backward: bool) -> None:
         MemoryBudgetError: If there is no memory to work in.
     """
     _check(_ready().lm_attend_rows(call, backward))
+
+
+def compute_pointwise(call: CPointwise) -> None:
+    """Compute what stands between a training step's products; MemoryBudgetError if there is no memory to work in."""
+    _check(_ready().lm_compute_pointwise(call))
 
 
 def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:

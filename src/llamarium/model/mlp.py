@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llamarium.config import ModelConfig
+from llamarium.model.replaceable import replaceable
 
 
 class SiLUActivation(nn.Module):
@@ -29,9 +30,13 @@ class LlamaMLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return (B, T, D)."""
-        gate_BTF, up_BTF = self.project(x_BTD)
-        return self.down_proj(self.act_fn(gate_BTF) * up_BTF)
+        return self.down_proj(self.gated(*self.project(x_BTD)))
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return gate and up, (B, T, F) each."""
         return self.gate_proj(x_BTD), self.up_proj(x_BTD)
+
+    @replaceable
+    def gated(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
+        """Return silu(gate) · up, (B, T, F)."""
+        return self.act_fn(gate_BTF) * up_BTF

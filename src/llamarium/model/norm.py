@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from llamarium.model.replaceable import replaceable
+
 
 class LlamaRMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) · weight, over the last axis.
@@ -23,6 +25,7 @@ class LlamaRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden_size))
         self.eps = eps
 
+    @replaceable
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the same shape and dtype."""
         return self.weight * F.rms_norm(x_BTD, (x_BTD.shape[-1],), None, self.eps)  # divides in float32, then rounds

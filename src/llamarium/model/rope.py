@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.config import ModelConfig, RopeScaling
+from llamarium.model.replaceable import replaceable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Rotary:
     cos_BT1H: Tensor
     sin_BT1H: Tensor
 
+    @replaceable
     def rotate(self, x_BTNH: Tensor) -> Tensor:
         """Turn every pair (x_i, x_{i + H/2}) by its angle; shape and dtype stay."""
         partner_BTNH = x_BTNH.roll(x_BTNH.shape[-1] // 2, dims=-1)

@@ -6,23 +6,27 @@ gives, even with different numbers of learned tokens. The loss is an `Objective`
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from llamarium.attention import TrainingAttend
-from llamarium.kernels import cpu_float32
-from llamarium.model import LlamaForCausalLM
+from llamarium.kernels import cpu_float32, cpu_training
+from llamarium.kernels.memory import keep_freed
+from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, Rotary, SiLUActivation
 from llamarium.train.data.batch import IGNORED, Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def checkpoint_layers(model: LlamaForCausalLM) -> None:
         def again(*args: object, forward: Callable[..., Tensor] = forward) -> object:
             if not torch.is_grad_enabled():
                 return forward(*args)
-            return checkpoint(forward, *args, use_reentrant=False, context_fn=cpu_float32.again)
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=cpu_training.again)
 
         layer.forward = again
 
@@ -188,11 +192,34 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> T
     return replace(batch, labels_BT=torch.full_like(batch.labels_BT, IGNORED))
 
 
-def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
-    """Compute products in bfloat16, or those of float32 as this processor does them fastest."""
-    if precision == "bfloat16":
-        return torch.autocast(device.type, torch.bfloat16)
-    return cpu_float32.OneDNN() if device.type == "cpu" and cpu_float32.is_needed() else nullcontext()
+@contextmanager
+def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) -> Generator[None]:
+    """Compute products in bfloat16, or those of float32 as this processor does them fastest; the rest in C on a CPU."""
+    faster: dict[Any, Callable[..., Any]] = {
+        LlamaRMSNorm.forward: _rms_norm,
+        LlamaMLP.gated: _swiglu,
+        Rotary.rotate: _rotate,
+    }
+    if cpu_float32.is_needed():
+        faster[F.linear] = cpu_float32.linear
+    half = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    with half, cpu_training.Replaced(faster) if device.type == "cpu" else nullcontext():
+        keep_freed()
+        yield
+
+
+def _rms_norm(norm: LlamaRMSNorm, x_BTD: Tensor) -> Any:
+    return cpu_training.rms_norm(x_BTD, norm.weight, norm.eps)
+
+
+def _swiglu(mlp: LlamaMLP, gate_BTF: Tensor, up_BTF: Tensor) -> Any:
+    own = vars(mlp.act_fn)  # a hook or another forward wants silu(gate) itself
+    plain = type(mlp.act_fn) is SiLUActivation and "forward" not in own and not any(own[name] for name in _HOOKS)
+    return cpu_training.swiglu(gate_BTF, up_BTF) if plain else NotImplemented
+
+
+def _rotate(rotary: Rotary, x_BTNH: Tensor) -> Any:
+    return cpu_training.rotate(x_BTNH, rotary.cos_BT1H, rotary.sin_BT1H)
 
 
 def any_learned(rows: Rows) -> bool:

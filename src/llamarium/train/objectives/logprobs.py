@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from llamarium.kernels.cpu_float32 import again
+from llamarium.kernels.cpu_training import again
 
 _CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
 

@@ -1,0 +1,162 @@
+/* A part of a set: what a training step computes between its products, token by token: norms, rotations, gates and their
+ * gradients. Each reads and writes what the products beside it take and give, float32 or bfloat16, and computes in float32.
+ *
+ * A task is some rows; its number decides what it sums, so the same bits come for every number of threads.
+ */
+#include "parts.h"
+
+#include <stdlib.h>
+
+#define ROWS_OF_A_TASK 32
+#define FEW 16384 /* numbers: sooner done than another thread is awake */
+
+typedef struct {
+    const lm_pointwise *call;
+    int num_tasks;
+    float *sums; /* of a norm's backward pass: a task's gradient of the weight */
+    atomic_int next;
+} pointwise_job;
+
+/* Sixteen numbers of `dtype`, which is a constant. */
+INLINE wide load_sixteen(const int dtype, const void *from, size_t place) {
+    wide values;
+    for (int i = 0; i < 16; i += LANES) {
+        const lanes part = load_lanes(dtype, from, place + i);
+        memcpy((float *)&values + i, &part, sizeof part);
+    }
+    return values;
+}
+
+INLINE void store_sixteen(const int dtype, void *to, size_t place, wide values) {
+#if defined __AVX512BF16__
+    if (dtype == LM_BFLOAT16) { /* numbers below 2^-126 become zero */
+        const __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
+        memcpy((uint16_t *)to + place, &halves, sizeof halves);
+        return;
+    }
+#endif
+    for (int i = 0; i < 16; i += LANES) {
+        lanes part;
+        memcpy(&part, (float *)&values + i, sizeof part);
+        store_lanes(dtype, to, place + i, part);
+    }
+}
+
+INLINE float total_of(wide values) {
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) values[i] += values[i + half];
+    return values[0];
+}
+
+/* in: x (float32), weight (float32); out: weight * x / root, of `dtype`, and 1 / root of each row. */
+INLINE void norm_forward(const int dtype, const lm_pointwise *call, int row) {
+    const int size = call->columns;
+    const size_t at = (size_t)row * size;
+    wide squares[2] = {{0}, {0}};
+    for (int i = 0; i < size; i += 16) {
+        const wide x = load_sixteen(LM_FLOAT32, call->in[0], at + i);
+        squares[i / 16 % 2] += x * x;
+    }
+    const float factor = 1 / sqrtf(total_of(squares[0] + squares[1]) / size + call->eps);
+    ((float *)call->out[1])[row] = factor;
+    for (int i = 0; i < size; i += 16) {
+        const wide normalised = load_sixteen(LM_FLOAT32, call->in[0], at + i) * factor;
+        store_sixteen(dtype, call->out[0], at + i, normalised * load_sixteen(LM_FLOAT32, call->in[1], i));
+    }
+}
+
+/* in: x, weight, 1 / root of each row, and the output's gradient, of `dtype`; out: x's gradient, and `sums` += the weight's. */
+INLINE void norm_backward(const int dtype, const lm_pointwise *call, int row, float *sums) {
+    const int size = call->columns;
+    const size_t at = (size_t)row * size;
+    const float factor = ((const float *)call->in[2])[row];
+    wide products = {0};
+    for (int i = 0; i < size; i += 16) {
+        const wide x = load_sixteen(LM_FLOAT32, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
+        products += grad * load_sixteen(LM_FLOAT32, call->in[1], i) * x;
+        store_sixteen(LM_FLOAT32, sums, i, load_sixteen(LM_FLOAT32, sums, i) + grad * (x * factor));
+    }
+    const float share = total_of(products) / size * factor * factor;
+    for (int i = 0; i < size; i += 16) {
+        const wide x = load_sixteen(LM_FLOAT32, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
+        store_sixteen(LM_FLOAT32, call->out[0], at + i, (grad * load_sixteen(LM_FLOAT32, call->in[1], i) - x * share) * factor);
+    }
+}
+
+/* in: gate, up, and backward the output's gradient; out: silu(gate) * up, or the gradients of gate and up. */
+INLINE void gate(const int dtype, const lm_pointwise *call, const int backward, int row) {
+    const size_t begin = (size_t)row * call->columns;
+    for (size_t at = begin; at < begin + call->columns; at += 16) {
+        const wide x = load_sixteen(dtype, call->in[0], at), up = load_sixteen(dtype, call->in[1], at), zero = {0}, one = zero + 1;
+        const wide e = exp_below_zero((wide)((wide_ints)x | INT32_MIN)), inverse = one / (e + one);
+        const wide sigmoid = select_wide(x < zero, e, one) * inverse, silu = x * sigmoid;
+        if (!backward) {
+            store_sixteen(dtype, call->out[0], at, silu * up);
+            continue;
+        }
+        const wide grad = load_sixteen(dtype, call->in[2], at), rest = select_wide(x < zero, one, e) * inverse;
+        store_sixteen(dtype, call->out[0], at, grad * up * (sigmoid + silu * rest));
+        store_sixteen(dtype, call->out[1], at, grad * silu);
+    }
+}
+
+/* in: vectors of heads, cosines and signed sines (table_rows, head_dim); backward the same two, and the output's gradient; out: the vectors
+ * turned, backward by the opposite angle. */
+INLINE void turn(const int dtype, const lm_pointwise *call, const int backward, int row) {
+    const int size = call->head_dim, half = size / 2;
+    const void *from = call->in[backward ? 2 : 0], *cosines = call->in[!backward], *sines = call->in[1 + !backward];
+    const size_t angles = (size_t)(row % call->table_rows) * size, begin = (size_t)row * call->columns;
+    for (size_t at = begin; at < begin + call->columns; at += size)
+        for (int i = 0; i < half; i += 16) {
+            const wide a = load_sixteen(dtype, from, at + i), b = load_sixteen(dtype, from, at + half + i);
+            const wide cos_a = load_sixteen(LM_FLOAT32, cosines, angles + i), cos_b = load_sixteen(LM_FLOAT32, cosines, angles + half + i);
+            const wide sin_a = load_sixteen(LM_FLOAT32, sines, angles + i), sin_b = load_sixteen(LM_FLOAT32, sines, angles + half + i);
+            store_sixteen(dtype, call->out[0], at + i, a * cos_a + b * (backward ? sin_b : sin_a));
+            store_sixteen(dtype, call->out[0], at + half + i, b * cos_b + a * (backward ? sin_a : sin_b));
+        }
+}
+
+INLINE void run_rows(const int dtype, pointwise_job *job, int task) {
+    const lm_pointwise *call = job->call;
+    const int begin = task * ROWS_OF_A_TASK, left = call->num_rows - begin, count = left < ROWS_OF_A_TASK ? left : ROWS_OF_A_TASK;
+    float *sums = job->sums == NULL ? NULL : job->sums + (size_t)task * call->columns;
+    for (int row = begin; row < begin + count; row++) switch (call->op) {
+        case LM_NORM: norm_forward(dtype, call, row); break;
+        case LM_NORM_BACKWARD: norm_backward(dtype, call, row, sums); break;
+        case LM_GATE: gate(dtype, call, 0, row); break;
+        case LM_GATE_BACKWARD: gate(dtype, call, 1, row); break;
+        case LM_ROTATE: turn(dtype, call, 0, row); break;
+        case LM_ROTATE_BACKWARD: turn(dtype, call, 1, row); break;
+        }
+}
+
+static void run_pointwise(void *context, lm_team team) {
+    pointwise_job *job = context;
+    (void)team;
+    for (int task; (task = lm_next(&job->next)) < job->num_tasks;)
+        if (job->call->dtype == LM_BFLOAT16)
+            run_rows(LM_BFLOAT16, job, task);
+        else
+            run_rows(LM_FLOAT32, job, task);
+}
+
+int compute_pointwise(const lm_pointwise *call) {
+    pointwise_job job = {.call = call, .num_tasks = (call->num_rows + ROWS_OF_A_TASK - 1) / ROWS_OF_A_TASK};
+    const int columns = call->columns;
+    if (call->op == LM_NORM_BACKWARD && (job.sums = calloc((size_t)job.num_tasks * columns, sizeof(float))) == NULL) return LM_NO_MEMORY;
+    if ((int64_t)call->num_rows * columns <= FEW)
+        run_pointwise(&job, (lm_team){0});
+    else {
+        lm_enter();
+        lm_parallel_beside_others(run_pointwise, &job);
+        lm_leave();
+    }
+    if (call->op == LM_NORM_BACKWARD) {
+        float *total = call->out[1];
+        memset(total, 0, columns * sizeof(float));
+        for (int task = 0; task < job.num_tasks; task++)
+            for (int i = 0; i < columns; i++) total[i] += job.sums[(size_t)task * columns + i];
+        free(job.sums);
+    }
+    return LM_OK;
+}

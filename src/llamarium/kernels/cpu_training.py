@@ -1,0 +1,112 @@
+"""What a training step on a CPU computes between its products, in C: norms, rotations and gates, and their gradients.
+
+PyTorch's take several passes over memory each, and autocast casts between them. These read and write what the products
+take (bfloat16 under autocast), compute in float32 and keep only their inputs. `Replaced` puts them in the place of the
+model's own methods, which define them; where they do not take the arguments, those run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode  # pyright: ignore
+
+from llamarium.kernels import native
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
+_NORM, _GATE, _ROTATE = 0, 2, 4  # LM_NORM and so on; the next number is the backward pass
+
+
+class Replaced(TorchFunctionMode):
+    """Within it some functions are others, which return NotImplemented for arguments that they do not take.
+
+    Args:
+        by: From functions of PyTorch, or those marked by `torch.overrides.wrap_torch_function`.
+    """
+
+    def __init__(self, by: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._by = by
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, or what takes its place."""
+        other = None if torch.compiler.is_compiling() else self._by.get(func)
+        found = NotImplemented if other is None else other(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+
+def again() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Return what `torch.utils.checkpoint` enters to compute, and to compute again in the backward pass: as now."""
+    active = _get_current_function_mode()
+    return nullcontext(), active if isinstance(active, Replaced) else nullcontext()
+
+
+def are_plain(*arrays: Any, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> bool:
+    """Whether these are tensors in the CPU's memory, no subclass, of one of some dtypes."""
+    return all(type(x) in (Tensor, nn.Parameter) and x.dtype in dtypes and x.device.type == "cpu" for x in arrays)
+
+
+def products_dtype(x: Tensor) -> torch.dtype:
+    """Return autocast's dtype, or x's own."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+    """Normalise and scale x (..., D) of float32, to what products take; D is a multiple of 16."""
+    fits = are_plain(x, weight) and products_dtype(x) in DTYPES and x.shape[-1] % 16 == 0
+    return _computed(fits, _NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Any:
+    """Return silu(gate) up, rounded once; (..., F) of one dtype, F a multiple of 16."""
+    fits = are_plain(gate, up, dtypes=[*DTYPES]) and gate.dtype == up.dtype and gate.shape[-1] % 16 == 0
+    return _computed(fits, _GATE, gate.dtype, (gate.shape[-1],), gate, up)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
+    """Turn x (B, T, N, H) by angles (B or 1, T, 1, H) of float32, in x's dtype; H is a multiple of 32."""
+    (rows, tokens, heads, head_dim), angles = x.shape, cos.shape[0] * cos.shape[1]
+    fits = are_plain(x, dtypes=[*DTYPES]) and are_plain(cos, sin) and head_dim % 32 == 0
+    fits = fits and cos.shape in ((1, tokens, 1, head_dim), (rows, tokens, 1, head_dim))
+    return _computed(fits, _ROTATE, x.dtype, (heads * head_dim, head_dim, angles), x, cos, sin)
+
+
+def _computed(fits: bool, *how: Any) -> Any:
+    return _InC.apply(*how) if fits and native.library() is not None else NotImplemented
+
+
+def _compute(
+    op: int, dtype: torch.dtype, options: tuple[Any, ...], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> None:
+    """Call C with contiguous tensors; `options` are the struct's, from the number of columns on."""
+    call = native.CPointwise(op, DTYPES[dtype], outputs[0].numel() // options[0], *options)
+    for i, x in enumerate(inputs):
+        call.inputs[i] = x.data_ptr()
+    for i, x in enumerate(outputs):
+        call.outputs[i] = x.data_ptr()
+    native.compute_pointwise(call)
+
+
+class _InC(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: int, dtype: torch.dtype, options: tuple[Any, ...], *given: Tensor) -> Tensor:
+        inputs = [x.contiguous() for x in given]
+        outputs = [torch.empty_like(inputs[0], dtype=dtype)]
+        if op == _NORM:
+            outputs.append(inputs[0].new_empty(inputs[0].shape[:-1]))
+        _compute(op, dtype, options, inputs, outputs)
+        ctx.op, ctx.dtype, ctx.options = op + 1, dtype, options
+        ctx.save_for_backward(*inputs[op == _ROTATE :], *outputs[1:])  # what is turned is not needed again
+        return outputs[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        grad, saved = grad_outputs[0].contiguous(), ctx.saved_tensors  # which a checkpoint gives once
+        grads = [torch.empty_like(x) for x in ([grad] if ctx.op == _ROTATE + 1 else saved[:2])]
+        _compute(ctx.op, ctx.dtype, ctx.options, [*saved, grad], grads)
+        return None, None, None, *grads, *[None] * (len(ctx.needs_input_grad) - 3 - len(grads))

@@ -1,0 +1,212 @@
+"""Norms, rotations and gates of a training step in C, held to float64 and to the model's own methods."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from closeness import reference_of, roundings
+from llamarium.attention import TrainingAttend
+from llamarium.config import ModelConfig
+from llamarium.kernels import cpu_training, native
+from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
+from llamarium.model.init import init_weights
+from llamarium.presets import preset
+from llamarium.train.step import autocast, checkpoint_layers
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no kernels")
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+Tensors = tuple[Tensor, ...]
+CONFIG: ModelConfig = preset("tiny")
+
+
+def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = FLOAT32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [(2 * torch.randn(*shape, generator=generator)).to(dtype) for shape in shapes]
+
+
+def with_gradients(f: Callable[..., Tensor], *given: Tensor) -> Tensors:
+    """The result, and the gradients of all but the last of `given`, which is the result's."""
+    leaves = [x.detach().clone().requires_grad_() for x in given[:-1]]
+    out = f(*leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, given[-1].to(out.dtype))
+
+
+def nth(i: int, f: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    return with_gradients(f, *given)[i]
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def gate(x: Tensor, up: Tensor) -> Tensor:
+    return x * x.sigmoid() * up
+
+
+def turn(x: Tensor, rotary: Rotary) -> Tensor:
+    return Rotary(rotary.cos_BT1H.to(x.dtype), rotary.sin_BT1H.to(x.dtype)).rotate(x)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 37, 48), (3, 70, 400)])
+def test_norms_and_gradients_are_float64s(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = drawn(shape, shape[-1:], shape)
+    given[-1] = given[-1].to(dtype)
+    with torch.autocast("cpu", dtype) if dtype == BFLOAT16 else nullcontext():
+        found = with_gradients(partial(cpu_training.rms_norm, eps=1e-5), *given)
+    assert found[0].dtype == dtype and {x.dtype for x in found[1:]} == {FLOAT32}
+    for i in range(3):
+        assert roundings(found[i], reference_of(partial(nth, i, norm), *given, dtype=dtype if i == 0 else FLOAT32)) < 3
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("shape", [(1, 16), (3, 70, 400)])
+def test_gates_and_gradients_are_float64s(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = drawn(shape, shape, shape, dtype=dtype)
+    found = with_gradients(cpu_training.swiglu, *given)
+    for i in range(3):
+        assert found[i].dtype == dtype
+        assert roundings(found[i], reference_of(partial(nth, i, gate), *given, dtype=dtype)) < 3
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("shape", [(1, 5, 1, 32), (2, 50, 3, 64)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_rotations_and_gradients_are_float64s(shape: tuple[int, ...], apart: bool, dtype: torch.dtype) -> None:
+    """With positions for each row, and with one row of them for all."""
+    given, (angles,) = drawn(shape, shape, dtype=dtype), drawn((shape[0] if apart else 1, shape[1], 1, shape[3] // 2))
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)
+    rotary = Rotary(torch.cat((angles, angles), -1).cos(), sin)
+    found = with_gradients(partial(cpu_training.rotate, cos=rotary.cos_BT1H, sin=rotary.sin_BT1H), *given)
+    for i in range(2):
+        assert found[i].dtype == dtype
+        assert roundings(found[i], reference_of(partial(nth, i, partial(turn, rotary=rotary)), *given, dtype=dtype)) < 3
+
+
+def every_result() -> Iterator[Tensor]:
+    for shape in ((1, 33, 2, 32), (2, 300, 4, 64)):
+        wide = (*shape[:2], shape[2] * shape[3])
+        x, weight, grad, up = drawn(wide, wide[-1:], wide, wide)
+        yield from with_gradients(partial(cpu_training.rms_norm, eps=1e-5), x, weight, grad)
+        yield from with_gradients(cpu_training.swiglu, x, up, grad)
+        cos, sin = drawn((1, shape[1], 1, shape[3]), (1, shape[1], 1, shape[3]))
+        yield from with_gradients(partial(cpu_training.rotate, cos=cos, sin=sin), *drawn(shape, shape))
+
+
+def test_every_number_of_threads_and_every_run_gives_the_same_bits() -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 2):
+            torch.set_num_threads(threads)
+            found.append(list(every_result()))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_what_is_not_a_number_is_seen() -> None:
+    x, up, weight = torch.zeros(3, 16), torch.ones(3, 16), torch.ones(16)
+    x[1, 3] = torch.nan
+    assert cpu_training.rms_norm(x, weight, 1e-5).isnan().sum() == 16
+    assert cpu_training.swiglu(x, up).isnan().sum() == 1
+
+
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is computed in C from now on: the numbers of the operations."""
+    found: list[int] = []
+    compute = native.compute_pointwise
+
+    def note(call: native.CPointwise) -> None:
+        found.append(call.op)
+        compute(call)
+
+    monkeypatch.setattr(native, "compute_pointwise", note)
+    return found
+
+
+def step(model: LlamaForCausalLM, precision: str) -> Tensor:
+    model.zero_grad()
+    ids = torch.arange(20).view(2, 10)
+    with autocast(torch.device("cpu"), precision):  # pyright: ignore[reportArgumentType]
+        out = model(ids, attend=TrainingAttend())
+    out.float().square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_models_gradients_are_those_of_its_modules(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = init_weights(LlamaForCausalLM(CONFIG), 0)
+    found = calls(monkeypatch)
+    ours = step(model, precision)
+    layers = CONFIG.num_hidden_layers
+    assert [found.count(op) for op in range(6)] == [2 * layers + 1] * 2 + [layers] * 2 + [2 * layers] * 2
+    monkeypatch.setattr(cpu_training, "Replaced", nullcontext)
+    theirs = step(model, precision)
+    assert float((ours - theirs).norm() / theirs.norm()) < (1e-5 if precision == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("change", ["hook", "forward", "class"])
+def test_an_activation_that_is_watched_or_changed_is_called(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp, seen = LlamaMLP(CONFIG), list[int]()
+
+    def note(*_: object) -> None:
+        seen.append(1)
+
+    def relu(x: Tensor) -> Tensor:
+        note()
+        return x.relu()
+
+    if change == "hook":
+        mlp.act_fn.register_forward_hook(note)
+    elif change == "forward":
+        mlp.act_fn.forward = relu
+    else:
+        mlp.set_submodule("act_fn", torch.nn.GELU())
+    found = calls(monkeypatch)
+    x = torch.randn(1, 3, CONFIG.hidden_size)
+    with autocast(torch.device("cpu"), "float32"):
+        out = mlp(x)
+    torch.testing.assert_close(out, mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)))
+    assert not found and (change == "class" or len(seen) == 2)
+
+
+@pytest.mark.parametrize("change", ["kernels", "shape", "dtype", "device"])
+def test_what_the_kernels_do_not_take_is_the_modules(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    width, dtype = 24 if change == "shape" else 32, torch.float64 if change == "dtype" else FLOAT32
+    if change == "kernels":
+        monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "compute_pointwise", pytest.fail)
+    device = "meta" if change == "device" else "cpu"
+    (x,) = drawn((1, 4, 2, width), dtype=dtype)
+    x = x.to(device)
+    own = LlamaRMSNorm(width, 1e-5).to(x)
+    cos = torch.ones(1, 4, 1, width, device=device, dtype=dtype)
+    with autocast(torch.device("cpu"), "float32"):
+        for out in (own(x), Rotary(cos, cos).rotate(x), LlamaMLP(CONFIG).gated(x, x)):
+            assert out.shape == x.shape and out.dtype == dtype
+
+
+def test_angles_of_another_shape_are_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "compute_pointwise", pytest.fail)
+    (x,) = drawn((2, 4, 2, 32))
+    one = torch.ones(1, 1, 1, 1)
+    with autocast(torch.device("cpu"), "float32"):
+        assert torch.equal(Rotary(one, 0 * one).rotate(x), x)
+    assert LlamaRotaryEmbedding(CONFIG)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_a_checkpoint_computes_again_is_in_c_too(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, forgetful = (init_weights(LlamaForCausalLM(CONFIG), 0) for _ in range(2))
+    checkpoint_layers(forgetful)
+    plain = step(model, precision)
+    found = calls(monkeypatch)
+    assert torch.equal(step(forgetful, precision), plain)
+    layers = CONFIG.num_hidden_layers
+    assert [found.count(op) for op in range(6)] == [
+        4 * layers + 1, 2 * layers + 1, 2 * layers, layers, 4 * layers, 2 * layers,
+    ]  # fmt: skip
