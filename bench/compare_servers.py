@@ -20,8 +20,8 @@ once, and asked in turn by the load generator of `llamarium bench serve`, which 
 of a processor is among the results. Prompts are different in every round, and the same for each server.
 
 With `clients`, "allowed" are the tokens/s that prompts and as many streams would have if each were computed without the
-other and without a server: `prefill` and `streams` of `llamarium bench all`, in every round, whose streams have next to
-no prompts behind them. "llamarium / allowed" is the share that the server reaches. At its end a measurement has fewer
+other and without a server: `llamarium bench prefill`, and `bench batch` after prompts of the same length, in every
+round. "llamarium / allowed" is the share that the server reaches. At its beginning and its end a measurement has fewer
 streams than clients, which is the more of it the fewer --requests-per-client there are.
 
 Answers have their full length (`ignore_eos`) and the most probable token is chosen (`temperature` 0). Latencies are in
@@ -48,6 +48,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import uvloop
 
 import common
 from llamarium.errors import ServerError
@@ -88,7 +89,7 @@ class Server:
             with closing(Client(self.target)) as client:
                 return await body(client)
 
-        return asyncio.run(run())
+        return uvloop.run(run())
 
 
 @contextmanager
@@ -161,12 +162,8 @@ def under_clients(server: Server, num_clients: int, options: argparse.Namespace)
 def allowed(num_clients: int, options: argparse.Namespace) -> Found:
     """Return the tokens/s that prefill allows, and streams of this number, where each is measured alone."""
     prompt, answer = options.prompt_tokens, options.max_tokens
-    command = [sys.executable, "-m", "llamarium", "bench", "all", "--json", "--rounds", "1", "-m", options.model]
-    command += ["--threads", str(options.threads), "-n", str(answer), "--lengths", str(prompt)]
-    command += ["--depths", str(prompt), "--rows", str(num_clients)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = {line["test"]: line["tokens_per_s"] for line in map(json.loads, done.stdout.splitlines())}
-    prefill, streams = found["prefill"], found["batch"]
+    prefill = alone("prefill", options, "--lengths", prompt)
+    streams = alone("batch", options, "--depths", prompt, "--rows", num_clients, "-n", answer)
     return {
         "tokens/s": (prompt + answer) / (prompt / prefill + answer / streams),
         "prefill": prefill,
@@ -192,11 +189,15 @@ def one_answer(server: Server, options: argparse.Namespace) -> Found:
 
 def without_server(options: argparse.Namespace) -> Found:
     """Return tokens/s of `llamarium bench decode`, at the depth that an answer has on average."""
-    depth = options.prompt_tokens + options.max_tokens // 2
-    command = [sys.executable, "-m", "llamarium", "bench", "decode", "--json", "--rounds", "1", "-m", options.model]
-    command += ["--threads", str(options.threads), "--depths", str(depth)]
+    return {"tokens/s": alone("decode", options, "--depths", options.prompt_tokens + options.max_tokens // 2)}
+
+
+def alone(what: str, options: argparse.Namespace, *words: object) -> float:
+    """Return tokens/s of one of `llamarium bench`'s measurements, in one round."""
+    command = [sys.executable, "-m", "llamarium", "bench", what, "--json", "--rounds", "1", "-m", options.model]
+    command += ["--threads", str(options.threads), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {"tokens/s": json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]}
+    return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
 
 
 def shared_prefix(server: Server, options: argparse.Namespace) -> Found:
@@ -282,7 +283,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--scenario", choices=("clients", "prefix", "long-prompt", "one"), default="clients")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16, 32], metavar="N")
-    parser.add_argument("--requests-per-client", type=int, default=4, metavar="N")
+    parser.add_argument("--requests-per-client", type=int, default=8, metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--prefix-tokens", type=int, default=2000, metavar="N")

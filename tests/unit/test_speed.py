@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from llamarium.cli.bench_learn import explain
 from llamarium.cli.main import main
+from llamarium.engine.request import TokenEvent
 from llamarium.errors import ContextLengthError
 from llamarium.inspect.measures import speed
 from llamarium.inspect.measures.speed import Round, Work, measure, step_bytes, summarize, weight_bytes
@@ -107,6 +109,20 @@ def test_what_is_timed(work: Work, positions: list[int], steps: int, monkeypatch
     assert [length for length, _ in second] == positions
     assert second[0][1] == work.num_cached
     assert found.seconds == 10.0  # one look at the clock a token
+
+
+def test_streams_are_timed_once_all_prompts_have_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def events(*_: object, **__: object) -> Iterator[TokenEvent]:
+        nonlocal now
+        for row, seconds in ((0, 5.0), (0, 7.0), (1, 0.0), (0, 1.0), (1, 0.0), (1, 1.0)):
+            now += seconds
+            yield TokenEvent(0, row, 1)
+
+    monkeypatch.setattr(speed, "generate_tokens", events)
+    monkeypatch.setattr(speed, "_now", lambda: (now, 0.0))
+    assert speed.run_round(ModuleRunner(tiny(tied=True)), Work(num_rows=2, num_new=2)).seconds == 1.0
 
 
 def test_what_does_not_fit_the_context_is_refused() -> None:

@@ -237,6 +237,21 @@ def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
         answers.collect()
 
 
+def test_a_step_wakes_an_event_loop_once(engine: TextEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def all_of_them() -> tuple[int, int]:
+        loop, calls = asyncio.get_running_loop(), list[object]()
+        call = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda work: calls.append(work) or call(work))
+        before = engine.snapshot.counts.steps
+        options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 60, "stop_token_ids": []}
+        await asyncio.gather(*(engine.stream(prompt, **options).acollect() for prompt in PROMPTS))
+        steps = engine.snapshot.counts.steps - before
+        return sum("_Readers" in repr(work) for work in calls), steps
+
+    calls, steps = asyncio.run(all_of_them())
+    assert 0 < calls <= steps < 4 * 60
+
+
 def test_an_event_loop_that_is_gone_harms_nobody(llama: llamarium.Llama, engine: TextEngine) -> None:
     async def begin() -> object:
         answers = engine.stream("To be", max_new_tokens=240, temperature=1.0)

@@ -2,7 +2,8 @@
 
   prefill   a prompt of N tokens (--lengths), until the first new token
   decode    one new token after the other, with N in the cache (--depths)
-  batch     one new token of N answers side by side (--rows)
+  batch     one new token of N answers side by side (--rows), each with 16
+            tokens in the cache, or --depths
   all       these three
   cache     one prompt continued greedily with and without the KV cache, for
             --lengths new tokens: what the cache saves. The tokens must be the
@@ -53,7 +54,7 @@ _NEW_TOKENS, _ROUNDS = 32, 5
 _OPTIONS = {  # what each takes besides the model
     "prefill": {"lengths", "rounds"},
     "decode": {"depths", "max_tokens", "rounds"},
-    "batch": {"rows", "max_tokens", "rounds"},
+    "batch": {"rows", "depths", "max_tokens", "rounds"},
     "all": {"lengths", "depths", "rows", "max_tokens", "rounds"},
     "cache": {"lengths"},
     "learn-and-write": {"max_tokens", "rounds"},
@@ -130,15 +131,16 @@ def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
     from llamarium.inspect.measures.speed import Work, check_room
 
     step = Work(num_new=args.max_tokens or _NEW_TOKENS, kv_cache_dtype=args.kv_cache_dtype)
+    prompts = (args.what == "batch" and args.depths) or (_BATCH_PROMPT,)
     wanted = {
-        "lengths": [replace(step, num_prompt=length, num_new=0) for length in args.lengths or _LENGTHS],
-        "depths": [replace(step, num_cached=depth) for depth in args.depths or _DEPTHS],
-        "rows": [replace(step, num_rows=rows, num_prompt=_BATCH_PROMPT) for rows in args.rows or _ROWS],
+        "prefill": (args.lengths, [replace(step, num_prompt=length, num_new=0) for length in args.lengths or _LENGTHS]),
+        "decode": (args.depths, [replace(step, num_cached=depth) for depth in args.depths or _DEPTHS]),
+        "batch": (args.rows, [replace(step, num_rows=n, num_prompt=m) for m in prompts for n in args.rows or _ROWS]),
     }
     works: list[Work] = []
-    for name in (name for name in wanted if name in _OPTIONS[args.what]):
-        fitting = [work for work in wanted[name] if work.num_positions <= config.max_position_embeddings]
-        works += wanted[name] if getattr(args, name) is not None or not fitting else fitting
+    for given, found in (wanted[what] for what in wanted if args.what in (what, "all")):
+        fitting = [work for work in found if work.num_positions <= config.max_position_embeddings]
+        works += found if given is not None or not fitting else fitting
     for work in works:
         check_room(config, work)
     return works
@@ -190,7 +192,7 @@ def _name(work: "Work") -> str:
     return {
         "prefill": f"prefill of {work.num_prompt:,}",
         "decode": f"decode after {work.num_cached:,}",
-        "batch": f"batch of {work.num_rows:,}",
+        "batch": f"batch of {work.num_rows:,}" + (f" after {work.num_prompt:,}" * (work.num_prompt != _BATCH_PROMPT)),
     }[_kind(work)]
 
 

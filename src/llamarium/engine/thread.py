@@ -19,8 +19,14 @@ from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 from llamarium.kernels.turns import Turns
 
-Deliver = Callable[[Sequence[TokenEvent] | Exception], None]
-"""Takes a step's events of one request, or the error that ends it."""
+Wake = Callable[[], object]
+
+Deliver = Callable[[Sequence[TokenEvent] | Exception], Wake | None]
+"""Takes a step's events of one request, or the error that ends it.
+
+It may return what wakes its reader. That is called after a step's last delivery, and once where several return an equal
+one: a thread that is woken earlier may get the interpreter's lock between two.
+"""
 
 State = Literal["ready", "draining", "stopped", "broken"]
 
@@ -80,7 +86,11 @@ class EngineThread:
         EngineStoppedError if the engine takes no more requests, errors as `Engine.prepare`.
         """
         sequences = self.engine.prepare(request)
-        self._put(_Command(lambda: self._begin(sequences, deliver), deliver))
+
+        def refuse(error: Exception) -> None:
+            _wake(deliver(error))
+
+        self._put(_Command(lambda: self._begin(sequences, deliver), refuse))
         return sequences[0].number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
@@ -167,13 +177,16 @@ class EngineThread:
         by_request = defaultdict[int, list[TokenEvent]](list)
         for event in events:
             by_request[event.request].append(event)
+        wakes = set[Wake | None]()
         for number, own in by_request.items():
             deliver = self._deliver.get(number)  # None if it was aborted after these were chosen
             if deliver is None:
                 continue
             if not self.engine.is_live(number):
                 del self._deliver[number]
-            deliver(own)
+            wakes.add(deliver(own))
+        for wake in wakes:
+            _wake(wake)
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
         """Abort the largest request if there is no memory for a step with all of them."""
@@ -207,9 +220,14 @@ class EngineThread:
     def _end(self, number: int, error: Exception) -> None:
         deliver = self._deliver.pop(number, None)
         if deliver is not None:
-            deliver(error)
+            _wake(deliver(error))
 
     def _look(self) -> EngineSnapshot:
         engine = self.engine
         counts = replace(engine.counts)
         return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
+
+
+def _wake(wake: Wake | None) -> None:
+    if wake is not None:
+        wake()

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, Unpack, get_args
 
@@ -26,7 +27,7 @@ from llamarium.engine.pooling import Places, Pooling, Vector
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.thread import EngineSnapshot, EngineThread, State
+from llamarium.engine.thread import EngineSnapshot, EngineThread, State, Wake
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
@@ -47,6 +48,34 @@ MAX_BUFFERED = 4096
 
 MAX_DIRECTIONS = 64
 """Differences of two prompts that are kept."""
+
+
+class _Readers:
+    """The answers that are read in one event loop, and have something to read."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._arrived = weakref.ref(loop), deque["Answers"]()
+
+    def add(self, answers: "Answers") -> Wake:
+        """Note that something has come for answers; return what wakes their loop, from any thread."""
+        self._arrived.append(answers)
+        return self._call
+
+    def _call(self) -> None:
+        """Wake the loop; if it was closed, the answers are read no more."""
+        if (loop := self._loop()) is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake)
+                return
+        while self._arrived:
+            self._arrived.popleft().abandon()
+
+    def _wake(self) -> None:
+        while self._arrived:
+            self._arrived.popleft().wake()
+
+
+_readers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Readers]()
 
 
 class Answers:
@@ -78,8 +107,8 @@ class Answers:
         self._most_buffered = most_buffered
         self._inbox = queue.SimpleQueue[Sequence[TokenEvent] | Exception]()
         self._ready = deque[Piece]()
-        self._wake: Callable[[], object] = lambda: None
-        self._came: asyncio.Event | None = None
+        self._readers: _Readers | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._abort: Callable[[int | None], None] = lambda _: None
 
     @property
@@ -91,9 +120,8 @@ class Answers:
         """Submit the request; errors as `EngineThread.submit`."""
         me, self.runs_on = weakref.ref(self), (thread.engine.runner, request.adapter)
 
-        def deliver(came: Sequence[TokenEvent] | Exception) -> None:
-            if (answers := me()) is not None:
-                answers._take(came)
+        def deliver(came: Sequence[TokenEvent] | Exception) -> Wake | None:
+            return None if (answers := me()) is None else answers._take(came)
 
         self.is_edited = bool(request.edits)
         number = thread.submit(request, deliver)
@@ -139,7 +167,8 @@ class Answers:
         self._ready.clear()
         self._abort(None)
         self._inbox.put(())  # wakes a waiting thread
-        self._call_reader()
+        if self._readers is not None:
+            self._readers.add(self)()
 
     def collect(self) -> Generation:
         """Wait for the whole; raises as `__next__`."""
@@ -159,34 +188,32 @@ class Answers:
         completions = tuple(row.completion() for row in self._rows)
         return Generation(self.prompt_ids, completions, self._rows[0].prompt_logprobs)
 
-    def _take(self, came: Sequence[TokenEvent] | Exception) -> None:
-        """Take a step's events, in the engine's thread."""
+    def _take(self, came: Sequence[TokenEvent] | Exception) -> Wake | None:
+        """Take a step's events, in the engine's thread; return what wakes the reader in an event loop."""
         if self._inbox.qsize() >= self._most_buffered:
             self._abort(None)
             came = SlowReaderError("the answer was not read as fast as it came, and has been ended")
             self._most_buffered = math.inf
         self._inbox.put(came)
-        if not self._call_reader():
-            self._abort(None)
+        return None if self._readers is None else self._readers.add(self)
 
-    def _call_reader(self) -> bool:
-        """Wake a reader in an event loop; False if that loop was closed."""
-        try:
-            self._wake()
-        except RuntimeError:
-            return False
-        return True
+    def abandon(self) -> None:
+        """Abort the request, whose reader is gone."""
+        self._abort(None)
+
+    def wake(self) -> None:
+        """Let the reader look for what has come, in its event loop."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def _arrival(self) -> Sequence[TokenEvent] | Exception:
-        if self._came is None:
-            loop, came = asyncio.get_running_loop(), asyncio.Event()
-            self._came, self._wake = came, lambda: loop.call_soon_threadsafe(came.set)
-        while True:
-            self._came.clear()
-            try:
-                return self._inbox.get_nowait()
-            except queue.Empty:
-                await self._came.wait()
+        loop = asyncio.get_running_loop()
+        if self._readers is None:
+            self._readers = _readers.setdefault(loop, _Readers(loop))
+        while self._inbox.empty():
+            self._waiter = loop.create_future()
+            await self._waiter
+        return self._inbox.get_nowait()
 
     def _push(self, came: Sequence[TokenEvent] | Exception) -> None:
         if isinstance(came, Exception):

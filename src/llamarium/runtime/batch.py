@@ -64,19 +64,22 @@ class Span:
 
 
 def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
-    """Put spans of different sequences into one batch, in their order; `block_size` is the cache's."""
+    """Put spans of different sequences into one batch, in their order; `block_size` is the cache's.
+
+    It calls nothing that gives the interpreter's lock away, as np.arange does: a server's thread would take it.
+    """
     if all(len(span.token_ids) == span.num_logits == 1 for span in spans):
         return _pack_single(spans, block_size)
-    ids, positions, sequences, wanted = list[int](), list[range](), list[int](), list[int]()
+    ids, positions, sequences, wanted = list[int](), list[int](), list[int](), list[int]()
     for row, span in enumerate(spans):
         count = len(span.token_ids)
         ids.extend(span.token_ids)
-        positions.append(range(span.start, span.start + count))
+        positions.extend(range(span.start, span.start + count))
         sequences.extend([row] * count)
         wanted.extend(range(len(ids) - span.num_logits, len(ids)))
     return Batch(
         np.array(ids, np.int64),
-        np.concatenate([np.arange(run.start, run.stop, dtype=np.int32) for run in positions]),
+        np.array(positions, np.int32),
         np.array(sequences, np.int32),
         _tables(spans, block_size),
         np.array(wanted, np.int32),
@@ -87,7 +90,7 @@ def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
 
 def _pack_single(spans: Sequence[Span], block_size: int) -> Batch:
     """Pack spans of one token each, as in most batches."""
-    rows = np.arange(len(spans), dtype=np.int32)
+    rows = np.array(range(len(spans)), np.int32)
     ids = np.array([span.token_ids[0] for span in spans], np.int64)
     positions = np.array([span.start for span in spans], np.int32)
     return Batch(ids, positions, rows, _tables(spans, block_size), rows, _adapters(spans), _edits(spans))

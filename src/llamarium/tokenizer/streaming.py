@@ -66,8 +66,8 @@ class StopStringFilter:
 
     def push(self, text: str) -> str:
         """Take a piece of text; return what can be shown now."""
-        if self.stopped:
-            return ""
+        if not self._stops or self.stopped:
+            return "" if self.stopped else text
         self._held += text
         start, stop = self._first_match()
         doubtful = self._first_doubt()

@@ -169,7 +169,7 @@ def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = Non
     prompts = [[(token + row) % vocab_size for token in ids] for row in range(work.num_rows)]  # nothing in common
     wanted = [params] * work.num_rows
     events = generate_tokens(runner, prompts, wanted, prefix=prefix, kv_cache_dtype=work.kv_cache_dtype)
-    came = [_now() for event in events if event.row == 0]
+    came = [_now() for event in events if event.row == work.num_rows - 1]  # once all prompts have been read
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
     num_steps = max(1, work.num_new)
     kernel_seconds = (stop_busy - start_busy) / num_steps if runner.reads_in_place else 0.0
