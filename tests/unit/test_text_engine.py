@@ -241,15 +241,15 @@ def test_a_step_wakes_an_event_loop_once(engine: TextEngine, monkeypatch: pytest
     async def all_of_them() -> tuple[int, int]:
         loop, calls = asyncio.get_running_loop(), list[object]()
         call = loop.call_soon_threadsafe
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda work: calls.append(work) or call(work))
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *work: calls.append(work) or call(*work))
         before = engine.snapshot.counts.steps
         options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 60, "stop_token_ids": []}
         await asyncio.gather(*(engine.stream(prompt, **options).acollect() for prompt in PROMPTS))
         steps = engine.snapshot.counts.steps - before
-        return sum("_Readers" in repr(work) for work in calls), steps
+        return len(calls), steps
 
     calls, steps = asyncio.run(all_of_them())
-    assert 0 < calls <= steps < 4 * 60
+    assert 0 < calls <= steps + 1 < 4 * 60  # the last step may not have been counted yet
 
 
 def test_an_event_loop_that_is_gone_harms_nobody(llama: llamarium.Llama, engine: TextEngine) -> None:

@@ -4,10 +4,11 @@ Callers put commands into a queue; between two steps the engine's thread takes t
 caller's own function is called there, so it must be quick and must not raise.
 """
 
+import asyncio
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
@@ -19,14 +20,16 @@ from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 from llamarium.kernels.turns import Turns
 
-Wake = Callable[[], object]
 
-Deliver = Callable[[Sequence[TokenEvent] | Exception], Wake | None]
-"""Takes a step's events of one request, or the error that ends it.
+class Reader(NamedTuple):
+    """What waits for an answer in an event loop, and what is called there when something has come."""
 
-It may return what wakes its reader. That is called after a step's last delivery, and once where several return an equal
-one: a thread that is woken earlier may get the interpreter's lock between two.
-"""
+    loop: asyncio.AbstractEventLoop
+    wake: Callable[[], object]
+
+
+Deliver = Callable[[Sequence[TokenEvent] | Exception], Reader | None]
+"""Takes a step's events of one request, or the error that ends it; returns its reader if that is to be woken."""
 
 State = Literal["ready", "draining", "stopped", "broken"]
 
@@ -86,12 +89,13 @@ class EngineThread:
         EngineStoppedError if the engine takes no more requests, errors as `Engine.prepare`.
         """
         sequences = self.engine.prepare(request)
+        number = sequences[0].number
 
         def refuse(error: Exception) -> None:
-            _wake(deliver(error))
+            self._wake({number: deliver(error)})
 
         self._put(_Command(lambda: self._begin(sequences, deliver), refuse))
-        return sequences[0].number
+        return number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
         """Let the engine's thread look at something between two steps; EngineStoppedError if it takes no more requests.
@@ -177,16 +181,31 @@ class EngineThread:
         by_request = defaultdict[int, list[TokenEvent]](list)
         for event in events:
             by_request[event.request].append(event)
-        wakes = set[Wake | None]()
+        readers = dict[int, Reader | None]()
         for number, own in by_request.items():
             deliver = self._deliver.get(number)  # None if it was aborted after these were chosen
             if deliver is None:
                 continue
             if not self.engine.is_live(number):
                 del self._deliver[number]
-            wakes.add(deliver(own))
-        for wake in wakes:
-            _wake(wake)
+            readers[number] = deliver(own)
+        self._wake(readers)
+
+    def _wake(self, readers: Mapping[int, Reader | None]) -> None:
+        """Wake each event loop that reads, once for all of its requests; abort those of a loop that was closed.
+
+        A woken thread waits for the interpreter's lock, and may get it from a call that gives it away, as this does.
+        """
+        by_loop = defaultdict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]](dict)
+        for number, reader in readers.items():
+            if reader is not None:
+                by_loop[reader.loop][number] = reader.wake
+        for loop, calls in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_call_all, calls.values())
+            except RuntimeError:
+                for number in calls:
+                    self._abort(number, None)
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
         """Abort the largest request if there is no memory for a step with all of them."""
@@ -220,7 +239,7 @@ class EngineThread:
     def _end(self, number: int, error: Exception) -> None:
         deliver = self._deliver.pop(number, None)
         if deliver is not None:
-            _wake(deliver(error))
+            self._wake({number: deliver(error)})
 
     def _look(self) -> EngineSnapshot:
         engine = self.engine
@@ -228,6 +247,6 @@ class EngineThread:
         return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
 
 
-def _wake(wake: Wake | None) -> None:
-    if wake is not None:
-        wake()
+def _call_all(calls: Iterable[Callable[[], object]]) -> None:
+    for call in calls:
+        call()

@@ -27,7 +27,7 @@ from llamarium.engine.pooling import Places, Pooling, Vector
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.thread import EngineSnapshot, EngineThread, State, Wake
+from llamarium.engine.thread import EngineSnapshot, EngineThread, Reader, State
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
@@ -48,34 +48,6 @@ MAX_BUFFERED = 4096
 
 MAX_DIRECTIONS = 64
 """Differences of two prompts that are kept."""
-
-
-class _Readers:
-    """The answers that are read in one event loop, and have something to read."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._arrived = weakref.ref(loop), deque["Answers"]()
-
-    def add(self, answers: "Answers") -> Wake:
-        """Note that something has come for answers; return what wakes their loop, from any thread."""
-        self._arrived.append(answers)
-        return self._call
-
-    def _call(self) -> None:
-        """Wake the loop; if it was closed, the answers are read no more."""
-        if (loop := self._loop()) is not None:
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._wake)
-                return
-        while self._arrived:
-            self._arrived.popleft().abandon()
-
-    def _wake(self) -> None:
-        while self._arrived:
-            self._arrived.popleft().wake()
-
-
-_readers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Readers]()
 
 
 class Answers:
@@ -107,7 +79,7 @@ class Answers:
         self._most_buffered = most_buffered
         self._inbox = queue.SimpleQueue[Sequence[TokenEvent] | Exception]()
         self._ready = deque[Piece]()
-        self._readers: _Readers | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._abort: Callable[[int | None], None] = lambda _: None
 
@@ -120,7 +92,7 @@ class Answers:
         """Submit the request; errors as `EngineThread.submit`."""
         me, self.runs_on = weakref.ref(self), (thread.engine.runner, request.adapter)
 
-        def deliver(came: Sequence[TokenEvent] | Exception) -> Wake | None:
+        def deliver(came: Sequence[TokenEvent] | Exception) -> Reader | None:
             return None if (answers := me()) is None else answers._take(came)
 
         self.is_edited = bool(request.edits)
@@ -167,8 +139,9 @@ class Answers:
         self._ready.clear()
         self._abort(None)
         self._inbox.put(())  # wakes a waiting thread
-        if self._readers is not None:
-            self._readers.add(self)()
+        with suppress(RuntimeError):  # of a loop that was closed
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._wake)
 
     def collect(self) -> Generation:
         """Wait for the whole; raises as `__next__`."""
@@ -188,28 +161,21 @@ class Answers:
         completions = tuple(row.completion() for row in self._rows)
         return Generation(self.prompt_ids, completions, self._rows[0].prompt_logprobs)
 
-    def _take(self, came: Sequence[TokenEvent] | Exception) -> Wake | None:
-        """Take a step's events, in the engine's thread; return what wakes the reader in an event loop."""
+    def _take(self, came: Sequence[TokenEvent] | Exception) -> Reader | None:
+        """Take a step's events, in the engine's thread."""
         if self._inbox.qsize() >= self._most_buffered:
             self._abort(None)
             came = SlowReaderError("the answer was not read as fast as it came, and has been ended")
             self._most_buffered = math.inf
         self._inbox.put(came)
-        return None if self._readers is None else self._readers.add(self)
+        return None if self._loop is None else Reader(self._loop, self._wake)
 
-    def abandon(self) -> None:
-        """Abort the request, whose reader is gone."""
-        self._abort(None)
-
-    def wake(self) -> None:
-        """Let the reader look for what has come, in its event loop."""
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def _arrival(self) -> Sequence[TokenEvent] | Exception:
-        loop = asyncio.get_running_loop()
-        if self._readers is None:
-            self._readers = _readers.setdefault(loop, _Readers(loop))
+        self._loop = loop = asyncio.get_running_loop()
         while self._inbox.empty():
             self._waiter = loop.create_future()
             await self._waiter
