@@ -1,7 +1,7 @@
 /* The products of one stage: a thread takes some panels of a matrix at a time, and a set's parts multiply them. */
 #include "adapters.h"
 
-#define PANELS_OF_THE_REST 4
+#define LEAST_PANELS 2 /* of a piece: a group of 32 gated values */
 
 static inline int panels_of(const lm_matrix *w) { return (w->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 
@@ -10,18 +10,17 @@ typedef struct {
     int matrix, panel, count;
 } piece;
 
-/* Most panels of some matrices are handed out first, eight at a time, then the rest, four at a time, so that all threads end at about
- * the same time. */
+/* Most panels of some matrices are handed out first, eight at a time, then four at a time, then two, as many pieces of each size for every
+ * thread, so that all threads end at about the same time. */
 static piece piece_of(const lm_matrix *const *w, int num_matrices, lm_team team, int number) {
-    for (int is_rest = 0; is_rest < 2; is_rest++)
+    for (int size = PANELS_AT_ONCE; size >= LEAST_PANELS; size /= 2)
         for (int i = 0; i < num_matrices; i++) {
-            const int large = panels_of(w[i]) * 3 / 4 / (PANELS_AT_ONCE * team.count) * team.count;
-            const int first = is_rest ? large * PANELS_AT_ONCE : 0, size = is_rest ? PANELS_OF_THE_REST : PANELS_AT_ONCE;
-            const int pieces = is_rest ? (panels_of(w[i]) - first + size - 1) / size : large;
-            if (number < pieces) {
-                const int panel = first + number * size;
-                return (piece){i, panel, min_int(size, panels_of(w[i]) - panel)};
-            }
+            const int all = panels_of(w[i]), large = all * 3 / 4 / (PANELS_AT_ONCE * team.count) * team.count * PANELS_AT_ONCE;
+            const int middle = (all - large) / (PANELS_AT_ONCE / 2 * team.count) * team.count * (PANELS_AT_ONCE / 2);
+            const int first = size == PANELS_AT_ONCE ? 0 : size == LEAST_PANELS ? large + middle : large;
+            const int count = size == PANELS_AT_ONCE ? large : size == LEAST_PANELS ? all - large - middle : middle;
+            const int pieces = (count + size - 1) / size;
+            if (number < pieces) return (piece){i, first + number * size, min_int(size, count - number * size)};
             number -= pieces;
         }
     return (piece){0, 0, 0};
