@@ -90,13 +90,8 @@ class DialogRows:
     ) -> Self:
         """Read a source, or several and their weights, with `read_dialogs`; other arguments are the constructor's."""
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
-        read = {name: cls._read(name, tokenizer, chat=chat) for name in weights}
-        parts: list[list[Example]] = []
-        for name, examples in read.items():
-            try:
-                parts.append(_fitting(examples, context, too_long, cls.together))
-            except TrainingError as error:
-                raise TrainingError(f"{escape(name)}: {error}") from None
+        read = {f"{escape(name)}: ": cls._read(name, tokenizer, chat=chat) for name in weights}
+        parts = [_fitting(examples, context, too_long, cls.together, where) for where, examples in read.items()]
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
@@ -180,8 +175,10 @@ def _lengths(examples: Sequence[Example], together: int) -> list[int]:
     return [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
 
 
-def _fitting(examples: Sequence[Example], context: int, too_long: TooLong, together: int) -> list[Example]:
-    """Return the examples that fit a row together with those that share it."""
+def _fitting(
+    examples: Sequence[Example], context: int, too_long: TooLong, together: int, where: str = ""
+) -> list[Example]:
+    """Return the examples that fit a row together with those that share it; `where` begins messages."""
     if not examples:
         raise TrainingError("there is no example; expected at least one")
     lengths = _lengths(examples, together)
@@ -192,7 +189,7 @@ def _fitting(examples: Sequence[Example], context: int, too_long: TooLong, toget
     what = "examples" if together == 1 else "pairs"
     longest = max(lengths)
     found = (
-        f"{num_long} of {len(lengths)} {what} are longer than a row of {context} tokens; the longest, number "
+        f"{where}{num_long} of {len(lengths)} {what} are longer than a row of {context} tokens; the longest, number "
         f"{lengths.index(longest) + 1}, has {longest}"
     )
     if too_long == "error" or not fitting:

@@ -85,7 +85,7 @@ class Mixture:
     @property
     def label(self) -> str:
         """What a fingerprint has to say of several sources; empty for one."""
-        return f" {[*self.weights.values()]} {[*self.sizes]}" if len(self.sizes) > 1 else ""
+        return f" {self.counts} {[*self.sizes]}" if len(self.sizes) > 1 else ""
 
     def about(self, tokens: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
         """Return "sources", of several each one's share of the draws and passes an epoch, as JSON values.
