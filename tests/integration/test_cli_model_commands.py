@@ -413,7 +413,7 @@ def test_chat_interrupted_while_writing_keeps_the_answer_so_far(
         if len(written) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("llamarium.cli.wrap.write_text", write)
+    monkeypatch.setattr("llamarium.cli.answer.write_text", write)
     conversation = small.conversation()
     with pytest.raises(KeyboardInterrupt) as caught:  # holds every frame, so that nothing is closed by chance
         say(conversation, "hi", {"temperature": 0.0}, stats=False)

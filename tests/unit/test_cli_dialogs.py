@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamarium.cli.dialogs import load_dialog, save_dialog
+from llamarium.cli.repl import load_dialog, save_dialog
 from llamarium.errors import LlamariumError
 
 DIALOG = [

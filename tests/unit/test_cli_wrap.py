@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from llamarium.cli.answer import repeated
-from llamarium.cli.wrap import Wrapped
+from llamarium.cli.answer import Wrapped, repeated
 
 
 def wrapped(text: str, columns: int, sizes: list[int] | None = None) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from llamarium.errors import OptionError
 from llamarium.kernels import native
-from llamarium.quant.formats import FORMATS, GROUP, OLD_NAMES, PACKED_FORMATS, TILE_ROWS, chosen_type
+from llamarium.quant.formats import FORMATS, GROUP, PACKED_FORMATS, TILE_ROWS, chosen_type
 
 
 def test_the_kernels_names_and_numbers_are_the_tables():
@@ -57,14 +57,6 @@ def test_a_tile_is_laid_out_as_in_c(name: str):
 @pytest.mark.parametrize(("typed", "meant"), [("nf4", "NF4"), ("Q4_k", "Q4_K"), ("IQ4_NL", "IQ4_NL"), ("None", "none")])
 def test_types_are_typed_in_any_letters(typed: str, meant: str):
     assert chosen_type("type", typed, ("none", *FORMATS)) == meant
-
-
-@pytest.mark.parametrize("old", OLD_NAMES)
-def test_a_name_of_earlier_versions_is_refused_with_the_new_one(old: str):
-    with pytest.raises(OptionError, match=f"^type is '{old}', which is called {OLD_NAMES[old]} now; expected"):
-        chosen_type("type", old, tuple(FORMATS))
-    with pytest.raises(OptionError, match=f"^head is '{old}'; expected one of F16$"):
-        chosen_type("head", old, ("F16",))
 
 
 @pytest.mark.parametrize("value", [None, 4, torch.int8, "q9", ""])

@@ -173,13 +173,13 @@ def test_only_what_was_asked_for_is_computed(model: LlamaForCausalLM, monkeypatc
 
 
 def test_the_budget_counts_what_is_kept(model: LlamaForCausalLM, full: Trace) -> None:
-    plan = TracePlan.of(ModuleRunner(model), 6, None, None, None)
+    plan = TracePlan.of(model.config, 6, is_row_exact=False)
     assert {key: plan.num_bytes(key) for key in plan.keys} == {key: array.nbytes for key, array in full.arrays.items()}
     working = {
-        n: TracePlan.of(ModuleRunner(model), 6, [n], None, None).working_bytes() for n in ("resid", "q_rot", "pattern")
+        n: TracePlan.of(model.config, 6, [n], is_row_exact=False).working_bytes() for n in ("resid", "q_rot", "pattern")
     }
     assert working == {"resid": 0, "q_rot": 0, "pattern": (1 + 2 * 4 * 4) * 36 + 2 * 4 * 6 * 64}
-    half = TracePlan.of(ModuleRunner(make_model().bfloat16()), 6, ["q", "scores"], [0], [5])
+    half = TracePlan.of(model.config, 6, ["q", "scores"], [0], [5])
     assert [half.num_bytes(key) for key in half.keys] == [4 * 32 * 4, 4 * 1 * 6 * 4]
 
 

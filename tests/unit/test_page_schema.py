@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import llamarium.page as module
+from llamarium.page.routes.model import SOURCES, source_of
 from llamarium.page.schema.everything import as_json
-from llamarium.page.sources import SOURCES, source_of
 
 WEB = Path(__file__).parents[2] / "web"
 

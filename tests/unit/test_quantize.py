@@ -309,7 +309,6 @@ def test_from_the_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--head", "auto"], "--head auto is measured on a text"),
         (["--samples", "4"], "--samples is for --calibration"),
         (["--type", "q5"], "'q5'; expected one of Q4_0, IQ4_NL, Q4_1, Q8_0"),
-        (["--head", "q8"], "'q8', which is called Q8_0 now"),
     ],
 )
 def test_options_that_do_not_fit_together(options: list[str], what: str, capsys: pytest.CaptureFixture[str]):

@@ -249,7 +249,6 @@ class WeightBase:
         return LowRank(self.saved.config.scale, a, b, gain)
 
     def _row_norms(self, name: str) -> _Floats:
-        """Return the norms of the rows of W + scale B A: (out,)."""
         return np.concatenate([np.linalg.norm(weights + change, axis=1) for weights, change in self._rows(name)])
 
     def _rows(self, name: str) -> Iterator[tuple[_Floats, _Floats]]:

@@ -53,7 +53,6 @@ def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = T
 
 
 def _take_off(model: LlamaForCausalLM, saved: SavedAdapter, trained: set[str]) -> None:
-    """Undo `apply_lora`."""
     for name in saved.linears:
         model.set_submodule(name, cast(Any, model.get_submodule(name)).base_layer)
     for key, parameter in model.named_parameters():

@@ -88,7 +88,6 @@ class _Undrawn(TorchFunctionMode):
 
 
 def _module(module: nn.Module, weight: Weight, dtype: torch.dtype) -> nn.Module:
-    """Return what takes the place of an empty module."""
     data = torch.from_numpy(weight.data)
     if weight.type_name in FLOAT_DTYPES:
         module.weight = nn.Parameter(data.view(FLOAT_DTYPES[weight.type_name]), requires_grad=False)

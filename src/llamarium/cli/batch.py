@@ -106,7 +106,6 @@ def _shown(name: str) -> str:
 
 
 def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
-    """Answer what is not answered yet, and return the exit code."""
     from llamarium.server.batch.answer import BatchProgress
     from llamarium.server.batch.check import check_lines, check_model
     from llamarium.server.batch.lines import noted, read_lines
@@ -157,8 +156,6 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
 
 
 async def _watched(work: Coroutine[None, None, None], report: Callable[[], None]) -> None:
-    """Do `work`, and call `report` on the way."""
-
     async def watch() -> None:
         while True:
             report()

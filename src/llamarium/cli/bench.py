@@ -168,7 +168,6 @@ def _measure(llama: "Llama", work: "Work", args: argparse.Namespace, beside: str
 
 
 def _setting(llama: "Llama") -> dict[str, Any]:
-    """Return the backend, its dtype and its number of threads."""
     from llamarium.kernels import native
     from llamarium.kernels.threads import num_threads
 

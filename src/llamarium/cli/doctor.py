@@ -224,7 +224,6 @@ def _caches() -> Iterator[Check]:
 
 
 def _builtin_check(name: str) -> Check:
-    """Hash a built-in's file, whatever is known of it."""
     from llamarium.hub.builtin import cached_path, is_cached
 
     if is_cached(name, anew=True):

@@ -83,9 +83,8 @@ def _learners_folder(folder: Path) -> Path:
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":
-    """Load the model, and the modules that look into it."""
     found = serve.load_engine(args, report)
-    importlib.import_module("llamarium.inspect.trace")
+    importlib.import_module("llamarium.inspect.trace")  # before the first request asks for it
     return found
 
 

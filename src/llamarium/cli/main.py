@@ -145,7 +145,6 @@ def _exit_code(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    """Parse the command line with the chosen command's options and run it."""
     words = _joined(words)
     if "help" in words[:1]:
         words = [*words[1:2], "--help"]
@@ -173,7 +172,6 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """Make one word of a command that has two."""
     for idx, pair in enumerate(pairwise(words)):
         if " ".join(pair) in SUBCOMMANDS and command_name(words[:idx]) in (None, "help"):
             return [*words[:idx], " ".join(pair), *words[idx + 2 :]]
@@ -238,7 +236,6 @@ def _command(name: str) -> ModuleType:
 
 
 def _explain(error: Exception, *, debug: bool) -> int:
-    """Say on one line of stderr what went wrong, and return the exit code."""
     if debug:
         traceback.print_exception(error)
     if isinstance(error, LlamariumError):

@@ -56,15 +56,8 @@ def run(args: argparse.Namespace) -> int:
 def _greedy(llama: "Llama", text: str, args: argparse.Namespace) -> "Iterator[NextStep]":
     from llamarium.inspect.next_tokens import follow_next_tokens
 
-    return follow_next_tokens(
-        llama.runner,
-        llama.tokenizer,
-        text,
-        k=args.k,
-        steps=args.steps,
-        stop_ids=llama.stop_ids,
-        kv_cache_dtype=args.kv_cache_dtype,
-    )
+    how: dict[str, Any] = {"k": args.k, "steps": args.steps, "kv_cache_dtype": args.kv_cache_dtype}
+    return follow_next_tokens(llama.runner, llama.tokenizer, text, stop_ids=llama.stop_ids, **how)
 
 
 def _drawn(llama: "Llama", text: str, args: argparse.Namespace, options: dict[str, Any]) -> "Iterator[NextStep]":

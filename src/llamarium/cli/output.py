@@ -86,7 +86,6 @@ def say(text: str) -> None:
 
 
 def _fitting(text: str, stream: TextIO) -> str:
-    """Return printable text; for a terminal with lines that fit."""
     shown = printable(text)
     if not draws(stream):
         return shown
@@ -299,7 +298,6 @@ def _widths(shown: "Table") -> list[tuple[int, int]]:
 
 
 def _total(widths: Iterable[int]) -> int:
-    """Return what columns of these widths take together."""
     return sum(width + _GAP for width in widths) - _GAP
 
 

@@ -214,7 +214,6 @@ def _sentence(event: "Event", num_steps: int) -> str:
 
 
 def _about(event: "Event") -> str:
-    """Say what is trained, on what, and how its threads were chosen."""
     trained = "" if event["trainable"] == event["parameters"] else f" ({event['trainable']:,} trained)"
     sampler = f", answers sampled by {event['sampler']}" if "sampler" in event else ""
     return (

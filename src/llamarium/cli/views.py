@@ -178,7 +178,6 @@ def _ids(*ids: int | None) -> str:
 
 
 def _tail(context: str) -> str:
-    """Return the end of a text in quotes, on one line."""
     shown = escape(context, limit=len(context) * 10)
     return f'"{shown}"' if len(shown) <= CONTEXT_WIDTH else f'"…{shown[1 - CONTEXT_WIDTH :]}"'
 

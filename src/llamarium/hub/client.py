@@ -102,7 +102,6 @@ def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and its causes, outermost first."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

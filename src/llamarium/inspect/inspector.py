@@ -7,7 +7,7 @@ call the functions behind them.
 import copy
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, get_args
 
 from llamarium.errors import InputError, check_choice, show_value
 from llamarium.extras import has_torch, need_torch
@@ -304,23 +304,15 @@ class Inspector(Generic[LlamaT]):
             answering=llama.runner,
         )  # fmt: skip
 
-    def trace_experiment(
-        self,
-        text: Prompt,
-        experiment: "Experiment",
-        *,
-        names: Collection[str] | None = None,
-        layers: Collection[int] | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> Trace:
-        """Trace a text with another mask or rotation; arguments as for `trace`."""
+    def trace_experiment(self, text: Prompt, experiment: "Experiment", **options: Any) -> Trace:
+        """Trace a text with another mask or rotation; options are `names`, `layers` and `positions`, as for `trace`."""
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
         from llamarium.inspect.interventions.experiments import trace_experiment
 
         ids = self._llama.encode(text)
         with edited(self._llama.model, experiment=experiment) as model:
-            return trace_experiment(model, ids, experiment, names=names, layers=layers, positions=positions)
+            return trace_experiment(model, ids, experiment, **options)
 
     def steer(
         self, toward: Prompt, away: Prompt, layer: int, *, scale: float = 1.0, positions: Iterable[int] | None = None

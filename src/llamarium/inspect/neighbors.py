@@ -175,5 +175,4 @@ def _lengths_of(rows_CD: Floats) -> Floats:
 
 
 def _cosines_of(rows_CD: Floats, vector_D: Floats) -> Floats:
-    """Return the cosines of rows with a vector of length one, (C,)."""
     return rows_CD @ vector_D / _lengths_of(rows_CD)

@@ -42,28 +42,11 @@ def trace_shapes(
     Raises:
         InputError: For invalid names, layers or positions.
     """
-    keys, _, sizes = selected(config, num_tokens, names, layers, positions)
-    axes = [ACTIVATIONS[name].axes for name, _ in keys]
-    shapes = [tuple(sizes[axis] for axis in letters) for letters in axes]
+    plan = TracePlan.of(config, num_tokens, names, layers, positions)
+    axes = [ACTIVATIONS[name].axes for name, _ in plan.keys]
+    shapes = [tuple(plan.sizes[axis] for axis in letters) for letters in axes]
     num_bytes = [_BYTES * math.prod(shape) for shape in shapes]
-    return list(map(ActivationShape, map(print_key, keys), axes, shapes, num_bytes))
-
-
-def selected(
-    config: ModelConfig,
-    num_tokens: int,
-    names: Collection[str] | None,
-    layers: Collection[int] | None,
-    positions: Sequence[int] | None,
-) -> tuple[tuple[Key, ...], tuple[int, ...], dict[str, int]]:
-    """Return the keys of a trace in the order of computation, its positions, and the length of each axis.
-
-    Raises:
-        InputError: For invalid names, layers or positions.
-    """
-    kept = indices(positions, num_tokens, "positions")
-    keys = _keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
-    return keys, kept, {"T": len(kept), "S": num_tokens, **axis_sizes(config)}
+    return list(map(ActivationShape, map(print_key, plan.keys), axes, shapes, num_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +68,18 @@ class TracePlan:
     @classmethod
     def of(
         cls,
-        runner: Runner,
+        config: ModelConfig,
         num_tokens: int,
-        names: Collection[str] | None,
-        layers: Collection[int] | None,
-        positions: Sequence[int] | None,
+        names: Collection[str] | None = None,
+        layers: Collection[int] | None = None,
+        positions: Sequence[int] | None = None,
+        *,
+        is_row_exact: bool = True,
     ) -> "TracePlan":
         """Return the plan of a trace of that many tokens; invalid arguments are those of `trace`."""
-        return cls(*selected(runner.config, num_tokens, names, layers, positions), runner.is_row_exact)
+        kept = indices(positions, num_tokens, "positions")
+        keys = _keys_of(check_names(names), sorted(indices(layers, config.num_hidden_layers, "layers")))
+        return cls(keys, kept, {"T": len(kept), "S": num_tokens, **axis_sizes(config)}, is_row_exact)
 
     @property
     def chunk(self) -> int:

@@ -12,6 +12,7 @@ layer), so its size is computed from the config first, and refused if it exceeds
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -212,7 +213,8 @@ class KeptPass:
         begins with as one of them, only what that one lacks is run.
         """
         num_tokens = len(self._ids)
-        plan = TracePlan.of(self._runner, num_tokens, names, layers, positions)
+        runner = self._runner
+        plan = TracePlan.of(runner.config, num_tokens, names, layers, positions, is_row_exact=runner.is_row_exact)
         plan.check_budget(budget_mb)
         if self._kept is None:
             memory = Memory(self._runner, num_tokens, self._kv_cache_dtype)
@@ -277,7 +279,8 @@ def trace_steps(
     room = len(ids) + num_steps
     known = check_ids(runner.config, ids)
     check_ids(runner.config, [*known, *[0] * num_steps])  # whether the context holds the answer too
-    TracePlan.of(runner, room, names, layers, [room - 1]).check_budget(budget_mb)
+    plan_of = partial(TracePlan.of, runner.config, is_row_exact=runner.is_row_exact)
+    plan_of(room, names, layers, [room - 1]).check_budget(budget_mb)
     memory = Memory(runner, room)
     sequence = memory.begin(known, room)
     logits_1V = as_array(advance(runner, memory.cache, [sequence]))
@@ -285,7 +288,7 @@ def trace_steps(
         sequence.ids.append(int(logits_1V[-1].argmax()))
         end = len(sequence.ids)
         wanted = ACTIVATIONS if names is None else {*check_names(names), "logits"}
-        plan = TracePlan.of(runner, end, wanted, layers, [end - 1])
+        plan = plan_of(end, wanted, layers, [end - 1])
         found = _run(runner, memory.cache, sequence, plan, batches([sequence], plan.chunk))
         logits_1V = found.arrays["logits", None]
         yield found if names is None else found.select(names=names)
@@ -346,7 +349,6 @@ def _seen(taps: Taps) -> Iterator[tuple[Key, Floats]]:
 
 
 def _rows(values: Floats, rows: Sequence[int]) -> Floats:
-    """Return some rows, the array itself where they are all of them."""
     return values if list(rows) == list(range(len(values))) else values.take(rows, 0)
 
 

@@ -155,13 +155,10 @@ class Client:
         return f"http {status}: {self._without_key(error_message(said))}" if status else shown(said)
 
     def _without_key(self, message: str) -> str:
-        """Remove the key from a server's message."""
         return message.replace(self.target.api_key, "***") if self.target.api_key else message
 
 
 class _Answer:
-    """Reads an answer into its exchange."""
-
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._events = Events()

@@ -74,7 +74,6 @@ def view_of_shape(name: str) -> ModelView:
 
 
 def _of_config(found: "Summary") -> dict[str, Any]:
-    """Return the fields that follow from a config."""
     c = found.config
     return {
         "shape": Sizes(**axis_sizes(c), L=c.num_hidden_layers),

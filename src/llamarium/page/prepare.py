@@ -42,7 +42,6 @@ class Preparation:
             threading.Thread(target=self._ask, args=(llama, engine, one), name=name, daemon=True).start()
 
     def _ask(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
-        """Compute the answers; an error is raised again when a request needs one."""
         for question in (self._tokens, self._neighbors, self._depth, self._draw, self._cost):
             with engine.turns.working(), suppress(LlamariumError):
                 question(llama, engine, one)

@@ -124,7 +124,6 @@ async def _in_list(work: Awaitable[T]) -> list[T]:
 
 
 async def _produce(one: object, step: Callable[[], Awaitable[object]], write: Write) -> None:
-    """Write the events, from the first one on."""
     while one is not None:
         await write(event(to_jsonable_python(one)))
         one = await step()

@@ -149,12 +149,6 @@ GGML_TYPES = {name: item for name, item in FORMATS.items() if item.ggml_type is 
 PACKED_FORMATS = {name: item for name, item in FORMATS.items() if isinstance(item, PackedFormat)}
 """Those that the CPU kernels multiply in tiles."""
 
-OLD_NAMES = {
-    "int8": "Q8_0", "int4": "Q4_1", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1", "q4_codebook": "IQ4_NL",
-}  # fmt: skip
-"""What types were called by earlier versions: refused as options, read in packed folders."""
-
-
 Method = Literal["NF4", "Q8_0", "Q4_1"]
 METHODS: tuple[Method, ...] = get_args(Method)
 """What Linears can become while a model is loaded."""
@@ -175,10 +169,7 @@ def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice
     for choice in choices:
         if text == choice.lower():
             return choice
-    expected = f"expected one of {', '.join(choices)}"
-    if text is not None and (new := OLD_NAMES.get(text)) in choices:
-        raise OptionError(f"{option} is {show_value(value)}, which is called {new} now; {expected}")
-    raise OptionError(f"{option} is {show_value(value)}; {expected}")
+    raise OptionError(f"{option} is {show_value(value)}; expected one of {', '.join(choices)}")
 
 
 def group_size(in_features: int, type_name: str) -> int:

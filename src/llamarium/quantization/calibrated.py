@@ -164,7 +164,6 @@ class CalibratedQuantizer(Quantizer):
 
 
 def _set(module: nn.Module, key: str, values: Tensor) -> None:
-    """Replace an empty parameter."""
     name, _, last = key.rpartition(".")
     setattr(module.get_submodule(name), last, nn.Parameter(values, requires_grad=False))
 
@@ -199,6 +198,5 @@ def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCaus
 
 
 def _logits(model: LlamaForCausalLM, hidden_TD: Tensor) -> Iterator[Floats]:
-    """Yield the logits of hidden states (C, V), float32, a few positions at a time."""
     for part_CD in hidden_TD.split(max(1, CHUNK_BYTES // (4 * model.config.vocab_size))):
         yield on_host(model.logits(part_CD))

@@ -226,7 +226,6 @@ def _choose(better: NDArray[np.bool_], trial: GroupFit, other: GroupFit) -> Grou
 
 
 def _error(groups: Floats, costs: Floats, found: GroupFit, format: PackedFormat) -> Floats:
-    """Return the weighted squared error of each group, (n, 1)."""
     return _squares(groups - dequantized(found.codes, found.scale, found.minimum, format), costs)
 
 
@@ -237,7 +236,6 @@ def dequantized(codes: Bytes, scale: Halves, minimum: Halves | None, format: Pac
 
 
 def _codes(scaled: Floats, format: PackedFormat) -> Bytes:
-    """Return the code of the level nearest to each value, uint8."""
     if format.levels is None:
         codes = np.rint(scaled) + np.float32(format.zero)
         return np.fmin(np.fmax(codes, 0), format.num_levels - 1).astype(np.uint8)
@@ -254,7 +252,6 @@ def _nearest(format: PackedFormat) -> Bytes:
 
 
 def _values(codes: Bytes, format: PackedFormat) -> Floats:
-    """Return the level of each code, float32."""
     if format.levels is None:
         return codes.astype(np.float32) - np.float32(format.zero)
     return np.array(format.levels, np.float32)[codes]

@@ -245,7 +245,6 @@ def _as_json(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _pre_tokenizer(raw: Mapping[str, Any], tokenizer: Tokenizer) -> str:
-    """Return llama.cpp's name for the rules by which texts are cut and merged."""
     if (raw.get("decoder") or {}).get("type") != "ByteLevel":
         raise _refusal(tokenizer, "it is no byte-level BPE")
     if raw.get("normalizer") is not None:

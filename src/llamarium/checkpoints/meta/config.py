@@ -61,7 +61,6 @@ def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
 
 
 def _read_fields(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return what params.json says, under ModelConfig's names."""
     dim, heads = _positive(raw, "dim", source), _positive(raw, "n_heads", source)
     if dim % heads:
         raise ConfigError(f"{source}: dim {dim} is no multiple of n_heads {heads}")

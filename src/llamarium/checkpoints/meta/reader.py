@@ -103,7 +103,6 @@ class MetaCheckpoint:
         return 1 if key.endswith(_ROW_PARALLEL) else 0
 
     def _width(self, key: str) -> int:
-        """Return how wide a slice is: its last dimension."""
         if key not in self._slices or not self._slices[key][1][0].ndim:
             raise CheckpointError(f"{escape(self.path)}: {key} is missing; this is no whole Llama")
         return self._slices[key][1][0].shape[-1]
@@ -150,7 +149,6 @@ def _bytes(values: NDArray[Any]) -> Bytes:
 
 
 def _find_shards(path: Path) -> list[Path]:
-    """Return the shards in order; their numbers must run from 00 without a gap."""
     if not (path / "params.json").exists():
         raise ModelNotFoundError(f"{escape(path)}: consolidated.*.pth without params.json; Meta publishes both")
     names = sorted(p.name for p in path.iterdir() if p.name.startswith("consolidated.") and p.name.endswith(".pth"))

@@ -39,7 +39,7 @@ from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
 from llamarium.checkpoints.storage import FLOATS, TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape, show_value
-from llamarium.quant.formats import GROUP, OLD_NAMES, PACKED_FORMATS, TILE_ROWS, PackedFormat
+from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat
 
 METHOD = "llamarium"
 """`quant_method` of a packed folder's config."""
@@ -49,7 +49,9 @@ VERSION, LAYOUT = "1", f"{TILE_ROWS}x{GROUP} little-endian"
 KEYS = {name: f"llamarium.{name}" for name in ("version", "layout", "matrices", "recipe")}
 _ALIGNMENT = 2  # bytes of a scale; the kernels read codes from anywhere
 # What folders of earlier versions call their types.
-_OLD_NAMES = {**OLD_NAMES, "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
+_OLD_NAMES = {"q4": "Q4_0", "q4_min": "Q4_1", "q4_codebook": "IQ4_NL", "q8": "Q8_0"} | {
+    name.lower(): name for name in ("Q4_K", "Q5_K", "Q6_K")
+}
 _HOW = "make the folder anew from the original model: llamarium quantize"
 
 
@@ -151,7 +153,6 @@ def _entry(file: Path, tensor: SafetensorsTensor, matrix: Any) -> TensorEntry:
 
 
 def _matrix(file: Path, name: str, matrix: Any) -> tuple[PackedFormat, int]:
-    """Return what the metadata says of a matrix."""
     fields: Mapping[str, Any] = cast(Mapping[str, Any], matrix) if isinstance(matrix, dict) else {}
     format, rows = fields.get("format"), fields.get("rows")
     if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:

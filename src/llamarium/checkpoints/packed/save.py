@@ -80,7 +80,6 @@ def save_packed(
 
 
 def _stored(weight: PackedWeight) -> OutputTensor:
-    """Return a weight as safetensors keeps it."""
     if weight.format is None:
         values = weight.read()
         if values.dtype not in _DTYPES:

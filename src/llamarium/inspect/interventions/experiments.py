@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from llamarium.attention.base import Attend
 from llamarium.config import RopeScaling
 from llamarium.errors import InputError, MemoryBudgetError, show_value
-from llamarium.inspect.shapes import check_names, check_whole, selected
+from llamarium.inspect.shapes import TracePlan, check_names, check_whole
 from llamarium.inspect.trace import Trace, look, trace
 from llamarium.model import LlamaForCausalLM, LlamaRotaryEmbedding, Rotary
 from llamarium.runtime.loaded_model import runner_of
@@ -141,8 +141,9 @@ def trace_experiment(
     if not experiment.has_mask or not looked:
         return trace(runner_of(model), ids, names=names, **options)
     others = {*wanted, "q_rot", "k_rot"} - set(looked)
-    keys, _, sizes = selected(model.config, len(ids), wanted, layers, positions)
-    needed = 3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in looked for name, _ in keys)  # with copies
+    plan = TracePlan.of(model.config, len(ids), wanted, layers, positions)
+    sizes = plan.sizes
+    needed = 3 * 4 * sizes["N"] * sizes["T"] * sizes["S"] * sum(name in looked for name, _ in plan.keys)  # with copies
     if needed > budget_mb * 1e6:
         raise MemoryBudgetError(
             f"{' and '.join(looked)} of {len(ids)} tokens need {needed / 1e6:,.1f} MB and the budget is "
@@ -151,5 +152,5 @@ def trace_experiment(
     seen = trace(runner_of(model), ids, names=others, **options)
     found, visible_TS = dict(seen.arrays), experiment.visible(len(ids), "cpu").numpy()[list(seen.positions)]
     for layer in seen.layers:
-        found |= look(found["q_rot", layer], found["k_rot", layer], visible_TS, layer, keys)
-    return Trace(seen.token_ids, seen.positions, {key: found[key] for key in keys})
+        found |= look(found["q_rot", layer], found["k_rot", layer], visible_TS, layer, plan.keys)
+    return Trace(seen.token_ids, seen.positions, {key: found[key] for key in plan.keys})

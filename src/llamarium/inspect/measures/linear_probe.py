@@ -117,7 +117,6 @@ def linear_probe(
 
 
 def _numbered(values: Sequence[str], what: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the different values in order, and each one's place among them."""
     names = tuple(sorted(set(values)))
     if len(names) < 2:
         raise InputError(f"the examples have {len(names)} {what}; expected two or more")

@@ -123,7 +123,6 @@ def _heads(runner: Runner, trace: Trace, row: int, toward_D: _Doubles) -> Iterat
 
 
 def _measure(added_RD: NDArray[np.float32], toward_D: _Doubles) -> Iterator[tuple[float, float]]:
-    """Return the length of each row, and what it gives to the logit."""
     rows_RD = added_RD.astype(np.float64)
     return zip(lengths(rows_RD).tolist(), (rows_RD @ toward_D).tolist(), strict=True)
 

@@ -148,7 +148,6 @@ def _checked_ids(
 
 
 def _copy(model: LlamaForCausalLM, *, unpack: bool) -> tuple[LlamaForCausalLM, int]:
-    """Return a copy that can learn, and how many of its modules were packed."""
     packed = [name for name, module in model.named_modules() if isinstance(module, QuantizedModule)]
     if packed and not unpack:
         raise InputError(

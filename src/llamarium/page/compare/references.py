@@ -102,7 +102,6 @@ class OwnTokenizers:
 
 
 def _fits(one: OpenedModel, kind: VariantName) -> bool:
-    """Whether a type can take every Linear's rows."""
     if kind not in METHODS:
         return True
     linears = (entry for key, entry in one.checkpoint.entries.items() if key not in (EMBEDDING, HEAD))

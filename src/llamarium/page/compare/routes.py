@@ -238,7 +238,6 @@ async def pattern(
 
 
 def _read(request: Request, known: OpenPass, query: schema.MomentQuery) -> "tuple[Side, Trace]":
-    """Let a checkpoint read the text: its logits, and a layer's patterns."""
     side = runs_of(request).side(known.llama, query.run, query.step)
     ids = side.read(known.one.ids, known.llama.tokenizer)
     wanted = Wanted(ids, ("pattern", "logits"), (query.layer,))

@@ -173,7 +173,6 @@ def _packed_types(llama: "Llama") -> list[str]:
 
 
 def _has_adapter(llama: "Llama") -> bool:
-    """Whether an adapter was put on the model when it was loaded."""
     if (adapters := llama.runner.adapters) is not None:
         return len(adapters) > 0
     from llamarium.adapters.lora import LoRALinear

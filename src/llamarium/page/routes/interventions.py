@@ -121,7 +121,6 @@ def _plain(one: Pass) -> Pass:
 
 
 def _edit(llama: "Llama", one: Pass, fields: schema.EditFields, path: str) -> "Edit":
-    """Return an edit, each of whose indices is there."""
     need_torch("an edit")
     from llamarium.inspect.interventions.edits import scale
 

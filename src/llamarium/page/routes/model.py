@@ -1,15 +1,20 @@
-"""What the model is, and the lines of Python that it executes."""
+"""What the model is, and the very lines of Python that it executes, from where the package is installed."""
 
-from typing import TYPE_CHECKING, Annotated
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+import llamarium
 from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.config import ModelConfig
+from llamarium.errors import UnknownNameError
 from llamarium.page.architecture import view_of_model, view_of_shape
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.schema.model import ModelQuery, ModelView, SourceQuery, SourceView, WeightQuery
-from llamarium.page.sources import source_of
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
@@ -56,3 +61,58 @@ def _check_vector(config: ModelConfig, key: str) -> None:
             code="unknown_weight",
             param="key",
         )
+
+
+SOURCES: Mapping[str, str] = {
+    "bpe.merge": "llamarium.tokenizer.bpe:ByteLevelBPE.merge",
+    "model": "llamarium.model.llama:LlamaModel.forward",
+    "layer": "llamarium.model.llama:LlamaDecoderLayer.forward",
+    "norm": "llamarium.model.norm:LlamaRMSNorm",
+    "project": "llamarium.model.attention:LlamaAttention.project",
+    "attention": "llamarium.model.attention:LlamaAttention.forward",
+    "attend": "llamarium.attention.base:attend_eagerly",
+    "rotate": "llamarium.model.rope:Rotary.rotate",
+    "rotate.complex": "llamarium.model.rope:rotate_complex",
+    "rope.frequencies": "llamarium.model.rope:rope_frequencies",
+    "rope.scale": "llamarium.model.rope:_scale",
+    "mlp": "llamarium.model.mlp:LlamaMLP",
+    "o_proj": "llamarium.inspect.probes.heads:_through_columns",
+    "silu": "llamarium.model.mlp:SiLUActivation",
+    "attribution": "llamarium.inspect.probes.attribution:attribute",
+    "lens": "llamarium.inspect.lens:lens",
+    "sampler": "llamarium.sampling.steps:stages",
+    "sampler.noise": "llamarium.sampling.steps:noise",
+    "advance": "llamarium.inspect.forward:advance",
+    "stream_errors": "llamarium.inspect.measures.streams:stream_errors",
+    "kl": "llamarium.inspect.measures.divergence:kl_of_rows",
+    "neighbors": "llamarium.inspect.neighbors:_cosines_of",
+    "init": "llamarium.model.init:init_weights",
+    "cross": "llamarium.attention.cross:CrossAttend.__call__",
+    "translate": "llamarium.inspect.probes.translation:Translator.write",
+    "mask": "llamarium.inspect.interventions.experiments:Experiment.visible",
+    "nf4": "llamarium.quant.codes:nf4_blocks",
+    "unpack": "llamarium.quant.packed:LinearPacked.dequantize_at",
+    "quantize.inputs": "llamarium.quant.codes:round_inputs",
+    "product": "llamarium.quant.codes:product_reference",
+    "learn": "llamarium.inspect.probes.learning:learn",
+    "edit": "llamarium.runtime.shell:apply",
+    "steer": "llamarium.inspect.interventions.edits:steer",
+    "patch": "llamarium.inspect.interventions.patching:PatchGrid._run",
+}
+"""What can be read, by the name that a stage gives it: a module, and what stands in it."""
+
+
+def source_of(name: str) -> SourceView:
+    """Return the lines of one of `SOURCES`; imports torch."""
+    if name not in SOURCES:
+        raise UnknownNameError(
+            f"no lines are known under this name; there are: {', '.join(SOURCES)}", code="unknown_source", param="name"
+        )
+    module, _, place = SOURCES[name].partition(":")
+    found: Any = importlib.import_module(module)
+    for part in place.split("."):
+        found = getattr(found, part)
+    found = inspect.unwrap(found)  # below torch's decorators
+    lines, first = inspect.getsourcelines(found)
+    file = Path(inspect.getsourcefile(inspect.unwrap(found)) or "").relative_to(Path(llamarium.__file__).parents[1])
+    return SourceView(name=name, file=file.as_posix(), line=first, text=inspect.cleandoc("\n" + "".join(lines)))

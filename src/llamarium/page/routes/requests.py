@@ -131,7 +131,6 @@ def _params(found: OpenedSequence) -> ParametersView:
 
 
 def _row(llama: "Llama", found: OpenedSequence) -> SamplingRow:
-    """Return the sampler's state of an answer, its form taken up from the beginning."""
     constraint = None if found.grammar is None else found.grammar.begin(found.stops)
     size = llama.config.vocab_size
     return SamplingRow(found.params, found.prompt_ids, size, found.answer_ids, constraint, found.stops)

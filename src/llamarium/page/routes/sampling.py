@@ -109,7 +109,6 @@ async def cost(requested: OfPass) -> TokenCost:
 
 
 def _places(requested: RequestedPass, body: schema.SamplerRequest) -> tuple[int, int]:
-    """Return the token after which one is chosen, and where the answer begins."""
     position = requested.position(body.position)
     start = position + 1 if body.start is None else body.start
     check_index("start", start, position + 2)
@@ -123,7 +122,6 @@ def _row(
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
 ) -> SamplingRow:
-    """Return the sampler's state of an answer."""
     given = body.model_dump(exclude={"position", "start", "k", *_OF_FORM})
     grammar, compiled = _form(body, llama, settings)
     constraint = None

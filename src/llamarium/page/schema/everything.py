@@ -33,7 +33,6 @@ def as_json() -> str:
 
 
 def _types() -> Iterator[tuple[Any, JsonSchemaMode, TypeAdapter[Any]]]:
-    """Yield what the routes take and return."""
     for router in (*ROUTERS, ticket_routes(Ticket(""))):
         for route in router.routes:
             assert isinstance(route, APIRoute)

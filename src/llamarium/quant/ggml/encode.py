@@ -75,7 +75,6 @@ def _in_pieces(values: NDArray[Any], type_name: str, encode_piece: Callable[[Flo
 
 
 def _bytes(values: NDArray[Any], dtype: type[np.generic]) -> Codes:
-    """Round (n, k) to `dtype` and show its bytes."""
     return np.ascontiguousarray(values.astype(dtype)).view(np.uint8)
 
 

@@ -135,8 +135,6 @@ def save_huggingface(folder: Path, tokenizer: "Tokenizer", inner: "tokenizers.To
 
 
 def _bos_first(spelling: str, token_id: int) -> dict[str, Any]:
-    """Return the post-processor that puts BOS before each text."""
-
     def bos(type_id: int) -> dict[str, Any]:
         return {"SpecialToken": {"id": spelling, "type_id": type_id}}
 

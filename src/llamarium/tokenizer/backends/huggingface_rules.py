@@ -72,7 +72,6 @@ def _object(parent: Mapping[str, Any], name: str, source: str) -> dict[str, Any]
 
 
 def _check_ids(ids: Mapping[str, Any], source: str) -> None:
-    """Check that ids are whole numbers in range, one per token."""
     if not ids:
         raise TokenizerError(f"{source}: no tokens; expected model.vocab to hold some")
     seen: dict[int, str] = {}
@@ -219,7 +218,6 @@ def _named_id(
 
 
 def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
-    """Return the id that the post-processor puts before a text."""
     before: list[int] = []
     after: list[int] = []
     for _, step in steps(raw, "post_processor", source):

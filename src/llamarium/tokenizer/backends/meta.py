@@ -137,7 +137,6 @@ class MetaBackend:
 
 
 def _read_ranks(data: bytes, source: str) -> list[bytes]:
-    """Return the tokens in the order of their ranks."""
     if data[:1] == b"\n" and b"<unk>" in data[:64]:
         raise UnsupportedTokenizerError(
             f"{source}: this is a SentencePiece file (Llama 2), which is not read; put the model's tokenizer.json, "

@@ -15,8 +15,6 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 class _BuiltIn(ABC):
-    """A format that writes checked turns."""
-
     name: str
     tool_form: ToolForm
     variables = frozenset[str]()

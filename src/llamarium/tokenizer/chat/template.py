@@ -355,7 +355,6 @@ def _run_worker(request: bytes, source: str) -> list[dict[str, str]] | None:
 
 
 def _read_dialog(messages: object) -> list[dict[str, Any]]:
-    """Check messages down to their last value and return them as plain JSON values."""
     dialog: list[dict[str, Any]] = []
     for i, message in enumerate(check_list(messages)):
         if not isinstance(message, Mapping):

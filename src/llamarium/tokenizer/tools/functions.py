@@ -61,7 +61,6 @@ def _read(function: Callable[..., Any]) -> tuple[dict[str, Any], inspect.Signatu
 
 
 def _divided(doc: str) -> tuple[str, str]:
-    """Return what stands before the arguments of a docstring, and those."""
     found = _ARGUMENTS.search(doc)
     return (doc[: found.start()], doc[found.end() :].partition("\n\n")[0]) if found else (doc, "")
 

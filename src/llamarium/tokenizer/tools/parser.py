@@ -158,7 +158,6 @@ class ToolCallParser:
         return None
 
     def _calls(self, tag: str) -> Reading[None]:
-        """Read calls, one after the other, as long as there are any."""
         gap, has_called = tag, False
         while not self.is_done:
             gap, tag = yield from self._gap(gap, tag, has_called)
@@ -183,7 +182,6 @@ class ToolCallParser:
         return gap + found + (yield from source.blanks()), found or tag
 
     def _close(self) -> Reading[bool]:
-        """Read the end of a block, if it is there."""
         blanks = yield from self._source.blanks()
         found = yield from self._source.accept(TOOL_CALL_END)
         if not found:
@@ -318,7 +316,6 @@ class ToolCallParser:
         self._source.settle()
 
     def _write(self, fragment: str) -> None:
-        """Tell more of the call's arguments; the first of them tell the call."""
         self._call.add(fragment)
         if self._call.name is not None and not self._call.repeats:
             self._emit()
@@ -350,7 +347,6 @@ class ToolCallParser:
 
 
 def _joined(deltas: Sequence[Delta]) -> list[Delta]:
-    """Join pieces of one thing that follow each other."""
     joined: list[Delta] = []
     for is_kind, group in groupby(deltas, key=lambda delta: (type(delta), getattr(delta, "index", 0))):
         found = list(group)
