@@ -79,7 +79,6 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
 
 
 def _probes(model: LlamaForCausalLM) -> Tensor:
-    """Return random tokens, the same for every model of this vocabulary: (1, T)."""
     count = min(_NUM_PROBES, model.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(model.config.vocab_size, (1, count), generator=generator).to(model.device)

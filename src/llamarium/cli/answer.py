@@ -157,7 +157,6 @@ class Wrapped:
 
 
 def writer() -> Plain | Wrapped:
-    """Return what writes an answer to stdout."""
     return Wrapped(shutil.get_terminal_size().columns) if draws(sys.stdout) else Plain()
 
 

@@ -131,7 +131,6 @@ def _goal(args: argparse.Namespace) -> "Goal | None":
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse options that another one leaves without a meaning."""
     if args.rate is not None and args.think_time is not None:
         raise UsageError("--think-time is for --clients; with --rate requests do not wait for answers")
     if args.dataset is not None and (args.prompt_tokens is not None or args.shared_prefix is not None):
@@ -199,8 +198,6 @@ async def _warm_up(client: "Client", args: argparse.Namespace) -> None:
 
 
 def _progress(args: argparse.Namespace, report: Callable[[int, int], None]) -> "Callable[[LoadRun], None]":
-    """Report how much of the requests, or of the time, is done."""
-
     def say(run: "LoadRun") -> None:
         if args.requests is not None:
             report(len(run.exchanges), args.requests)

@@ -62,7 +62,6 @@ def _next(folder: Path, option: str) -> str:
 
 
 def show_progress(folder: Path) -> None:
-    """Print a table of the steps and what was reached."""
     from llamarium.build.folder.course import course_of, number_of, step_named
     from llamarium.build.folder.progress import progress
 

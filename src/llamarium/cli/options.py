@@ -101,14 +101,12 @@ def add_name(group: "argparse._ActionsContainer", more: str) -> None:  # pyright
 
 
 def named(args: argparse.Namespace) -> str | None:
-    """Return the name that `add_name`'s options give, or None."""
     if args.name is not None and args.model is not None:
         raise UsageError("the model is given twice, by itself and with -m/--model")
     return args.name if args.model is None else args.model
 
 
 def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
-    """Add how a model is loaded."""
     group.add_argument(
         "--dtype",
         default="auto",
@@ -364,7 +362,6 @@ positive, count = whole_number(1), whole_number(0)
 
 
 def seconds(text: str) -> float:
-    """Parse a time in seconds, which may be 0, for argparse."""
     value = number(text)
     if not 0 <= value < _MAX_SECONDS:
         raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0, and below {_MAX_SECONDS:g}")

@@ -228,7 +228,6 @@ class Stopwatch:
         self.num_tokens += num_tokens
 
     def report(self, *details: str) -> None:
-        """Write one line to stderr, if it is wanted."""
         if not self.wanted or self.num_tokens == 0:
             return
         seconds = time.perf_counter() - self._start

@@ -58,7 +58,6 @@ class Repl:
         }
 
     def run(self) -> None:
-        """Take turns until the person leaves."""
         if self.interactive:
             name = self.llama.name
             if (path := Path(name)).exists():  # its folders would take the line
@@ -228,7 +227,6 @@ _MAX_BYTES = 2**26
 
 
 def save_dialog(path: Path, model: str, messages: list[dict[str, Any]], *, force: bool) -> None:
-    """Write a dialog as JSON, complete or not at all."""
     from llamarium.io import atomic_file
 
     try:
@@ -242,7 +240,6 @@ def save_dialog(path: Path, model: str, messages: list[dict[str, Any]], *, force
 
 
 def load_dialog(path: Path) -> list[dict[str, Any]]:
-    """Read the messages of a dialog."""
     from llamarium.config import read_json_object
 
     messages = read_json_object(path, _MAX_BYTES).get("messages")

@@ -64,7 +64,6 @@ _WRITTEN = {".lark": "lark", ".gbnf": "gbnf"}
 
 
 def add_grammar(parser: argparse.ArgumentParser) -> None:
-    """Add what an answer's text may be."""
     group = parser.add_argument_group("form of an answer (one of these; needs the extra `serve`)")
     group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that this JSON Schema allows")
     group.add_argument("--json-object", action="store_true", help="any JSON object")
@@ -101,7 +100,6 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    """Return a file's text, as far as any grammar may be long."""
     from llamarium.sampling.grammar.description import MAX_BYTES
 
     try:

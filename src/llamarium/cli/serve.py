@@ -79,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_served_names(parser: argparse.ArgumentParser) -> None:
-    """Add `--served-model-name`; `served_names` reads it."""
     what = "what requests call the model (default: its name)"
     add_repeatable(parser, ("--served-model-name", str, "NAME", what))
 
@@ -231,7 +230,6 @@ def serve_page(
 
 
 def require_packages(command: str) -> None:
-    """Refuse to begin without the packages that serve."""
     for module in ("fastapi", "uvicorn", "httptools", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             optional(module, "serve", command, module.replace("_", "-"))

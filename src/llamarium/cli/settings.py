@@ -12,12 +12,10 @@ from llamarium.train.report.trackers import TRACKERS
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add `-m`, the short name of a setting."""
     parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
 
 
 def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
-    """Add where a run lives, and how it begins and ends."""
     parser.add_argument(
         "--out",
         type=named_folder,

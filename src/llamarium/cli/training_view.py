@@ -182,7 +182,6 @@ def _group(event: "Event") -> str:
 
 
 def _sentence(event: "Event", num_steps: int) -> str:
-    """Say an event in a line; an empty one for what is of no interest by itself."""
     kind, step = event["event"], event["step"]
     if kind == "step":
         mfu = f", MFU {event['mfu']:.1%}" if event["mfu"] else ""

@@ -101,10 +101,7 @@ class Inspector(Generic[LlamaT]):
         """Return how much of each head's attention goes to the previous token, the first one, and by induction.
 
         Without a prompt it is a text of repeats: `num_tokens` random tokens, which `seed` chooses, and the same ones
-        again.
-
-        Raises:
-            MemoryBudgetError: If the patterns of all heads take more than a gigabyte.
+        again. MemoryBudgetError if the patterns of all heads take more than a gigabyte.
         """
         llama = self._llama
         if prompt is None:
@@ -250,9 +247,7 @@ class Inspector(Generic[LlamaT]):
         """Compare the pass of another model over the same text: streams layer by layer, and predictions.
 
         `against` is the reference: a variant of this one, an edited one, or a checkpoint of the same training run.
-
-        Raises:
-            InputError: If shapes or vocabularies differ.
+        InputError if shapes or vocabularies differ.
         """
         llama, ids = self._llama, self._llama.encode(text)
         if not isinstance(against, type(llama)):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -290,9 +285,7 @@ class Inspector(Generic[LlamaT]):
         """Compare the next token after a position without edits and with them, both in float32.
 
         The edits are applied in order; `word` is reported whatever its rank.
-
-        Raises:
-            AnswerError: If the logits with the edits are not finite.
+        AnswerError if the logits with the edits are not finite.
         """
         need_torch("an edit")
         from llamarium.inspect.interventions.edits import effect_of

@@ -93,9 +93,7 @@ def neighbors(
     A word is looked up with a space before it first, as it stands within a sentence, and without one if that is no
     single token; a number is a token's id. `minus` and `plus` are one word, or several. The tokens of the words
     themselves, with and without the space, are left out of the ranking, of which the first `k` are returned.
-
-    Raises:
-        InputError: If a word is no single token (its pieces are named), or `k` is out of range.
+    InputError if a word is no single token (its pieces are named), or `k` is out of range.
     """
     taken, added = _words(minus), [word, *_words(plus)]
     query = [
@@ -117,8 +115,7 @@ def neighbors(
 def similarity(table: Table, tokenizer: Tokenizer, word: Word, other: Word) -> Similarity:
     """Return the cosine of the angle between two words' rows; words are looked up as in `neighbors`.
 
-    Raises:
-        InputError: If one of them is no single token (its pieces are named).
+    InputError if one of them is no single token (its pieces are named).
     """
     pair = _look_up(tokenizer, "+", word), _look_up(tokenizer, "+", other)
     rows_2D = _rows(table, np.array([found.token_id for found in pair]))

@@ -39,8 +39,7 @@ def trace_shapes(
 ) -> list[ActivationShape]:
     """Return the shapes of a trace of that many tokens; arguments as for `trace`.
 
-    Raises:
-        InputError: For invalid names, layers or positions.
+    InputError for invalid names, layers or positions.
     """
     plan = TracePlan.of(config, num_tokens, names, layers, positions)
     axes = [ACTIVATIONS[name].axes for name, _ in plan.keys]

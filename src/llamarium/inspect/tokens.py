@@ -99,8 +99,7 @@ def name_candidates(candidates: Sequence[Candidate], tokenizer: Tokenizer | None
 def tokens_of_word(tokenizer: Tokenizer, word: str | int) -> list[int]:
     """Return the single tokens that stand for a word, the one with a space before it first; of an id, the id.
 
-    Raises:
-        InputError: If there are none; the word's pieces are named.
+    InputError if there are none; the word's pieces are named.
     """
     if isinstance(word, int):
         return [check_token(word, tokenizer.vocab_size)]

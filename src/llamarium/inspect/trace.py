@@ -86,8 +86,7 @@ class Trace(Mapping[str, "Tensor"]):
     ) -> "Trace":
         """Return the part that `trace` would have returned for these arguments.
 
-        Raises:
-            InputError: For an unknown name, or a layer or position that this trace does not hold.
+        InputError for an unknown name, or a layer or position that this trace does not hold.
         """
         wanted = set(check_names(names))
         kept_layers = _among(layers, self.layers, "layers")

@@ -136,7 +136,6 @@ class Client:
             await asyncio.sleep(_POLL_S)
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        """Return status and body; without an answer 0 and the reason."""
         parts: list[bytes] = []
 
         def receive(response: Response, now: float, body: bytes) -> None:

@@ -65,7 +65,6 @@ class Asset:
 
 
 def is_built(folder: Path = DIST) -> bool:
-    """Whether the page is there."""
     return (folder / "index.html").is_file()
 
 

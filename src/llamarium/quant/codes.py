@@ -134,7 +134,6 @@ def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
 
 
 def coded(matrix_OI: Floats, type_name: Literal["NF4", "Q8_0", "Q4_1"]) -> Codes:
-    """Code a matrix as a type has it."""
     with np.errstate(all="ignore"):
         if type_name == "NF4":
             return _nf4(matrix_OI)

@@ -54,7 +54,6 @@ class Format:
         return 8 * self.block_bytes / self.block_size
 
     def row_bytes(self, num_columns: int) -> int:
-        """Return the bytes of a row of `num_columns` weights."""
         if num_columns % self.block_size:
             raise CheckpointError(
                 f"a row of {num_columns} weights cannot be {self.name}; expected a multiple of {self.block_size}"
@@ -62,7 +61,6 @@ class Format:
         return num_columns // self.block_size * self.block_bytes
 
     def num_columns(self, row_bytes: int) -> int:
-        """Return the weights in a row of `row_bytes` bytes."""
         if row_bytes % self.block_bytes:
             raise CheckpointError(
                 f"a row of {row_bytes} bytes cannot be {self.name}; expected a multiple of {self.block_bytes}"
@@ -100,7 +98,6 @@ class PackedFormat(Format):
 
     @property
     def num_levels(self) -> int:
-        """How many codes there are."""
         return 1 << (8 * self.code_bytes // (TILE_ROWS * GROUP))
 
     @property
@@ -117,7 +114,6 @@ class PackedFormat(Format):
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile."""
         return TILE_ROWS * self.block_bytes
 
 
@@ -155,7 +151,6 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def block_format(type_name: str) -> Format:
-    """Return the type of GGUF files called `type_name`."""
     if type_name not in GGML_TYPES:
         raise UnsupportedFormatError(
             f"block format {escape(type_name, 40)} is not read; supported are {', '.join(GGML_TYPES)}"

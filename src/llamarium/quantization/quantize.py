@@ -150,7 +150,6 @@ def _check_options(head: str, method: str, calibration: str | None) -> None:
 
 
 def _sample(opened: OpenedModel, text: str, samples: int, context: int | None) -> "Tensor":
-    """Cut the windows to calibrate with, (B, T)."""
     from llamarium.inspect.tokens import check_count
     from llamarium.quantization.calibrate import sample_windows
 

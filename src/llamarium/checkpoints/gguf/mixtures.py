@@ -68,7 +68,6 @@ _SMALLER_BLOCKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}
 
 
 def type_of(key: str, shape: tuple[int, ...], config: ModelConfig, mixture: Mixture) -> str:
-    """Return the type that a weight gets."""
     if len(shape) == 1:
         return "F32"
     kind = wanted_type(key, config, mixture)

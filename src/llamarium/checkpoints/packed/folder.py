@@ -56,7 +56,6 @@ _HOW = "make the folder anew from the original model: llamarium quantize"
 
 
 def is_packed_folder(path: Path) -> bool:
-    """Whether a folder's config says that it is a packed one."""
     raw = read_json_object(path / "config.json", CONFIG_LIMIT_BYTES).get("quantization_config")
     return isinstance(raw, dict) and cast(Mapping[str, Any], raw).get("quant_method") == METHOD
 

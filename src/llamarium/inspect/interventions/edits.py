@@ -118,9 +118,7 @@ def edited(
     The model itself and its other users are unaffected. The yielded model computes in float32, whatever the weights are
     stored in, so that small changes are not lost in rounding; after the block it computes without the edits. Edits are
     applied in order; an experiment is another mask or rotation for the whole pass.
-
-    Raises:
-        InputError: For an invalid edit; all are checked before anything runs.
+    InputError for an invalid edit; all are checked before anything runs.
     """
     if not isinstance(experiment, Experiment | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"experiment is {show_value(experiment)}; expected an Experiment")

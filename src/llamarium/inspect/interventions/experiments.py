@@ -79,9 +79,7 @@ def begin(shell: LlamaForCausalLM, experiment: Experiment) -> list[RemovableHand
     """Let a shell compute as the experiment says, and return the hooks to remove.
 
     Its `rotary_emb` may be replaced; the caller restores it.
-
-    Raises:
-        InputError: For invalid hidden positions, or a contradictory rotation.
+    InputError for invalid hidden positions, or a contradictory rotation.
     """
     limit = shell.config.max_position_embeddings
     check_whole(experiment.hidden, "hidden")

@@ -204,5 +204,4 @@ class _Rest:
 
 
 def _is_hooked(model: nn.Module) -> bool:
-    """Whether a caller's code runs in a pass, which may expect whole texts."""
     return any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in model.modules())  # pyright: ignore[reportPrivateUsage]

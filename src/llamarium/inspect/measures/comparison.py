@@ -76,9 +76,7 @@ def compare_passes(trace: Trace, against: Trace, *, k: int = 5, tokenizer: Token
     """Compare two models' passes over one text; see `Inspector.compare`.
 
     Both traces hold "resid" and "logits" of all tokens; `tokenizer` gives the candidates their texts.
-
-    Raises:
-        InputError: If the two are not of the same tokens, layers and vocabulary, or for a `k` outside the vocabulary.
+    InputError if the two are not of the same tokens, layers and vocabulary, or for a `k` outside the vocabulary.
     """
     layers = tuple(stream_errors(trace, against))
     every = tuple(range(len(trace.token_ids)))

@@ -63,8 +63,7 @@ class HeadKinds(JsonView):
 def head_kinds(trace: Trace) -> HeadKinds:
     """Return the kinds of all heads of a trace; see `Inspector.head_kinds`.
 
-    Raises:
-        InputError: If the trace lacks a pattern or a token, or the text has a single token.
+    InputError if the trace lacks a pattern or a token, or the text has a single token.
     """
     num_tokens = len(trace.token_ids)
     if trace.positions != tuple(range(num_tokens)) or not any(name == "pattern" for name, _ in trace.arrays):

@@ -42,8 +42,7 @@ _LONG = 12  # tokens after the first
 def examples_of(task: ProbeTask, tokenizer: Tokenizer) -> list[Example]:
     """Return a task's examples in a model's tokens; OptionError for another task.
 
-    Raises:
-        TokenizerError: If its words cannot be written in the vocabulary.
+    TokenizerError if its words cannot be written in the vocabulary.
     """
     check_choice("task", task, get_args(ProbeTask))
     return list(_TASKS[task](tokenizer))

@@ -34,8 +34,7 @@ def relative_error(error: float, whole: float) -> float:
 def stream_errors(trace: Trace, against: Trace) -> list[StreamError]:
     """Return the distance of a trace's stream after each layer from that of `against`; both hold "resid".
 
-    Raises:
-        InputError: If the two are not of the same tokens and layers.
+    InputError if the two are not of the same tokens and layers.
     """
     same = all(getattr(trace, name) == getattr(against, name) for name in ("token_ids", "positions", "layers"))
     keys: list[Key] = [("resid", layer) for layer in trace.layers]

@@ -84,10 +84,7 @@ def attribute(
 ) -> Attribution:
     """Divide a token's logit among the additions to the stream; `trace` holds `NAMES` of all layers.
 
-    See `Inspector.attribution`.
-
-    Raises:
-        InputError: If the trace lacks something, or for an invalid token or position.
+    See `Inspector.attribution`. InputError if the trace lacks something, or for an invalid token or position.
     """
     row, config = row_of_position(trace, position), runner.config
     _check_trace(trace, config.num_hidden_layers)

@@ -100,8 +100,7 @@ def coded_weights(
 def rounded_inputs(x: Floats) -> RoundedInputs:
     """Round inputs (M, C) as the C kernels do before they multiply them with packed weights.
 
-    Raises:
-        InputError: If C is no multiple of 32.
+    InputError if C is no multiple of 32.
     """
     x_MC = np.asarray(x, np.float32)
     if x_MC.ndim != 2 or x_MC.shape[1] % GROUP:

@@ -68,8 +68,7 @@ class HeadsJoined:
 def heads_joined(runner: Runner, trace: Trace, layer: int) -> HeadsJoined:
     """Return what each head of a layer (negative: from the last) adds to the stream; `trace` holds `NAMES` of it.
 
-    Raises:
-        InputError: If the trace does not hold them.
+    InputError if the trace does not hold them.
     """
     layer = layer_in(trace, layer, runner.config.num_hidden_layers, NAMES)
     added_TND = _through_columns(runner, layer, trace.arrays["head_out", layer])
@@ -96,8 +95,7 @@ def _alone(head_out_TNH: Floats) -> Floats:
 def layer_in(trace: Trace, layer: object, num_layers: int, names: tuple[str, ...]) -> int:
     """Return a layer's index, counted from 0.
 
-    Raises:
-        InputError: If there is no such layer, or the trace lacks one of these activations of it.
+    InputError if there is no such layer, or the trace lacks one of these activations of it.
     """
     if isinstance(layer, bool) or not isinstance(layer, int) or not -num_layers <= layer < num_layers:
         raise InputError(f"layer is {show_value(layer)}; expected one within {-num_layers}..{num_layers - 1}")

@@ -52,10 +52,7 @@ class Neurons(JsonView):
 def top_neurons(config: ModelConfig, trace: Trace, layer: int, *, position: int = -1, k: int = 10) -> Neurons:
     """Return the k neurons of a layer whose product is largest, of either sign; `trace` holds `NAMES` of the layer.
 
-    See `Inspector.neurons`.
-
-    Raises:
-        InputError: If the trace does not hold them, or `k` is out of range.
+    See `Inspector.neurons`. InputError if the trace does not hold them, or `k` is out of range.
     """
     check_count(k, "k", config.intermediate_size)
     layer = layer_in(trace, layer, config.num_hidden_layers, NAMES)

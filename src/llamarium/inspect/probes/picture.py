@@ -77,7 +77,6 @@ def _begins(tokens: range, columns: range) -> list[int]:
 
 
 def _means(rows: NDArray[Any], begins: Sequence[int]) -> NDArray[Any]:
-    """Return the means over blocks of the last axis."""
     return np.add.reduceat(rows, begins, axis=-1) / np.diff([*begins, rows.shape[-1]])
 
 

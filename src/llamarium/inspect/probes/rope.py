@@ -40,9 +40,7 @@ def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:
     """Return every pair's frequency and its angle at a position.
 
     For another scaling give the config another one: `dataclasses.replace(config, rope_scaling=...)`.
-
-    Raises:
-        InputError: For a position outside the context.
+    InputError for a position outside the context.
     """
     _check_positions(config, [position])
     scaled = rope_frequencies(config)
@@ -59,8 +57,7 @@ def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:
 def score_by_distance(config: ModelConfig, q_H: Floats, k_H: Floats, distances: Sequence[int]) -> list[float]:
     """Return q·k / sqrt(H) for a query that many positions after the key, of a query and a key before rotation, (H,).
 
-    Raises:
-        InputError: For vectors of another length, or a distance outside the context.
+    InputError for vectors of another length, or a distance outside the context.
     """
     _check_positions(config, distances)
     q_H, k_H = np.asarray(q_H, np.float32), np.asarray(k_H, np.float32)

@@ -124,8 +124,7 @@ def explain_choice(
 ) -> SamplerSteps:
     """Follow how the sampler chooses a row's next token from the runner's logits on `device`, and append it to the row.
 
-    Raises:
-        AnswerError: If no token can be chosen.
+    AnswerError if no token can be chosen.
     """
     place, left = row.num_tokens, list(stages(row, as_array(logits_V)))
     noise_V = noise(row, len(logits_V)) if row.params.temperature > 0 else None

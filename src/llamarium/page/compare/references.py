@@ -54,7 +54,6 @@ class References:
         return tuple(self._opened)
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
-        """Yield a side for each model and type."""
         for name, one in self._opened.items():
             tokenizer = self._tokenizers.of(llama, name, one)
             stored = " and ".join({entry.dtype for entry in one.checkpoint.entries.values()})

@@ -128,7 +128,6 @@ class Runs:
         return self._opened(name).config
 
     def _opened(self, name: str) -> OpenedModel:
-        """Return its newest checkpoint, as it was when it was first asked for."""
         if name not in self._models:
             try:
                 self._models[name] = open_model(newest_checkpoint(self.folder(name)) or self.folder(name))
@@ -150,7 +149,6 @@ class Runs:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of a run's last step; None where there is none."""
     steps = checkpoint_steps(folder)
     return checkpoint_folder(folder, steps[-1]) if steps else None
 

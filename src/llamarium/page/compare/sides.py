@@ -115,7 +115,6 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
 
 
 def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
-    """Yield the sides that are built from the weights in memory."""
     unfit = "random-head" if not llama.config.tie_word_embeddings else "tied-head"
     packed = _packed_types(llama)
     for name in get_args(VariantName):

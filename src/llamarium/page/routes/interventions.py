@@ -139,7 +139,6 @@ def _steering(llama: "Llama", one: Pass, fields: schema.SteeringFields, most: in
 
 
 def _prompt(llama: "Llama", text: str, path: str, most: int) -> list[int]:
-    """Return a prompt's ids; what is wrong with it is said of its field."""
     try:
         llama.tokenizer.check_length(text, most)
         ids = llama.encode(text)

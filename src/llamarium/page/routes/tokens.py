@@ -143,7 +143,6 @@ async def rows(request: Request, query: Annotated[schema.RowsQuery, Query()]) ->
 
 
 def _table(llama: "Llama", random_seed: int | None) -> "Table":
-    """Return the learned table, or one as initialisation draws it."""
     return llama.runner if random_seed is None else _fresh(llama.config, random_seed)
 
 

@@ -26,7 +26,6 @@ class CharacterTokenizer:
 
     @staticmethod
     def from_file(path: Path) -> Tokenizer:
-        """Read a `characters.json`."""
         raw = read_json(path, MAX_SMALL_FILE_BYTES)
         characters = raw.get("characters")
         if raw.get("type") != "characters" or raw.get("version") != 1 or not isinstance(characters, list):

@@ -28,7 +28,6 @@ _MAX_JSON_VALUES = 2**22
 
 
 def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
-    """Read a whole file of at most `limit` bytes."""
     try:
         size = path.stat().st_size
         if not 0 < size <= limit:
@@ -39,7 +38,6 @@ def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
-    """Read a whole UTF-8 file of at most `limit` bytes."""
     try:
         return read_bytes(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -47,12 +45,10 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """Read one JSON object of at most `limit` bytes."""
     return parse_json(read_text(path, limit), path)
 
 
 def parse_json(text: str, path: Path) -> dict[str, Any]:
-    """Parse the text of a JSON object; errors as of `read_json`."""
     if (count := text.count(",") + text.count("[") + text.count("{")) > _MAX_JSON_VALUES:
         raise TokenizerError(f"{path}: {count} values; expected at most {_MAX_JSON_VALUES} in a tokenizer file")
     try:
@@ -84,7 +80,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON object, whole or not at all."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 

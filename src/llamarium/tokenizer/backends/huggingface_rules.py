@@ -122,7 +122,6 @@ def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
 
 
 def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
-    """Tell whether decoding takes one space from the text's beginning."""
     return any(
         (step["type"] == "Strip" and step.get("start") == 1)
         or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")

@@ -192,13 +192,11 @@ class TemplateFormat:
         return _Marked(mark, marked, dialog, swapped)
 
     def _encode_each(self, calls: "Sequence[_Rendering]", now: datetime) -> Iterator[list[int]]:
-        """Yield the ids of each call; an error comes when its turn has come."""
         outputs = self._render([variables for call in calls for variables in call.variants], now)
         for call in calls:
             yield self._read(call, *(next(outputs) for _ in call.variants))
 
     def _read(self, call: "_Rendering", output: str, *proofs: str) -> list[int]:
-        """Return the ids of what the template has written, if the proofs agree with it."""
         parts = self._tokenizer.split_special(output)
         written = output.replace(call.mark, "")
         if missing := [name for name in call.tools if name not in written]:
@@ -241,7 +239,6 @@ class TemplateFormat:
         return _OUTPUT_CHARACTERS + _OUTPUT_RATIO * (len(self._template) + given)
 
     def _render(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[str]:
-        """Yield what the template writes for each, from as few processes as can do it."""
         source = self._source
         request = {
             "path": sys.path,

@@ -51,7 +51,6 @@ def limit_time(cpu_s: float) -> None:
 
 
 def sandbox(now: str) -> Any:
-    """Return the environment that templates run in."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -87,7 +86,6 @@ def read_variables(template: str) -> frozenset[str]:
 
 
 def render(request: dict[str, Any]) -> list[dict[str, str]]:
-    """Render the template for each set of variables."""
     environment = sandbox(request["now"])
     compiled: list[Any] = []
 
@@ -114,7 +112,6 @@ def attempt(write: Callable[[dict[str, Any]], str], variables: dict[str, Any], m
 
 
 def bounded(parts: Any, limit: int) -> str:
-    """Join the parts of an output, up to a limit."""
     kept: list[str] = []
     length = 0
     for part in parts:

@@ -66,7 +66,6 @@ class ToolDefinition:
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
     def to_openai(self) -> dict[str, Any]:
-        """Return the object that OpenAI's API has for it, which is also what chat templates expect."""
         return {"type": "function", "function": self.function()}
 
 
@@ -105,7 +104,6 @@ class ToolCall:
 
 
 def new_call_id() -> str:
-    """Return an id that no other call has."""
     return f"call_{secrets.token_hex(12)}"
 
 

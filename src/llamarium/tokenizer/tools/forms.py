@@ -41,7 +41,6 @@ def check_form(form: object) -> None:
 
 
 def form_of_template(template: str) -> ToolForm | None:
-    """Return the form of calls in a chat template, or None for another."""
     if TOOL_CALL in template and "<function=" not in template:
         return "hermes"
     if '"parameters": ' in template and '{"name": ' in template:
@@ -118,7 +117,6 @@ _INTRODUCTIONS: dict[ToolForm, Callable[[str, Sequence[ToolDefinition]], list[Tu
 
 
 def write_calls(calls: Sequence[ToolCall], form: ToolForm) -> str:
-    """Return the text of calls, as a model writes them."""
     if form == "pythonic":
         return f"[{', '.join(map(_write_pythonic, calls))}]" if calls else ""
     if form == "hermes":

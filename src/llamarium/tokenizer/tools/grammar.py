@@ -107,7 +107,6 @@ _SCALARS = {
 
 
 def quoted(text: str) -> str:
-    """Return a text as Lark's literal."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -69,7 +69,6 @@ class ValueReader:
         self._write(pending + text)
 
     def expect(self, *characters: str) -> Reading[str]:
-        """Read one of some characters, after white space."""
         yield from self._source.blanks()
         found = yield from self._source.accept(*characters)
         return found or self.fail()
@@ -105,7 +104,6 @@ class ValueReader:
         self.now("}")
 
     def text(self) -> Reading[str]:
-        """Read a text as a whole and return it as JSON."""
         yield from self._source.blanks()
         if (yield from self._source.peek()) not in set(self._dialect.quotes):
             self.fail()
