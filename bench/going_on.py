@@ -59,7 +59,8 @@ def main() -> None:
                 data: Any = {new: 1 - share, OLD: share} if share else new
                 ending = llamarium.pretrain(
                     folder / f"{rate}-{share}", data=data, learning_rate=rate, steps=options.steps, batch_rows=8,
-                    threads=options.threads, sample_every=0, eval_every=options.steps, save_every=options.steps, **FIXED,
+                    threads=options.threads, sample_every=0, eval_every=options.steps, save_every=options.steps,
+                    **FIXED,
                 )  # fmt: skip
                 after = losses(llamarium.load(ending.checkpoint, device="cpu").model, new, folder)
                 row = {"rate": f"{rate:g}", "old share": f"{share:g}"}
