@@ -95,11 +95,16 @@ def measure_memory(side: str, precision: Precision) -> None:
     print(json.dumps({"bytes": peak_resident_bytes() - before}))
 
 
-def peak_bytes(side: str, precision: Precision, threads: int) -> int:
+def peak_bytes(side: str, precision: str, threads: int) -> int:
     """Return what loading and two steps add to a process of their own."""
     command = [sys.executable, __file__, "--memory", side, precision, "--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])["bytes"]
+
+
+def run(step: Callable[[Precision], float], precision: Precision) -> Callable[[], dict[str, float]]:
+    """Return what takes a step and times it."""
+    return lambda: timed(lambda: step(precision), ROWS * TOKENS)
 
 
 def main() -> None:
@@ -113,11 +118,7 @@ def main() -> None:
         return
     with autocast(_CPU, "float32"):  # so that both sides' processes keep what they free
         steps = {name: make() for name, make in SIDES.items()}
-    sides = {
-        f"{name} {precision}": lambda step=step, precision=precision: timed(lambda: step(precision), ROWS * TOKENS)
-        for precision in PRECISIONS
-        for name, step in steps.items()
-    }
+    sides = {f"{name} {precision}": run(step, precision) for precision in PRECISIONS for name, step in steps.items()}
     found: Any = common.alternate(options.rounds, sides)
     ours, theirs = ("bfloat16" if multiplies_bfloat16() else "float32"), "float32"
     table: list[dict[str, Any]] = []

@@ -184,7 +184,7 @@ typedef struct {
 LM_EXPORT int lm_attend_rows(const lm_row_attention *call, int32_t backward);
 
 /* What a training step computes between its products: arrays (num_rows, columns) in C's order, all sums in float32. `dtype` is that of what
- * a product takes or gives; a norm's x, its gradient and its weight are float32. Backward passes take the output's gradient last.
+ * a product takes or gives; a norm's x and its gradient are of `x_dtype`, and x / sqrt(...) is rounded to it; its weight is float32. Backward passes take the output's gradient last.
  *
  *     LM_NORM             x, weight -> weight x / sqrt(mean(x^2) + eps), and the divisor's inverse of each row
  *     LM_NORM_BACKWARD    x, weight, the inverses, grad -> of x, of weight
@@ -196,6 +196,7 @@ enum { LM_NORM, LM_NORM_BACKWARD, LM_GATE, LM_GATE_BACKWARD, LM_ROTATE, LM_ROTAT
 
 typedef struct {
     int32_t op, dtype;         /* LM_FLOAT32 or LM_BFLOAT16 */
+    int32_t x_dtype;           /* of a norm */
     int32_t num_rows, columns; /* a multiple of 16 */
     int32_t head_dim;          /* a multiple of 32 */
     int32_t table_rows;
@@ -232,7 +233,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 18
+#define LM_INTERFACE 19
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

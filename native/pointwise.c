@@ -48,38 +48,43 @@ INLINE float total_of(wide values) {
     return values[0];
 }
 
-/* in: x (float32), weight (float32); out: weight * x / root, of `dtype`, and 1 / root of each row. */
-INLINE void norm_forward(const int dtype, const lm_pointwise *call, int row) {
+/* in: x, weight (float32); out: weight * x / root, of `dtype`, and 1 / root of each row. */
+INLINE void norm_forward(const int dtype, const int x_dtype, const lm_pointwise *call, int row) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
     wide squares[2] = {{0}, {0}};
     for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(LM_FLOAT32, call->in[0], at + i);
+        const wide x = load_sixteen(x_dtype, call->in[0], at + i);
         squares[i / 16 % 2] += x * x;
     }
     const float factor = 1 / sqrtf(total_of(squares[0] + squares[1]) / size + call->eps);
     ((float *)call->out[1])[row] = factor;
     for (int i = 0; i < size; i += 16) {
-        const wide normalised = load_sixteen(LM_FLOAT32, call->in[0], at + i) * factor;
+        wide normalised = load_sixteen(x_dtype, call->in[0], at + i) * factor;
+        if (x_dtype == LM_BFLOAT16) {
+            uint16_t rounded[16];
+            store_sixteen(x_dtype, rounded, 0, normalised);
+            normalised = load_sixteen(x_dtype, rounded, 0);
+        }
         store_sixteen(dtype, call->out[0], at + i, normalised * load_sixteen(LM_FLOAT32, call->in[1], i));
     }
 }
 
 /* in: x, weight, 1 / root of each row, and the output's gradient, of `dtype`; out: x's gradient, and `sums` += the weight's. */
-INLINE void norm_backward(const int dtype, const lm_pointwise *call, int row, float *sums) {
+INLINE void norm_backward(const int dtype, const int x_dtype, const lm_pointwise *call, int row, float *sums) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
     const float factor = ((const float *)call->in[2])[row];
     wide products = {0};
     for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(LM_FLOAT32, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
+        const wide x = load_sixteen(x_dtype, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
         products += grad * load_sixteen(LM_FLOAT32, call->in[1], i) * x;
         store_sixteen(LM_FLOAT32, sums, i, load_sixteen(LM_FLOAT32, sums, i) + grad * (x * factor));
     }
     const float share = total_of(products) / size * factor * factor;
     for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(LM_FLOAT32, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
-        store_sixteen(LM_FLOAT32, call->out[0], at + i, (grad * load_sixteen(LM_FLOAT32, call->in[1], i) - x * share) * factor);
+        const wide x = load_sixteen(x_dtype, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
+        store_sixteen(x_dtype, call->out[0], at + i, (grad * load_sixteen(LM_FLOAT32, call->in[1], i) - x * share) * factor);
     }
 }
 
@@ -116,13 +121,13 @@ INLINE void turn(const int dtype, const lm_pointwise *call, const int backward, 
         }
 }
 
-INLINE void run_rows(const int dtype, pointwise_job *job, int task) {
+INLINE void run_rows(const int dtype, const int x_dtype, pointwise_job *job, int task) {
     const lm_pointwise *call = job->call;
     const int begin = task * ROWS_OF_A_TASK, left = call->num_rows - begin, count = left < ROWS_OF_A_TASK ? left : ROWS_OF_A_TASK;
     float *sums = job->sums == NULL ? NULL : job->sums + (size_t)task * call->columns;
     for (int row = begin; row < begin + count; row++) switch (call->op) {
-        case LM_NORM: norm_forward(dtype, call, row); break;
-        case LM_NORM_BACKWARD: norm_backward(dtype, call, row, sums); break;
+        case LM_NORM: norm_forward(dtype, x_dtype, call, row); break;
+        case LM_NORM_BACKWARD: norm_backward(dtype, x_dtype, call, row, sums); break;
         case LM_GATE: gate(dtype, call, 0, row); break;
         case LM_GATE_BACKWARD: gate(dtype, call, 1, row); break;
         case LM_ROTATE: turn(dtype, call, 0, row); break;
@@ -134,10 +139,12 @@ static void run_pointwise(void *context, lm_team team) {
     pointwise_job *job = context;
     (void)team;
     for (int task; (task = lm_next(&job->next)) < job->num_tasks;)
-        if (job->call->dtype == LM_BFLOAT16)
-            run_rows(LM_BFLOAT16, job, task);
+        if (job->call->dtype == LM_FLOAT32)
+            run_rows(LM_FLOAT32, LM_FLOAT32, job, task);
+        else if (job->call->x_dtype == LM_FLOAT32)
+            run_rows(LM_BFLOAT16, LM_FLOAT32, job, task);
         else
-            run_rows(LM_FLOAT32, job, task);
+            run_rows(LM_BFLOAT16, LM_BFLOAT16, job, task);
 }
 
 int compute_pointwise(const lm_pointwise *call) {

@@ -63,6 +63,20 @@ def test_norms_and_gradients_are_float64s(shape: tuple[int, ...], dtype: torch.d
         assert roundings(found[i], reference_of(partial(nth, i, norm), *given, dtype=dtype if i == 0 else FLOAT32)) < 3
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 16), (3, 70, 400)])
+def test_norms_of_bfloat16_round_where_the_modules_do(shape: tuple[int, ...]) -> None:
+    given = drawn(shape, shape[-1:], shape, dtype=BFLOAT16)
+    found = with_gradients(partial(cpu_training.rms_norm, eps=1e-5), *given)
+    own = LlamaRMSNorm(shape[-1], 1e-5).bfloat16()
+    with torch.no_grad():
+        own.weight.copy_(given[1])
+    torch.testing.assert_close(found[0], own(given[0]), rtol=0.01, atol=0)  # the sum of squares has another order
+    assert (found[0] == own(given[0])).float().mean() > 0.98
+    for i in range(3):
+        assert found[i].dtype == BFLOAT16
+        assert roundings(found[i], reference_of(partial(nth, i, norm), *given, dtype=BFLOAT16)) < 3
+
+
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("shape", [(1, 16), (3, 70, 400)])
 def test_gates_and_gradients_are_float64s(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -88,8 +88,8 @@ class LoRALinear(nn.Module):
         y = self.base_layer(x)
         if not self.enabled:
             return y
-        low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype))
-        correction = F.linear(low, self.lora_B.weight.to(x.dtype)) * self.config.scale
+        low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.config.scale  # r numbers, not out
+        correction = F.linear(low, self.lora_B.weight.to(x.dtype))
         if self.lora_magnitude_vector is None:
             return y + correction.to(y.dtype)
         stretch = self.lora_magnitude_vector / self.row_norms()

@@ -54,9 +54,10 @@ def products_dtype(x: Tensor) -> torch.dtype:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
-    """Normalise and scale x (..., D) of float32, to what products take; D is a multiple of 16."""
-    fits = are_plain(x, weight) and products_dtype(x) in DTYPES and x.shape[-1] % 16 == 0
-    return _computed(fits, _NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight)
+    """Normalise and scale x (..., D), to what products take; D is a multiple of 16, the weight of x's dtype."""
+    fits = are_plain(x, weight, dtypes=[*DTYPES]) and weight.dtype == x.dtype and x.shape[-1] % 16 == 0
+    fits = fits and products_dtype(x) in (torch.bfloat16, x.dtype)
+    return _computed(fits, _NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight.float())
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Any:
@@ -66,11 +67,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Any:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
-    """Turn x (B, T, N, H) by angles (B or 1, T, 1, H) of float32, in x's dtype; H is a multiple of 32."""
+    """Turn x (B, T, N, H) by angles (B or 1, T, 1, H), in x's dtype; H is a multiple of 32."""
     (rows, tokens, heads, head_dim), angles = x.shape, cos.shape[0] * cos.shape[1]
-    fits = are_plain(x, dtypes=[*DTYPES]) and are_plain(cos, sin) and head_dim % 32 == 0
+    fits = are_plain(x, cos, sin, dtypes=[*DTYPES]) and head_dim % 32 == 0
     fits = fits and cos.shape in ((1, tokens, 1, head_dim), (rows, tokens, 1, head_dim))
-    return _computed(fits, _ROTATE, x.dtype, (heads * head_dim, head_dim, angles), x, cos, sin)
+    return _computed(fits, _ROTATE, x.dtype, (heads * head_dim, head_dim, angles), x, cos.float(), sin.float())
 
 
 def _computed(fits: bool, *how: Any) -> Any:
@@ -81,7 +82,9 @@ def _compute(
     op: int, dtype: torch.dtype, options: tuple[Any, ...], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> None:
     """Call C with contiguous tensors; `options` are the struct's, from the number of columns on."""
-    call = native.CPointwise(op, DTYPES[dtype], outputs[0].numel() // options[0], *options)
+    call = native.CPointwise(
+        op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
+    )
     for i, x in enumerate(inputs):
         call.inputs[i] = x.data_ptr()
     for i, x in enumerate(outputs):
@@ -95,7 +98,7 @@ class _InC(torch.autograd.Function):
         inputs = [x.contiguous() for x in given]
         outputs = [torch.empty_like(inputs[0], dtype=dtype)]
         if op == _NORM:
-            outputs.append(inputs[0].new_empty(inputs[0].shape[:-1]))
+            outputs.append(inputs[1].new_empty(inputs[0].shape[:-1]))
         _compute(op, dtype, options, inputs, outputs)
         ctx.op, ctx.dtype, ctx.options = op + 1, dtype, options
         ctx.save_for_backward(*inputs[op == _ROTATE :], *outputs[1:])  # what is turned is not needed again

@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 18
+INTERFACE = 19
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -176,7 +176,7 @@ class CPointwise(Structure):
     """`lm_pointwise`."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("op", "dtype", "num_rows", "columns", "head_dim", "table_rows")),
+        *((name, c_int32) for name in ("op", "dtype", "x_dtype", "num_rows", "columns", "head_dim", "table_rows")),
         ("eps", c_float), ("inputs", c_void_p * 4), ("outputs", c_void_p * 2),
     )  # fmt: skip
 
