@@ -492,7 +492,8 @@ def killed_at_any(step: int) -> Callable[[Event], None]:
 
 
 def test_a_run_ends_when_it_gets_no_better(text: Path, tmp_path: Path) -> None:
-    changes = {"steps": 40, "eval_every": 2, "patience": 3, "learning_rate": 5.0, "sample_every": 0, "warmup_steps": 0}
+    changes = {"steps": 40, "eval_every": 2, "patience": 3, "sample_every": 0, "warmup_steps": 0}
+    changes |= {"learning_rate": 9.0, "schedule": "constant"}
     config, events, out = tiny_config(text, **changes), list[Event](), tmp_path / "run"
     ending = conduct(lambda: prepare(config, out), out, resume=False, watch=nullcontext(events.append))
     losses = [event["loss"] for event in events if event["event"] == "validation"]
