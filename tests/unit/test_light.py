@@ -29,6 +29,7 @@ LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "unit/test_sampling_params.py",
     "unit/test_text_engine.py",
     "unit/test_trackers.py",
+    "unit/test_speedrun.py",
     "unit/test_train_tokenizer.py",
 }
 
