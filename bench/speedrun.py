@@ -37,8 +37,8 @@ TARGET, PARAMETERS = 1.50, 2_400_000
 RECIPES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "record": {
-        "optimizer": "muon", "learning_rate": 4e-3, "muon_learning_rate": 1e-2, "batch_rows": 16, "steps": 760,
-        "schedule": "linear", "final_ratio": 0.0, "warmup_steps": 30, "eval_every": 760, "save_every": 760,
+        "optimizer": "muon", "learning_rate": 4e-3, "muon_learning_rate": 1e-2, "batch_rows": 16, "steps": 640,
+        "schedule": "linear", "final_ratio": 0.0, "warmup_steps": 30, "eval_every": 640, "save_every": 640,
     },
 }  # fmt: skip
 
