@@ -2,7 +2,7 @@
 
     python bench/speedrun.py --threads 1                            the record's settings, three seeds
     python bench/speedrun.py --threads 1 --settings mine.toml       settings of your own, as `pretrain --config` takes
-    python bench/speedrun.py --threads 1 --recipe defaults --source ../old/src --seeds 1     an older checkout
+    python bench/speedrun.py --threads 1 --recipe defaults --source ../old/src --seeds 0     an older checkout
 
 The rules:
 
@@ -37,8 +37,8 @@ TARGET, PARAMETERS = 1.50, 2_400_000
 RECIPES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "record": {
-        "optimizer": "muon", "learning_rate": 4e-3, "muon_learning_rate": 1e-2, "batch_rows": 16, "steps": 640,
-        "schedule": "linear", "final_ratio": 0.0, "warmup_steps": 30, "eval_every": 640, "save_every": 640,
+        "optimizer": "muon", "learning_rate": 4e-3, "muon_learning_rate": 1e-2, "batch_rows": 16, "steps": 700,
+        "schedule": "linear", "final_ratio": 0.0, "warmup_steps": 30, "eval_every": 700, "save_every": 700,
     },
 }  # fmt: skip
 
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="record", choices=list(RECIPES))
     parser.add_argument("--settings", type=Path, help="a TOML file of settings, instead of a recipe")
     parser.add_argument("--source", type=Path, default=common.ROOT / "src", help="the package's folder of a checkout")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--limit", type=float, default=1e5, help="seconds after which a run has not arrived")
     parser.add_argument("--train", help="settings as JSON: train in this process and leave")
     options = parser.parse_args()
@@ -118,7 +118,7 @@ def main() -> None:
         (data := Path(folder) / "shakespeare.txt").write_bytes(text)
         runs = [
             {"seed": seed, **train_apart(settings_of(options, data, seed), options.source.resolve(), options.limit)}
-            for seed in range(options.seeds)
+            for seed in options.seeds
         ]
     if any(run["parameters"] > PARAMETERS for run in runs):
         raise SystemExit(f"{runs[0]['parameters']:,} parameters; at most {PARAMETERS:,} are allowed")
