@@ -101,6 +101,16 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         PretrainConfig.resolve(tmp_path / "nowhere.toml", {})
 
 
+def test_data_given_twice_is_a_mixture() -> None:
+    parser = argparse.ArgumentParser()
+    add_settings(parser, PretrainConfig)
+    args = parser.parse_args(["--data", "a.txt=2", "--data", "b.txt=1"])
+    assert PretrainConfig(**given_settings(args, PretrainConfig)).data == {"a.txt": 2.0, "b.txt": 1.0}
+    args = parser.parse_args(["--data", "a.txt", "--data", "b.txt"])
+    with pytest.raises(TrainingError, match=r"'a\.txt' has no weight"):
+        PretrainConfig(**given_settings(args, PretrainConfig))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_has_a_flag_with_help(kind: type[RunConfig]) -> None:
     parser = argparse.ArgumentParser()

@@ -60,7 +60,8 @@ def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | N
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
     names = [item.name for item in dataclasses.fields(kind)]
-    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+    found = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
@@ -77,4 +78,6 @@ def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
         how["choices"] = get_args(kind)
     else:
         how |= {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+    if item.name == "data":  # each with its weight, as in one --data with commas
+        how["action"] = "append"
     group.add_argument(f"--{item.name.replace('_', '-')}", **how)
