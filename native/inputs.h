@@ -90,12 +90,12 @@ static inline void quantize_group(const float *x, lm_block *block, float *residu
     block->total = (float)block->sum * s.scale;
 }
 
-/* What RMSNorm multiplies a row of hidden states with, its weights apart. */
+/* What RMSNorm multiplies a row of hidden states with, its weights apart; NaN, not 0, if float32 cannot hold its squares. */
 static inline float norm_factor(const lm_model *model, const float *row) {
     float squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (int i = 0; i < model->hidden; i++) squares += row[i] * row[i];
-    return 1 / sqrtf(squares / model->hidden + model->norm_eps);
+    return 1 / sqrtf(squares / model->hidden + model->norm_eps) + 0 * squares;
 }
 
 /* What BF16 weights are multiplied with, as a type of its own, so that it is never read as plain floats: rounded to BF16 where

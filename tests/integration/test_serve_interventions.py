@@ -154,15 +154,18 @@ def test_numbers_that_are_none_are_refused(running: Running, number: str) -> Non
     assert error.status_code == 400, error.text
 
 
-def test_logits_that_are_not_finite_end_that_answer_alone(running: Running) -> None:
+@pytest.mark.parametrize(("number", "layer"), [(3e38, 0), (1e20, 0), (1e20, 1)])
+def test_logits_that_are_not_finite_end_that_answer_alone(running: Running, number: float, layer: int) -> None:
+    """Also where the stream is finite, and float32 does not hold the sum of its squares."""
     at, plain = {"layers": [1]}, choice(running, **COMPLETION)
-    broken = COMPLETION | {"steer": [{"layer": 0, "vector": [3e38] * 64}] * 2, "hidden_states": at, "lens": at}
+    broken = COMPLETION | {"steer": {"layer": layer, "vector": [number] * 64}, "hidden_states": at, "lens": at}
     with ThreadPoolExecutor(4) as pool:
         ended, *answers = pool.map(
             lambda body: running.post("/v1/completions", **body), [broken, COMPLETION, COMPLETION]
         )
     assert (ended.status_code, ended.json()["error"]["code"]) == (400, "not_finite")
-    choice(running, **broken | {"steer": {"layer": 0, "vector": [3e38] * 64}})  # a norm that float32 does not hold
+    held = choice(running, **broken | {"steer": {"layer": layer, "vector": [1e18] * 64}})
+    assert held["lens"][0]["tokens"][0]["probability"] > 1e-3, "not one of 49,152 alike"
     assert [one.json()["choices"][0] for one in answers] == [plain, plain]
 
 

@@ -75,6 +75,25 @@ def side_by_side(runner: Runner, own: list[tuple[Edit, ...]]) -> tuple[NDArray[n
     return together, last
 
 
+@pytest.mark.parametrize("edit", [Edit("residual", 2, add=VECTOR * 0 + 1e20), Edit("residual", 0, factor=1e20)])
+def test_a_stream_whose_squares_float32_does_not_hold_has_no_logits(
+    kernels: str, model: LlamaForCausalLM, edit: Edit
+) -> None:
+    """Its norm would be 0, and every token as probable as any other."""
+    runners: list[Runner] = [native_runner(model), ModuleRunner(model)]
+    with edited(model, [edit]) as other:
+        assert np.isnan(logits(ModuleRunner(other))).all()
+    for runner in runners:
+        together, _ = side_by_side(runner, [(), (edit,), ()])
+        assert np.isnan(together[1]).all()
+        np.testing.assert_allclose(
+            together[[0, 2]], [logits(runner)] * 2, rtol=0, atol=0 if runner.is_row_exact else 1e-5
+        )
+        with np.errstate(all="ignore"):
+            read = runner.read_stream(np.stack([VECTOR, VECTOR * 0 + np.float32(1e20)]))
+        assert np.isfinite(read[0]).all() and np.isnan(read[1]).all()
+
+
 def test_taps_hand_out_what_was_edited(model: LlamaForCausalLM) -> None:
     parts: tuple[Part, ...] = ("embed", "attention", "head", "mlp", "residual")
     for name, part in zip(("embed", "attn_out", "head_out", "mlp_out", "resid"), parts, strict=True):

@@ -34,7 +34,7 @@ from llamarium.quant.nf4_state import LEVELS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.runner import Cache, CacheDtype, Logits
-from llamarium.runtime.shell import hook_edit, on_host, shell_of, watch
+from llamarium.runtime.shell import hook_edit, hook_norms, on_host, or_nan, shell_of, watch
 from llamarium.runtime.taps import Taps
 
 _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -139,7 +139,7 @@ class ModuleRunner:
         dtype = torch.float32 if isinstance(head, QuantizedLinear) else self.model.dtype
         with threads_for(self.model):
             x = torch.from_numpy(x_MD).to(self.model.device, dtype)
-            return on_host(self.model.logits(self.model.model.norm(x)))
+            return on_host(self.model.logits(or_nan(x, self.model.model.norm(x))))
 
     def backend_of(self, key: str) -> str:
         """Return the display name of what multiplies by a matrix: C for packed Linears, PyTorch for others."""
@@ -286,6 +286,8 @@ def _is_called_whole(model: LlamaForCausalLM) -> bool:
 
 def _hook_edits(shell: LlamaForCausalLM, batch: Batch) -> None:
     """Hook the edits of a batch's sequences, each to its own tokens."""
+    if batch.edits is not None:
+        hook_norms(shell)
     for row, edits in enumerate(batch.edits or ()):
         for edit in edits:
             at_M = batch.sequences == row

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from llamarium.model import LlamaForCausalLM
+from llamarium.model import LlamaForCausalLM, LlamaRMSNorm
 from llamarium.runtime.intervention import Edit, Part
 from llamarium.runtime.taps import ACTIVATIONS, Key, Taps
 
@@ -73,6 +73,20 @@ def hook_edit(shell: LlamaForCausalLM, edit: Edit, where: Callable[[], Tensor | 
     if edit.part == "head":
         return module.register_forward_pre_hook(change_head)
     return module.register_forward_hook(change)
+
+
+def hook_norms(shell: LlamaForCausalLM) -> list[RemovableHandle]:
+    """Have the norms of an edited model hand out NaN, not 0, for what float32 cannot hold the squares of."""
+
+    def check(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return or_nan(args[0], output)
+
+    return [module.register_forward_hook(check) for module in shell.modules() if isinstance(module, LlamaRMSNorm)]
+
+
+def or_nan(x: Tensor, normed: Tensor) -> Tensor:
+    """Return what a norm made of x, (..., D); NaN where float32 cannot hold the sum of its squares."""
+    return torch.where(x.float().square().sum(-1, keepdim=True).isfinite(), normed, torch.nan)
 
 
 def apply(edit: Edit, x: Tensor, at_BT: Tensor | None) -> Tensor:

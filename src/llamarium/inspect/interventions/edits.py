@@ -35,7 +35,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.intervention import Edit, Part, check_edit
 from llamarium.runtime.loaded_model import runner_of
 from llamarium.runtime.runner import Runner
-from llamarium.runtime.shell import hook_edit
+from llamarium.runtime.shell import hook_edit, hook_norms
 from llamarium.tokenizer.base import Tokenizer
 
 _SEEN: dict[Part, str] = {
@@ -152,7 +152,7 @@ def _hook(shell: LlamaForCausalLM, edits: Sequence[Edit]) -> list[RemovableHandl
         chosen = None if edit.positions is None else torch.tensor(edit.positions, device=positions_BT.device)
         return None if chosen is None else torch.isin(positions_BT, chosen)
 
-    return handles + [hook_edit(shell, edit, partial(where, edit)) for edit in edits]
+    return handles + hook_norms(shell) + [hook_edit(shell, edit, partial(where, edit)) for edit in edits]
 
 
 def _values(model: LlamaForCausalLM, part: Part, layer: int | None, ids: Sequence[int]) -> Tensor:

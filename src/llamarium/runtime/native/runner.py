@@ -146,7 +146,8 @@ class NativeRunner:
 
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what the final norm and the head make of rows of the residual stream; see `Runner.read_stream`."""
-        factor_M1 = 1 / np.sqrt(np.square(x_MD).mean(-1, keepdims=True) + np.float32(self._config.rms_norm_eps))
+        squares_M1 = np.square(x_MD).mean(-1, keepdims=True)
+        factor_M1 = 1 / np.sqrt(squares_M1 + np.float32(self._config.rms_norm_eps)) + 0 * squares_M1  # NaN after inf
         return self.product(HEAD, x_MD * (factor_M1 * to_float32(self.weights["model.norm.weight"].data)))
 
     def backend_of(self, key: str) -> str:
