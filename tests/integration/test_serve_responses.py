@@ -503,7 +503,7 @@ def test_a_refusal_names_the_field(http: httpx.Client, fields: dict[str, Any], p
         ("perhaps", "tool_choice: Input should be 'none', 'auto' or 'required'"),
         (
             {"type": "allowed_tools", "mode": "auto", "tools": []},
-            "tool_choice.tools: List should have at least 1 item after validation, not 0",
+            "tool_choice.tools has 0 items; expected at least 1",
         ),
         ({"type": "custom"}, "tool_choice.type is 'custom'; expected function, allowed_tools"),
         ({}, "tool_choice.type is missing"),

@@ -209,6 +209,8 @@ def test_a_text_that_is_far_too_long_is_refused_after_a_part_of_it(smollm2_path:
     with pytest.raises(ContextLengthError, match=r"of its 6,000,000 characters .* length is 8192 tokens: use a"):
         tokenizer.check_length("x y\nz " * 1_000_000, 8192)
     assert sum(seen) < 200_000
+    with pytest.raises(ContextLengthError, match=r"too long: its 5,000 characters are 4,000 tokens; this"):
+        tokenizer.check_length("x y\n1" * 1_000, 200)
     seen.clear()
     tokenizer.check_length("x y " * 8192, 8192)  # as many characters as are encoded at once: counted by who runs them
     assert not seen

@@ -41,6 +41,10 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
     if first["type"] in ("missing", "union_tag_not_found"):
         param = spelled(deepest if first["type"] == "missing" else (*deepest, "type"))
         return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)
+    if first["type"] in ("too_long", "too_short"):
+        bound = f"at most {context['max_length']}" if "max_length" in context else f"at least {context['min_length']}"
+        message = f"{param} has {len(first['input']):,} items; expected {bound}"
+        return ApiError(400, message, code="invalid_parameter", param=param)
     reasons = " or: ".join(dict.fromkeys(fault["msg"] for fault in meant))
     return ApiError(400, f"{param}: {reasons}", code="invalid_parameter", param=param)
 
@@ -55,7 +59,9 @@ def validated(kind: type[KindT], body: Any) -> KindT:
 
 
 def _meant(faults: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Leave out faults of kinds that were not meant: only an object has a `type`."""
+    """Leave out faults of kinds that were not meant: only an object has a `type`, and only a list a length."""
+    if sized := [fault for fault in faults if fault["type"] in ("too_long", "too_short")]:
+        return sized
     tagged = [fault for fault in faults if fault["type"].startswith("union_tag_")]
     if any(isinstance(fault["input"], dict) for fault in tagged):
         return tagged

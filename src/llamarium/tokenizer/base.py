@@ -151,10 +151,11 @@ class Tokenizer:
         for start in range(0, len(text), _PART_CHARACTERS):
             count += len(self.backend.encode(text[start : start + _PART_CHARACTERS]))
             if count > 2 * num_tokens:
+                read, found = start + _PART_CHARACTERS, f"its {len(text):,} characters are"
+                found = found if read >= len(text) else f"of its {len(text):,} characters the first {read:,} alone are"
                 raise ContextLengthError(
-                    f"the prompt is too long: of its {len(text):,} characters the first {start + _PART_CHARACTERS:,} "
-                    f"alone are {count:,} tokens; this model's maximum context length is {num_tokens} tokens: "
-                    "use a shorter text"
+                    f"the prompt is too long: {found} {count:,} tokens; this model's maximum context length is "
+                    f"{num_tokens} tokens: use a shorter text"
                 )
 
     def _encode_parsed(self, text: str) -> list[int]:

@@ -121,7 +121,7 @@ class Server(uvicorn.Server):
         self._log.status("")
         if service.state == "broken":
             self.exit_code = 1
-            self._log.event("the engine has failed" if service.loaded else "the model cannot be loaded")
+            self._log.event("the engine has failed" if service.loaded else "the server cannot start")
             await asyncio.sleep(_BREAKING_S)
         else:
             await self._drain()

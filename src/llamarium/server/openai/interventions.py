@@ -167,8 +167,8 @@ class Inside:
             places = wanted.places(num_prompt)
             for i, layer in enumerate(places.layers):
                 _check(f"{name}.layers[{i}]", layer, config.num_hidden_layers)
-            for i, position in enumerate(places.positions):
-                _check(f"{name}.positions[{i}]", position, max(num_tokens - 1, num_prompt))
+            for i, position in enumerate(wanted.positions):
+                _check(f"{name}.positions[{i}]", position, max(num_tokens - 1, num_prompt), least=-num_prompt)
             if (count := len(places.layers) * len(places.positions) * size * self._num_answers) > most:
                 message = f"{name} asks for {count:,} numbers" if size > 1 else f"{name} asks for {count:,} places"
                 raise ApiError(400, f"{message}; a reply has {most:,} at most: ask for fewer", param=name)
@@ -177,9 +177,9 @@ class Inside:
         return Places(sorted(layers), sorted(positions)) if layers else None
 
 
-def _check(what: str, value: int, size: int, param: str | None = None) -> None:
-    if not 0 <= value < size:
-        message = f"{what} is {value}; expected 0 to {size - 1}"
+def _check(what: str, value: int, size: int, param: str | None = None, least: int = 0) -> None:
+    if not least <= value < size:
+        message = f"{what} is {value}; expected {least} to {size - 1}"
         raise ApiError(400, message, code="invalid_parameter", param=param or what)
 
 
