@@ -81,7 +81,7 @@ class WantedLens(Wanted):
 class Intervened(Formed):
     """The fields about the inside of the model, for both kinds of completions."""
 
-    steer: Steering | Annotated[list[Steering], Field(max_length=16)] | None = None
+    steer: Steering | Annotated[list[Steering], Field(min_length=1, max_length=16)] | None = None
     ablate: Ablation | None = None
     hidden_states: Wanted | None = None
     lens: WantedLens | None = None
@@ -147,7 +147,11 @@ class Inside:
         return engine.direction(pair[0], pair[1], one.layer, **self._how)
 
     def _ablation(self, model: ServedModel) -> Iterator[Edit]:
-        config, asked = model.config, self._body.ablate or Ablation(heads=[], mlps=[])
+        config, asked = model.config, self._body.ablate
+        if asked is None:
+            return
+        if not (asked.heads or asked.mlps):
+            raise ApiError(400, "ablate has neither heads nor mlps; expected at least one", param="ablate")
         for i, name in enumerate(asked.heads):
             layer, head = map(int, name.split("."))
             path = f"ablate.heads[{i}]"
