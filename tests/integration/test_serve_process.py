@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -260,6 +261,33 @@ def test_what_was_read_is_there_after_kill_9(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
         assert not any(str(tmp_path) in line for line in server.lines)
+
+
+def test_a_folder_that_is_gone_is_one_line_until_it_is_back(tmp_path: Path) -> None:
+    folder, texts = tmp_path / "cache", (f"{letter}: " * 40 for letter in "abcdefgh")
+    with started("-m", "shakespeare-char", "--cache-dir", str(folder)) as server:
+        server.find(r"(ready) after")
+
+        def count(name: str) -> None:
+            """Ask for more until more blocks are counted."""
+            name = f"prefix_cache_disk_{name}_blocks_total"
+            until, before = time.monotonic() + 20, _told(server.url)[name]
+            assert httpx.post(f"{server.url}/v1/completions", json=PLAY | {"prompt": next(texts)}).status_code == 200
+            while _told(server.url)[name] < before + 2:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            time.sleep(0.2)  # for the line
+
+        for times in (1, 2):
+            shutil.rmtree(folder)
+            count("dropped")
+            count("dropped")
+            warned = [line for line in server.lines if "prefix cache on disk cannot be written" in line]
+            assert (
+                len(warned) == times and "nothing is kept: No such file" in warned[-1] and str(folder) not in warned[-1]
+            )
+            folder.mkdir()
+            count("written")
 
 
 def test_a_cache_that_cannot_be_is_one_line_before_the_model_is_read(tmp_path: Path) -> None:

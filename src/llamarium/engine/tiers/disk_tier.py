@@ -37,12 +37,17 @@ class _Readable(Protocol):
 
 
 class DiskUse(NamedTuple):
-    """How much of its bound a folder takes, and how many blocks were written, and were not."""
+    """How much of its bound a folder takes, and how many blocks were written, and were not.
+
+    Attributes:
+        failure: Why the last block could not be written; empty where it could.
+    """
 
     num_bytes: int
     most_bytes: int
     num_written: int
     num_dropped: int
+    failure: str = ""
 
 
 class DiskTier:
@@ -60,7 +65,7 @@ class DiskTier:
             )
         self._disk, self._cache = disk, cache
         self._base = f"{_FORMAT} {runner.fingerprint()} {kv_dtype} {cache.block_size}"
-        self._num_written = self._num_dropped = 0
+        self._num_written, self._num_dropped, self._failure = 0, 0, ""
         self._jobs = SimpleQueue[Callable[[], object] | None]()
         self._thread = threading.Thread(target=self._work, name="llamarium-disk", daemon=True)
         self._thread.start()
@@ -88,7 +93,8 @@ class DiskTier:
 
     def use(self) -> DiskUse:
         """Return how much of it is used."""
-        return DiskUse(self._disk.num_bytes, self._disk.most_bytes, self._num_written, self._num_dropped)
+        disk = self._disk
+        return DiskUse(disk.num_bytes, disk.most_bytes, self._num_written, self._num_dropped, self._failure)
 
     def close(self) -> None:
         """Write what is left, for some seconds at most."""
@@ -109,8 +115,9 @@ class DiskTier:
         key, parent, ids, is_current = what
         try:
             is_written = self._disk.write(key, parent, _head(parent, ids), self._cache.parts(block), is_current)
-        except OSError:  # a full disk, say
-            is_written = False
+            self._failure = "" if is_written else self._failure
+        except OSError as error:  # a full disk, say
+            is_written, self._failure = False, error.strerror or type(error).__name__
         self._num_written += is_written
         self._num_dropped += not is_written
 

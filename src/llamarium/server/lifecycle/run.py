@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
 
     async def _until_the_end(self) -> None:
         service = self._service
-        is_logged = False
+        is_logged, failure = False, ""
         while (state := service.state) in ("loading", "ready"):
             if state == "ready" and not is_logged:
                 is_logged = True
@@ -116,6 +116,9 @@ class Server(uvicorn.Server):
                 runner = f"runner: {model.runner.name}, with {_BITS[model.runner.is_row_exact]}"
                 took = f"ready after {service.loading.seconds:.2f} s"
                 self._log.event(f"{took}; {runner}", max_context=service.max_tokens)
+            before, failure = failure, service.disk_failure
+            if failure and not before:
+                self._log.event(f"warning: the prefix cache on disk cannot be written, so nothing is kept: {failure}")
             self._live.show()
             await asyncio.sleep(_LOOK_S)
         self._log.status("")
