@@ -377,7 +377,7 @@ def test_a_folder_that_is_gone_costs_hits_alone(tmp_path: Path) -> None:
         events = run(engine, request)
         assert answers(events, [0]) == [alone(request)] and events[0].num_disk == 0
         engine.close()
-        assert engine.disk is not None and engine.disk.use()[2:] == (0, 1)
+        assert engine.disk is not None and engine.disk.use()[2:] == (0, 1, "No such file or directory")
     assert not (tmp_path / "cache").exists()
 
 
