@@ -3,6 +3,8 @@ runs that resume to the bit from a kill at any place."""
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,9 +27,10 @@ from llamarium.train.data.bpe import train_bpe
 from llamarium.train.objectives.group_policy import GroupPolicy
 from llamarium.train.report.journal import Event
 from llamarium.train.report.write import write_report
-from llamarium.train.rewards.functions import reward_of
+from llamarium.train.rewards.functions import StoppedError, reward_of
 from llamarium.train.rewards.grpo import prepare
 from llamarium.train.rewards.rollouts import Rollouts
+from llamarium.train.run import stop_signals
 from llamarium.train.setup import Setup
 from llamarium.train.step import causal_trunk
 from strong_adapters import strengthen
@@ -267,6 +270,61 @@ def test_rewards_that_go_wrong_are_counted_and_weigh_nothing(settings: dict[str,
     before, after = (load_file(Path(f) / "model.safetensors") for f in (config.model, ending.checkpoint))
     assert all(torch.equal(before[key].float(), after[key]) for key in after), "equal groups teach nothing"
     assert next(event for event in events if event["event"] == "step")["equal_groups"] == 1
+
+
+@pytest.mark.parametrize(("calls", "words"), [(20, "step 2 is begun anew"), (50, "the validation is left out")])
+def test_a_signal_ends_a_reward_that_hangs_and_the_run_resumes_to_the_bit(
+    settings: dict[str, Any], tmp_path: Path, calls: int, words: str
+) -> None:
+    """Of 16 answers a step, and 3 of the validation after the third."""
+    (tmp_path / "mine.py").write_text(
+        "import os, signal, time\n"
+        "calls = 0\n"
+        "def hang(answer, row):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        f"    if calls == {calls} and not os.path.exists({str(tmp_path / 'hung')!r}):\n"
+        f"        open({str(tmp_path / 'hung')!r}, 'w').close()\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
+        "        signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "        while True: time.sleep(1)\n"
+        "    return -len(answer)\n"
+    )
+    config = GRPOConfig(**{**settings, "reward": f"{tmp_path}/mine.py:hang"})
+    silent: Callable[[Event], None] = lambda event: None  # noqa: E731
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.warns(UserWarning, match=f"stopped while rewards were computed: {words}"):
+        ending = conduct(lambda: prepare(config), tmp_path / "parts", resume=False, watch=nullcontext(silent))
+    signal.signal(signal.SIGALRM, before)
+    assert ending.signal == signal.SIGTERM and ending.position.step == calls // 16
+    parts = conduct(lambda: prepare(config), tmp_path / "parts", resume=True, watch=nullcontext(silent))
+    whole = conduct(lambda: prepare(config), tmp_path / "whole", resume=False, watch=nullcontext(silent))
+    one, other = (load_file(ending.checkpoint / "adapter_model.safetensors") for ending in (whole, parts))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_signal_ends_an_expression_that_backtracks(tokenizer: Tokenizer) -> None:
+    reward = reward_of("regex:(.*.*.*.*.*.*.*.*.*)*q", tokenizer, 280)
+    with stop_signals(reward) as came:
+        before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)  # a thread would wait for the interpreter's lock
+        with pytest.raises(StoppedError):
+            reward("a" * 200, {})
+        signal.signal(signal.SIGALRM, before)
+        assert came == [signal.SIGTERM]
+        with pytest.raises(StoppedError):  # a signal that came before it
+            reward("a", {})
+
+
+def test_a_reward_that_takes_long_is_named_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr("llamarium.train.rewards.functions._SLOW_S", 0.0)
+    reward = reward_of("length:3", tokenizer, 280)
+    assert [reward("abc", {}), reward("abc", {})] == [1, 1]
+    assert [str(w.message) for w in recwarn] == [
+        "reward length:3: took 0 s for the answer 'abc'; a run waits for every reward"
+    ]
 
 
 def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> None:

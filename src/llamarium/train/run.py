@@ -34,6 +34,7 @@ from llamarium.train.objectives.base import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
 from llamarium.train.report.journal import Emit
 from llamarium.train.report.peak import peak_flops
+from llamarium.train.rewards.functions import Reward, StoppedError
 from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import (
     checkpoint_folder,
@@ -142,19 +143,24 @@ class _Loop:
         self.setup.model.train()
         if at.step == 0:
             self._snapshot()
-        with stop_signals() as came:
+        with stop_signals(self.rollouts and self.rollouts.reward) as came:
             stopped = self.process_group.any_signal(came)
             while at.step < config.steps and not stopped and not self._is_stale():
-                found = self._step()
-                if self._due(config.log_every):
-                    self._log(found)
-                else:
-                    self.emit({"event": "progress", **self._numbers(found)})
-                improved = self._due(config.eval_steps) and self._validate()
-                if self._due(config.eval_steps):
-                    self._snapshot()
-                if config.sample_steps and self._due(config.sample_steps):
-                    self._sample()
+                before, improved = at.step, False
+                try:
+                    found = self._step()
+                    if self._due(config.log_every):
+                        self._log(found)
+                    else:
+                        self.emit({"event": "progress", **self._numbers(found)})
+                    improved = self._due(config.eval_steps) and self._validate()
+                    if self._due(config.eval_steps):
+                        self._snapshot()
+                    if config.sample_steps and self._due(config.sample_steps):
+                        self._sample()
+                except StoppedError:
+                    what = f"step {at.step + 1} is begun anew" if at.step == before else "the validation is left out"
+                    warn_caller(f"stopped while rewards were computed: {what} when the run goes on")
                 stopped = self.process_group.any_signal(came)
                 if improved or stopped or self._due(config.save_every):
                     checkpoint = self._save()
@@ -378,9 +384,14 @@ def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
 
 
 @contextmanager
-def stop_signals() -> Generator[list[int]]:
-    """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once."""
+def stop_signals(reward: Reward | None = None) -> Generator[list[int]]:
+    """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once.
+
+    Any of them ends a `reward` that is being computed, by StoppedError.
+    """
     came: list[int] = []
+    if reward is not None:
+        reward.signals = came
     if threading.current_thread() is not threading.main_thread():  # others may set no handlers
         yield came
         return
@@ -389,6 +400,8 @@ def stop_signals() -> Generator[list[int]]:
         if number == signal.SIGINT and number in came:
             signal.default_int_handler(number, None)
         came.append(number)
+        if reward is not None and reward.is_running:
+            raise StoppedError
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -28,9 +28,14 @@ from llamarium.tokenizer.base import Tokenizer
 
 Function = Callable[[str, dict[str, Any]], Any]
 
+_SLOW_S = 10.0  # of one call; slower ones are named
 _LARGEST = 1e30  # larger ones have no mean and no spread in float64
 
 FORMS = "exact, regex:PATTERN, schema:FILE.json, length:N, or FILE.py:NAME"
+
+
+class StoppedError(BaseException):
+    """A signal asks the run to stop, and a reward is being computed; no `except Exception` of a reward catches it."""
 
 
 @dataclass(slots=True)
@@ -42,6 +47,8 @@ class Reward:
         reads: The field of a line that it cannot do without, if any.
         num_failed: Answers without a reward, as the function raised, left, or returned no finite number.
         seconds: Time in the function.
+        signals: Those that ask the run to stop; once there is one, a call raises StoppedError.
+        is_running: Whether a call is under way; a signal's handler is to raise StoppedError there.
     """
 
     name: str
@@ -49,19 +56,28 @@ class Reward:
     reads: str | None = None
     num_failed: int = 0
     seconds: float = 0.0
+    signals: list[int] = field(default_factory=list[int])
+    is_running: bool = False
     _said: set[str] = field(default_factory=set[str])
 
     def __call__(self, answer: str, row: Mapping[str, Any]) -> float:
         """Return an answer's reward; NaN where the function gives none, with a warning, once for each reason."""
         printed, begin = io.StringIO(), time.perf_counter()
+        self.is_running = True
         try:
+            if self.signals:
+                raise StoppedError
             with contextlib.redirect_stdout(printed):
                 found = self.function(answer, copy.deepcopy(dict(row)))  # it may change what it gets
             value = math.nan if found is None else float(found)
             why = "" if abs(value) <= _LARGEST else f"returned {show_value(found)}; expected a number"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a caller's function may raise anything
             value, why = math.nan, f"raised {_words(error)}"
-        self.seconds += time.perf_counter() - begin
+        finally:
+            self.is_running = False
+            self.seconds += (took := time.perf_counter() - begin)
+        if took >= _SLOW_S:
+            self._warn("slow", f"took {took:.0f} s for the answer {show_value(answer)}; a run waits for every reward")
         if printed.getvalue():
             self._warn("printed", f"prints: {escape(printed.getvalue().strip(), 80)}; a reward returns a number")
         if why:

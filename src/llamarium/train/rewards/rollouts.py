@@ -105,7 +105,7 @@ class Rollouts:
         reward: Reward,
         reference: LlamaForCausalLM | None = None,
     ) -> None:
-        self._config, self._model, self._tokenizer, self._reward = config, model, tokenizer, reward
+        self._config, self._model, self._tokenizer, self.reward = config, model, tokenizer, reward
         self._rows, self._validation, self._reference = rows, validation, reference
         self._stop_ids = stop_ids_of(model.config, tokenizer, ()) | _stop_id(config, tokenizer)
         self.prompts_per_step, self.num_iterations = config.rows_per_step // config.group_size, config.num_iterations
@@ -121,10 +121,10 @@ class Rollouts:
         `places` are epochs and indices of prompts.
         """
         prompts = [self._rows.prompt(epoch, index) for epoch, index in places]
-        failed, seconds = self._reward.num_failed, self._reward.seconds
+        failed, seconds = self.reward.num_failed, self.reward.seconds
         self.groups = groups = self._answered(prompts, self._config.group_size, step, temperature=1.0)
         if not any(len(group.rewards) for group in groups):
-            raise TrainingError(f"no answer of step {step + 1} got a reward from {self._reward.name}; see the warnings")
+            raise TrainingError(f"no answer of step {step + 1} got a reward from {self.reward.name}; see the warnings")
         for group in groups:
             _set_advantages(group)
         answers = [answer for group in groups for answer in group.answers]
@@ -135,8 +135,8 @@ class Rollouts:
             "reward_spread": sum(spreads) / len(groups),
             "equal_groups": spreads.count(0.0) / len(groups),
             "cut": sum(answer.is_cut for answer in answers) / len(answers),
-            "rewards_failed": self._reward.num_failed - failed,
-            "reward_seconds": self._reward.seconds - seconds,
+            "rewards_failed": self.reward.num_failed - failed,
+            "reward_seconds": self.reward.seconds - seconds,
         }
 
     def again(self) -> Sequence[AnswerBatch]:
@@ -197,7 +197,7 @@ class Rollouts:
         for group in groups:
             for answer in group.answers:
                 answer.text = self._tokenizer.decode(answer.ids if answer.is_cut else answer.ids[:-1])
-                answer.reward = self._reward(answer.text, group.prompt.row)
+                answer.reward = self.reward(answer.text, group.prompt.row)
         return groups
 
     def _runner(self) -> Runner:
