@@ -272,7 +272,7 @@ def test_rewards_that_go_wrong_are_counted_and_weigh_nothing(settings: dict[str,
     assert next(event for event in events if event["event"] == "step")["equal_groups"] == 1
 
 
-@pytest.mark.parametrize(("calls", "words"), [(20, "step 2 is begun anew"), (50, "the validation is left out")])
+@pytest.mark.parametrize(("calls", "words"), [(20, "step 2 begins anew"), (50, "the validation of step 3 begins")])
 def test_a_signal_ends_a_reward_that_hangs_and_the_run_resumes_to_the_bit(
     settings: dict[str, Any], tmp_path: Path, calls: int, words: str
 ) -> None:
@@ -301,6 +301,34 @@ def test_a_signal_ends_a_reward_that_hangs_and_the_run_resumes_to_the_bit(
     whole = conduct(lambda: prepare(config), tmp_path / "whole", resume=False, watch=nullcontext(silent))
     one, other = (load_file(ending.checkpoint / "adapter_model.safetensors") for ending in (whole, parts))
     assert all(torch.equal(one[key], other[key]) for key in one)
+    assert whole.position.best_loss == parts.position.best_loss and whole.position.best_step == parts.position.best_step
+
+
+@pytest.mark.parametrize("kind", ["py", "schema"])
+def test_a_reward_whose_file_changed_is_refused(settings: dict[str, Any], tmp_path: Path, kind: str) -> None:
+    file = tmp_path / ("mine.py" if kind == "py" else "s.json")
+    file.write_text("def f(answer, row): return 1.0" if kind == "py" else '{"type": "string"}')
+    asked = f"{file}:f" if kind == "py" else f"schema:{file}"
+    silent: Callable[[Event], None] = lambda event: None  # noqa: E731
+
+    def train(steps: int, **how: bool) -> Any:
+        config = GRPOConfig(**{**settings, "reward": asked, "steps": 4, "eval_every": 1, "save_every": 1})
+        group = nullcontext(stopping(steps))
+        return conduct(lambda: prepare(config), tmp_path / "run", resume=steps > 2, watch=group, **how)
+
+    def stopping(steps: int) -> Callable[[Event], None]:
+        def watch(event: Event) -> None:
+            if event["event"] == "validation" and event["step"] == steps:
+                signal.raise_signal(signal.SIGTERM)
+
+        return watch if steps < 4 else silent
+
+    assert train(2).position.step == 2
+    file.write_text("def f(answer, row): return 0.5" if kind == "py" else '{"type": "number"}')
+    with pytest.raises(TrainingError, match=r"other settings \(the file of the reward holds something else\)"):
+        train(3)
+    ending = train(3, allow_changes=True)
+    assert ending.position.step == 3 and ending.position.best_step == 3, "the loss by the former reward counts no more"
 
 
 def test_a_signal_ends_an_expression_that_backtracks(tokenizer: Tokenizer) -> None:

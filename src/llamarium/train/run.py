@@ -145,22 +145,25 @@ class _Loop:
             self._snapshot()
         with stop_signals(self.rollouts and self.rollouts.reward) as came:
             stopped = self.process_group.any_signal(came)
-            while at.step < config.steps and not stopped and not self._is_stale():
-                before, improved = at.step, False
+            while (at.step < config.steps or not at.is_validated) and not stopped and not self._is_stale():
+                found, improved = None, False
                 try:
-                    found = self._step()
-                    if self._due(config.log_every):
-                        self._log(found)
-                    else:
-                        self.emit({"event": "progress", **self._numbers(found)})
+                    if at.is_validated:  # else the last run was stopped in the validation of this step
+                        found = self._step()
+                        if self._due(config.log_every):
+                            self._log(found)
+                        else:
+                            self.emit({"event": "progress", **self._numbers(found)})
+                    at.is_validated = False
                     improved = self._due(config.eval_steps) and self._validate()
+                    at.is_validated = True
                     if self._due(config.eval_steps):
                         self._snapshot()
-                    if config.sample_steps and self._due(config.sample_steps):
+                    if found and config.sample_steps and self._due(config.sample_steps):
                         self._sample()
                 except StoppedError:
-                    what = f"step {at.step + 1} is begun anew" if at.step == before else "the validation is left out"
-                    warn_caller(f"stopped while rewards were computed: {what} when the run goes on")
+                    what = f"step {at.step + 1}" if at.is_validated else f"the validation of step {at.step}"
+                    warn_caller(f"stopped while rewards were computed: {what} begins anew when the run goes on")
                 stopped = self.process_group.any_signal(came)
                 if improved or stopped or self._due(config.save_every):
                     checkpoint = self._save()
@@ -331,6 +334,7 @@ class _Loop:
             "settings": dataclasses.asdict(self.setup.config),
             "data": self.setup.train.fingerprint,
             "about": dict(self.setup.train.about),
+            "reward": self.rollouts.reward.digest if self.rollouts else "",
             **({} if self.threads is None else {"threads": self.threads.count}),
         }
 

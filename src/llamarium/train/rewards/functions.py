@@ -11,6 +11,7 @@ A function's file is run as a program of the caller's: it is named by hand, neve
 
 import contextlib
 import copy
+import hashlib
 import importlib.util
 import io
 import math
@@ -44,6 +45,7 @@ class Reward:
 
     Attributes:
         name: As it was asked for.
+        digest: SHA-256, hex, of the file that it is read from; "" without one.
         reads: The field of a line that it cannot do without, if any.
         num_failed: Answers without a reward, as the function raised, left, or returned no finite number.
         seconds: Time in the function.
@@ -53,6 +55,7 @@ class Reward:
 
     name: str
     function: Function
+    digest: str = ""
     reads: str | None = None
     num_failed: int = 0
     seconds: float = 0.0
@@ -101,13 +104,13 @@ def reward_of(asked: str, tokenizer: Tokenizer, vocab_size: int) -> Reward:
     """
     kind, _, argument = asked.partition(":")
     if found := re.fullmatch(r"(.+\.py):(\w+)", asked):
-        return Reward(asked, _from_file(Path(found[1]).expanduser(), found[2]))
+        return Reward(asked, *_from_file(Path(found[1]).expanduser(), found[2]))
     if asked == "exact":
         return Reward(asked, lambda answer, row: answer.strip() == str(row["answer"]).strip(), reads="answer")
     if kind == "regex" and argument:
         return Reward(asked, _matching(argument))
     if kind == "schema" and argument:
-        return Reward(asked, _valid(Path(argument).expanduser(), tokenizer, vocab_size))
+        return Reward(asked, *_valid(Path(argument).expanduser(), tokenizer, vocab_size))
     if kind == "length" and argument.isdecimal() and int(argument):
         length = int(argument)
         return Reward(asked, lambda answer, row: max(0.0, 1 - abs(len(answer) - length) / length))
@@ -122,30 +125,33 @@ def _matching(pattern: str) -> Function:
     return lambda answer, row: compiled.fullmatch(answer) is not None
 
 
-def _valid(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Function:
+def _valid(path: Path, tokenizer: Tokenizer, vocab_size: int) -> tuple[Function, str]:
     from llamarium.sampling.grammar.compiler import GrammarCompiler
 
     try:
-        grammar = Grammar.json_schema(path.read_text(encoding="utf-8"))
+        schema = path.read_bytes()
+        grammar = Grammar.json_schema(schema.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise TrainingError(f"reward: {escape(path)} cannot be read: {escape(error)}") from None
     compiled = GrammarCompiler(tokenizer, vocab_size).compile(grammar)
-    return lambda answer, row: compiled.accepts(tokenizer.encode(answer, add_special_tokens=False))
+    accepts: Function = lambda answer, row: compiled.accepts(tokenizer.encode(answer, add_special_tokens=False))  # noqa: E731
+    return accepts, hashlib.sha256(schema).hexdigest()
 
 
-def _from_file(path: Path, name: str) -> Function:
+def _from_file(path: Path, name: str) -> tuple[Function, str]:
     spec = importlib.util.spec_from_file_location(f"rewards_in_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # its name ends in .py
+    assert spec is not None  # its name ends in .py
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look it up
     try:
-        spec.loader.exec_module(module)
+        source = path.read_bytes()
+        exec(compile(source, path, "exec"), vars(module))  # the bytes of the digest, not a cached file's
     except (Exception, SystemExit) as error:
         raise TrainingError(f"reward: {escape(path)} cannot be run: {_words(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
         raise TrainingError(f"reward: {escape(path)} has no function {name}; there are: {escape(there) or 'none'}")
-    return function
+    return function, hashlib.sha256(source).hexdigest()
 
 
 def _words(error: BaseException) -> str:

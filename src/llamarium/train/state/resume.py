@@ -43,8 +43,9 @@ class Position:
     Attributes:
         num_tokens: Input tokens so far, prompts and padding included.
         best_loss: The lowest validation loss so far, or minus the highest reward; infinite if none was measured on the
-            current rows.
+            current rows by the current reward.
         best_step: The step of the best checkpoint, until there is a lower loss.
+        is_validated: Whether the validation of this step, if there is one, was not interrupted.
     """
 
     step: int = 0
@@ -53,6 +54,7 @@ class Position:
     seconds: float = 0.0
     best_loss: float = math.inf
     best_step: int | None = None
+    is_validated: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -71,6 +73,7 @@ class Position:
             seconds=_count(raw, "seconds", float),
             best_loss=math.inf if best_loss is None else _count(raw, "best_loss", float, -(2**63)),
             best_step=None if best_step is None else _count(raw, "best_step"),
+            is_validated=raw.get("is_validated") is not False,
         )
 
 
@@ -170,6 +173,11 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
     same_rows = state.get("data") == setup.train.fingerprint
     if not same_rows:
         changed += _data_differences(about, setup.train.about) or ([] if changed else ["the data is another"])
+    reward = setup.rollouts.reward.digest if setup.rollouts else ""
+    same_reward = not any(change.startswith("reward:") for change in changed)
+    if state.get("reward", reward) != reward:
+        same_reward = False
+        changed.append("the file of the reward holds something else")
     if changed and not allow_changes:
         raise TrainingError(
             f"{folder}: the run was started with other settings ({'; '.join(changed)}); give those again, or allow the "
@@ -185,8 +193,8 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
             restore_optimizers(setup.model, optimizers, tensors, setup.process_group)
         except TrainingError as error:
             raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
-    if not same_rows or settings.get("eval_rows") != setup.config.eval_rows:
-        position.best_loss = math.inf  # of other rows, with which no loss from now on compares
+    if not (same_rows and same_reward) or settings.get("eval_rows") != setup.config.eval_rows:
+        position.best_loss = math.inf  # of other rows or rewards, with which no loss from now on compares
     return position
 
 
