@@ -423,5 +423,11 @@ def test_the_shell_and_python(
     assert main(["grpo", *words, "--steps=2", "--out=run"]) == 0
     told = capsys.readouterr().err
     assert "answers sampled by C" in told and "passes differ by" in told and "validation reward -" in told
-    ending = llamarium.grpo(tmp_path / "py", **{**settings, "steps": 1})
-    assert ending.position.step == 1 and ending.checkpoint.is_dir()
+    (tmp_path / "mine.py").write_text(
+        "import os\ndef short(answer, row):\n    os.chdir('/')\n    return -len(answer)\n"
+    )
+    ending = llamarium.grpo("py", **{**settings, "steps": 1})
+    assert ending.position.step == 1 and ending.checkpoint.is_relative_to(tmp_path / "py"), "not where the reward went"
+    monkeypatch.chdir(tmp_path)
+    assert main(["grpo", *words, "--steps=1", "--out=shell", "--report"]) == 0
+    assert (tmp_path / "shell" / "best").is_dir() and (tmp_path / "shell" / "report.html").is_file()

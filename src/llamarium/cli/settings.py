@@ -19,7 +19,7 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument(
         "--out",
         type=named_folder,
-        default=Path(folder),
+        default=folder,
         metavar="FOLDER",
         help="the run's folder (default: %(default)s)",
     )
@@ -30,10 +30,10 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
 
 
 def named_folder(text: str) -> Path:
-    """Read a folder's name; an empty one, of a shell variable that is not set, would be the current folder."""
+    """Return a folder's absolute path; an empty name, of a shell variable that is not set, would be the current one."""
     if not text:
         raise argparse.ArgumentTypeError("expected a folder; the current one is .")
-    return Path(text)
+    return Path(text).absolute()  # whatever a reward changes to
 
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:

@@ -214,6 +214,7 @@ def _train(
     from llamarium.train.pretrain import prepare as prepare_pretraining
     from llamarium.train.rewards.grpo import prepare as prepare_grpo
 
+    out = out.absolute()  # whatever a reward changes to
     file = out / "train.toml"
     config: Any = kind.resolve(file if resume and file.exists() else None, settings)
     with computing_with(config.threads), init_process_group(config) as group:
