@@ -21,7 +21,7 @@ from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train import finetune
-from llamarium.train.config import FinetuneConfig, PretrainConfig, RunConfig
+from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
@@ -143,6 +143,13 @@ def test_what_adapters_need_is_refused_without_them(idle: dict[str, Any]) -> Non
     with pytest.raises(TrainingError, match=f"{next(iter(idle))}: of no effect where method is full"):
         FinetuneConfig(method="full", **idle)
     FinetuneConfig(**idle)
+
+
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig, DPOConfig, GRPOConfig])
+def test_patience_needs_a_validation(kind: type[RunConfig]) -> None:
+    with pytest.raises(TrainingError, match="patience: of no effect where validation is 0"):
+        kind.resolve(None, {"patience": 3, "validation": 0.0})
+    assert kind.resolve(None, {"patience": 3}).patience == 3
 
 
 def test_the_warmup_is_a_tenth_of_a_short_run() -> None:

@@ -114,6 +114,8 @@ class RunConfig:
         for name, (other, wanted) in _NEEDS.items():
             if hasattr(self, name) and self.changed([name]) and getattr(self, other) not in wanted:
                 raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
+        if self.patience and not getattr(self, "validation", 1):
+            raise TrainingError("patience: of no effect where validation is 0; leave it out")
         if self.num_warmup_steps > self.steps:
             raise TrainingError(f"warmup_steps is {self.warmup_steps}; expected at most steps, which is {self.steps}")
 
