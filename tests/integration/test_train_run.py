@@ -504,6 +504,25 @@ def test_a_run_ends_when_it_gets_no_better(text: Path, tmp_path: Path) -> None:
     assert again.position.step == ending.position.step
 
 
+def test_patience_counts_validations_whatever_lies_between_them(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([1.0, *[2.0] * 9])
+    monkeypatch.setattr("llamarium.train.run.measure", lambda *_, **more: Evaluation(next(losses), {}))
+    changes = {"steps": 12, "sample_every": 0, "warmup_steps": 0, "patience": 3}
+
+    def train(watch: Callable[[Event], None], eval_every: int) -> TrainingResult:
+        config, out = tiny_config(text, **changes, eval_every=eval_every), tmp_path / "run"
+        return conduct(lambda: prepare(config, out), out, resume=True, watch=nullcontext(watch))
+
+    def worse(event: Event) -> None:
+        if event["event"] == "validation" and not event["best"]:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert train(worse, 2).position.step == 4, "after one that was not better"
+    assert train(lambda event: None, 1).position.step == 6, "and two more"
+
+
 def test_a_run_goes_on_from_an_adapter(tmp_path: Path, model_files: Callable[..., Any]) -> None:
     silent = nullcontext(lambda event: None)
     first = conduct(finetuning(tmp_path, model_files, steps=3), tmp_path / "one", resume=False, watch=silent).checkpoint

@@ -175,8 +175,7 @@ class _Loop:
 
     def _is_stale(self) -> bool:
         """Whether `patience` validations in a row have found no better loss."""
-        config, best = self.setup.config, self.at.best_step
-        return bool(config.patience) and best is not None and self.at.step - best >= config.patience * config.eval_steps
+        return 0 < self.setup.config.patience <= self.at.num_since_best
 
     def _due(self, every: int) -> bool:
         return self.at.step % every == 0 or self.at.step == self.setup.config.steps
@@ -280,6 +279,7 @@ class _Loop:
             process_group=self.process_group,
         )  # fmt: skip
         improved = found.loss < self.at.best_loss
+        self.at.num_since_best = 0 if improved else self.at.num_since_best + 1
         if improved:
             self.at.best_loss, self.at.best_step = found.loss, self.at.step
         self.emit({"event": "validation", "step": self.at.step, "loss": found.loss, "best": improved, **found.metrics})

@@ -45,6 +45,7 @@ class Position:
         best_loss: The lowest validation loss so far, or minus the highest reward; infinite if none was measured on the
             current rows by the current reward.
         best_step: The step of the best checkpoint, until there is a lower loss.
+        num_since_best: Validations after the best one.
         is_validated: Whether the validation of this step, if there is one, was not interrupted.
     """
 
@@ -54,6 +55,7 @@ class Position:
     seconds: float = 0.0
     best_loss: float = math.inf
     best_step: int | None = None
+    num_since_best: int = 0
     is_validated: bool = True
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class Position:
             seconds=_count(raw, "seconds", float),
             best_loss=math.inf if best_loss is None else _count(raw, "best_loss", float, -(2**63)),
             best_step=None if best_step is None else _count(raw, "best_step"),
+            num_since_best=_count({"num_since_best": 0, **raw}, "num_since_best"),
             is_validated=raw.get("is_validated") is not False,
         )
 
@@ -194,7 +197,10 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
         except TrainingError as error:
             raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
     if not (same_rows and same_reward) or settings.get("eval_rows") != setup.config.eval_rows:
-        position.best_loss = math.inf  # of other rows or rewards, with which no loss from now on compares
+        position.best_loss, position.num_since_best = (
+            math.inf,
+            0,
+        )  # of other rows or rewards, with which no loss from now on compares
     return position
 
 
