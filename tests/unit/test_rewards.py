@@ -214,20 +214,27 @@ def test_rewards_make_what_they_like_likelier(settings: dict[str, Any], tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:reward ")
-def test_a_reward_that_leaves_or_is_huge_is_none(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_reward_that_leaves_or_is_huge_is_none(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(
-        "import sys\n"
+        "import asyncio, sys\n"
         "class Mute(Exception):\n"
         "    def __str__(self): raise RuntimeError\n"
         "def leave(answer, row): sys.exit(0)\n"
         "def mute(answer, row): raise Mute\n"
         "def huge(answer, row): return 1e308\n"
+        "def cancelled(answer, row): raise asyncio.CancelledError\n"
+        "def generator(answer, row): raise GeneratorExit\n"
+        "def closes(answer, row): print('a'); sys.stdout.close(); sys.stderr.close(); print('b', file=sys.stderr)\n"
         "def change(answer, row): row['answer'].append(1)\n"
     )
+    capsys.readouterr()
     row = {"answer": [0]}
-    for name in ("leave", "mute", "huge", "change"):
+    for name in ("leave", "mute", "huge", "cancelled", "generator", "closes", "change"):
         reward = reward_of(f"{tmp_path}/mine.py:{name}", tokenizer, 280)
         assert math.isnan(reward("text", row)) and reward.num_failed == 1, name
+    assert capsys.readouterr() == ("", ""), "what it prints is kept from both"
     assert row == {"answer": [0]}, "lists of a row, too, are the reward's own copy"
     (tmp_path / "mine.py").write_text("raise SystemExit(0)")
     with pytest.raises(TrainingError, match="cannot be run: SystemExit: 0"):

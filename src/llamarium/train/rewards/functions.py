@@ -65,16 +65,18 @@ class Reward:
 
     def __call__(self, answer: str, row: Mapping[str, Any]) -> float:
         """Return an answer's reward; NaN where the function gives none, with a warning, once for each reason."""
-        printed, begin = io.StringIO(), time.perf_counter()
+        printed, begin = _Kept(), time.perf_counter()
         self.is_running = True
         try:
             if self.signals:
                 raise StoppedError
-            with contextlib.redirect_stdout(printed):
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 found = self.function(answer, copy.deepcopy(dict(row)))  # it may change what it gets
             value = math.nan if found is None else float(found)
             why = "" if abs(value) <= _LARGEST else f"returned {show_value(found)}; expected a number"
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a caller's function may raise anything
+        except (KeyboardInterrupt, StoppedError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a caller's function may raise anything
             value, why = math.nan, f"raised {_words(error)}"
         finally:
             self.is_running = False
@@ -92,6 +94,13 @@ class Reward:
         if kind not in self._said:
             self._said.add(kind)
             warn_caller(f"reward {self.name}: {words}")
+
+
+class _Kept(io.StringIO):
+    """What a reward prints; also after it has closed it."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def reward_of(asked: str, tokenizer: Tokenizer, vocab_size: int) -> Reward:
