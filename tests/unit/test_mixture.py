@@ -49,6 +49,8 @@ def test_a_text_is_a_path_where_there_is_one_and_else_names_and_weights(
         ("a=nan,b=1", "the weight of a is nan; expected"),
         ("a=inf,b=1", "the weight of a is inf; expected"),
         ("a=much,b=1", "the weight of a is 'much'; expected"),
+        ("a=1_0,b=1", "the weight of a is '1_0'; expected"),
+        ("a=٣,b=1", "the weight of a is '٣'; expected"),
         ("a=,b=1", "the weight of a is ''; expected"),
         ("a.txt,b.txt", r"no file or folder, and no mixture, as 'a.txt' has no weight; expected NAME=WEIGHT"),
         ("a=1,b=2,", "as '' has no weight"),

@@ -227,11 +227,12 @@ def test_a_reward_that_leaves_or_is_huge_is_none(
         "def cancelled(answer, row): raise asyncio.CancelledError\n"
         "def generator(answer, row): raise GeneratorExit\n"
         "def closes(answer, row): print('a'); sys.stdout.close(); sys.stderr.close(); print('b', file=sys.stderr)\n"
+        "def text(answer, row): return '1.5'\n"
         "def change(answer, row): row['answer'].append(1)\n"
     )
     capsys.readouterr()
     row = {"answer": [0]}
-    for name in ("leave", "mute", "huge", "cancelled", "generator", "closes", "change"):
+    for name in ("leave", "mute", "huge", "cancelled", "generator", "closes", "text", "change"):
         reward = reward_of(f"{tmp_path}/mine.py:{name}", tokenizer, 280)
         assert math.isnan(reward("text", row)) and reward.num_failed == 1, name
     assert capsys.readouterr() == ("", ""), "what it prints is kept from both"
@@ -375,7 +376,8 @@ def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
     (tmp_path / "bad.py").write_text("raise ValueError('x')")
     (tmp_path / "none.py").write_text("def a(b, c): ...")
     wrong = [
-        ("", "expected exact, regex"), ("reverse", "expected exact"), ("length:0", "expected"),
+        ("", "expected exact, regex"), ("length:٣", "expected"), ("length:1_0", "expected"),
+        ("reverse", "expected exact"), ("length:0", "expected"),
         ("regex:(", "no regular"),
         (f"{tmp_path}/bad.py:f", "bad.py cannot be run: ValueError: x"), (f"{tmp_path}/no.py:f", "cannot be run"),
         (f"{tmp_path}/none.py:f", "has no function f; there are: a"), (f"schema:{tmp_path}/no.json", "cannot be read"),

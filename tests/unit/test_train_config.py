@@ -57,8 +57,9 @@ def test_any_text_and_number_survive_the_file(text: str, rate: float, flag: bool
         ("steps", 0, "a whole number from 1"),
         ("steps", 1.0, "a whole number"),
         ("steps", True, "a whole number"),
-        ("learning_rate", float("nan"), "a number from 0 to 10"),
-        ("learning_rate", -1, "a number from 0 to 10"),
+        ("learning_rate", float("nan"), "a number from 1e-12 to 10"),
+        ("learning_rate", 0, "a number from 1e-12 to 10"),
+        ("muon_learning_rate", 0, "a number from 1e-12 to 10"),
         ("max_grad_norm", float("inf"), "a number from 0"),
         ("optimizer", "sgd", "adamw, muon"),
         ("compile", 1, "true or false"),
@@ -143,6 +144,12 @@ def test_what_adapters_need_is_refused_without_them(idle: dict[str, Any]) -> Non
     with pytest.raises(TrainingError, match=f"{next(iter(idle))}: of no effect where method is full"):
         FinetuneConfig(method="full", **idle)
     FinetuneConfig(**idle)
+
+
+@pytest.mark.parametrize("data", [None, "shakespeare"])
+def test_what_is_built_in_has_no_text_field(data: str | None, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="text_field: of no effect on a text that is built in"):
+        prepare(PretrainConfig(data=data, text_field="body"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig, DPOConfig, GRPOConfig])

@@ -63,8 +63,10 @@ class RunConfig:
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
     optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
-    learning_rate: float = _setting(1e-3, "the peak; 1e-4 is the default with --model, and muon wants more", 0.0, 10.0)
-    muon_learning_rate: float | None = _setting(None, "muon's peak, where AdamW's beside it is another", 0.0, 10.0)
+    learning_rate: float = _setting(
+        1e-3, "the peak; 1e-4 is the default with --model, and muon wants more", 1e-12, 10.0
+    )
+    muon_learning_rate: float | None = _setting(None, "muon's peak, where AdamW's beside it is another", 1e-12, 10.0)
     schedule: ScheduleName = _setting("cosine", "how the learning rate falls")
     warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
     final_ratio: float = _setting(0.1, "what is left of the peak at the end", 0.0, 1.0)
@@ -228,7 +230,7 @@ class FinetuneConfig(RunConfig):
     # smaller defaults, as the model is trained already
     steps: int = _setting(300, "optimizer steps", 1)
     batch_rows: int = _setting(4, "rows that are computed at once", 1)
-    learning_rate: float = _setting(2e-4, "the peak", 0.0, 10.0)
+    learning_rate: float = _setting(2e-4, "the peak", 1e-12, 10.0)
     weight_decay: float = _setting(0.0, "of matrices", 0.0, 10.0)
     sample_prompt: str = _setting("Hello!", "what a sample answers", free=True)
     save_every: int = _setting(100, "steps between checkpoints", 1, free=True)
@@ -273,7 +275,7 @@ class DPOConfig(FinetuneConfig):
     """Settings of preference training, with smaller defaults: it changes a model less."""
 
     data: Data = _setting("", ROWS_HELP + "prompt or messages, chosen and rejected", free=True)
-    learning_rate: float = _setting(5e-5, "the peak", 0.0, 10.0)
+    learning_rate: float = _setting(5e-5, "the peak", 1e-12, 10.0)
     steps: int = _setting(200, "optimizer steps", 1)
     context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
     beta: float = _setting(0.1, "the cost of leaving the base: rewards are beta times what P has grown", 1e-6, 1e3)
@@ -284,7 +286,7 @@ class GRPOConfig(FinetuneConfig):
     """Settings of learning from rewards: a row is an answer, and the answers of a step are groups of equal size."""
 
     data: Data = _setting("", ROWS_HELP + "prompt or messages, and what the reward reads", free=True)
-    learning_rate: float = _setting(2e-5, "the peak", 0.0, 10.0)
+    learning_rate: float = _setting(2e-5, "the peak", 1e-12, 10.0)
     steps: int = _setting(200, "rollouts, each followed by its updates", 1)
     batch_rows: int = _setting(8, "answers that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(4, "batches that make one step", 1)

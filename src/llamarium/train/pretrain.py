@@ -36,6 +36,7 @@ from llamarium.train.data.batch import Rows
 from llamarium.train.data.bpe import train_bpe, train_characters, train_words
 from llamarium.train.data.corpus import Corpus, Learner, Progress, tokenize_corpus
 from llamarium.train.data.packing import MixedRows, PackedRows
+from llamarium.train.data.sources import BUNDLED
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.setup import Setup, with_precision
 
@@ -50,6 +51,9 @@ def prepare(
 
     LlamariumError if the data cannot be read or is too short, or the settings do not fit together.
     """
+    data = config.data
+    if config.changed(["text_field"]) and (data is None or (data in BUNDLED and not Path(str(data)).exists())):
+        raise TrainingError("text_field: of no effect on a text that is built in; leave it out")
     config = with_precision(config, process_group)
     base, learner = _open(config) if config.model else (None, _tokenizer(config))
     whole = (base.config if base else preset(config.preset)).max_position_embeddings

@@ -64,6 +64,6 @@ def _pair(part: str, data: str) -> tuple[str, Any]:
             "weight; expected NAME=WEIGHT,NAME=WEIGHT (names with commas as a table in --config or Python)"
         )
     try:
-        return name, float(weight)
+        return name, float(weight) if weight.isascii() and "_" not in weight else weight
     except ValueError:
         return name, weight

@@ -72,7 +72,7 @@ class Reward:
                 raise StoppedError
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 found = self.function(answer, copy.deepcopy(dict(row)))  # it may change what it gets
-            value = math.nan if found is None else float(found)
+            value = math.nan if found is None or isinstance(found, str | bytes | bytearray) else float(found)
             why = "" if abs(value) <= _LARGEST else f"returned {show_value(found)}; expected a number"
         except (KeyboardInterrupt, StoppedError):
             raise
@@ -120,7 +120,7 @@ def reward_of(asked: str, tokenizer: Tokenizer, vocab_size: int) -> Reward:
         return Reward(asked, _matching(argument))
     if kind == "schema" and argument:
         return Reward(asked, *_valid(Path(argument).expanduser(), tokenizer, vocab_size))
-    if kind == "length" and argument.isdecimal() and int(argument):
+    if kind == "length" and re.fullmatch("[0-9]{1,9}", argument) and int(argument):
         length = int(argument)
         return Reward(asked, lambda answer, row: max(0.0, 1 - abs(len(answer) - length) / length))
     raise TrainingError(f"reward is {show_value(asked)}; expected {FORMS}")
