@@ -38,6 +38,10 @@ def test_a_text_is_a_path_where_there_is_one_and_else_names_and_weights(
     Path("a=2,b=1").write_text("")
     assert parse_data("a=2,b=1") == "a=2,b=1"
     assert parse_data({"a=2,b=1": 2, "c, d.txt": 1}) == {"a=2,b=1": 2.0, "c, d.txt": 1.0}
+    Path("a.jsonl").write_text("")
+    Path("link").symlink_to("a.jsonl")
+    with pytest.raises(TrainingError, match="data names link twice"):
+        parse_data("a.jsonl=2,link=1")
     assert parse_data("a.jsonl=7") == parse_data({"a.jsonl": 1}) == "a.jsonl", "one source alone has no weight"
 
 

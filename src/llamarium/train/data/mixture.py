@@ -51,7 +51,8 @@ def _check(name: Any, weight: Any, seen: set[str]) -> None:
         raise TrainingError(
             f"data: the weight of {escape(name)} is {show_value(weight)}; expected a number above 0, up to 1e9"
         )
-    if (path := os.path.abspath(os.path.expanduser(name))) in seen:  # noqa: PTH100, PTH111 - Path's raise on odd names
+    path = os.path.expanduser(name)  # noqa: PTH111 - Path's raise on odd names, as realpath does
+    if (path := os.path.realpath(path) if os.path.exists(path) else os.path.abspath(path)) in seen:  # noqa: PTH100, PTH110
         raise TrainingError(f"data names {escape(name)} twice; give it once, with the sum of both weights")
     seen.add(path)
 
