@@ -33,10 +33,11 @@ from llamarium.train.data.bpe import train_bpe
 from llamarium.train.finetune import prepare as prepare_finetuning
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import Event, read_journal
-from llamarium.train.run import TrainingResult, run, stop_signals
+from llamarium.train.run import TrainingResult, run
 from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import checkpoints, latest_checkpoint
 from llamarium.train.state.lock import run_lock
+from llamarium.train.state.signals import stop_signals
 from llamarium.train.step import Evaluation
 from tiny_run import WORDS, tiny_config, write_words
 

@@ -30,8 +30,8 @@ from llamarium.train.report.write import write_report
 from llamarium.train.rewards.functions import StoppedError, reward_of
 from llamarium.train.rewards.grpo import prepare
 from llamarium.train.rewards.rollouts import Rollouts
-from llamarium.train.run import stop_signals
 from llamarium.train.setup import Setup
+from llamarium.train.state.signals import stop_signals
 from llamarium.train.step import causal_trunk
 from strong_adapters import strengthen
 

@@ -63,9 +63,7 @@ class RunConfig:
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
     optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
-    learning_rate: float = _setting(
-        1e-3, "the peak; 1e-4 is the default with --model, and muon wants more", 1e-12, 10.0
-    )
+    learning_rate: float = _setting(1e-3, "the peak; 1e-4 is the default with --model, and muon wants more", 1e-12, 10)
     muon_learning_rate: float | None = _setting(None, "muon's peak, where AdamW's beside it is another", 1e-12, 10.0)
     schedule: ScheduleName = _setting("cosine", "how the learning rate falls")
     warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
@@ -263,8 +261,7 @@ class FinetuneConfig(RunConfig):
 
     def __post_init__(self) -> None:
         """Check types and ranges; names of quantized types may be in small letters."""
-        quantize = chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1"))
-        object.__setattr__(self, "quantize", quantize)
+        object.__setattr__(self, "quantize", chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1")))
         RunConfig.__post_init__(self)
         if self.adapter:
             _refuse_own(self.changed(_OF_ADAPTERS), "adapter")
@@ -325,8 +322,7 @@ class GRPOConfig(FinetuneConfig):
 
 def _default(name: str, value: Any) -> Any:
     """Change a setting's default; its help and range stay."""
-    item = next(item for item in dataclasses.fields(PretrainConfig) if item.name == name)
-    return field(default=value, metadata=item.metadata)
+    return field(default=value, metadata=next(i for i in dataclasses.fields(PretrainConfig) if i.name == name).metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

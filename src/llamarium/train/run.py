@@ -10,8 +10,6 @@ and the trackers read the same.
 
 import dataclasses
 import math
-import signal
-import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -34,7 +32,7 @@ from llamarium.train.objectives.base import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
 from llamarium.train.report.journal import Emit
 from llamarium.train.report.peak import peak_flops
-from llamarium.train.rewards.functions import Reward, StoppedError
+from llamarium.train.rewards.functions import StoppedError
 from llamarium.train.setup import Setup
 from llamarium.train.state.checkpoint import (
     checkpoint_folder,
@@ -44,6 +42,7 @@ from llamarium.train.state.checkpoint import (
     save_checkpoint,
 )
 from llamarium.train.state.resume import Position, restore_run, save_resume, saved_threads
+from llamarium.train.state.signals import stop_signals
 from llamarium.train.state.snapshots import save_snapshot, token_texts
 from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step
 from llamarium.train.threads import Threads, computing
@@ -385,31 +384,3 @@ def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
     with torch.random.fork_rng(devices):
         torch.manual_seed(derived_seed("step", seed, step))
         yield
-
-
-@contextmanager
-def stop_signals(reward: Reward | None = None) -> Generator[list[int]]:
-    """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once.
-
-    Any of them ends a `reward` that is being computed, by StoppedError.
-    """
-    came: list[int] = []
-    if reward is not None:
-        reward.signals = came
-    if threading.current_thread() is not threading.main_thread():  # others may set no handlers
-        yield came
-        return
-
-    def note(number: int, frame: object) -> None:
-        if number == signal.SIGINT and number in came:
-            signal.default_int_handler(number, None)
-        came.append(number)
-        if reward is not None and reward.is_running:
-            raise StoppedError
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

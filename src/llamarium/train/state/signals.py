@@ -1,0 +1,36 @@
+"""Signals that end a run between two steps, or a reward that is being computed."""
+
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from llamarium.train.rewards.functions import Reward, StoppedError
+
+
+@contextmanager
+def stop_signals(reward: Reward | None = None) -> Generator[list[int]]:
+    """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once.
+
+    Any of them ends a `reward` that is being computed, by StoppedError.
+    """
+    came: list[int] = []
+    if reward is not None:
+        reward.signals = came
+    if threading.current_thread() is not threading.main_thread():  # others may set no handlers
+        yield came
+        return
+
+    def note(number: int, frame: object) -> None:
+        if number == signal.SIGINT and number in came:
+            signal.default_int_handler(number, None)
+        came.append(number)
+        if reward is not None and reward.is_running:
+            raise StoppedError
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
