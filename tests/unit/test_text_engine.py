@@ -215,6 +215,39 @@ def test_an_engine_that_breaks_tells_everybody(llama: llamarium.Llama) -> None:
         del engine._thread.engine.runner.run  # type: ignore[method-assign]
 
 
+def test_an_engine_that_breaks_ends_all_though_a_loop_is_closed(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, gate, closed = engine._thread, threading.Event(), threading.Event()
+
+    def broken(*_: object) -> list[Any]:
+        if gate.is_set():
+            raise RuntimeError("broken in mid-step")
+        return []
+
+    monkeypatch.setattr(thread.engine, "step", broken)
+    monkeypatch.setattr(thread.engine, "abort", broken)
+    monkeypatch.setattr(thread.engine, "close", closed.set)
+    unread, waiting = engine.stream("To be"), engine.stream("ROMEO:")
+
+    async def read_and_leave() -> None:
+        task = asyncio.create_task(unread.acollect())
+        await asyncio.sleep(0)
+        assert not task.done()
+
+    async def wait() -> None:
+        await asyncio.wait_for(waiting.acollect(), 20)
+
+    asyncio.run(read_and_leave())
+    wait_until(lambda: len(thread._deliver) == 2)
+    gate.set()
+    with pytest.raises(EngineStoppedError, match="broken in mid-step"):
+        asyncio.run(wait())
+    assert closed.wait(20) and engine.state == "broken"
+    with pytest.raises(EngineStoppedError, match="broken in mid-step"):
+        unread.collect()
+
+
 def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
     engine = llama.engine(kv_memory=2**24)
     assert engine.state == "ready"

@@ -189,13 +189,15 @@ class EngineThread:
             if not self.engine.is_live(number):
                 del self._deliver[number]
             readers[number] = deliver(own)
-        self._wake(readers)
+        for number in self._wake(readers):
+            self._abort(number, None)
 
-    def _wake(self, readers: Mapping[int, Reader | None]) -> None:
-        """Wake each event loop that reads, once for all of its requests; abort those of a loop that was closed.
+    def _wake(self, readers: Mapping[int, Reader | None]) -> list[int]:
+        """Wake each event loop that reads, once for all of its requests; return the requests of closed loops.
 
-        A woken thread waits for the interpreter's lock, and may get it from a call that gives it away, as this does.
+        `call_soon_threadsafe` releases the GIL, and the woken thread may take it: so once per step, after all events.
         """
+        unread = list[int]()
         by_loop = defaultdict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]](dict)
         for number, reader in readers.items():
             if reader is not None:
@@ -204,8 +206,8 @@ class EngineThread:
             try:
                 loop.call_soon_threadsafe(_call_all, calls.values())
             except RuntimeError:
-                for number in calls:
-                    self._abort(number, None)
+                unread += calls
+        return unread
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
         """Abort the largest request if there is no memory for a step with all of them."""
@@ -213,7 +215,7 @@ class EngineThread:
         if number is None:
             raise error
         message = f"there was no memory for all answers that were run, and this one was ended: {error}; ask again later"
-        self._end(number, GaveWayError(message))
+        self._end([number], GaveWayError(message))
 
     def _begin(self, sequences: list[EngineSequence], deliver: Deliver) -> None:
         self._deliver[self.engine.start(sequences)] = deliver
@@ -224,22 +226,20 @@ class EngineThread:
             self._deliver.pop(number, None)
 
     def _end_all(self, error: Exception) -> None:
-        for number in list(self._deliver):
+        for number in self._deliver:
             self.engine.abort(number)
-            self._end(number, error)
+        self._end(list(self._deliver), error)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self.failure = error
         while not self._commands.empty():
             self._commands.get().refuse(self._broken())
-        for number in list(self._deliver):
-            self._end(number, self._broken())
+        self._end(list(self._deliver), self._broken())
 
-    def _end(self, number: int, error: Exception) -> None:
-        deliver = self._deliver.pop(number, None)
-        if deliver is not None:
-            self._wake({number: deliver(error)})
+    def _end(self, numbers: Iterable[int], error: Exception) -> None:
+        delivers = {number: self._deliver.pop(number) for number in numbers if number in self._deliver}
+        self._wake({number: deliver(error) for number, deliver in delivers.items()})
 
     def _look(self) -> EngineSnapshot:
         engine = self.engine

@@ -66,7 +66,7 @@ class Span:
 def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
     """Put spans of different sequences into one batch, in their order; `block_size` is the cache's.
 
-    It calls nothing that gives the interpreter's lock away, as np.arange does: a server's thread would take it.
+    It calls nothing that releases the GIL, as np.arange does: a server's thread would take it.
     """
     if all(len(span.token_ids) == span.num_logits == 1 for span in spans):
         return _pack_single(spans, block_size)
