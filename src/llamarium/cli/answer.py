@@ -96,6 +96,7 @@ class Plain:
     """Writes every piece at once, as it is: into a pipe or a file."""
 
     def write(self, text: str) -> None:
+        """Write a piece."""
         write_text(text)
 
     def finish(self) -> None:
@@ -124,6 +125,7 @@ class Wrapped:
             self._write("".join(ready))
 
     def finish(self) -> None:
+        """Write the word that was held back."""
         self._write("".join(self._end_word()))
 
     def _take(self, character: str) -> list[str]:

@@ -223,11 +223,13 @@ class Stopwatch:
         self._start = self._first = time.perf_counter()
 
     def count(self, num_tokens: int) -> None:
+        """Add tokens that have come; the first ones set the time to the first token."""
         if self.num_tokens == 0:
             self._first = time.perf_counter()
         self.num_tokens += num_tokens
 
     def report(self, *details: str) -> None:
+        """Write tokens, seconds and tokens/s to stderr, with `details` behind them, if wanted and any came."""
         if not self.wanted or self.num_tokens == 0:
             return
         seconds = time.perf_counter() - self._start

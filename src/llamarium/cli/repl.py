@@ -58,6 +58,7 @@ class Repl:
         }
 
     def run(self) -> None:
+        """Read lines until /quit or the end of the input; an error ends it only where stdin is no terminal."""
         if self.interactive:
             name = self.llama.name
             if (path := Path(name)).exists():  # its folders would take the line
@@ -110,6 +111,7 @@ class Repl:
         return input(prompt if self.interactive else "")
 
     def take(self, line: str) -> None:
+        """Run a command, or send the line as a message; InputError for an unknown command."""
         name, _, rest = line.partition(" ")
         if name in self.commands:
             self.commands[name][1](rest.strip())
@@ -128,10 +130,12 @@ class Repl:
             note("\n[stopped]")
 
     def reset(self, _: str) -> None:
+        """Forget the dialog, but not the system prompt."""
         del self.conversation.messages[int(self._has_system()) :]
         note("[a new dialog]")
 
     def undo(self, _: str) -> None:
+        """Remove the last question and what follows it."""
         self._taken_back()
 
     def _taken_back(self) -> str | None:
@@ -153,6 +157,7 @@ class Repl:
             self.say(question)
 
     def set(self, rest: str) -> None:
+        """Set a sampling option, or show those that are set; InputError if the value is no JSON."""
         name, _, text = rest.partition(" ")
         if not name:
             shown = {name: value for name, value in sampling_only(self.options).items() if value is not None}
@@ -168,6 +173,7 @@ class Repl:
         note(f"[{name} is {show_value(value)}]")
 
     def system(self, text: str) -> None:
+        """Set the system prompt, or show it."""
         messages = self.conversation.messages
         if not text:
             note(messages[0]["content"] if self._has_system() else "[no system prompt]")
@@ -176,6 +182,7 @@ class Repl:
         note("[system prompt set]")
 
     def save(self, rest: str) -> None:
+        """Write the dialog as JSON; OutputError without a name, or if the file exists and `--force` is not given."""
         force = rest.startswith("--force ")
         name = rest.removeprefix("--force ").strip()
         if not name:
@@ -184,6 +191,7 @@ class Repl:
         note(f"[saved {name}]")
 
     def load(self, name: str) -> None:
+        """Replace the dialog by one from a file; InputError if it holds none."""
         if not name:
             raise InputError("no file; write /load FILE")
         messages = load_dialog(_path(name))
@@ -193,6 +201,7 @@ class Repl:
         note(f"[loaded {name}: {len(messages)} messages]")
 
     def help(self, _: str) -> None:
+        """List commands and spellings."""
         listed = [(name, what) for name, (what, _) in self.commands.items()] + [*_SPELLINGS]
         note("\n".join(f"  {name:<9}{what}" for name, what in listed))
 

@@ -62,6 +62,7 @@ class Board:
         self.about = ""
 
     def take(self, event: "Event") -> None:
+        """Update the numbers from a training event."""
         kind = event["event"]
         if "loss" in event and kind in ("step", "progress"):
             self.step |= event
@@ -86,6 +87,7 @@ class Board:
             self.best = event["best_step"], event["best_loss"]
 
     def draw(self) -> "RenderableType":
+        """Return the board as rich's renderable."""
         from rich.console import Group
         from rich.text import Text
 

@@ -59,12 +59,14 @@ class Asset:
 
     @classmethod
     def of(cls, path: Path) -> "Asset":
+        """Read a file, and compress it once; KeyError for a suffix without a media type."""
         body = path.read_bytes()
         zipped = None if path.suffix in _PACKED else gzip.compress(body, mtime=0)
         return cls(body, _TYPES[path.suffix], "assets" in path.parts, zipped)
 
 
 def is_built(folder: Path = DIST) -> bool:
+    """Whether the folder holds a built page."""
     return (folder / "index.html").is_file()
 
 

@@ -58,6 +58,7 @@ def respond(numbers: Numbers, dtype: Dtype) -> Response:
 
 
 def check_size(count: int, dtype: Dtype) -> None:
+    """Raise a QuestionError if `count` numbers of a dtype are more than `MAX_BYTES`."""
     size = count * np.dtype("u1" if dtype == "uint8" else dtype).itemsize
     if size > MAX_BYTES:
         raise QuestionError(

@@ -47,6 +47,7 @@ class Pass:
         adapter_idx: int = -1,
         experiment: ExperimentFields | None = None,
     ) -> "Pass":
+        """Return the pass over token ids, its id hashed from all arguments."""
         what = [
             list(ids),
             adapter,
@@ -73,6 +74,7 @@ class Executor:
 
     @classmethod
     def of(cls, llama: "Llama", engine: TextEngine) -> "Executor":
+        """Return an executor with an engine's runner and its cache's dtype."""
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
     def begin(self, one: Pass, after: "KeptPass | EditedPass | None" = None) -> "KeptPass | EditedPass":
@@ -88,6 +90,7 @@ class Executor:
         )
 
     def runner_of(self, one: Pass) -> Runner:
+        """Return the runner that computes a pass; an experiment's needs PyTorch, and runs on edited modules."""
         from llamarium.runtime.loaded_model import runner_of
 
         if one.experiment is None:
@@ -99,6 +102,7 @@ class Executor:
             return runner_of(model)
 
     def kv_dtype_of(self, one: Pass) -> str:
+        """Return the dtype of a pass's keys and values."""
         is_packed = one.experiment is None and self.kv_cache_dtype != "auto"
         return self.kv_cache_dtype if is_packed else self.runner_of(one).kv_dtype
 

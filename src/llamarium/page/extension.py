@@ -45,6 +45,8 @@ class Instance:
         self._name = secrets.token_hex(8)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an ASGI request, the header added to its response."""
+
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER] = self._name

@@ -63,16 +63,13 @@ class Passes:
         self._max_passes, self._max_bytes, self._max_past_bytes = max_passes, max_bytes, max_past_bytes
         self._passes = OrderedDict[str, Pass]()
         self._values = OrderedDict[_Key, Floats]()
-        self._num_bytes = 0
+        self.num_bytes = 0  # of the values
         self._newest: tuple[str, KeptPass | EditedPass] | None = None
         self._lock = threading.Lock()  # of the two tables
         self._running = threading.Lock()  # one trace at a time
 
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
     def add(self, one: Pass) -> Pass:
+        """Keep a pass as the most recently used one, and return it."""
         with self._lock:
             self._passes[one.id] = one
             self._passes.move_to_end(one.id)
@@ -81,6 +78,7 @@ class Passes:
         return one
 
     def find(self, pass_id: str) -> Pass:
+        """Return a kept pass, now the most recently used one; UnknownNameError if there is none."""
         with self._lock:
             if pass_id in self._passes:
                 self._passes.move_to_end(pass_id)
@@ -180,11 +178,11 @@ class Passes:
         with self._lock:
             for key, values in found.arrays.items():
                 held = rows if "T" in ACTIVATIONS[key[0]].axes else range(len(one.ids))
-                self._num_bytes += values.nbytes - self._drop((one.id, key, held))
+                self.num_bytes += values.nbytes - self._drop((one.id, key, held))
                 self._values[one.id, key, held] = values
             newest = len(found)
-            while self._num_bytes > self._max_bytes and len(self._values) > newest:
-                self._num_bytes -= self._drop(next(iter(self._values)))
+            while self.num_bytes > self._max_bytes and len(self._values) > newest:
+                self.num_bytes -= self._drop(next(iter(self._values)))
 
     def _drop(self, key: _Key) -> int:
         values = self._values.pop(key, None)

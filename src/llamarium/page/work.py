@@ -30,6 +30,7 @@ _LOOK_S = 0.2
 
 
 def passes_of(request: Request) -> Passes:
+    """Return the application's kept passes."""
     return request.app.state.passes
 
 

@@ -46,12 +46,14 @@ class Codes(NamedTuple):
         return parts_RP.repeat(self.codes_RC.shape[1] // parts_RP.shape[1], axis=1)
 
     def rows(self, rows: Sequence[int]) -> "Codes":
+        """Return the rows of these numbers."""
         at, minimums = list(rows), self.minimums_RP
         halves = self.scales_RP[at], None if minimums is None else minimums[at]
         return Codes(self.type_name, self.levels, self.codes_RC[at], *halves)
 
     @property
     def values_RC(self) -> Floats:
+        """The dequantized weights, float32 (R, C)."""
         values_RC = np.array(self.levels, np.float32)[self.codes_RC] * self.spread(self.scales_RP)
         return values_RC if self.minimums_RP is None else values_RC + self.spread(self.minimums_RP)
 
@@ -134,6 +136,7 @@ def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
 
 
 def coded(matrix_OI: Floats, type_name: Literal["NF4", "Q8_0", "Q4_1"]) -> Codes:
+    """Quantize a matrix, float32 (O, I), O rows of I weights; OptionError if Q4_1 cannot divide I into groups."""
     with np.errstate(all="ignore"):
         if type_name == "NF4":
             return _nf4(matrix_OI)

@@ -54,6 +54,7 @@ class Format:
         return 8 * self.block_bytes / self.block_size
 
     def row_bytes(self, num_columns: int) -> int:
+        """Return the bytes of a row; CheckpointError if its weights are no whole number of blocks."""
         if num_columns % self.block_size:
             raise CheckpointError(
                 f"a row of {num_columns} weights cannot be {self.name}; expected a multiple of {self.block_size}"
@@ -61,6 +62,7 @@ class Format:
         return num_columns // self.block_size * self.block_bytes
 
     def num_columns(self, row_bytes: int) -> int:
+        """Return the weights of a row; CheckpointError if its bytes are no whole number of blocks."""
         if row_bytes % self.block_bytes:
             raise CheckpointError(
                 f"a row of {row_bytes} bytes cannot be {self.name}; expected a multiple of {self.block_bytes}"
@@ -98,6 +100,7 @@ class PackedFormat(Format):
 
     @property
     def num_levels(self) -> int:
+        """How many values a code has: 2 to the power of its bits."""
         return 1 << (8 * self.code_bytes // (TILE_ROWS * GROUP))
 
     @property
@@ -114,6 +117,7 @@ class PackedFormat(Format):
 
     @property
     def tile_bytes(self) -> int:
+        """Bytes of a tile, scales included."""
         return TILE_ROWS * self.block_bytes
 
 
@@ -151,6 +155,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def block_format(type_name: str) -> Format:
+    """Return a GGUF type by name; UnsupportedFormatError if it is not read."""
     if type_name not in GGML_TYPES:
         raise UnsupportedFormatError(
             f"block format {escape(type_name, 40)} is not read; supported are {', '.join(GGML_TYPES)}"

@@ -176,6 +176,7 @@ class Linear4bit(QuantizedLinear):
 
     @classmethod
     def from_weight(cls, weight: Tensor, *, double_quant: bool = True) -> "Linear4bit":
+        """Quantize a weight (out_features, in_features) of any float dtype."""
         rows, columns = weight.shape
         linear = cls(columns, rows, double_quant=double_quant, dtype=weight.dtype, device="meta")
         linear._hold(quantize_nf4(weight, double_quant=double_quant))

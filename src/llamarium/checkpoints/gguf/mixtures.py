@@ -68,6 +68,7 @@ _SMALLER_BLOCKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}
 
 
 def type_of(key: str, shape: tuple[int, ...], config: ModelConfig, mixture: Mixture) -> str:
+    """Return a weight's type in GGUF: F32 for vectors; smaller blocks, or F16, where a row's length needs them."""
     if len(shape) == 1:
         return "F32"
     kind = wanted_type(key, config, mixture)

@@ -56,6 +56,7 @@ _HOW = "make the folder anew from the original model: llamarium quantize"
 
 
 def is_packed_folder(path: Path) -> bool:
+    """Whether a folder's `config.json` says that its weights are packed; ConfigError if it cannot be read."""
     raw = read_json_object(path / "config.json", CONFIG_LIMIT_BYTES).get("quantization_config")
     return isinstance(raw, dict) and cast(Mapping[str, Any], raw).get("quant_method") == METHOD
 

@@ -76,10 +76,12 @@ class References:
 
 
 def reference_name(source: str | Path) -> str:
+    """Return a reference's name: the last part of its path."""
     return Path(source).resolve().name
 
 
 def side_id(name: str, kind: VariantName) -> str:
+    """Return the id of a reference's weights in one precision."""
     return f"reference:{name}:{kind}"
 
 

@@ -149,6 +149,7 @@ class Runs:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
+    """Return a run's checkpoint of the highest step, or None; TrainingError if the folder cannot be read."""
     steps = checkpoint_steps(folder)
     return checkpoint_folder(folder, steps[-1]) if steps else None
 

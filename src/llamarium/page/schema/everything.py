@@ -26,6 +26,7 @@ class _Everything(GenerateJsonSchema):
 
 
 def as_json() -> str:
+    """Return the JSON schema of all requests, responses and streamed events, keys sorted."""
     _, schema = TypeAdapter.json_schemas(_types(), schema_generator=_Everything)
     named = {"title": "Schema", "$defs": {name: _untitled(one) for name, one in schema["$defs"].items()}}
     return json.dumps(named, indent=2, sort_keys=True) + "\n"

@@ -66,6 +66,7 @@ def _copy(xp: Any, part: Any) -> Any:
 
 
 def to_float(xp: Any, values: Any) -> Any:
+    """Cast an array of any shape to float32."""
     return xp.asarray(values, dtype=xp.float32)
 
 

@@ -28,6 +28,7 @@ _MAX_JSON_VALUES = 2**22
 
 
 def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Read a whole file; TokenizerError if it cannot be read, is empty, or has more than `limit` bytes."""
     try:
         size = path.stat().st_size
         if not 0 < size <= limit:
@@ -38,6 +39,7 @@ def read_bytes(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
+    """Read a whole UTF-8 file; TokenizerError as `read_bytes`, and for other bytes."""
     try:
         return read_bytes(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -45,10 +47,12 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """Read one JSON object; TokenizerError as `read_text` and `parse_json`."""
     return parse_json(read_text(path, limit), path)
 
 
 def parse_json(text: str, path: Path) -> dict[str, Any]:
+    """Parse one JSON object; TokenizerError if it is another value, too large, or has a key twice."""
     if (count := text.count(",") + text.count("[") + text.count("{")) > _MAX_JSON_VALUES:
         raise TokenizerError(f"{path}: {count} values; expected at most {_MAX_JSON_VALUES} in a tokenizer file")
     try:
@@ -80,6 +84,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object, whole or not at all; OutputError if that fails."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 

@@ -122,6 +122,7 @@ def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
 
 
 def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
+    """Whether the decoder of a `tokenizer.json` removes the first space of a text."""
     return any(
         (step["type"] == "Strip" and step.get("start") == 1)
         or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")

@@ -49,6 +49,7 @@ _LONG_BLANK = re.compile(f"(?<!{_BLANK}){_BLANK}{{100000,}}+(?![\r\n])")
 
 
 def load_meta(path: Path) -> Tokenizer:
+    """Read Llama 3's `tokenizer.model`; TokenizerError if it is damaged, or of another format."""
     source = str(path)
     tokens = _read_ranks(read_bytes(path, _MAX_FILE_BYTES), source)
     names = [*_NAMED_SPECIAL_TOKENS]

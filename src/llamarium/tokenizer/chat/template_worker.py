@@ -24,6 +24,7 @@ OF_DIALOGS = ("add_generation_prompt", "bos_token", "documents", "eos_token", "m
 
 
 def main() -> None:
+    """Read a request from stdin, and write its renderings to stdout."""
     request: dict[str, Any] = json.load(sys.stdin.buffer)
     sys.path[:] = request["path"]
     # Lone surrogates, which a template can make, stay visible as escapes.
@@ -51,6 +52,7 @@ def limit_time(cpu_s: float) -> None:
 
 
 def sandbox(now: str) -> Any:
+    """Return Jinja's immutable sandbox, its clock at `now` (ISO 8601); it bounds neither time nor memory."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -86,6 +88,7 @@ def read_variables(template: str) -> frozenset[str]:
 
 
 def render(request: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a `text` or an `error` for each of `variables`, within the limits of memory, time and length."""
     environment = sandbox(request["now"])
     compiled: list[Any] = []
 
@@ -112,6 +115,7 @@ def attempt(write: Callable[[dict[str, Any]], str], variables: dict[str, Any], m
 
 
 def bounded(parts: Any, limit: int) -> str:
+    """Join an output's parts; ValueError as soon as they have more than `limit` characters."""
     kept: list[str] = []
     length = 0
     for part in parts:
@@ -128,6 +132,7 @@ def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 def raise_exception(message: str) -> None:
+    """Raise RefusedByTemplate: the function by which a template refuses a dialog."""
     raise RefusedByTemplate(message)
 
 

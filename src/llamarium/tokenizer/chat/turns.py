@@ -23,6 +23,7 @@ def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: Too
 
 
 def check_list(messages: object) -> Sequence[object]:
+    """Return the messages; ChatFormatError if they are no list, or an empty one."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ChatFormatError(
             f"a dialog is {show_value(messages)}; expected a list of at least one message, each "
@@ -32,6 +33,7 @@ def check_list(messages: object) -> Sequence[object]:
 
 
 def call_list(message: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
+    """Return the calls of message `i`; errors as `read_calls`."""
     return read_calls(message.get("tool_calls"), f"messages[{i}].tool_calls")
 
 

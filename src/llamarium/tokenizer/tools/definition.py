@@ -104,6 +104,7 @@ class ToolCall:
 
 
 def new_call_id() -> str:
+    """Return a random id, `call_` and 24 hexadecimal digits."""
     return f"call_{secrets.token_hex(12)}"
 
 

@@ -42,6 +42,7 @@ Delta = ContentDelta | CallBegin | CallArguments | CallEnd
 
 
 def text_of(deltas: Sequence[Delta]) -> str:
+    """Return an answer's text outside of calls."""
     return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
 
 

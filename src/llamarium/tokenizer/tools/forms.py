@@ -36,11 +36,13 @@ class Turn(NamedTuple):
 
 
 def check_form(form: object) -> None:
+    """Raise a ToolError for anything but None and the names of `ToolForm`."""
     if form is not None and form not in get_args(ToolForm):
         raise ToolError("tool_form", f"is {show_value(form)}; expected {', '.join(get_args(ToolForm))}")
 
 
 def form_of_template(template: str) -> ToolForm | None:
+    """Return the form of calls that a chat template writes, or None if it has none that is known."""
     if TOOL_CALL in template and "<function=" not in template:
         return "hermes"
     if '"parameters": ' in template and '{"name": ' in template:
@@ -117,6 +119,7 @@ _INTRODUCTIONS: dict[ToolForm, Callable[[str, Sequence[ToolDefinition]], list[Tu
 
 
 def write_calls(calls: Sequence[ToolCall], form: ToolForm) -> str:
+    """Write calls as a model does; the empty string for none."""
     if form == "pythonic":
         return f"[{', '.join(map(_write_pythonic, calls))}]" if calls else ""
     if form == "hermes":

@@ -107,6 +107,7 @@ _SCALARS = {
 
 
 def quoted(text: str) -> str:
+    """Return a text as a string literal of Lark's grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
