@@ -225,6 +225,10 @@ def test_what_contradicts_a_model_is_refused_by_name(tmp_path: Path, capsys: pyt
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(TrainingError, match=r"is a LoRA adapter; make a model of it \(llamarium merge\)"):
         prepare(going_on(tmp_path / "adapter", text), tmp_path / "run")
+    assert main([*words[:2], str(tmp_path / "adapter"), *words[3:]]) == 1
+    said = capsys.readouterr().err
+    assert [main([*words[:2], name, *words[3:]]) for name in ("x" * 5000, "~nobody-here/x")] == [1, 1], "no traceback"
+    assert "make a model of it (llamarium merge)" in said and "--adapter" not in said
     text.write_text("déjà vu")
     with pytest.raises(LlamariumError, match="is not among the 65"):
         prepare(going_on("shakespeare-char", text), tmp_path / "run")

@@ -13,11 +13,14 @@ loss. Ctrl-C or SIGTERM saves and ends; --resume goes on to the very same end.
 """
 
 import argparse
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import progress, status
 from llamarium.cli.settings import add_model, add_run, add_settings, given_settings, settings_file
+from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
 from llamarium.train.config import PretrainConfig
 
@@ -35,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = PretrainConfig.resolve(settings_file(args), given_settings(args, PretrainConfig))
-    if config.model:
+    if config.model and not is_adapter(Path(os.path.expanduser(config.model))):  # noqa: PTH111
         resolve(config.model)  # a missing model is reported before PyTorch is imported, which takes seconds
     with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow

@@ -9,6 +9,7 @@ an absolute path a line, as JSON.
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -21,8 +22,9 @@ _CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Tell whether a folder holds a LoRA adapter and no model."""
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+    """Tell whether a folder holds a LoRA adapter and no model; not so where no folder can have that name."""
+    has_adapter, has_model = (os.path.isfile(folder / name) for name in (ADAPTER_CONFIG, "config.json"))  # noqa: PTH113
+    return has_adapter and not has_model
 
 
 def what_to_name(path: Path, *, adapter: bool = False) -> str | None:
