@@ -116,7 +116,8 @@ class Server(uvicorn.Server):
                 runner = f"runner: {model.runner.name}, with {_BITS[model.runner.is_row_exact]}"
                 took = f"ready after {service.loading.seconds:.2f} s"
                 self._log.event(f"{took}; {runner}", max_context=service.max_tokens)
-            before, failure = failure, service.disk_failure
+            disk = service.loaded and service.loaded[1].disk_use
+            before, failure = failure, disk.failure if disk else ""
             if failure and not before:
                 self._log.event(f"warning: the prefix cache on disk cannot be written, so nothing is kept: {failure}")
             self._live.show()

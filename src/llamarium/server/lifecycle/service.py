@@ -54,12 +54,6 @@ class Service:
         return "loading" if loaded is None else "ready"
 
     @property
-    def disk_failure(self) -> str:
-        """Why the last block was not written to the prefix cache on disk; empty where it was, or without one."""
-        disk = self.loaded and self.loaded[1].disk_use
-        return disk.failure if disk else ""
-
-    @property
     def loaded(self) -> tuple[ServedModel, TextEngine] | None:
         """The model and its engine, once they are there."""
         return self.loading.result
