@@ -25,16 +25,16 @@ from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import LoadOptions
 from llamarium.hub.resolve import resolve
+from llamarium.kernels.memory import keep_freed
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.finetune import base_dtype
 from llamarium.train.optim import make_optimizers
 from llamarium.train.setup import multiplies_bfloat16
-from llamarium.train.step import autocast, train_step
+from llamarium.train.step import train_step
 from train import PRECISIONS, Precision, peak_resident_bytes, timed
 
 MODEL, ROWS, TOKENS, VOCABULARY = "smollm2-135m", 4, 512, 49152
-_CPU = torch.device("cpu")
 
 
 def batch_of() -> TrainingBatch:
@@ -47,6 +47,7 @@ def batch_of() -> TrainingBatch:
 
 def our_step() -> Callable[[Precision], float]:
     """Return our step, as `llamarium finetune` takes it."""
+    keep_freed()  # as a run does; where both sides take their steps in one process, for both
     config, batch = FinetuneConfig(model=MODEL), batch_of()
     options = LoadOptions(dtype=base_dtype(config, "cpu"), device="cpu", dequantize=config.dequantize, join=False)
     model, _ = load_model(open_checkpoint(resolve(MODEL)), options)
@@ -116,8 +117,7 @@ def main() -> None:
     if options.memory:
         measure_memory(*options.memory)
         return
-    with autocast(_CPU, "float32"):  # so that both sides' processes keep what they free
-        steps = {name: make() for name, make in SIDES.items()}
+    steps = {name: make() for name, make in SIDES.items()}
     sides = {f"{name} {precision}": run(step, precision) for precision in PRECISIONS for name, step in steps.items()}
     found: Any = common.alternate(options.rounds, sides)
     ours, theirs = ("bfloat16" if multiplies_bfloat16() else "float32"), "float32"

@@ -31,13 +31,14 @@ import common
 from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.config import ModelConfig
 from llamarium.cost import count_parameters, flops
+from llamarium.kernels.memory import keep_freed
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.optim import make_optimizers
 from llamarium.train.setup import multiplies_bfloat16
-from llamarium.train.step import autocast, causal_trunk, train_step
+from llamarium.train.step import causal_trunk, computing_in, train_step
 
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
@@ -87,7 +88,7 @@ def their_step(
     forward = torch.compile(model) if compiled else model
 
     def step() -> float:
-        with autocast(_CPU, precision):
+        with computing_in(_CPU, precision):
             loss = forward(input_ids=batch.ids_BT, labels=batch.labels_BT, shift_labels=batch.labels_BT).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--memory", choices=["llamarium", "transformers"], help="print one side's memory and leave")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed()  # as a run does; both sides
     if options.memory:
         measure_memory(options.memory, options.model)
     elif options.attention:

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import default_partition, nop
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 
 from closeness import reference_of, roundings
 from llamarium.attention import TrainingAttend
@@ -15,7 +19,8 @@ from llamarium.kernels import cpu_training, native
 from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.train.step import autocast, checkpoint_layers
+from llamarium.train.objectives.logprobs import token_logprobs
+from llamarium.train.step import checkpoint_layers, computing_in
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no kernels")
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
@@ -111,14 +116,11 @@ def every_result() -> Iterator[Tensor]:
         yield from with_gradients(partial(cpu_training.rotate, cos=cos, sin=sin), *drawn(shape, shape))
 
 
-def test_every_number_of_threads_and_every_run_gives_the_same_bits() -> None:
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 2):
-            torch.set_num_threads(threads)
-            found.append(list(every_result()))
-    finally:
-        torch.set_num_threads(before)
+def test_every_number_of_threads_and_every_run_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for threads in (1, 2, 3, 4, 2):
+        monkeypatch.setattr(native, "num_threads", lambda count=threads: count)  # even beyond the machine's CPUs
+        found.append(list(every_result()))
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
@@ -145,7 +147,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def step(model: LlamaForCausalLM, precision: str) -> Tensor:
     model.zero_grad()
     ids = torch.arange(20).view(2, 10)
-    with autocast(torch.device("cpu"), precision):  # pyright: ignore[reportArgumentType]
+    with computing_in(torch.device("cpu"), precision):  # pyright: ignore[reportArgumentType]
         out = model(ids, attend=TrainingAttend())
     out.float().square().mean().backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -182,7 +184,7 @@ def test_an_activation_that_is_watched_or_changed_is_called(change: str, monkeyp
         mlp.set_submodule("act_fn", torch.nn.GELU())
     found = calls(monkeypatch)
     x = torch.randn(1, 3, CONFIG.hidden_size)
-    with autocast(torch.device("cpu"), "float32"):
+    with computing_in(torch.device("cpu"), "float32"):
         out = mlp(x)
     torch.testing.assert_close(out, mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)))
     assert not found and (change == "class" or len(seen) == 2)
@@ -199,18 +201,53 @@ def test_what_the_kernels_do_not_take_is_the_modules(change: str, monkeypatch: p
     x = x.to(device)
     own = LlamaRMSNorm(width, 1e-5).to(x)
     cos = torch.ones(1, 4, 1, width, device=device, dtype=dtype)
-    with autocast(torch.device("cpu"), "float32"):
+    with computing_in(torch.device("cpu"), "float32"):
         for out in (own(x), Rotary(cos, cos).rotate(x), LlamaMLP(CONFIG).gated(x, x)):
             assert out.shape == x.shape and out.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_shapes_that_broadcast_are_the_modules(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight (1,), an up (1, F), x (T, N, H), sines of fewer rows than cosines: C would read beyond them."""
+    monkeypatch.setattr(native, "compute_pointwise", pytest.fail)
+    x, weight, up, angles = drawn((2, 4, 2, 32), (1,), (1, 32), (2, 4, 1, 32), dtype=dtype)
+    norm, mlp = LlamaRMSNorm(1, 1e-5).to(dtype), LlamaMLP(CONFIG)
+    norm.load_state_dict({"weight": weight})
+
+    def found() -> Tensors:
+        rotated = Rotary(angles, angles[:1]).rotate(x), Rotary(angles[0], angles[0]).rotate(x[0])
+        return norm(x), mlp.gated(x, up), *rotated, Rotary(angles[:1], angles[:1]).rotate(x[0])
+
+    with computing_in(torch.device("cpu"), "float32"):
+        inside = found()
+    assert all(torch.equal(a, b) for a, b in zip(inside, found(), strict=True))
 
 
 def test_angles_of_another_shape_are_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "compute_pointwise", pytest.fail)
     (x,) = drawn((2, 4, 2, 32))
     one = torch.ones(1, 1, 1, 1)
-    with autocast(torch.device("cpu"), "float32"):
+    with computing_in(torch.device("cpu"), "float32"):
         assert torch.equal(Rotary(one, 0 * one).rotate(x), x)
     assert LlamaRotaryEmbedding(CONFIG)
+
+
+def test_a_compiled_step_computes_checkpoints_again() -> None:
+    """The compiler is to recompute a layer's seven products, and the logits of log-probabilities."""
+    model, products = init_weights(LlamaForCausalLM(replace(CONFIG, num_hidden_layers=1)), 0), list[Any]()
+    checkpoint_layers(model)
+
+    def partition(joint: torch.fx.GraphModule, inputs: object, **options: Any) -> Any:
+        products.extend(n for n in joint.graph.nodes if n.target == torch.ops.aten.mm.default and "recompute" in n.meta)
+        return default_partition(joint, inputs, **options)
+
+    def loss(ids: Tensor) -> Tensor:
+        hidden = model.model(ids, torch.arange(10).view(1, 10), TrainingAttend())
+        return token_logprobs(hidden[0], model.lm_head.weight, ids[0]).sum()
+
+    backend = aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=partition)
+    torch.compile(loss, backend=backend)(torch.arange(10).view(1, 10)).backward()
+    assert [node.meta["recompute"].name for node in products] == ["PREFER_RECOMPUTE"] * 8
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

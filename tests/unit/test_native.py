@@ -119,6 +119,18 @@ def test_a_row_is_the_same_alone_among_others_and_on_any_number_of_threads(
     assert torch.equal(alone, together)
 
 
+@pytest.mark.parametrize("panels", [1, 2, 3, 5, 7, 36, 37])
+def test_threads_share_any_number_of_panels(panels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, x = random_linear("Q4_0", 16 * panels - 3, 64), torch.randn(3, 64)
+    expected, largest = product_reference(x, linear), float(linear.dequantize().abs().max())
+    found = list[torch.Tensor]()
+    for count in (1, 2, 3, 4):
+        monkeypatch.setattr(native, "num_threads", lambda count=count: count)
+        found.append(product(linear.matrix, x))
+        assert torch.equal(found[-1], found[0])
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-4 * largest)
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 def test_inputs_that_are_zero_or_not_finite(kernels: str, bits: InputBits) -> None:
     linear = random_linear("Q4_0", 16, 64)

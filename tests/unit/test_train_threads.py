@@ -176,6 +176,15 @@ def test_the_shell_says_it_and_the_checkpoint_holds_it(
     assert next(read_journal(out / "metrics.jsonl"))["threads"] == 2
 
 
+def test_a_run_on_a_cpu_keeps_the_memory_that_it_frees(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[int]()
+    monkeypatch.setattr("llamarium.train.run.keep_freed", lambda: calls.append(1))
+    assert main(["pretrain", "--data", str(text), "--out", str(tmp_path / "run"), *TINY.split()]) == 0
+    assert calls == [1]
+
+
 def test_where_none_was_chosen_the_checkpoint_holds_none(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

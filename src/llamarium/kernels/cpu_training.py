@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode  # pyright: ignore
+from torch.utils.checkpoint import checkpoint
 
 from llamarium.kernels import native
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
-_NORM, _GATE, _ROTATE = 0, 2, 4  # LM_NORM and so on; the next number is the backward pass
+_RMS_NORM, _SWIGLU, _ROTATE = 0, 2, 4  # LM_RMS_NORM and so on; the next number is the backward pass
 
 
 class Replaced(TorchFunctionMode):
@@ -37,8 +38,18 @@ class Replaced(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if found is NotImplemented else found
 
 
-def again() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return what `torch.utils.checkpoint` enters to compute, and to compute again in the backward pass: as now."""
+def checkpointed(function: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Call a function that is computed again in the backward pass, with what is `Replaced` now; without gradients once.
+
+    Under `torch.compile` nothing is replaced, and a `context_fn` asks for selective checkpointing, which keeps all.
+    """
+    if not torch.is_grad_enabled():
+        return function(*args)
+    how: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": _contexts}
+    return checkpoint(function, *args, use_reentrant=False, **how)  # pyright: ignore[reportReturnType]
+
+
+def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     active = _get_current_function_mode()
     return nullcontext(), active if isinstance(active, Replaced) else nullcontext()
 
@@ -56,22 +67,26 @@ def products_dtype(x: Tensor) -> torch.dtype:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
     """Normalise and scale x (..., D), to what products take; D is a multiple of 16, the weight of x's dtype."""
     fits = are_plain(x, weight, dtypes=[*DTYPES]) and weight.dtype == x.dtype and x.shape[-1] % 16 == 0
-    fits = fits and products_dtype(x) in (torch.bfloat16, x.dtype)
-    return _computed(fits, _NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight.float())
+    fits = fits and weight.shape == x.shape[-1:] and products_dtype(x) in (torch.bfloat16, x.dtype)
+    return _computed(fits, _RMS_NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight.float())
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Any:
     """Return silu(gate) up, rounded once; (..., F) of one dtype, F a multiple of 16."""
-    fits = are_plain(gate, up, dtypes=[*DTYPES]) and gate.dtype == up.dtype and gate.shape[-1] % 16 == 0
-    return _computed(fits, _GATE, gate.dtype, (gate.shape[-1],), gate, up)
+    fits = are_plain(gate, up, dtypes=[*DTYPES]) and gate.dtype == up.dtype
+    fits = fits and gate.shape == up.shape and gate.shape[-1] % 16 == 0
+    return _computed(fits, _SWIGLU, gate.dtype, (gate.shape[-1],), gate, up)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
     """Turn x (B, T, N, H) by angles (B or 1, T, 1, H), in x's dtype; H is a multiple of 32."""
-    (rows, tokens, heads, head_dim), angles = x.shape, cos.shape[0] * cos.shape[1]
-    fits = are_plain(x, cos, sin, dtypes=[*DTYPES]) and head_dim % 32 == 0
+    if x.dim() != 4:
+        return NotImplemented
+    rows, tokens, heads, head_dim = x.shape
+    fits = are_plain(x, cos, sin, dtypes=[*DTYPES]) and head_dim % 32 == 0 and sin.shape == cos.shape
     fits = fits and cos.shape in ((1, tokens, 1, head_dim), (rows, tokens, 1, head_dim))
-    return _computed(fits, _ROTATE, x.dtype, (heads * head_dim, head_dim, angles), x, cos.float(), sin.float())
+    options = heads * head_dim, head_dim, cos.shape[:2].numel()
+    return _computed(fits, _ROTATE, x.dtype, options, x, cos.float(), sin.float())
 
 
 def _computed(fits: bool, *how: Any) -> Any:
@@ -97,7 +112,7 @@ class _InC(torch.autograd.Function):
     def forward(ctx: Any, op: int, dtype: torch.dtype, options: tuple[Any, ...], *given: Tensor) -> Tensor:
         inputs = [x.contiguous() for x in given]
         outputs = [torch.empty_like(inputs[0], dtype=dtype)]
-        if op == _NORM:
+        if op == _RMS_NORM:
             outputs.append(inputs[1].new_empty(inputs[0].shape[:-1]))
         _compute(op, dtype, options, inputs, outputs)
         ctx.op, ctx.dtype, ctx.options = op + 1, dtype, options

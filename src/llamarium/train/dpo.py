@@ -42,7 +42,7 @@ from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGro
 from llamarium.train.objectives.base import Trunk, head_weight
 from llamarium.train.objectives.logprobs import token_logprobs
 from llamarium.train.setup import Setup
-from llamarium.train.step import autocast, causal_trunk
+from llamarium.train.step import causal_trunk, computing_in
 
 
 class Preference:
@@ -121,7 +121,7 @@ def set_reference(
     for start in range(0, each.num_rows(0), batch_rows):
         indices = range(start, min(start + batch_rows, each.num_rows(0)))
         numbers = torch.tensor(each.examples_of(0, indices))
-        with autocast(model.device, precision):
+        with computing_in(model.device, precision):
             found_E[numbers] = answer_logprobs(model, each.batch(0, indices).to(model.device)).cpu()
     rows.reference_E = found_E
 

@@ -24,6 +24,7 @@ from llamarium.api import Llama
 from llamarium.cost import flops
 from llamarium.errors import LlamariumError, OutputError, TrainingError, warn_caller
 from llamarium.generation.options import AnswerOptions
+from llamarium.kernels.memory import keep_freed
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 from llamarium.train.data.batch import TrainingBatch
@@ -76,6 +77,8 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     setup.process_group.check_equal("precision", config.precision)
     if not any_learned(setup.train):
         raise TrainingError("no label of the training data counts: all are masked; there is nothing to learn")
+    if model.device.type == "cpu":
+        keep_freed()
     setup.process_group.shard_model(model)
     optimizers = make_optimizers(
         model,

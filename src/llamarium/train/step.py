@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint
 
 from llamarium.attention import TrainingAttend
 from llamarium.kernels import cpu_float32, cpu_training
-from llamarium.kernels.memory import keep_freed
 from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, Rotary, SiLUActivation
 from llamarium.train.data.batch import IGNORED, Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -71,14 +69,7 @@ def bidirectional_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor
 def checkpoint_layers(model: LlamaForCausalLM) -> None:
     """Make every layer recompute its activations in the backward pass instead of keeping them, in place."""
     for layer in model.model.layers:
-        forward = layer.forward
-
-        def again(*args: object, forward: Callable[..., Tensor] = forward) -> object:
-            if not torch.is_grad_enabled():
-                return forward(*args)
-            return checkpoint(forward, *args, use_reentrant=False, context_fn=cpu_training.again)
-
-        layer.forward = again
+        layer.forward = partial(cpu_training.checkpointed, layer.forward)
 
 
 @torch.enable_grad()  # whatever the caller has switched off
@@ -103,7 +94,7 @@ def train_step(
     sums = _Sums(model.device)
     for batch in batches:
         here = batch.to(model.device)
-        with autocast(model.device, precision):
+        with computing_in(model.device, precision):
             loss = process_group.forward(partial(sums.take, objective, model, here, trunk)) / max(1, count)
         loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -177,7 +168,7 @@ def measure(
         batch = _shard(rows, chosen[start : start + batch_rows], process_group)
         count += objective.count(batch)
         here = batch.to(model.device)
-        with autocast(model.device, precision):
+        with computing_in(model.device, precision):
             process_group.forward(partial(sums.take, objective, model, here, trunk))
     model.train(was_training)
     (total,) = process_group.all_reduce_sum(count)
@@ -193,7 +184,7 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> T
 
 
 @contextmanager
-def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) -> Generator[None]:
+def computing_in(device: torch.device, precision: Literal["float32", "bfloat16"]) -> Generator[None]:
     """Compute products in bfloat16, or those of float32 as this processor does them fastest; the rest in C on a CPU."""
     faster: dict[Any, Callable[..., Any]] = {
         LlamaRMSNorm.forward: _rms_norm,
@@ -204,7 +195,6 @@ def autocast(device: torch.device, precision: Literal["float32", "bfloat16"]) ->
         faster[F.linear] = cpu_float32.linear
     half = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with half, cpu_training.Replaced(faster) if device.type == "cpu" else nullcontext():
-        keep_freed()
         yield
 
 

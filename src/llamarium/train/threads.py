@@ -22,7 +22,7 @@ import torch
 from llamarium.errors import warn_caller
 from llamarium.kernels.threads import allowed_cpus, computing_with, default_threads, num_threads
 from llamarium.train.setup import Setup
-from llamarium.train.step import autocast
+from llamarium.train.step import computing_in
 
 Clock = Callable[[], float]
 
@@ -137,7 +137,7 @@ def _pass(setup: Setup, rows: int) -> None:
     """Compute gradients of the first rows, and discard them."""
     batch = setup.train.batch(0, range(rows)).to(setup.model.device)
     setup.model.train()
-    with torch.random.fork_rng([]), autocast(setup.model.device, setup.config.chosen_precision):
+    with torch.random.fork_rng([]), computing_in(setup.model.device, setup.config.chosen_precision):
         loss, _ = setup.objective.loss_sum(setup.model, batch, setup.trunk)
     loss.backward()
     setup.model.zero_grad(set_to_none=True)

@@ -3,9 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from llamarium.kernels.cpu_training import again
+from llamarium.kernels.cpu_training import checkpointed
 
 _CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
 
@@ -14,9 +13,7 @@ def token_logprobs(hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tens
     """Return log P of each label, (N,), float32 and differentiable; chunks of logits are recomputed backwards."""
     step = max(1, _CHUNK_LOGITS // head_VD.shape[0])
     chunks = [
-        _logprobs(hidden_ND[rows], head_VD, labels_N[rows])
-        if not torch.is_grad_enabled()
-        else checkpoint(_logprobs, hidden_ND[rows], head_VD, labels_N[rows], use_reentrant=False, context_fn=again)
+        checkpointed(_logprobs, hidden_ND[rows], head_VD, labels_N[rows])
         for rows in (slice(start, start + step) for start in range(0, len(labels_N), step))
     ]
     return torch.cat(chunks) if chunks else hidden_ND.new_zeros(0, dtype=torch.float32)

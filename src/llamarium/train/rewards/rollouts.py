@@ -32,7 +32,7 @@ from llamarium.train.data.order import derived_seed
 from llamarium.train.data.prompts import Prompt, PromptRows
 from llamarium.train.objectives.group_policy import answer_token_logprobs
 from llamarium.train.rewards.functions import Reward
-from llamarium.train.step import Evaluation, autocast, causal_trunk, measured_rows
+from llamarium.train.step import Evaluation, causal_trunk, computing_in, measured_rows
 
 _LEAST_SPREAD = 1e-6  # of a group's rewards; below, they are equal, and none is better than the others
 
@@ -220,7 +220,7 @@ class Rollouts:
     @torch.no_grad()
     def _logprobs(self, reference: LlamaForCausalLM, batch: AnswerBatch) -> Tensor:
         """Return log P of a batch's tokens under the reference, in the run's own precision, as in training."""
-        with autocast(reference.device, self._config.precision):
+        with computing_in(reference.device, self._config.precision):
             return answer_token_logprobs(reference, batch.to(reference.device), causal_trunk).cpu()
 
 
