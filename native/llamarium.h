@@ -165,8 +165,8 @@ enum { LM_NO_ID = -1 };
  * tokens that may come are NaN or have no finite maximum. */
 LM_EXPORT int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids);
 
-/* Attention of every token over its own row, and its gradients: arrays (rows, tokens, heads, head_dim) of `dtype`, all sums in float32.
- * Query head n reads kv head n / (num_heads / num_kv_heads). */
+/* Attention of every token over its own row, and its gradients: arrays (rows, tokens, heads, head_dim) of `dtype`, all
+ * sums in float32. Query head n reads kv head n / (num_heads / num_kv_heads). */
 typedef struct {
     int32_t dtype; /* LM_FLOAT32 or LM_BFLOAT16 */
     int32_t num_rows, num_tokens, num_heads, num_kv_heads;
@@ -180,19 +180,22 @@ typedef struct {
     void *grad_q, *grad_k, *grad_v;
 } lm_row_attention;
 
-/* Compute `out` and `log_sums`; or, `backward`, of those the three gradients. The same bits for every number of threads. */
+/* Compute `out` and `log_sums`; or, `backward`, of those the three gradients. The same bits for every number of
+ * threads. */
 LM_EXPORT int lm_attend_rows(const lm_row_attention *call, int32_t backward);
 
-/* What a training step computes between its products: arrays (num_rows, columns) in C's order, all sums in float32. `dtype` is that of what
- * a product takes or gives; a norm's x and its gradient are of `x_dtype`, and x / sqrt(...) is rounded to it; its weight is float32. Backward passes take the output's gradient last.
+/* What a training step computes between its products: arrays (num_rows, columns) in C's order, all sums in float32.
+ * `dtype` is that of what a product takes or gives; a norm's x and its gradient are of `x_dtype`, and x / sqrt(...) is
+ * rounded to it; its weight is float32. Backward passes take the output's gradient last.
  *
- *     LM_NORM             x, weight -> weight x / sqrt(mean(x^2) + eps), and the divisor's inverse of each row
- *     LM_NORM_BACKWARD    x, weight, the inverses, grad -> of x, of weight
- *     LM_GATE             gate, up -> silu(gate) up
- *     LM_GATE_BACKWARD    gate, up, grad -> of gate, of up
- *     LM_ROTATE           x, cosines, sines (table_rows, head_dim), each row's partner's sign included -> turned; row r by r % table_rows
- *     LM_ROTATE_BACKWARD  cosines, sines, grad -> of x */
-enum { LM_NORM, LM_NORM_BACKWARD, LM_GATE, LM_GATE_BACKWARD, LM_ROTATE, LM_ROTATE_BACKWARD };
+ *     LM_RMS_NORM           x, weight -> weight x / sqrt(mean(x^2) + eps), and the divisor's inverse of each row
+ *     LM_RMS_NORM_BACKWARD  x, weight, the inverses, grad -> of x, of weight
+ *     LM_SWIGLU             gate, up -> silu(gate) up
+ *     LM_SWIGLU_BACKWARD    gate, up, grad -> of gate, of up
+ *     LM_ROTATE             x, cosines, sines (table_rows, head_dim), each row's partner's sign included -> rotated;
+ *                           row r by angles r % table_rows
+ *     LM_ROTATE_BACKWARD    cosines, sines, grad -> of x */
+enum { LM_RMS_NORM, LM_RMS_NORM_BACKWARD, LM_SWIGLU, LM_SWIGLU_BACKWARD, LM_ROTATE, LM_ROTATE_BACKWARD };
 
 typedef struct {
     int32_t op, dtype;         /* LM_FLOAT32 or LM_BFLOAT16 */

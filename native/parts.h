@@ -1,6 +1,7 @@
-/* The parts of a set of kernels that are compiled by themselves, since they are large: attention, over the cache and over rows, what
- * training computes between products, products of floats, and products of tiles. Sets that have one in common share it. hatch_build.py says from which set each set takes them: LM_ATTENTION,
- * LM_ROW_ATTENTION, LM_POINTWISE, LM_FLOATS, LM_PRODUCTS.
+/* The parts of a set of kernels that are compiled by themselves, since they are large: attention, over the cache and
+ * over rows, what training computes between products, products of floats, and products of tiles. Sets that have one in
+ * common share it. hatch_build.py says from which set each set takes them: LM_ATTENTION, LM_ROW_ATTENTION,
+ * LM_POINTWISE, LM_FLOATS, LM_PRODUCTS.
  */
 #ifndef LLAMARIUM_PARTS_H
 #define LLAMARIUM_PARTS_H

@@ -1,4 +1,4 @@
-/* A part of a set: what a training step computes between its products, token by token: norms, rotations, gates and their
+/* A part of a set: what a training step computes between its products, token by token: norms, rotations, SwiGLU and their
  * gradients. Each reads and writes what the products beside it take and give, float32 or bfloat16, and computes in float32.
  *
  * A task is some rows; its number decides what it sums, so the same bits come for every number of threads.
@@ -49,7 +49,7 @@ INLINE float total_of(wide values) {
 }
 
 /* in: x, weight (float32); out: weight * x / root, of `dtype`, and 1 / root of each row. */
-INLINE void norm_forward(const int dtype, const int x_dtype, const lm_pointwise *call, int row) {
+INLINE void rms_norm(const int dtype, const int x_dtype, const lm_pointwise *call, int row) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
     wide squares[2] = {{0}, {0}};
@@ -71,7 +71,7 @@ INLINE void norm_forward(const int dtype, const int x_dtype, const lm_pointwise 
 }
 
 /* in: x, weight, 1 / root of each row, and the output's gradient, of `dtype`; out: x's gradient, and `sums` += the weight's. */
-INLINE void norm_backward(const int dtype, const int x_dtype, const lm_pointwise *call, int row, float *sums) {
+INLINE void rms_norm_backward(const int dtype, const int x_dtype, const lm_pointwise *call, int row, float *sums) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
     const float factor = ((const float *)call->in[2])[row];
@@ -89,7 +89,7 @@ INLINE void norm_backward(const int dtype, const int x_dtype, const lm_pointwise
 }
 
 /* in: gate, up, and backward the output's gradient; out: silu(gate) * up, or the gradients of gate and up. */
-INLINE void gate(const int dtype, const lm_pointwise *call, const int backward, int row) {
+INLINE void swiglu(const int dtype, const lm_pointwise *call, const int backward, int row) {
     const size_t begin = (size_t)row * call->columns;
     for (size_t at = begin; at < begin + call->columns; at += 16) {
         const wide x = load_sixteen(dtype, call->in[0], at), up = load_sixteen(dtype, call->in[1], at), zero = {0}, one = zero + 1;
@@ -107,7 +107,7 @@ INLINE void gate(const int dtype, const lm_pointwise *call, const int backward, 
 
 /* in: vectors of heads, cosines and signed sines (table_rows, head_dim); backward the same two, and the output's gradient; out: the vectors
  * turned, backward by the opposite angle. */
-INLINE void turn(const int dtype, const lm_pointwise *call, const int backward, int row) {
+INLINE void rotate_row(const int dtype, const lm_pointwise *call, const int backward, int row) {
     const int size = call->head_dim, half = size / 2;
     const void *from = call->in[backward ? 2 : 0], *cosines = call->in[!backward], *sines = call->in[1 + !backward];
     const size_t angles = (size_t)(row % call->table_rows) * size, begin = (size_t)row * call->columns;
@@ -126,12 +126,12 @@ INLINE void run_rows(const int dtype, const int x_dtype, pointwise_job *job, int
     const int begin = task * ROWS_OF_A_TASK, left = call->num_rows - begin, count = left < ROWS_OF_A_TASK ? left : ROWS_OF_A_TASK;
     float *sums = job->sums == NULL ? NULL : job->sums + (size_t)task * call->columns;
     for (int row = begin; row < begin + count; row++) switch (call->op) {
-        case LM_NORM: norm_forward(dtype, x_dtype, call, row); break;
-        case LM_NORM_BACKWARD: norm_backward(dtype, x_dtype, call, row, sums); break;
-        case LM_GATE: gate(dtype, call, 0, row); break;
-        case LM_GATE_BACKWARD: gate(dtype, call, 1, row); break;
-        case LM_ROTATE: turn(dtype, call, 0, row); break;
-        case LM_ROTATE_BACKWARD: turn(dtype, call, 1, row); break;
+        case LM_RMS_NORM: rms_norm(dtype, x_dtype, call, row); break;
+        case LM_RMS_NORM_BACKWARD: rms_norm_backward(dtype, x_dtype, call, row, sums); break;
+        case LM_SWIGLU: swiglu(dtype, call, 0, row); break;
+        case LM_SWIGLU_BACKWARD: swiglu(dtype, call, 1, row); break;
+        case LM_ROTATE: rotate_row(dtype, call, 0, row); break;
+        case LM_ROTATE_BACKWARD: rotate_row(dtype, call, 1, row); break;
         }
 }
 
@@ -150,7 +150,7 @@ static void run_pointwise(void *context, lm_team team) {
 int compute_pointwise(const lm_pointwise *call) {
     pointwise_job job = {.call = call, .num_tasks = (call->num_rows + ROWS_OF_A_TASK - 1) / ROWS_OF_A_TASK};
     const int columns = call->columns;
-    if (call->op == LM_NORM_BACKWARD && (job.sums = calloc((size_t)job.num_tasks * columns, sizeof(float))) == NULL) return LM_NO_MEMORY;
+    if (call->op == LM_RMS_NORM_BACKWARD && (job.sums = calloc((size_t)job.num_tasks * columns, sizeof(float))) == NULL) return LM_NO_MEMORY;
     if ((int64_t)call->num_rows * columns <= FEW)
         run_pointwise(&job, (lm_team){0});
     else {
@@ -158,7 +158,7 @@ int compute_pointwise(const lm_pointwise *call) {
         lm_parallel_beside_others(run_pointwise, &job);
         lm_leave();
     }
-    if (call->op == LM_NORM_BACKWARD) {
+    if (call->op == LM_RMS_NORM_BACKWARD) {
         float *total = call->out[1];
         memset(total, 0, columns * sizeof(float));
         for (int task = 0; task < job.num_tasks; task++)
