@@ -18,11 +18,12 @@ from llamarium.train.data.bpe import train_characters
 from llamarium.train.data.corpus import Learner, tokenize_corpus
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.dialogs import Example
-from llamarium.train.data.mixture import parse_data
-from llamarium.train.data.order import Mixture, Order
+from llamarium.train.data.mixture import Mixture
+from llamarium.train.data.order import Order
 from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.data.prompts import PromptRows
+from llamarium.train.data.sources import parse_data
 
 LETTERS = CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz \n")
 
@@ -48,7 +49,7 @@ def test_a_text_is_a_path_where_there_is_one_and_else_names_and_weights(
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("a=0,b=1", "the weight of a is 0.0; expected a number above 0"),
+        ("a=0,b=1", "the weight of a is 0.0; expected a number from 1e-9 to 1e9"),
         ("a=-1,b=1", "the weight of a is -1.0; expected"),
         ("a=nan,b=1", "the weight of a is nan; expected"),
         ("a=inf,b=1", "the weight of a is inf; expected"),
@@ -65,6 +66,7 @@ def test_a_text_is_a_path_where_there_is_one_and_else_names_and_weights(
         ({3: 1, "b": 1}, "data names the source 3"),
         ({"a": True, "b": 1}, "the weight of a is True"),
         ({"a": "1", "b": 1}, "the weight of a is '1'"),
+        ({"a": 1e-310, "b": 1e-310}, "the weight of a is 1e-310; expected a number from 1e-9"),
         ({"a": 10**400, "b": 1}, "the weight of a is 1000"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hint
 
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
-from llamarium.train.data.mixture import Data, parse_data
+from llamarium.train.data.sources import Data, parse_data
 
 DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
 ROWS_HELP = (

@@ -115,9 +115,7 @@ def set_reference(
 
     In the run's own precision, otherwise the first step would see rounding between the model and itself.
     """
-    found_E = torch.empty(len(rows.examples))
-    mixed = len(rows.mixture.sizes) > 1  # of which an epoch may leave some out
-    each = PairRows(rows.examples, rows.context, seed=None) if mixed else rows
+    found_E, each = torch.empty(len(rows.examples)), rows.once()
     for start in range(0, each.num_rows(0), batch_rows):
         indices = range(start, min(start + batch_rows, each.num_rows(0)))
         numbers = torch.tensor(each.examples_of(0, indices))

@@ -21,7 +21,7 @@ from llamarium.train.config import (
     RunConfig,
     ScheduleName,
 )
-from llamarium.train.data.mixture import Data
+from llamarium.train.data.sources import Data
 
 if TYPE_CHECKING:
     from llamarium.train.report.journal import Event

@@ -62,7 +62,7 @@ class AnswerBatch(TrainingBatch):
 
 
 def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
-    """Concatenate the rows of several batches of the same source."""
+    """Concatenate the rows of several batches."""
     if len(batches) == 1:
         return batches[0]
     several = any(batch.segments_BT is not None for batch in batches)

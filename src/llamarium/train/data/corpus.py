@@ -33,8 +33,15 @@ from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.mixture import Data
-from llamarium.train.data.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
+from llamarium.train.data.sources import (
+    Data,
+    at_place,
+    document_ids,
+    ids_around,
+    read_documents,
+    source_name,
+    source_stamp,
+)
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done, and the share of it that is done, None where that is not known."""
@@ -101,10 +108,12 @@ class Corpus:
         return self._part(0, cut), self._part(cut, self.num_tokens)
 
     def by_source(self, names: Iterable[str]) -> list["Corpus"]:
-        """Return the part of each source; `names` are for messages."""
+        """Return the part of each source; they are called `names` in messages."""
         documents = [0, *accumulate(self.about["documents_of"])]
         ends = [*self.starts[documents[:-1]].tolist(), self.num_tokens]
-        return [replace(self._part(*part), name=name) for part, name in zip(pairwise(ends), names, strict=True)]
+        return [
+            replace(self._part(*part), name=source_name(name)) for part, name in zip(pairwise(ends), names, strict=True)
+        ]
 
     def _part(self, first: int, end: int) -> "Corpus":
         """Return the tokens from `first` to `end`; a document that began before starts there."""
@@ -145,7 +154,7 @@ def tokenize_corpus(
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder, ignore_cleanup_errors=True) as temporary:
-            read = {source_name(source): read_documents(source, text_field=text_field) for source in sources}
+            read = [(source_name(source), read_documents(source, text_field=text_field)) for source in sources]
             documents = _Spool(Path(temporary) / "documents", read, progress)
             inside = folder / f"corpus-{_sha256(f'{recipe} {documents.sha256} {documents.of_sources}')[:16]}"
             if found := _kept(inside, recipe):
@@ -179,13 +188,13 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 class _Spool:
     """Copy of the documents on disk: of each its length in 8 bytes and its UTF-8; `sha256` is the file's, hex."""
 
-    def __init__(self, path: Path, read: Mapping[str, Iterable[str]], progress: Progress | None) -> None:
+    def __init__(self, path: Path, read: Iterable[tuple[str, Iterable[str]]], progress: Progress | None) -> None:
         self._path = path
         self.num_documents = self.num_bytes = self.num_characters = 0
         self.of_sources: list[int] = []
         digest = hashlib.sha256()
         with path.open("wb") as file:
-            for name, documents in read.items():
+            for name, documents in read:
                 before = self.num_documents
                 for document in documents:
                     data = document.encode("utf-8")

@@ -13,7 +13,6 @@ request.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -25,7 +24,7 @@ from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example, read_dialogs
-from llamarium.train.data.order import Mixture
+from llamarium.train.data.mixture import Mixture
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -90,8 +89,8 @@ class DialogRows:
     ) -> Self:
         """Read a source, or several and their weights, with `read_dialogs`; other arguments are the constructor's."""
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
-        read = {f"{escape(name)}: ": cls._read(name, tokenizer, chat=chat) for name in weights}
-        parts = [_fitting(examples, context, too_long, cls.together, where) for where, examples in read.items()]
+        read = [(f"{escape(name)}: ", cls._read(name, tokenizer, chat=chat)) for name in weights]
+        parts = [_fitting(examples, context, too_long, cls.together, where) for where, examples in read]
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
@@ -103,22 +102,25 @@ class DialogRows:
 
         TrainingError if either would have none.
         """
-        make = partial(type(self), context=self.context, pad_id=self._pad_id, packing=self._packing)
-        train, held = (
-            make([self.examples[i] for i in self._of_units(units)], mixture=part)
-            for units, part in self.mixture.split(validation)
-        )
+        train, held = (self._of([*self._of_units(units)], part) for units, part in self.mixture.split(validation))
         counts = " ".join(map(str, held.mixture.sizes))
         train.fingerprint = hashlib.sha256(f"{self.fingerprint} {counts}".encode()).hexdigest()  # held-out ones count
         return train, held
+
+    def once(self) -> Self:
+        """Return rows like these that hold each example once an epoch; those of one source are the same."""
+        return self._of(range(len(self.examples)), Mixture({"": 1.0}, [sum(self.mixture.sizes)], self.mixture.seed))
+
+    def _of(self, numbers: Sequence[int], mixture: Mixture) -> Self:
+        examples = [self.examples[i] for i in numbers]
+        return type(self)(examples, self.context, pad_id=self._pad_id, packing=self._packing, mixture=mixture)
 
     @property
     def about(self) -> dict[str, Any]:
         """Counts, of each form and source, too, to describe the data and a difference between data sets."""
         forms = Counter(f"examples of {example.form}" for example in self.examples if example.form)
-        tokens = [len(example.ids) for example in self.examples]
-        units = [sum(tokens[i : i + self.together]) for i in range(0, len(tokens), self.together)]
-        return {"examples": len(tokens), "tokens": sum(tokens), **forms, **self.mixture.about(units)}
+        tokens = self.mixture.sums([len(example.ids) for example in self.examples])
+        return {"examples": len(self.examples), "tokens": sum(tokens), **forms, **self.mixture.about(tokens)}
 
     def num_rows(self, epoch: int) -> int:
         """Return the number of rows of an epoch."""

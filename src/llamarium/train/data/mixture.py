@@ -12,59 +12,97 @@ epoch; one that does not is continued in the next.
 Source: Megatron-LM's blends of data sets, and `probabilities` of `interleave_datasets` in Hugging Face's datasets.
 """
 
-import os
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from llamarium.errors import TrainingError, escape, show_value
-
-Data = str | Mapping[str, float]
-"""A source, or several and their weights."""
-
-_HEAVIEST = 1e9
+from llamarium.train.data.order import permutation
 
 
-def parse_data(data: Any) -> Any:
-    """Return a source's name, or the weights of several by name; a text that is an existing path is that path.
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How often, and in which order, the units (examples, pairs, prompts, rows) of some sources are drawn.
 
-    Values of other types are returned as they are. TrainingError for a weight that is none, a source without one, or
-    one that is named twice.
+    Attributes:
+        weights: Of each source, by name.
+        sizes: The number of each source's units.
+        seed: Of the order; None draws the sources one after the other, each in its own order, for validation.
     """
-    if isinstance(data, Mapping):
-        found = [*cast("Mapping[Any, Any]", data).items()]
-    elif isinstance(data, str) and ("," in data or "=" in data) and not os.path.exists(os.path.expanduser(data)):  # noqa: PTH110, PTH111 - Path's raise on odd names
-        found = [_pair(part.strip(), data) for part in data.split(",")]
-    else:
-        return data
-    if not found:
-        raise TrainingError("data has no source; expected at least one, with its weight")
-    seen: set[str] = set()
-    for name, weight in found:
-        _check(name, weight, seen)
-    return found[0][0] if len(found) == 1 else {name: float(weight) for name, weight in found}
+
+    weights: Mapping[str, float]
+    sizes: Sequence[int]
+    seed: int | None
+
+    @property
+    def counts(self) -> list[int]:
+        """How often each source is drawn in an epoch: to the nearest whole number, and at least once."""
+        scale = sum(self.sizes) / sum(self.weights.values())
+        return [max(1, round(weight * scale)) for weight in self.weights.values()]
+
+    def draws(self, epoch: int) -> Tensor:
+        """Return an epoch's draws, int64 (n, 3): source, complete passes over it before, and unit within it."""
+        return _draws(tuple(self.sizes), tuple(self.counts), self.seed, epoch)
+
+    def units(self, epoch: int) -> Tensor:
+        """Return an epoch's draws as numbers of units, counted through all sources; int64 (n,)."""
+        starts, drawn = torch.tensor([0, *self.sizes]).cumsum(0), self.draws(epoch)
+        return starts[drawn[:, 0]] + drawn[:, 2]
+
+    def split(self, validation: float) -> tuple[tuple[list[int], "Mixture"], tuple[list[int], "Mixture"]]:
+        """Return the units to train on, and the last share of each source's, in a fixed order, to validate.
+
+        TrainingError if a source would have none of either.
+        """
+        parts: tuple[list[int], list[int]] = [], []
+        held: list[int] = []
+        for name, size in zip(self.weights, self.sizes, strict=True):
+            held.append(max(1, round(size * validation)) if validation > 0 else 0)
+            if not 0 < held[-1] < size:
+                raise TrainingError(
+                    f"{f'{escape(name)}: ' * bool(name)}a share of {show_value(validation)} of {size} examples is "
+                    f"{held[-1]}; expected at least one to validate and one to train on: give more examples, or no "
+                    "validation (--validation 0)"
+                )
+            start = sum(map(len, parts))
+            parts[0].extend(range(start, start + size - held[-1]))
+            parts[1].extend(range(start + size - held[-1], start + size))
+        kept = [size - count for size, count in zip(self.sizes, held, strict=True)]
+        return (parts[0], replace(self, sizes=kept)), (parts[1], replace(self, sizes=held, seed=None))
+
+    @property
+    def label(self) -> str:
+        """What a fingerprint has to say of several sources; empty for one."""
+        return f" {self.counts} {[*self.sizes]}" if len(self.sizes) > 1 else ""
+
+    def sums(self, tokens: Sequence[int]) -> list[int]:
+        """Return each source's sum of `tokens`, of which all units have equally many, one or more each."""
+        each = len(tokens) // sum(self.sizes)
+        return [sum(tokens[a * each : b * each]) for a, b in pairwise([0, *accumulate(self.sizes)])]
+
+    def about(self, tokens: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
+        """Return "sources", of several each one's share of the draws, passes an epoch and `tokens`, as JSON values."""
+        rows = zip(self.weights.items(), self.counts, self.sizes, tokens, strict=True)
+        found = [
+            {"source": name, "weight": weight, "share": n / sum(self.counts), "passes": n / size, "tokens": held}
+            for (name, weight), n, size, held in rows
+        ]
+        return {"sources": found} if len(found) > 1 else {}
 
 
-def _check(name: Any, weight: Any, seen: set[str]) -> None:
-    if not isinstance(name, str) or not name:
-        raise TrainingError(f"data names the source {show_value(name)}; expected a file, a folder or a name")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= _HEAVIEST:
-        raise TrainingError(
-            f"data: the weight of {escape(name)} is {show_value(weight)}; expected a number above 0, up to 1e9"
-        )
-    path = os.path.expanduser(name)  # noqa: PTH111 - Path's raise on odd names, as realpath does
-    if (path := os.path.realpath(path) if os.path.exists(path) else os.path.abspath(path)) in seen:  # noqa: PTH100, PTH110
-        raise TrainingError(f"data names {escape(name)} twice; give it once, with the sum of both weights")
-    seen.add(path)
-
-
-def _pair(part: str, data: str) -> tuple[str, Any]:
-    name, _, weight = part.rpartition("=")
-    if not name:
-        raise TrainingError(
-            f"data is {show_value(data)}, which is no file or folder, and no mixture, as {show_value(part)} has no "
-            "weight; expected NAME=WEIGHT,NAME=WEIGHT (names with commas as a table in --config or Python)"
-        )
-    try:
-        return name, float(weight) if weight.isascii() and "_" not in weight else weight
-    except ValueError:
-        return name, weight
+@lru_cache(maxsize=4)  # a batch may be of two epochs, and a validation comes between
+def _draws(sizes: Sequence[int], counts: Sequence[int], seed: int | None, epoch: int) -> Tensor:
+    found: list[Tensor] = []
+    for source, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        first, end = epoch * count, (epoch + 1) * count
+        for done in range(first // size, (end - 1) // size + 1):
+            order = permutation(size, seed, f"dialogs {source}" if source else "dialogs", done)
+            units = order[max(0, first - done * size) : end - done * size]
+            found.append(torch.stack([torch.full_like(units, source), torch.full_like(units, done), units], 1))
+    drawn = torch.cat(found)
+    return drawn if len(sizes) == 1 else drawn[permutation(len(drawn), seed, "mixture", epoch)]

@@ -6,16 +6,13 @@ seen.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import accumulate, pairwise
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from llamarium.errors import TrainingError, escape, show_value
+from llamarium.errors import TrainingError
 from llamarium.train.data.batch import Rows, TrainingBatch, join
 
 
@@ -30,89 +27,6 @@ def permutation(length: int, seed: int | None, purpose: str, number: int) -> Ten
     if seed is None:
         return torch.arange(length)
     return torch.randperm(length, generator=torch.Generator().manual_seed(derived_seed(purpose, seed, number)))
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """How often, and in which order, the units (examples, pairs, prompts, rows) of some sources are drawn.
-
-    Attributes:
-        weights: Of each source, by name; `mixture.py` says what they mean.
-        sizes: The number of each source's units.
-        seed: Of the order; None draws the sources one after the other, each in its own order, for validation.
-    """
-
-    weights: Mapping[str, float]
-    sizes: Sequence[int]
-    seed: int | None
-
-    @property
-    def counts(self) -> list[int]:
-        """How often each source is drawn in an epoch: to the nearest whole number, and at least once."""
-        scale = sum(self.sizes) / sum(self.weights.values())
-        return [max(1, round(weight * scale)) for weight in self.weights.values()]
-
-    def draws(self, epoch: int) -> Tensor:
-        """Return an epoch's draws, int64 (n, 3): source, complete passes over it before, and unit within it."""
-        return _draws(tuple(self.sizes), tuple(self.counts), self.seed, epoch)
-
-    def units(self, epoch: int) -> Tensor:
-        """Return an epoch's draws as numbers of units, counted through all sources; int64 (n,)."""
-        starts, drawn = torch.tensor([0, *self.sizes]).cumsum(0), self.draws(epoch)
-        return starts[drawn[:, 0]] + drawn[:, 2]
-
-    def split(self, validation: float) -> tuple[tuple[list[int], "Mixture"], tuple[list[int], "Mixture"]]:
-        """Return the units to train on, and the last share of each source's, in a fixed order, to validate.
-
-        TrainingError if a source would have none of either.
-        """
-        parts: tuple[list[int], list[int]] = [], []
-        held: list[int] = []
-        for name, size in zip(self.weights, self.sizes, strict=True):
-            held.append(max(1, round(size * validation)) if validation > 0 else 0)
-            if not 0 < held[-1] < size:
-                raise TrainingError(
-                    f"{f'{escape(name)}: ' * bool(name)}a share of {show_value(validation)} of {size} examples is "
-                    f"{held[-1]}; expected at least one to validate and one to train on: give more examples, or no "
-                    "validation (--validation 0)"
-                )
-            start = sum(map(len, parts))
-            parts[0].extend(range(start, start + size - held[-1]))
-            parts[1].extend(range(start + size - held[-1], start + size))
-        kept = [size - count for size, count in zip(self.sizes, held, strict=True)]
-        return (parts[0], replace(self, sizes=kept)), (parts[1], replace(self, sizes=held, seed=None))
-
-    @property
-    def label(self) -> str:
-        """What a fingerprint has to say of several sources; empty for one."""
-        return f" {self.counts} {[*self.sizes]}" if len(self.sizes) > 1 else ""
-
-    def about(self, tokens: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
-        """Return "sources", of several each one's share of the draws and passes an epoch, as JSON values.
-
-        `tokens` are those of each unit, or of each source.
-        """
-        if len(tokens) > len(self.sizes):
-            tokens = [sum(tokens[a:b]) for a, b in pairwise([0, *accumulate(self.sizes)])]
-        rows = zip(self.weights.items(), self.counts, self.sizes, tokens, strict=True)
-        found = [
-            {"source": name, "weight": weight, "share": n / sum(self.counts), "passes": n / size, "tokens": held}
-            for (name, weight), n, size, held in rows
-        ]
-        return {"sources": found} if len(found) > 1 else {}
-
-
-@lru_cache(maxsize=4)  # a batch may be of two epochs, and a validation comes between
-def _draws(sizes: Sequence[int], counts: Sequence[int], seed: int | None, epoch: int) -> Tensor:
-    found: list[Tensor] = []
-    for source, (size, count) in enumerate(zip(sizes, counts, strict=True)):
-        first, end = epoch * count, (epoch + 1) * count
-        for done in range(first // size, (end - 1) // size + 1):
-            order = permutation(size, seed, f"dialogs {source}" if source else "dialogs", done)
-            units = order[max(0, first - done * size) : end - done * size]
-            found.append(torch.stack([torch.full_like(units, source), torch.full_like(units, done), units], 1))
-    drawn = torch.cat(found)
-    return drawn if len(sizes) == 1 else drawn[permutation(len(drawn), seed, "mixture", epoch)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ import torch
 from llamarium.errors import TrainingError
 from llamarium.train.data.batch import IGNORED, TrainingBatch, join
 from llamarium.train.data.corpus import Corpus
-from llamarium.train.data.order import Mixture, derived_seed
+from llamarium.train.data.mixture import Mixture
+from llamarium.train.data.order import derived_seed
 
 
 class PackedRows:

@@ -20,7 +20,7 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.dialog_rows import TooLong
 from llamarium.train.data.dialogs import QUESTIONS, messages_of, question_of
-from llamarium.train.data.order import Mixture
+from llamarium.train.data.mixture import Mixture
 from llamarium.train.data.sources import at_place, read_rows
 
 _ANSWERED = ("completion", "chosen", "rejected", "instruction", "output")
@@ -97,8 +97,8 @@ class PromptRows:
     @property
     def about(self) -> dict[str, Any]:
         """Counts, of each source, too, to describe the data and a difference between data sets."""
-        tokens = [len(prompt.ids) for prompt in self.prompts]
-        return {"prompts": len(tokens), "tokens": sum(tokens), **self.mixture.about(tokens)}
+        tokens = self.mixture.sums([len(prompt.ids) for prompt in self.prompts])
+        return {"prompts": len(self.prompts), "tokens": sum(tokens), **self.mixture.about(tokens)}
 
     def num_rows(self, epoch: int) -> int:
         """Return the number of prompts; every epoch has the same."""

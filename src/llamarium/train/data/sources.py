@@ -54,6 +54,9 @@ _BUNDLED_FILE = Path(__file__).with_name("shakespeare.txt.gz")
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 """The files of a folder that are read; a single file of any other name is read as text."""
 
+Data = str | Mapping[str, float]
+"""A source, or several and their weights."""
+
 Row = tuple[str, Mapping[str, Any]]
 """A row's place, for messages ("data.jsonl:3"), and its fields."""
 
@@ -110,6 +113,52 @@ def source_stamp(source: str | None) -> str:
 def source_name(source: str | None) -> str:
     """Name a source in messages."""
     return "the Python manual" if source is None else escape(source)
+
+
+def parse_data(data: Any) -> Any:
+    """Return a source's name, or the weights of several by name; a text that is an existing path is that path.
+
+    Values of other types are returned as they are. TrainingError for a weight that is none, a source without one, or
+    one that is named twice.
+    """
+    if isinstance(data, Mapping):
+        found = [*cast("Mapping[Any, Any]", data).items()]
+    elif isinstance(data, str) and ("," in data or "=" in data) and not os.path.exists(os.path.expanduser(data)):  # noqa: PTH110, PTH111 - Path's raise on odd names
+        found = [_weighted(part.strip(), data) for part in data.split(",")]
+    else:
+        return data
+    if not found:
+        raise TrainingError("data has no source; expected at least one, with its weight")
+    seen: set[str] = set()
+    for name, weight in found:
+        _check_weight(name, weight, seen)
+    return found[0][0] if len(found) == 1 else {name: float(weight) for name, weight in found}
+
+
+def _check_weight(name: Any, weight: Any, seen: set[str]) -> None:
+    if not isinstance(name, str) or not name:
+        raise TrainingError(f"data names the source {show_value(name)}; expected a file, a folder or a name")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-9 <= weight <= 1e9:
+        raise TrainingError(
+            f"data: the weight of {escape(name)} is {show_value(weight)}; expected a number from 1e-9 to 1e9"
+        )
+    path = os.path.expanduser(name)  # noqa: PTH111 - Path's raise on odd names, as realpath does
+    if (path := os.path.realpath(path) if os.path.exists(path) else os.path.abspath(path)) in seen:  # noqa: PTH100, PTH110
+        raise TrainingError(f"data names {escape(name)} twice; give it once, with the sum of both weights")
+    seen.add(path)
+
+
+def _weighted(part: str, data: str) -> tuple[str, Any]:
+    name, _, weight = part.rpartition("=")
+    if not name:
+        raise TrainingError(
+            f"data is {show_value(data)}, which is no file or folder, and no mixture, as {show_value(part)} has no "
+            "weight; expected NAME=WEIGHT,NAME=WEIGHT (names with commas as a table in --config or Python)"
+        )
+    try:
+        return name, float(weight) if weight.isascii() and "_" not in weight else weight
+    except ValueError:
+        return name, weight
 
 
 def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object], Callable[[], Iterable[Row]]]:
