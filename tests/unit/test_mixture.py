@@ -234,6 +234,19 @@ def test_texts_are_drawn_in_rows_and_learn_one_vocabulary(tmp_path: Path) -> Non
         )
 
 
+def test_sources_whose_names_are_shown_alike_are_two(tmp_path: Path) -> None:
+    long = "x" * 200
+    folder = tmp_path / long
+    folder.mkdir()
+    names = {str(folder / f"{letter}.jsonl"): 1 for letter in "ab"}
+    for name in names:
+        lines(Path(name), [{"text": "abc"}, {"text": "abd"}])
+    corpus = tokenize_corpus(names, LETTERS, tmp_path / "ids")
+    assert [part.num_documents for part in corpus.by_source(names)] == [2, 2]
+    assert all(len(part.name) == 200 for part in corpus.by_source(names))
+    assert DialogRows.from_file(names, train_bpe_of(), 24).mixture.sizes == [2, 2]
+
+
 def test_the_same_text_in_other_sources_is_another_mixture(tmp_path: Path) -> None:
     """Documents and their order are the same; where a source begins is not."""
     for name, documents in (("a", ["one", "two"]), ("b", ["three"]), ("c", ["one"]), ("d", ["two", "three"])):

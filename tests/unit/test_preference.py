@@ -31,7 +31,7 @@ from llamarium.train.data.pairs import PairRows, read_pairs
 from llamarium.train.dpo import Preference, answer_logprobs, dpo_loss, prepare, set_reference, token_logprobs
 from llamarium.train.report.journal import Event
 from llamarium.train.setup import Setup
-from llamarium.train.step import causal_trunk, measure
+from llamarium.train.step import autocast, causal_trunk, measure
 from strong_adapters import strengthen
 
 PAIRS = [{"prompt": f"say {i}", "chosen": f" {i} {i}", "rejected": f" no {i}"} for i in range(12)]
@@ -133,6 +133,25 @@ def test_the_reference_is_the_base_whether_measured_before_or_beside(file: Path,
     torch.testing.assert_close(beside, before)
     kept, other = (measure(model, r, batch_rows=2, objective=Preference(0.1)) for r in (rows, _again(rows)))
     assert kept.loss == pytest.approx(other.loss, rel=1e-5) and kept.metrics.keys() == other.metrics.keys()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_the_first_rewards_are_zero_and_not_rounding(
+    names: list[str], packing: bool, file: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Rows of one source hold the same when the reference is computed, and so do rows of one pair, of a mixture too."""
+    weights = {str(tmp_path / f"{name}.jsonl"): 1.0 + i for i, name in enumerate(names)}
+    for name in weights:
+        Path(name).write_text(file.read_text())
+    rows, model = PairRows.from_file(weights, tokenizer, 96, seed=1, packing=packing), small()
+    set_reference(rows, model, 2)
+    assert rows.once().num_rows(0) == (len(names) * len(PAIRS) if not packing else rows.num_rows(0))
+    with autocast(model.device, "float32"):
+        told = Preference(0.1).loss_sum(model, rows.batch(0, [0, 1]), causal_trunk)[1]
+    found = float(told["reward_chosen"].abs() + told["reward_rejected"].abs())
+    assert found < 1e-4 and (found == 0 or (len(names) == 2 and packing))
 
 
 def _again(rows: PairRows) -> PairRows:

@@ -23,7 +23,6 @@ ROWS_HELP = (
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
-_GOING_ON = 1e-4  # the peak of a run that goes on: where the cosine of one from scratch ends, at a tenth of its peak
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 _LARGEST = 2**63  # of numbers that have no bound of their own
 _HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
@@ -63,7 +62,7 @@ class RunConfig:
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
     optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
-    learning_rate: float = _setting(1e-3, "the peak; 1e-4 is the default with --model, and muon wants more", 1e-12, 10)
+    learning_rate: float = _setting(None, "the peak; left out: 1e-3, or 1e-4 with --model; muon wants more", 1e-12, 10)
     muon_learning_rate: float | None = _setting(None, "muon's peak, where AdamW's beside it is another", 1e-12, 10.0)
     schedule: ScheduleName = _setting("cosine", "how the learning rate falls")
     warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
@@ -147,11 +146,7 @@ class RunConfig:
         known = [item.name for item in dataclasses.fields(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
-        merged = {**settings, **flags}
-        if issubclass(cls, PretrainConfig) and merged.get("model"):
-            _refuse_own([name for name in _OF_SCRATCH if name in flags], "model")
-            merged.setdefault("learning_rate", _GOING_ON)
-        return cls(**merged)
+        return cls(**{**settings, **flags})
 
     def to_toml(self) -> str:
         """Return the settings as TOML for `resolve`; those that are None are comments."""
@@ -216,6 +211,8 @@ class PretrainConfig(RunConfig):
         """Check types and ranges; "chars" is the short name of "characters"."""
         if self.tokenizer == "chars":
             object.__setattr__(self, "tokenizer", "characters")
+        if cast("float | None", self.learning_rate) is None:  # a run that goes on begins where the other's cosine ends
+            object.__setattr__(self, "learning_rate", 1e-4 if self.model else 1e-3)
         RunConfig.__post_init__(self)
         if self.model:
             _refuse_own(self.changed(_OF_SCRATCH), "model")
@@ -331,7 +328,7 @@ class ExperimentConfig(PretrainConfig):
 
     steps: int = _default("steps", 400)
     batch_rows: int = _default("batch_rows", 16)
-    learning_rate: float = _default("learning_rate", 3e-3)
+    learning_rate: float = _setting(3e-3, "the peak; muon wants more", 1e-12, 10.0)
     log_every: int = _default("log_every", 5)
     eval_every: int = _default("eval_every", 50)
     eval_rows: int = _default("eval_rows", 50)
