@@ -33,15 +33,7 @@ from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.sources import (
-    Data,
-    at_place,
-    document_ids,
-    ids_around,
-    read_documents,
-    source_name,
-    source_stamp,
-)
+from llamarium.train.data.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done, and the share of it that is done, None where that is not known."""
@@ -128,7 +120,7 @@ class Corpus:
 
 
 def tokenize_corpus(
-    source: Data | None,
+    source: str | Mapping[str, float] | None,
     tokenizer: Tokenizer | Learner,
     folder: Path,
     *,
