@@ -31,7 +31,7 @@ from llamarium.train.data.pairs import PairRows, read_pairs
 from llamarium.train.dpo import Preference, answer_logprobs, dpo_loss, prepare, set_reference, token_logprobs
 from llamarium.train.report.journal import Event
 from llamarium.train.setup import Setup
-from llamarium.train.step import autocast, causal_trunk, measure
+from llamarium.train.step import causal_trunk, computing_in, measure
 from strong_adapters import strengthen
 
 PAIRS = [{"prompt": f"say {i}", "chosen": f" {i} {i}", "rejected": f" no {i}"} for i in range(12)]
@@ -148,7 +148,7 @@ def test_the_first_rewards_are_zero_and_not_rounding(
     rows, model = PairRows.from_file(weights, tokenizer, 96, seed=1, packing=packing), small()
     set_reference(rows, model, 2)
     assert rows.once().num_rows(0) == (len(names) * len(PAIRS) if not packing else rows.num_rows(0))
-    with autocast(model.device, "float32"):
+    with computing_in(model.device, "float32"):
         told = Preference(0.1).loss_sum(model, rows.batch(0, [0, 1]), causal_trunk)[1]
     found = float(told["reward_chosen"].abs() + told["reward_rejected"].abs())
     assert found < 1e-4 and (found == 0 or (len(names) == 2 and packing))
