@@ -27,6 +27,7 @@ SHAPE: Any = {
 def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: int) -> dict[str, Any]:
     """Train once, or find that run in the journal; return what was tried, the validation loss and the user time."""
     tried = {"optimizer": optimizer, "rate": rate, "seed": seed, "steps": options.steps, "rows": options.batch_rows}
+    tried |= {"threads": options.threads, "commit": common.commit_of(common.ROOT / "src"), **SHAPE}
     lines = options.journal.read_text().splitlines() if options.journal and options.journal.exists() else []
     if done := [one for one in map(json.loads, lines) if one.items() >= tried.items()]:
         return done[0]

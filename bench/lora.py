@@ -61,9 +61,9 @@ def their_step() -> Callable[[Precision], float]:
     import peft
     import transformers
 
-    path, batch = resolve(MODEL), batch_of()
+    config, path, batch = FinetuneConfig(model=MODEL), resolve(MODEL), batch_of()
     base: Any = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-    lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules=list(LoRAConfig().target_modules))
+    lora = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(LoRAConfig().target_modules))
     model: Any = peft.get_peft_model(base, lora).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=2e-4, weight_decay=0.0, betas=(0.9, 0.95))

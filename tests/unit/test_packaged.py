@@ -40,13 +40,13 @@ def test_the_card_tells_the_run_that_was_recorded() -> None:
     events = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     losses = {event["step"]: event["loss"] for event in events if event["event"] == "validation"}
     best = min(losses, key=lambda step: losses[step])
-    assert best == 2400 and f"**{losses[best]:.4f}** nats" in card
+    assert best == 1500 and f"**{losses[best]:.4f}** nats" in card
     for step, loss in losses.items():
         assert f"{loss:.4f}" in next(
             line for line in card.splitlines() if line.strip("|* ").startswith(f"{step} ") or f"**{step}**" in line
         )
     start = events[0]["settings"]
-    for flag, name in (("--learning-rate 2e-3", "learning_rate"), ("--weight-decay 0.3", "weight_decay")):
+    for flag, name in (("--learning-rate 4e-3", "learning_rate"), ("--muon-learning-rate 1e-2", "muon_learning_rate"), ("--weight-decay 0.3", "weight_decay")):
         assert flag in card and float(flag.split()[1]) == start[name]
 
 
@@ -60,8 +60,8 @@ def test_its_validation_loss_is_the_cards(llama: llamarium.Llama) -> None:
     ids = torch.tensor(llama.encode(next(read_documents("shakespeare"))))
     held_out = ids[int(0.9 * len(ids)) :]
     rows_BU = held_out.unfold(0, 257, 256)
-    assert len(rows_BU) == 435  # all of which give the card's 1.4462, in half a minute
+    assert len(rows_BU) == 435  # all of which give the card's 1.4132, in half a minute
     rows_BU = rows_BU[::7]
     logits_BTV = llama.model(rows_BU[:, :-1].contiguous())
     loss = F.cross_entropy(logits_BTV.flatten(0, 1), rows_BU[:, 1:].flatten())
-    assert float(loss) == pytest.approx(1.4710, abs=2e-4)
+    assert float(loss) == pytest.approx(1.4397, abs=2e-4)

@@ -25,7 +25,17 @@ def speedrun(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize(
-    "line", ["seed = 3", "eval_rows = 8", "validation = 0.01", 'tokenizer = "bpe"', "context = 64"]
+    "line",
+    [
+        "seed = 3",
+        "eval_rows = 8",
+        "validation = 0.01",
+        'tokenizer = "bpe"',
+        "context = 64",
+        'device = "cuda"',
+        "compile = true",
+        'model = "letters"',
+    ],
 )
 def test_rules_cannot_be_set(speedrun: ModuleType, tmp_path: Path, line: str) -> None:
     (tmp_path / "mine.toml").write_text(line)
@@ -49,25 +59,27 @@ def test_a_run_ends_at_the_limit(speedrun: ModuleType) -> None:
     assert (found["arrived"], found["step"]) == (False, 0) and found["ended_s"] < 60
 
 
-@pytest.mark.parametrize("parameters", [2_400_000, 2_400_001])
-@pytest.mark.parametrize("late", [None, 1])
-def test_every_seed_has_to_arrive_with_few_parameters(
+def test_a_large_model_is_refused_at_once(speedrun: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedrun, "PARAMETERS", 1000)
+    with pytest.raises(SystemExit, match="parameters; at most 1,000 are allowed"):
+        speedrun.train({"data": "shakespeare", "sample_every": 0, **SMALL}, 1000.0)
+
+
+@pytest.mark.parametrize(("late", "seeds", "seconds"), [(None, [], 3.0), (1, [], None), (None, ["--seeds", "1"], None)])
+def test_every_seed_has_to_arrive(
     speedrun: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     late: Any,
-    parameters: int,
+    seeds: list[str],
+    seconds: Any,
 ) -> None:
     def stand_in(settings: dict[str, Any], source: Path, limit: float) -> dict[str, Any]:
         arrived = settings["seed"] != late
-        return {"step": 1, "loss": 1.5, "seconds": 2.0 + settings["seed"], "arrived": arrived, "parameters": parameters}
+        return {"step": 1, "loss": 1.5, "seconds": 2.0 + settings["seed"], "arrived": arrived}
 
     monkeypatch.setattr(speedrun, "train_apart", stand_in)
-    monkeypatch.setattr(sys, "argv", ["speedrun.py"])
-    if parameters > 2_400_000:
-        with pytest.raises(SystemExit, match="2,400,001 parameters"):
-            speedrun.main()
-        return
+    monkeypatch.setattr(sys, "argv", ["speedrun.py", *seeds])
     speedrun.main()
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
-    assert (results["seconds"], results["arrived"]) == (3.0, late is None)
+    assert (results["seconds"], results["arrived"]) == (seconds, seconds is not None)
