@@ -46,7 +46,11 @@ def test_the_card_tells_the_run_that_was_recorded() -> None:
             line for line in card.splitlines() if line.strip("|* ").startswith(f"{step} ") or f"**{step}**" in line
         )
     start = events[0]["settings"]
-    for flag, name in (("--learning-rate 4e-3", "learning_rate"), ("--muon-learning-rate 1e-2", "muon_learning_rate"), ("--weight-decay 0.3", "weight_decay")):
+    for flag, name in (
+        ("--learning-rate 4e-3", "learning_rate"),
+        ("--muon-learning-rate 1e-2", "muon_learning_rate"),
+        ("--weight-decay 0.3", "weight_decay"),
+    ):
         assert flag in card and float(flag.split()[1]) == start[name]
 
 
