@@ -30,7 +30,7 @@ def test_texts_that_fit_one_by_one_and_not_together_are_refused_before_they_are_
         return SimpleNamespace(tokenizer=tokenizer, max_tokens=max_tokens, settings=Settings())
 
     monkeypatch.setattr(Tokenizer, "chat", lambda *_, **__: whole.append(None) or [])
-    with pytest.raises(ContextLengthError, match="too long: of its 14,400 characters"):
+    with pytest.raises(ContextLengthError, match="too long: its 14,400 characters are"):
         encode_dialog(service(512), dialog)
     assert not whole
     assert encode_dialog(service(4096), dialog[:1]) == [] and whole
