@@ -62,7 +62,7 @@ class RunConfig:
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
     optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
-    learning_rate: float = _setting(None, "the peak; left out: 1e-3, or 1e-4 with --model; muon wants more", 1e-12, 10)
+    learning_rate: float = _setting(1e-3, "the peak", 1e-12, 10.0)
     muon_learning_rate: float | None = _setting(None, "muon's peak, where AdamW's beside it is another", 1e-12, 10.0)
     schedule: ScheduleName = _setting("cosine", "how the learning rate falls")
     warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
@@ -191,6 +191,7 @@ class PretrainConfig(RunConfig):
     model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
     tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
     vocab_size: int = _setting(4096, "tokens of bpe, or of words at most", 3, 2**21)
+    learning_rate: float = _setting(None, "the peak; left out: 1e-3, or 1e-4 with --model; muon wants more", 1e-12, 10)
 
     # the model: a preset, and what differs from it
     preset: str = _setting("small", "the model's shape, by name; the settings below change it")
