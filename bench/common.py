@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,6 +60,30 @@ def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> 
             if key in found[other][0] and all(r[key] for r in found[other])
         }
     return medians
+
+
+class Worker:
+    """A side in a process of its own, so that no side computes with what another one has set; each call is a step.
+
+    The process is this program with `arguments`, and `serve` there takes the steps.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, sys.argv[0], *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self) -> dict[str, float]:
+        """Take a step, and return what it measured."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def serve(step: Callable[[], dict[str, float]]) -> None:
+    """Take a step for every line, until the input ends."""
+    for _ in sys.stdin:
+        print(json.dumps(step()), flush=True)
 
 
 def environment() -> dict[str, Any]:

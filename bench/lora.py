@@ -47,7 +47,7 @@ def batch_of() -> TrainingBatch:
 
 def our_step() -> Callable[[Precision], float]:
     """Return our step, as `llamarium finetune` takes it."""
-    keep_freed()  # as a run does; where both sides take their steps in one process, for both
+    keep_freed()  # as a run does
     config, batch = FinetuneConfig(model=MODEL), batch_of()
     options = LoadOptions(dtype=base_dtype(config, "cpu"), device="cpu", dequantize=config.dequantize, join=False)
     model, _ = load_model(open_checkpoint(resolve(MODEL)), options)
@@ -112,13 +112,19 @@ def main() -> None:
     """Measure and report."""
     parser = common.parser(__doc__)
     parser.add_argument("--memory", nargs=2, metavar=("SIDE", "PRECISION"), help="print one side's memory and leave")
+    parser.add_argument("--side", nargs=2, metavar=("SIDE", "PRECISION"), help="a step for each line of input")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.memory:
         measure_memory(*options.memory)
         return
-    steps = {name: make() for name, make in SIDES.items()}
-    sides = {f"{name} {precision}": run(step, precision) for precision in PRECISIONS for name, step in steps.items()}
+    if options.side:
+        side, precision = options.side
+        common.serve(run(SIDES[side](), precision))
+        return
+    names = [(name, precision) for precision in PRECISIONS for name in SIDES]
+    given = ("--threads", str(options.threads), "--side")
+    sides: Any = {f"{name} {precision}": common.Worker(*given, name, precision) for name, precision in names}
     found: Any = common.alternate(options.rounds, sides)
     ours, theirs = ("bfloat16" if multiplies_bfloat16() else "float32"), "float32"
     table: list[dict[str, Any]] = []

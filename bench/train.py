@@ -9,9 +9,9 @@ Same shape, rows and AdamW on both sides, whose weights begin alike; in float32 
 optimizer stay float32). The plain step is the one that everyone writes: `model(input_ids=ids, labels=labels)`, under
 `torch.autocast` for bfloat16, `loss.backward()`, clip, step, zero. With `--compile` both sides are compiled too. Tokens
 per second are of the wall's time and of the processor's (user): the second is what a busy machine leaves comparable
-with `--threads 1`. "of the products" is the share of the rate at which the step's own matrix products run alone,
-attention's counted at that rate. Memory is the peak resident set of a process that does nothing else, less what it
-held before the first step.
+with `--threads 1`. Each side has a process of its own, as memory that ours keeps would be the other's too. "of the
+products" is the share of the rate at which the step's own matrix products run alone, attention's counted at that rate.
+Memory is the peak resident set of a process that does nothing else, less what it held before the first step.
 """
 
 import json
@@ -207,31 +207,42 @@ def main() -> None:
     parser.add_argument("--attention", action="store_true", help="measure attention alone")
     parser.add_argument("--compile", action="store_true", help="measure both sides' steps under torch.compile too")
     parser.add_argument("--memory", choices=["llamarium", "transformers"], help="print one side's memory and leave")
+    parser.add_argument("--side", metavar="SIDE", help="take a step of one side for each line of input")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    keep_freed()  # as a run does; both sides
+    if "llamarium" in f"{options.memory} {options.side}":
+        keep_freed()  # as a run does
     if options.memory:
         measure_memory(options.memory, options.model)
+    elif options.side:
+        take_steps(options.model, *options.side.split())
     elif options.attention:
         measure_attention(options)
     else:
         measure_steps(options)
 
 
-def measure_steps(options: Any) -> None:
-    """Report whole steps."""
-    config, rows = MODELS[options.model]
+def take_steps(model: str, side: str, precision: Any, compiled: str = "") -> None:
+    """Take one side's steps in this process."""
+    config, rows = MODELS[model]
     batch = batch_of(config, rows)
-    tokens = batch.ids_BT.numel()
-    makers = {"llamarium": our_step, "transformers": their_step}
-    steps: dict[str, Callable[[], float]] = {}
-    for precision, compiled, (name, make) in product(PRECISIONS, [False, True][: 1 + options.compile], makers.items()):
-        steps[f"{name} {precision}{' compiled' if compiled else ''}"] = make(
-            config, batch, precision, compiled=compiled
-        )
-    steps |= {f"products {precision}": products(config, batch, precision) for precision in PRECISIONS}
-    found: Any = common.alternate(options.rounds, {name: lambda s=s: timed(s, tokens) for name, s in steps.items()})
-    memory = {side: peak_bytes(side, options.model, options.threads) for side in makers}
+    if side == "products":
+        step = products(config, batch, precision)
+    else:
+        step = (our_step if side == "llamarium" else their_step)(config, batch, precision, compiled=bool(compiled))
+    common.serve(lambda: timed(step, batch.ids_BT.numel()))
+
+
+def measure_steps(options: Any) -> None:
+    """Report whole steps, each side's in a process of its own."""
+    config, rows = MODELS[options.model]
+    kinds = product(PRECISIONS, ["", " compiled"][: 1 + options.compile], ["llamarium", "transformers"])
+    names = [f"{side} {precision}{compiled}" for precision, compiled, side in kinds]
+    names += [f"products {precision}" for precision in PRECISIONS]
+    given = ("--model", options.model, "--threads", str(options.threads), "--side")
+    steps = {name: common.Worker(*given, name) for name in names}
+    found: Any = common.alternate(options.rounds, steps)
+    memory = {side: peak_bytes(side, options.model, options.threads) for side in ("llamarium", "transformers")}
     work = 3 * flops(config, config.max_position_embeddings, num_logits=config.max_position_embeddings)
     work /= config.max_position_embeddings
     linear = 6 * sum(m.weight.numel() for m in LlamaForCausalLM(config).modules() if isinstance(m, torch.nn.Linear))
