@@ -85,6 +85,7 @@ def _explain_length(conversation: "Conversation[Llama]", num_tokens: int, option
 
 
 def sampling_only(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of sampling."""
     return {name: value for name, value in options.items() if name not in (*SPECULATION, "kv_cache_dtype")}
 
 
@@ -159,6 +160,7 @@ class Wrapped:
 
 
 def writer() -> Plain | Wrapped:
+    """Return what writes an answer to stdout."""
     return Wrapped(shutil.get_terminal_size().columns) if draws(sys.stdout) else Plain()
 
 

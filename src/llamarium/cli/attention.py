@@ -23,6 +23,7 @@ _TOKEN_WIDTH = 14
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "TEXT", "what to run")
     parser.add_argument("--layer", type=int, default=0, metavar="N", help="-1 is the last (default: %(default)s)")
     parser.add_argument("--head", type=int, default=0, metavar="N", help="of the queries (default: %(default)s)")
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the text and print the pattern."""
     text = require_text(args, "TEXT")
     llama = load_llama(args)
     num_heads, num_layers = llama.config.num_attention_heads, llama.config.num_hidden_layers

@@ -44,6 +44,7 @@ _LOOK_S = 0.2  # from one drawing of the progress to the next
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.usage = f"{parser.prog} IN OUT [OPTION ...]"
     parser.add_argument("input", metavar="IN", help="requests, one a line")
     parser.add_argument("output", metavar="OUT", help="answers, one a line")
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Answer the file, and say what came of it."""
     if args.resume and args.force:
         raise UsageError("--resume keeps what OUT holds, --force replaces it; give one of them")
     if args.resume and args.output == "-":

@@ -62,6 +62,7 @@ _OPTIONS = {  # what each takes besides the model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("what", choices=tuple(_OPTIONS), help="what to measure")
     for name, what, default in (
         ("--lengths", "tokens of each prompt; for cache, new tokens", _LENGTHS),
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the chosen measurement."""
     _check_options(args)
     if args.what == "cache":
         return bench_cache.run(args)

@@ -28,6 +28,7 @@ _WHAT = {
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measure the four, print them and say why they differ."""
     need_torch("bench learn-and-write", "train")
     args.model = args.model or FALLBACK_MODEL
     num_tokens, num_rounds = args.max_tokens or NUM_TOKENS, args.rounds or ROUNDS

@@ -53,6 +53,7 @@ _PROMPT_TOKENS, _MAX_TOKENS, _REQUESTS = "128", "64", 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--url", required=True, help="of the server, with or without /v1")
     parser.add_argument("-m", "--model", metavar="NAME", help="that requests carry (default: the server's only one)")
     parser.add_argument("--chat", action="store_true", help="send dialogs to /v1/chat/completions")
@@ -103,6 +104,7 @@ def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: igno
 
 
 def run(args: argparse.Namespace) -> int:
+    """Send the load and print the measurement."""
     goal = _goal(args)
     _check(args)
     optional("httptools", "serve", "llamarium bench serve")
@@ -266,6 +268,7 @@ _BUSY = 0.5  # of one processor; above, the generator's own turns are late
 
 
 def print_summary(title: str, summary: "LoadSummary") -> None:
+    """Print a run's numbers."""
     print(f"{printable(title)}\n{_outcome(summary)}\n")
     if summary.num_answered:
         _print_times(summary)

@@ -28,11 +28,13 @@ def option(folder: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("folder", nargs="?", default=FOLDER, help=f"to write to (default: {FOLDER})")
     parser.add_argument("--course", metavar="FILE", help="of `build pack`; else all steps")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write the folder and show how far it is."""
     from llamarium.build.folder.course import Course
     from llamarium.build.folder.source import start
 
@@ -62,6 +64,7 @@ def _next(folder: Path, option: str) -> str:
 
 
 def show_progress(folder: Path) -> None:
+    """Print a table of the steps and what was reached."""
     from llamarium.build.folder.course import course_of, number_of, step_named
     from llamarium.build.folder.progress import progress
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("step", nargs="?", help="a step's name or number (default: the next that is open)")
     parser.add_argument("--all", action="store_true", help="check all steps, and the whole model when all are right")
     parser.add_argument("--folder", nargs="+", default=[FOLDER], help=f"whose code is run (default: {FOLDER})")
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Check, print what was found, keep the progress."""
     if args.step is not None and args.all:
         raise UsageError("name a step or give --all, not both")
     rows: list[tuple[str, list[Result], Whole | None]] = []

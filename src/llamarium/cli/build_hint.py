@@ -15,6 +15,7 @@ from llamarium.errors import escape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("step", help="a step's name or number")
     parser.add_argument(
         "--depth", type=whole_number(1, 3), metavar="N", help="1, 2, or 3, the solution (default: the next)"
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the hints up to a depth."""
     from llamarium.build import hint
 
     depth, text = hint(Path(args.folder), args.step, args.depth)

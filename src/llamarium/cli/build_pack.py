@@ -14,6 +14,7 @@ from llamarium.errors import InputError, escape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("out", metavar="FILE", help="the course to write, JSON")
     parser.add_argument("--steps", nargs="+", metavar="STEP", help="names or numbers (default: all)")
     parser.add_argument("--texts", metavar="FILE", help="one text a line (default: the library's sentences)")
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write the course."""
     from llamarium.build.folder.course import Course
 
     whole = Course()

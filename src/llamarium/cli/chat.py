@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "QUESTION", "ask this one question and leave")
     parser.add_argument("--system", metavar="TEXT", help="system prompt, before the dialog")
     parser.add_argument("--allow-repetition", action="store_true", help="let an answer that repeats itself go on")
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Answer one question, or talk."""
     question, options = read_text(args), sampling(args) | grammar(args)
     if args.json and question is None:
         raise UsageError("argument --json: needs a QUESTION")

@@ -29,10 +29,12 @@ complete -o default -F _llamarium llamarium
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which the script is")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the script."""
     actions = {name: command_parser(name)._actions for name in (*sorted(SUBCOMMANDS), *COMMANDS)}  # pyright: ignore[reportPrivateUsage]
     if args.shell == "fish":
         print("\n".join(_fish(actions)))

@@ -20,6 +20,7 @@ def size(text: str) -> int:
 
 
 def add_disk_cache(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+    """Add `--cache-dir` and `--cache-disk`; `disk_cache` reads them."""
     what = "keep keys and values of texts there, for the next start; it holds the texts, too, so keep it private"
     bound = f"how large --cache-dir may become (default: {DEFAULT_BYTES >> 30}GiB)"
     add_values(group, ("--cache-dir", Path, "DIR", None, what), ("--cache-disk", size, "SIZE", None, bound))

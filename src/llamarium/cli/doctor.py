@@ -41,11 +41,13 @@ class Check:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--hub", action="store_true", help="ask the Hugging Face hub too whether it can be reached")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Look at everything and print it."""
     topics: dict[str, Callable[[], Iterator[Check]]] = {
         "versions": _versions,
         "machine": _machine,

@@ -15,6 +15,7 @@ from llamarium.cli.output import emit, write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument(
         "name",
         nargs="?",
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Fetch it."""
     from llamarium.errors import OptionError
     from llamarium.hub.builtin import BUILTINS, fetch
     from llamarium.hub.resolve import resolve

@@ -17,10 +17,12 @@ from llamarium.train.config import DPOConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_tuning(parser, DPOConfig, "runs/dpo")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train, or preview."""
     return tune(args, DPOConfig, "the pairs", _imported)
 
 

@@ -42,6 +42,7 @@ NAMES = ("tied", "rope", "causal", "heads", "norm", "depth", "width", "parts", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("experiment", choices=NAMES, help="what is changed")
     parser.add_argument(
         "--out", type=named_folder, default="runs", metavar="FOLDER", help="where (default: %(default)s)"
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train the variants and compare them."""
     out: Path = args.out / args.experiment
     config = ExperimentConfig.resolve(
         settings_file(args, out / "experiment.toml"), given_settings(args, ExperimentConfig)

@@ -18,6 +18,7 @@ from llamarium.cli.output import emit, note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_source(parser)
     parser.add_argument("--format", required=True, choices=("hf", "gguf"), help="a Hugging Face folder, or a GGUF file")
     parser.add_argument("--out", required=True, metavar="PATH", help="the folder, or the file (its name ends in .gguf)")
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write it."""
     if args.format == "hf" and args.type in BLOCKS:
         raise UsageError(f"--type {args.type} is for --format gguf; a Hugging Face folder takes {', '.join(FLOATS)}")
     out = Path(args.out)

@@ -19,10 +19,12 @@ from llamarium.train.config import FinetuneConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_tuning(parser, FinetuneConfig, "runs/finetune")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Fine-tune, or preview."""
     return tune(args, FinetuneConfig, "the examples", _imported)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "PROMPT", "the text to continue")
     parser.add_argument(
         "--num-answers", type=positive, default=1, metavar="N", help="answers to the prompt (default: %(default)s)"
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Generate and print."""
     if args.logprobs is not None and not args.json:
         raise UsageError("argument --logprobs: needs --json (`llamarium next` shows candidates as a table)")
     if args.no_cache and args.kv_cache_dtype != "auto":

@@ -22,10 +22,12 @@ from llamarium.train.config import GRPOConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_tuning(parser, GRPOConfig, "runs/grpo")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train, or preview."""
     return tune(args, GRPOConfig, "the prompts", _imported)
 
 

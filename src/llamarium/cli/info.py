@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_json(parser)
     group = parser.add_argument_group("model")
     add_name(group, "or a preset")
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Load the model, or take a preset, and print its summary."""
     from llamarium.cli.views import summary_view
     from llamarium.hub.builtin import BUILTINS
 

@@ -39,6 +39,7 @@ _MAX_LINK_TEXT = 4096  # characters of a text in a link: browsers and shells tak
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "TEXT", "what to begin with", required=False)
     parser.add_argument("--port", type=serve.PORT, default=0, metavar="N", help="to listen at (default: a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serve the page until a signal stops the server."""
     serve.require_packages("llamarium inspect")
     from llamarium.page.assets import HOW_TO_BUILD, is_built
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "TEXT", "what to run")
     parser.add_argument(
         "-k", type=positive, default=3, metavar="K", help="candidates after each layer (default: %(default)s)"
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the text and read every layer."""
     text = require_text(args, "TEXT")
     llama = load_llama(args)
     from llamarium.inspect.lens import lens

@@ -224,6 +224,7 @@ def _parsers(name: str | None, command: ModuleType | None) -> tuple[Parser, Pars
 
 
 def command_parser(name: str) -> Parser:
+    """Return a command's parser."""
     return _parsers(name, _command(name))[1]
 
 

@@ -20,6 +20,7 @@ from llamarium.hub.resolve import resolve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument(
         "--adapter", type=Path, required=True, metavar="FOLDER", help="with adapter_config.json and its safetensors"
     )
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Merge, check and save."""
     need_torch("llamarium merge")
     name_base(args)
     path = resolve(args.model)  # first, as a download shows its own progress

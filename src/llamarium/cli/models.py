@@ -15,10 +15,12 @@ from llamarium.errors import escape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """List them."""
     models = [*_builtins(), *_from_hub()]
     if args.json:
         for model in models:

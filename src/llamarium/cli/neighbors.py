@@ -19,6 +19,7 @@ _DEFAULT_K = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("word", metavar="WORD", help="a word that is one token, with or without a space before it")
     parser.add_argument("--minus", action="append", default=[], metavar="WORD", help="take away its row (repeatable)")
     parser.add_argument("--plus", action="append", default=[], metavar="WORD", help="add its row (repeatable)")
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Rank them and print."""
     if args.other is not None:
         return _compare(args)
     found = load_llama(args).neighbors(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "TEXT", "what to continue")
     parser.add_argument("-k", type=int, default=10, metavar="K", help="candidates of each step (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="tokens to append (default: %(default)s)")
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Follow the loop and print each step."""
     text, options = require_text(args, "TEXT"), choosing(args)
     llama = load_llama(args)
     check_fits(llama, text)

@@ -101,12 +101,14 @@ def add_name(group: "argparse._ActionsContainer", more: str) -> None:  # pyright
 
 
 def named(args: argparse.Namespace) -> str | None:
+    """Return the name that `add_name`'s options give, or None."""
     if args.name is not None and args.model is not None:
         raise UsageError("the model is given twice, by itself and with -m/--model")
     return args.name if args.model is None else args.model
 
 
 def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+    """Add how a model is loaded."""
     group.add_argument(
         "--dtype",
         default="auto",
@@ -163,6 +165,7 @@ def add_type(
 
 
 def add_requantize(parser: argparse.ArgumentParser) -> None:
+    """Add `--requantize`."""
     parser.add_argument(
         "--requantize",
         action="store_true",
@@ -171,6 +174,7 @@ def add_requantize(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+    """Add `--threads`."""
     group.add_argument(
         "--threads", type=whole_number(1, _MAX_THREADS), metavar="N", help="CPU threads (default: one for each core)"
     )
@@ -339,6 +343,7 @@ def add_stats(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
 
 
@@ -362,6 +367,7 @@ positive, count = whole_number(1), whole_number(0)
 
 
 def seconds(text: str) -> float:
+    """Parse a time in seconds, which may be 0, for argparse."""
     value = number(text)
     if not 0 <= value < _MAX_SECONDS:
         raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0, and below {_MAX_SECONDS:g}")
@@ -369,6 +375,7 @@ def seconds(text: str) -> float:
 
 
 def number(text: str) -> float:
+    """Parse any number, for argparse."""
     try:
         return float(text)
     except ValueError:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("file", metavar="FILE", help="a text file in UTF-8; - is standard input")
     parser.add_argument(
         "--context", type=positive, metavar="N", help="tokens of a window (default: 2048, or what the model can hold)"
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Measure the file and print what was found."""
     if args.against_dtype is not None and args.against is None:
         raise UsageError("--against-dtype is for --against, which is not given")
     text = read_file(args.file)

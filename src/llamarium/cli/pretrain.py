@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_model(parser)
     add_run(parser, "runs/pretrain")
     add_json(parser)
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train."""
     config = PretrainConfig.resolve(settings_file(args), given_settings(args, PretrainConfig))
     if config.model and not is_adapter(Path(os.path.expanduser(config.model))):  # noqa: PTH111
         resolve(config.model)  # a missing model is reported before PyTorch is imported, which takes seconds

@@ -39,6 +39,7 @@ _METHODS = ("nearest", "fit", "importance", "gptq")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_source(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
     bits = ", ".join(f"{name} {FORMATS[name].bits_per_weight:g}" for name in _TYPES)
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Quantize and say what was written."""
     given = {name: value for name in ("samples", "context") if (value := getattr(args, name)) is not None}
     if given and args.calibration is None:
         raise UsageError(f"--{next(iter(given))} is for --calibration, which is not given")

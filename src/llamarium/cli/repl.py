@@ -236,6 +236,7 @@ _MAX_BYTES = 2**26
 
 
 def save_dialog(path: Path, model: str, messages: list[dict[str, Any]], *, force: bool) -> None:
+    """Write a dialog as JSON, complete or not at all."""
     from llamarium.io import atomic_file
 
     try:
@@ -249,6 +250,7 @@ def save_dialog(path: Path, model: str, messages: list[dict[str, Any]], *, force
 
 
 def load_dialog(path: Path) -> list[dict[str, Any]]:
+    """Read the messages of a dialog."""
     from llamarium.config import read_json_object
 
     messages = read_json_object(path, _MAX_BYTES).get("messages")

@@ -15,6 +15,7 @@ from llamarium.extras import need_torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder; up to five are compared")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.html", help="a comparison's page (one run's is in its folder)"
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Write the page and print where it is."""
     runs: list[Path] = args.runs
     if (len(runs) > 1) != (args.out is not None):
         raise UsageError("argument --out: several runs need it, and one has its page in its folder")

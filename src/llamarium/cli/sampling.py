@@ -33,6 +33,7 @@ def add_choosing(group: "argparse._ActionsContainer", temperature: str = "1") ->
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given of `add_sampling`'s options, by the API's names."""
     given = choosing(args)
     if args.max_tokens is not None:
         given["max_new_tokens"] = args.max_tokens
@@ -44,6 +45,7 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def choosing(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given of `add_choosing`'s options, by the API's names."""
     given = {one.name: value for one in parameters_of("cli") if (value := getattr(args, one.name)) is not None}
     if args.logit_bias is not None:
         given["logit_bias"] = dict(args.logit_bias)
@@ -64,6 +66,7 @@ _WRITTEN = {".lark": "lark", ".gbnf": "gbnf"}
 
 
 def add_grammar(parser: argparse.ArgumentParser) -> None:
+    """Add what an answer's text may be."""
     group = parser.add_argument_group("form of an answer (one of these; needs the extra `serve`)")
     group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that this JSON Schema allows")
     group.add_argument("--json-object", action="store_true", help="any JSON object")

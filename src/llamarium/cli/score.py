@@ -13,12 +13,14 @@ from llamarium.cli.text import add_text, check_fits, require_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "TEXT", "the text to score")
     add_json(parser)
     add_model(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Score the text and print its chain."""
     text = require_text(args, "TEXT")
     llama = load_llama(args)
     score = llama.score(check_fits(llama, text))

@@ -57,6 +57,7 @@ PORT = whole_number(0, 65535)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.usage = f"{parser.prog} [OPTION ...]"
     _add_place(parser.add_argument_group("where it listens"))
     access = parser.add_argument_group("access")
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_served_names(parser: argparse.ArgumentParser) -> None:
+    """Add `--served-model-name`; `served_names` reads it."""
     what = "what requests call the model (default: its name)"
     add_repeatable(parser, ("--served-model-name", str, "NAME", what))
 
@@ -128,6 +130,7 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
+    """Add `--tool-form` and `--open-objects`."""
     parser.add_argument(
         "--tool-form",
         choices=get_args(ToolForm),
@@ -189,6 +192,7 @@ def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
 
 
 def run(args: argparse.Namespace) -> int:
+    """Serve until a signal stops the server."""
     settings = _settings(args)
     require_packages("llamarium serve")
     return serve_page(args, settings, lambda report: load_engine(args, report))
@@ -230,6 +234,7 @@ def serve_page(
 
 
 def require_packages(command: str) -> None:
+    """Refuse to begin without the packages that serve."""
     for module in ("fastapi", "uvicorn", "httptools", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             optional(module, "serve", command, module.replace("_", "-"))

@@ -12,10 +12,12 @@ from llamarium.train.report.trackers import TRACKERS
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add what decides which model is loaded, and how; `names_adapters`: requests choose among `args.adapters`."""
     parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
 
 
 def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Add where a run lives, and how it begins and ends."""
     parser.add_argument(
         "--out",
         type=named_folder,
@@ -37,6 +39,7 @@ def named_folder(text: str) -> Path:
 
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:
+    """Add `--report-to`."""
     parser.add_argument(
         "--report-to", action="append", default=[], choices=tuple(TRACKERS), help="follow the run there (repeatable)"
     )
@@ -59,6 +62,7 @@ def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | N
 
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
+    """Return the settings that stand on the command line."""
     names = [item.name for item in dataclasses.fields(kind)]
     found = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}

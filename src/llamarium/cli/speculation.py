@@ -45,10 +45,12 @@ def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:
 
 
 def speculation_counts(options: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Return what came of `speculation`, by its option's name."""
     return {name: options[name].counts() for name in SPECULATION if name in options}
 
 
 def speculation_details(options: dict[str, Any]) -> list[str]:
+    """Say what came of `speculation`, for a person."""
     return [
         f"{found['accepted']} of {found['drafted']} guesses right in {found['passes']} passes"
         for found in speculation_counts(options).values()

@@ -14,6 +14,7 @@ _MAX_BYTES = 2**28
 
 
 def add_text(parser: argparse.ArgumentParser, name: str, what: str, *, required: bool = True) -> None:
+    """Add a text that may stand by itself or after `-p`; `read_text` reads it."""
     parser.add_argument("text", nargs="?", metavar=name, help=f"{what}; - reads it from standard input")
     parser.add_argument(
         "-p", "--prompt", metavar=name, help=f"the same, as an option{'' if required else ' (or none)'}"
@@ -45,6 +46,7 @@ def read_standard_input() -> str:
 
 
 def require_text(args: argparse.Namespace, name: str) -> str:
+    """Return the text that was given."""
     text = read_text(args)
     if text is None:
         raise UsageError(f"no {name}; give it in quotation marks, or - to read it from standard input")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_text(parser, "TEXT", "what to encode")
     parser.add_argument(
         "-m",
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Encode the text and show how."""
     if args.ids and args.merges:
         raise UsageError("argument --merges: not allowed with argument --ids")
     text = require_text(args, "TEXT")

@@ -31,6 +31,7 @@ _TOKENIZERS = {128256: "llama3", 49152: "smollm2-135m"}  # of the presets, by th
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="what to run; - reads it from standard input")
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="the same, as an option")
     parser.add_argument(
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run each text and list what was recorded."""
     texts = _texts(args)
     if args.model in PRESETS and args.model not in _TOKENIZERS.values():
         for i, text in enumerate(texts):
@@ -120,6 +122,7 @@ def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:
 
 
 def show_trace(trace: "Trace") -> None:
+    """Print one line for each activation."""
     from llamarium.inspect.shapes import print_key
     from llamarium.runtime.taps import ACTIVATIONS
 

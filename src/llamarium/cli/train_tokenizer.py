@@ -32,6 +32,7 @@ _SAMPLE_CHARACTERS = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--data", metavar="SOURCE", help=DATA_HELP)
     parser.add_argument("--text-field", default="text", metavar="NAME", help="the field with the text (default: text)")
     parser.add_argument("--kind", choices=("bpe", "words", "chars"), default="bpe", help="of tokens (default: bpe)")
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Learn it, write it and say how short it makes texts."""
     if args.out is None:  # argparse would ask for it before it says what is wrong with the rest
         raise UsageError("argument --out: has to be given, the folder for the tokenizer's files")
     if args.kind == "chars" and args.vocab_size is not None:

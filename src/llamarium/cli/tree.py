@@ -29,11 +29,13 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_name(parser, "a config.json, or a preset")
     add_type(parser, "--quantize", METHODS, help="show it with its Linears quantized")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the tree of what is named."""
     name = named(args) or DEFAULT_MODEL
     config, skip = (PRESETS[name], None) if name in PRESETS else read_config(name)
     if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it

@@ -36,6 +36,7 @@ def step_view(step: "NextStep") -> "RenderableType":
 
 
 def after_view(last: "NextStep") -> "RenderableType":
+    """Show the text that the last step leaves."""
     return _line(f"then: {_tail(last.context + (last.chosen.text or ''))}", bold=True)
 
 
@@ -65,6 +66,7 @@ def _chain(score: "Score") -> "RenderableType":
 
 
 def neighbors_view(found: "Neighbors") -> "RenderableType":
+    """Show which tokens stood for the words, and the nearest rows."""
     words = [f"{w.sign} {quote(w.text)} ({w.token_id})" for w in found.query]
     rows = (
         (str(rank), quote(n.text), str(n.token_id), f"{n.cosine:.4f}", bar(n.cosine))
@@ -75,6 +77,7 @@ def neighbors_view(found: "Neighbors") -> "RenderableType":
 
 
 def summary_view(summary: "Summary") -> "RenderableType":
+    """Show configuration, parameters, bytes, costs and where the weights came from."""
     parts = [_config(summary), _parameters(summary), _costs(summary)]
     if summary.sources:
         parts.append(_sources(summary.sources))

@@ -63,6 +63,7 @@ class QuantizedEmbedding(QuantizedModule, ABC):
         self.register_buffer("weight", weight)
 
     def extra_repr(self) -> str:
+        """Return what `nn.Embedding` shows, and the format."""
         return f"{self.num_embeddings}, {self.embedding_dim}, type={self.type_name}"
 
     @abstractmethod
@@ -116,6 +117,7 @@ class QuantizedLinear(QuantizedModule, ABC):
             yield start, min(start + step, self.out_features)
 
     def extra_repr(self) -> str:
+        """Return what `nn.Linear` shows."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias=False"
 
 

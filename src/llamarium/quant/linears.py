@@ -72,6 +72,7 @@ class LinearIntegers(QuantizedLinear):
         return self.weight[rows]
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `start` to `stop` of W."""
         rows = slice(start, stop)
         groups = self.codes(rows).float().view(stop - start, self.scale.shape[1], -1)
         groups.mul_(self.scale[rows].float().unsqueeze(-1))
@@ -93,10 +94,12 @@ class LinearInt4(LinearIntegers):
 
     @staticmethod
     def stored(codes: Tensor) -> Tensor:
+        """See `LinearIntegers.stored`."""
         codes = codes.to(torch.uint8)
         return codes[:, ::2] | (codes[:, 1::2] << 4)
 
     def codes(self, rows: slice = slice(None)) -> Tensor:
+        """See `LinearIntegers.codes`."""
         packed = self.weight[rows]
         return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 

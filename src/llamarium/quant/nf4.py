@@ -208,6 +208,7 @@ class Linear4bit(QuantizedLinear):
         return NF4(self.weight, self.absmax, nested)
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `start` to `stop` of W."""
         columns = self.in_features
         flat = _dequantize_range(self._quantized(), start * columns, stop * columns, self.layout.block_size)
         return flat.view(-1, columns).to(dtype)

@@ -76,6 +76,7 @@ class LinearPacked(QuantizedLinear):
         return groups.flatten(1).to(dtype)
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `start` to `stop` of W."""
         return self.dequantize_at(torch.arange(start, stop, device=self.weight.device), dtype)
 
     def has_finite_scales(self) -> bool:
@@ -83,6 +84,7 @@ class LinearPacked(QuantizedLinear):
         return count_nonfinite_tiles(self.weight.cpu().numpy(), self.format) == 0
 
     def extra_repr(self) -> str:
+        """Return what `nn.Linear` shows, and the format."""
         return f"{super().extra_repr()}, type={self.type_name}"
 
 
@@ -99,6 +101,7 @@ class EmbeddingPacked(QuantizedEmbedding):
         self._linear = [linear]  # a list, as it is no part of this module
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Look up integer ids (...): vectors (..., embedding_dim)."""
         return self.linear.dequantize_at(ids.flatten(), self.dtype).view(*ids.shape, self.embedding_dim)
 
     @property
@@ -112,9 +115,11 @@ class EmbeddingPacked(QuantizedEmbedding):
         return self._linear[0]
 
     def has_finite_scales(self) -> bool:
+        """As `LinearPacked.has_finite_scales`."""
         return self.linear.has_finite_scales()
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the whole table: (num_embeddings, embedding_dim)."""
         return self.linear.dequantize(dtype)
 
 

@@ -62,6 +62,7 @@ class LearnerCheckpoint:
         return ProcessRunner(self.config, expected_shapes(self.config), child, name, self.model)
 
     def sources(self) -> tuple[TensorSource, ...]:
+        """Return where each weight came from."""
         return tuple(TensorSource.of(e, "F32", 4 * math.prod(e.shape)) for e in self.entries.values())
 
     def _look(self) -> dict[str, tuple[int, int]]:

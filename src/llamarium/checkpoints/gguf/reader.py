@@ -60,6 +60,7 @@ class GGUFCheckpoint:
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight's bytes by row; see `Checkpoint.stored`."""
         entry = self.entries[key]
         tensor = self._tensors[entry.name]
         heads = permuted_heads(key, self.config)
@@ -70,6 +71,7 @@ class GGUFCheckpoint:
         return StoredTensor(entry.dtype, entry.shape, rows)
 
     def check_unchanged(self) -> None:
+        """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""
         self._file.check_unchanged()
 
     def _rope_factors(self, file: GGUFFile) -> NDArray[np.float32] | None:

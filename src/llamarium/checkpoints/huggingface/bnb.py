@@ -67,6 +67,7 @@ class NF4Group:
         return sum(part.nbytes for part in self.components.values())
 
     def stored(self) -> StoredTensor:
+        """Return the components as they are stored."""
         state = {name.removeprefix("weight."): part for name, part in self.components.items() if name != "weight"}
         return StoredTensor("NF4", self.shape, self.components["weight"].reshape(-1, 1), state)
 

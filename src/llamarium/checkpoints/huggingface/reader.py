@@ -49,6 +49,7 @@ class HuggingFaceCheckpoint:
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight's rows, or an NF4 weight's components; see `Checkpoint.stored`."""
         if key in self._groups:
             return self._groups[key].stored()
         file, tensor = self._tensors[key]
@@ -56,6 +57,7 @@ class HuggingFaceCheckpoint:
         return StoredTensor(tensor.dtype, tensor.shape, rows)
 
     def check_unchanged(self) -> None:
+        """Check that all files are still what was opened; see `Checkpoint.check_unchanged`."""
         for file in self._files.values():
             file.check_unchanged()
 

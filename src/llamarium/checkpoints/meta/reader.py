@@ -80,6 +80,7 @@ class MetaCheckpoint:
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight's rows, its slices put together; see `Checkpoint.stored`."""
         entry = self.entries[key]
         slices, dim = self._slices[key][1], self._dim(key)
         values = slices[0] if len(slices) == 1 or dim is None else np.concatenate(slices, dim)
@@ -91,6 +92,7 @@ class MetaCheckpoint:
         return StoredTensor(entry.dtype, entry.shape, values.view(np.uint8).reshape(num_rows, -1))
 
     def check_unchanged(self) -> None:
+        """Check that all shards are still what was opened; see `Checkpoint.check_unchanged`."""
         for file, state in self._states.items():
             state.check(file)
 

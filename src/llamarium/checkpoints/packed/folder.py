@@ -84,6 +84,7 @@ class PackedCheckpoint:
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
+        """Return a weight's tiles or rows; see `Checkpoint.stored`."""
         entry, tensor = self.entries[key], self._tensors[key]
         if entry.is_packed:
             data = self._file.array(tensor.offset, tensor.shape, np.uint8, copy=copy)
@@ -92,6 +93,7 @@ class PackedCheckpoint:
         return StoredTensor(entry.dtype, entry.shape, data)
 
     def check_unchanged(self) -> None:
+        """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""
         self._file.check_unchanged()
 
 

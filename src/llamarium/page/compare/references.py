@@ -51,9 +51,11 @@ class References:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the models."""
         return tuple(self._opened)
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
+        """Yield a side for each model and type."""
         for name, one in self._opened.items():
             tokenizer = self._tokenizers.of(llama, name, one)
             stored = " and ".join({entry.dtype for entry in one.checkpoint.entries.values()})
@@ -69,6 +71,7 @@ class References:
                 )  # fmt: skip
 
     def check(self, name: str) -> None:
+        """Refuse an unknown name."""
         if name not in self._opened:
             known = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
             message = f"there is no reference of this name; there is: {known}"

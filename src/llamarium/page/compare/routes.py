@@ -128,14 +128,17 @@ def held_out() -> str:
 
 
 def others_of(request: Request) -> Others:
+    """Return the models besides the one that answers."""
     return request.app.state.others
 
 
 def references_of(request: Request) -> References:
+    """Return the models in 16 or 32 bits that are compared in fewer."""
     return request.app.state.references
 
 
 def runs_of(request: Request) -> Runs:
+    """Return the training runs that the server was started with."""
     return request.app.state.runs
 
 

@@ -56,6 +56,7 @@ class Runs:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """What they are called."""
         return tuple(self._folders)
 
     @property
@@ -69,6 +70,7 @@ class Runs:
         return tuple(found)
 
     def folder(self, name: str) -> Path:
+        """Return the folder of a run that the server was started with."""
         if name not in self._folders:
             known = ", ".join(self._folders) or "none (`llamarium inspect --checkpoints RUN` names one)"
             raise UnknownNameError(f"there is no run of this name; there is: {known}", code="unknown_run", param="run")
@@ -96,6 +98,7 @@ class Runs:
             yield from (side for side in found if side is not None)
 
     def side(self, llama: "Llama", name: str, step: int) -> Side:
+        """Return a checkpoint as a side of a comparison."""
         side = self._side(llama, name, step)
         if side is None:
             message = f"the run {name} has no checkpoint of step {step}; it may have been removed meanwhile"
@@ -125,6 +128,7 @@ class Runs:
         )  # fmt: skip
 
     def config(self, name: str) -> ModelConfig:
+        """Return the shape of a run's model."""
         return self._opened(name).config
 
     def _opened(self, name: str) -> OpenedModel:

@@ -38,22 +38,28 @@ class OpenPass:
 
     @property
     def layers(self) -> range:
+        """All layers of the model."""
         return range(self.llama.config.num_hidden_layers)
 
     @property
     def executor(self) -> Executor:
+        """What runs passes."""
         return Executor.of(self.llama, self.engine)
 
     def check_token(self, name: str, token_id: int | None) -> None:
+        """Refuse an id outside the vocabulary."""
         check_index(name, token_id, self.llama.config.vocab_size)
 
     def check_layer(self, layer: int) -> None:
+        """Refuse a layer that the model does not have."""
         check_index("layer", layer, len(self.layers))
 
     def numbers(self, name: str, layer: int | None, rows: range) -> NDArray[np.float32]:
+        """Return an activation at some tokens."""
         return self.kept.numbers(self.executor, self.one, name, layer, rows).values
 
     def select(self, name: str, query: ActivationQuery) -> Numbers:
+        """Return the part of an activation that a query names."""
         return select(self.kept, self.executor, self.one, name, query)
 
     def trace(self, names: Collection[str], layers: Collection[int], rows: range | None = None) -> "Trace":

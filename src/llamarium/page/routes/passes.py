@@ -122,6 +122,7 @@ def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
 
 
 def pass_view(known: OpenPass) -> schema.PassView:
+    """Return the view of a pass."""
     one, executor = known.one, known.executor
     runner = executor.runner_of(one)
     return schema.PassView(

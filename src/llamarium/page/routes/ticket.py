@@ -11,6 +11,7 @@ PATH = "/inspect/ticket"
 
 
 def ticket_routes(ticket: Ticket) -> APIRouter:
+    """Return the route that exchanges a ticket for the key."""
     router = APIRouter(route_class=StrictRoute)
 
     @router.post(PATH)

@@ -31,12 +31,15 @@ class LinearGGML(QuantizedLinear):
 
     @classmethod
     def from_weight(cls, weight: Tensor, type_name: str) -> "LinearGGML":
+        """Quantize (out_features, in_features); see `quantize` for formats and errors."""
         return cls(quantize(weight, type_name), type_name)
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return rows `start` to `stop` of W."""
         return dequantize(self.weight[start:stop], self.type_name, dtype)
 
     def extra_repr(self) -> str:
+        """Return what `nn.Linear` shows, and the format."""
         return f"{super().extra_repr()}, type={self.type_name}"
 
 
@@ -48,10 +51,12 @@ class EmbeddingGGML(QuantizedEmbedding):
         super().__init__(weight, (len(weight), _num_columns(weight, type_name)), type_name, dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Look up integer ids (...): vectors (..., embedding_dim)."""
         rows = self.weight.index_select(0, ids.flatten())
         return dequantize(rows, self.type_name, self.dtype).view(*ids.shape, self.embedding_dim)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the whole table: (num_embeddings, embedding_dim)."""
         return dequantize(self.weight, self.type_name, dtype)
 
 

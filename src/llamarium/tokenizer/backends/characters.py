@@ -26,6 +26,7 @@ class CharacterTokenizer:
 
     @staticmethod
     def from_file(path: Path) -> Tokenizer:
+        """Read a `characters.json`."""
         raw = read_json(path, MAX_SMALL_FILE_BYTES)
         characters = raw.get("characters")
         if raw.get("type") != "characters" or raw.get("version") != 1 or not isinstance(characters, list):
@@ -52,6 +53,7 @@ class CharacterBackend:
         self._source = source
 
     def encode(self, text: str) -> list[int]:
+        """Encode a text."""
         try:
             return [self._ids[character] for character in text]
         except KeyError as error:
@@ -62,6 +64,7 @@ class CharacterBackend:
             ) from None
 
     def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the UTF-8 of one character."""
         return self._characters[token_id].encode("utf-8")
 
     def byte_level_bpe(self) -> ByteLevelBPE:

@@ -163,6 +163,7 @@ class HuggingFaceBackend:
         return unspell(token) if self._byte_level else _sentencepiece_bytes(token)
 
     def byte_level_bpe(self) -> ByteLevelBPE:
+        """Return the readable twin, with this file's merges and pre-tokenizer."""
         if not self._byte_level or self._inner.normalizer is not None:
             raise TokenizerError(
                 f"{self._source}: merges can be shown for byte-level BPE without a normalizer (Llama 3, SmolLM2) only"
@@ -202,6 +203,7 @@ class HuggingFaceBackend:
         return cut
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`."""
         save_huggingface(folder, tokenizer, self._inner)
 
 

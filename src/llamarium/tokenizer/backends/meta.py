@@ -103,6 +103,7 @@ class MetaBackend:
         return ids + encoding.encode_ordinary(text[done:] if done else text)
 
     def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes of one token."""
         if token_id < NUM_RANKS:
             return self._tokens[token_id]
         return self._names[token_id - NUM_RANKS]

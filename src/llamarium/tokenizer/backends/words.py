@@ -93,6 +93,7 @@ class WordBackend:
         self.unknown_id = self._ids[UNKNOWN]
 
     def encode(self, text: str) -> list[int]:
+        """Encode a text whose words are all known."""
         pieces = self._pieces(f" {text}") if text else []
         if unknown := Counter(piece for piece in pieces if piece not in self._ids):
             shown = ", ".join(repr(escape(word)) for word, _ in unknown.most_common(_SHOWN))
@@ -114,6 +115,7 @@ class WordBackend:
         return [piece for piece, _ in guard_rust(lambda: cutter.pre_tokenize_str(text), self._source)]
 
     def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the UTF-8 of one word."""
         word = self._words.get(token_id)
         return None if word is None else word.encode("utf-8")
 
@@ -128,6 +130,7 @@ class WordBackend:
         )
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
+        """Write `tokenizer.json` and `tokenizer_config.json`."""
         save_huggingface(folder, tokenizer, self._inner)
 
 

@@ -22,13 +22,17 @@ class Vocabulary(Protocol):
         """Return a tokenizer of the same vocabulary with another template."""
         ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encode a text."""
+        ...
 
     def split_special(self, text: str) -> list[str]:
         """Split into text, control token, text, ..."""
         ...
 
-    def token_bytes(self, token_id: int) -> bytes: ...
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token."""
+        ...
 
 
 class ChatFormat(Protocol):

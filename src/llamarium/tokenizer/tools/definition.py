@@ -66,6 +66,7 @@ class ToolDefinition:
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
     def to_openai(self) -> dict[str, Any]:
+        """Return the object that OpenAI's API has for it, which is also what chat templates expect."""
         return {"type": "function", "function": self.function()}
 
 

@@ -120,6 +120,7 @@ class ArgumentRules:
         self._any: str | None = None
 
     def lines(self) -> list[str]:
+        """Return the rules, one a line."""
         return [f"{self._name}_{i}: {rule}" for i, rule in enumerate(self._rules)]
 
     def keywords(self, schema: Mapping[str, Any]) -> str:
@@ -155,6 +156,7 @@ class ArgumentRules:
         return first
 
     def value(self, schema: object, where: str) -> str:
+        """Return the name of the rule of a value."""
         if schema is True:
             return self._anything()
         if not isinstance(schema, Mapping):

@@ -116,6 +116,7 @@ class ToolCallParser:
 
     @property
     def content(self) -> str:
+        """The emitted text outside of calls."""
         return text_of(self._emitted)
 
     @property

@@ -25,6 +25,7 @@ class Source:
         self._held: list[str] = []
 
     def push(self, text: str) -> None:
+        """Add a piece."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
@@ -37,6 +38,7 @@ class Source:
         return self._text[self._at]
 
     def take(self, count: int = 1) -> str:
+        """Read characters that are there."""
         return self._take_to(self._at + count)
 
     def take_run(self, pattern: re.Pattern[str]) -> str:
@@ -60,6 +62,7 @@ class Source:
         return "".join(found)
 
     def blanks(self) -> Reading[str]:
+        """Read white space."""
         return self.run(_BLANK)
 
     def accept(self, *literals: str) -> Reading[str]:
@@ -86,6 +89,7 @@ class Source:
             self._at = 0
 
     def held(self) -> str:
+        """Return what has been read since `settle`."""
         return "".join(self._held)
 
     def settle(self) -> None:

@@ -59,21 +59,26 @@ class ValueReader:
         self._pending = ""
 
     def fail(self) -> NoReturn:
+        """Say that what comes is no value."""
         raise NotACall
 
     def later(self, text: str) -> None:
+        """Write with the next value."""
         self._pending += text
 
     def now(self, text: str) -> None:
+        """Write, and what waited before it."""
         pending, self._pending = self._pending, ""
         self._write(pending + text)
 
     def expect(self, *characters: str) -> Reading[str]:
+        """Read one of some characters, after white space."""
         yield from self._source.blanks()
         found = yield from self._source.accept(*characters)
         return found or self.fail()
 
     def value(self, depth: int = 0) -> Reading[None]:
+        """Read any value."""
         yield from self._source.blanks()
         character = yield from self._source.peek()
         if not character or depth > MAX_DEPTH:
@@ -104,6 +109,7 @@ class ValueReader:
         self.now("}")
 
     def text(self) -> Reading[str]:
+        """Read a text as a whole and return it as JSON."""
         yield from self._source.blanks()
         if (yield from self._source.peek()) not in set(self._dialect.quotes):
             self.fail()
