@@ -214,8 +214,9 @@ def test_what_contradicts_a_model_is_refused_by_name(tmp_path: Path, capsys: pyt
     with pytest.raises(TrainingError, match="vocab_size: of no effect"):
         going_on("shakespeare-char", text, vocab_size=300)
     words = ["pretrain", "-m", "shakespeare-char", "--data", str(text), "--out", str(tmp_path / "run")]
-    assert main([*words, "--preset", "tiny"]) == 1
-    assert "preset: of no effect beside model" in capsys.readouterr().err
+    for flag in (["--preset", "tiny"], ["--preset", "small"], ["--tokenizer", "chars"]):  # the defaults, named, too
+        assert main([*words, *flag]) == 1
+        assert f"{flag[0][2:]}: of no effect beside model" in capsys.readouterr().err
     assert main([*words[:2], "nowhere/model", *words[3:]]) == 1
     assert "nowhere/model" in capsys.readouterr().err
     with pytest.raises(TrainingError, match="context is 512, and the model's holds 256 tokens"):
@@ -242,7 +243,7 @@ def test_the_rate_of_a_run_that_goes_on_is_a_tenth(tmp_path: Path) -> None:
         file.write_text(config.to_toml())
         assert PretrainConfig.resolve(file, {}) == config and f"learning_rate = {rate}\n" in file.read_text()
     same = {"model": "x", "preset": "small", "tokenizer": "chars"}  # as the file of a run writes them
-    assert PretrainConfig(**same) == PretrainConfig.resolve(None, same) == PretrainConfig(model="x")
+    assert PretrainConfig(**same) == PretrainConfig(model="x")
 
 
 def test_experiments_begin_from_scratch_and_count_one_source(tmp_path: Path, texts: dict[str, float]) -> None:

@@ -7,7 +7,7 @@ starts the same run again.
 import dataclasses
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
@@ -115,6 +115,7 @@ class RunConfig:
                 raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
         if self.patience and not getattr(self, "validation", 1):
             raise TrainingError("patience: of no effect where validation is 0; leave it out")
+        _refuse_brought(self)
         if self.num_warmup_steps > self.steps:
             raise TrainingError(f"warmup_steps is {self.warmup_steps}; expected at most steps, which is {self.steps}")
 
@@ -146,7 +147,9 @@ class RunConfig:
         known = [item.name for item in dataclasses.fields(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
-        return cls(**{**settings, **flags})
+        found = cls(**{**settings, **flags})
+        _refuse_brought(found, flags)  # also the defaults, named
+        return found
 
     def to_toml(self) -> str:
         """Return the settings as TOML for `resolve`; those that are None are comments."""
@@ -215,8 +218,6 @@ class PretrainConfig(RunConfig):
         if cast("float | None", self.learning_rate) is None:  # a run that goes on begins where the other's cosine ends
             object.__setattr__(self, "learning_rate", 1e-4 if self.model else 1e-3)
         RunConfig.__post_init__(self)
-        if self.model:
-            _refuse_own(self.changed(_OF_SCRATCH), "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +262,6 @@ class FinetuneConfig(RunConfig):
         """Check types and ranges; names of quantized types may be in small letters."""
         object.__setattr__(self, "quantize", chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1")))
         RunConfig.__post_init__(self)
-        if self.adapter:
-            _refuse_own(self.changed(_OF_ADAPTERS), "adapter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,9 +344,12 @@ class ExperimentConfig(PretrainConfig):
     )
 
 
-def _refuse_own(given: Sequence[str], beside: str) -> None:
-    if given:
-        raise TrainingError(f"{given[0]}: of no effect beside {beside}, which has its own; leave it out")
+def _refuse_brought(config: RunConfig, given: Collection[str] | None = None) -> None:
+    """Refuse what a model or an adapter brings: settings that are `given`, else those that are not defaults."""
+    for other, names in (("model", _OF_SCRATCH), ("adapter", _OF_ADAPTERS)):
+        if hasattr(config, names[0]) and getattr(config, other):
+            for name in config.changed(names) if given is None else filter(given.__contains__, names):
+                raise TrainingError(f"{name}: of no effect beside {other}, which has its own; leave it out")
 
 
 def kind_of(hint: Any) -> tuple[Any, bool]:
