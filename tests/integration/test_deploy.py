@@ -204,6 +204,9 @@ def nginx(backend: int, folder: Path) -> Iterator[str]:
 def caddy(backend: int, folder: Path) -> Iterator[str]:
     port, config = free_port(), folder / "Caddyfile"
     site = text("Caddyfile").replace("127.0.0.1:8000", f"127.0.0.1:{backend}").replace(NAME, f"http://{NAME}:{port}")
+    version = subprocess.run(["caddy", "version"], capture_output=True, text=True, check=True).stdout
+    if [int(part) for part in re.findall(r"\d+", version)[:3]] < [2, 6, 3]:  # as the comment in the file says
+        site = site.replace("request_buffers 17MB", "buffer_requests")
     config.write_text(f"{{\n\tadmin off\n\tauto_https off\n}}\n{site}")
     command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(config)]
     with proxy(command, f"http://127.0.0.1:{port}", HOME=str(folder)) as url:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -653,24 +654,25 @@ def test_a_stream_that_waits_has_pings_and_one_that_breaks_says_so(
 ) -> None:
     gate = _gate(llama, monkeypatch)
     with serving(llama, ping_s=0.05, request_timeout_s=0.5) as running:
-        told: list[str] = []
-        thread = threading.Thread(target=lambda: told.append(running.post(MESSAGES, **ASKED, stream=True).text))
-        thread.start()
-        thread.join(0.7)
-        gate.set()
-        thread.join()
-        (text,) = told
-        *others, last = events(text)
+        asked = ASKED | {"stream": True}
+        with httpx.stream("POST", running.url + MESSAGES, json=asked, timeout=30) as answer:
+            parts = answer.iter_text()
+            waited = next(parts) + next(parts)
+            time.sleep(0.5)  # its time is over, whatever the machine did meanwhile
+            gate.set()
+            *others, last = events(waited + "".join(parts))
         assert [event["type"] for event in others[:2]] == ["ping", "ping"]
         assert not any(event["type"] in ("message_delta", "message_stop") for event in others)
         assert error_of(last)["type"] == "timeout_error"
         gate.clear()
+        told: list[str] = []
         thread = threading.Thread(target=lambda: told.append(running.post(MESSAGES, **ASKED).text))
         thread.start()
+        running.wait(lambda: running.service.in_flight == 1)
         thread.join(0.7)
         gate.set()
         thread.join()
-        assert error_of(json.loads(told[1]))["details"]["error_code"] == "request_timeout"
+        assert error_of(json.loads(told[0]))["details"]["error_code"] == "request_timeout"
 
 
 def test_a_stream_that_breaks_in_the_middle_raises_in_the_client(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
