@@ -1,11 +1,12 @@
 """A server in a thread of the test's process: a small model behind real sockets."""
 
 import dataclasses
+import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,21 @@ def small_engine(llama: Llama, settings: Settings, **options: Any) -> TextEngine
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A port where nothing listens; below those that systems give to whatever asks for any, so that it stays free."""
+    while True:
+        port = random.SystemRandom().randrange(30_100, 32_700)
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+
+
+def wait(is_so: Callable[[], object], limit_s: float = 10) -> None:
+    """Wait until something is so. `limit_s` counts looks every 5 ms: where this process is stopped, no time passes."""
+    for _ in range(round(limit_s / 0.005)):
+        if is_so():
+            return
+        time.sleep(0.005)
+    assert is_so(), "it did not come to that"
 
 
 class Running:
@@ -111,11 +124,7 @@ class Running:
         assert self.service.loaded is not None
         return self.service.loaded[1]
 
-    def wait(self, is_so: Callable[[], object], limit_s: float = 10) -> None:
-        end = time.monotonic() + limit_s
-        while not is_so():
-            assert time.monotonic() < end, "it did not come to that"
-            time.sleep(0.005)
+    wait = staticmethod(wait)
 
     def is_idle(self) -> bool:
         seen = self.engine.snapshot

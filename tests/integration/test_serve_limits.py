@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from llamarium.errors import MemoryBudgetError, OptionError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.sampling.grammar.compiler import GrammarCompiler
 from llamarium.server.faults import validated
+from llamarium.server.http.body import Held
 from llamarium.server.http.protocol import MAX_REQUESTS_AHEAD
 from llamarium.server.lifecycle.service import check_context
 from llamarium.server.settings import Settings
@@ -30,9 +32,14 @@ ENDLESS: dict[str, Any] = HELLO | {"max_tokens": 470, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def running(llama: Llama) -> Iterator[Running]:
-    with serving(
-        llama, max_body_bytes=100_000, max_header_bytes=4096, header_timeout_s=0.5, body_timeout_s=0.5
-    ) as found:
+    with serving(llama, max_body_bytes=100_000, max_header_bytes=4096) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hasty(llama: Llama) -> Iterator[Running]:
+    """A server that does not wait: of what is sent to it nothing more comes."""
+    with serving(llama, header_timeout_s=0.5, body_timeout_s=0.5) as found:
         yield found
 
 
@@ -101,13 +108,14 @@ def test_a_body_without_a_length_is_refused_where_it_gets_too_large(running: Run
         assert status_and_code(all_of(client))[0] == 413
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(running: Running) -> None:
-    with connect(running) as client:
+def test_a_body_that_does_not_come_is_not_waited_for(hasty: Running) -> None:
+    with connect(hasty) as client:
         client.sendall(head(b'{"messages": ', length=100))
         assert status_and_code(all_of(client)) == (408, "request_timeout")
 
 
-def test_who_is_answered_before_the_body_has_come_can_go_on(running: Running) -> None:
+def test_who_is_answered_before_the_body_has_come_can_go_on(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.server.http.protocol._LINGER_S", 10)
     with connect(running) as client:
         for _ in range(3):
             client.sendall(head(path="/nothing", length=60_000))
@@ -117,22 +125,23 @@ def test_who_is_answered_before_the_body_has_come_can_go_on(running: Running) ->
                 time.sleep(0.005)
         client.sendall(head(json.dumps(HELLO).encode()))
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        monkeypatch.undo()
         client.sendall(head(path="/nothing", length=60_000))
         answer = all_of(client)  # the body never comes
         assert status_and_code(answer) == (404, "not_found")
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /health HTTP/1.1\r\nhost: loc", b"\r\n"])
-def test_headers_that_do_not_come_are_not_waited_for(running: Running, start: bytes) -> None:
-    with connect(running) as client:
+def test_headers_that_do_not_come_are_not_waited_for(hasty: Running, start: bytes) -> None:
+    with connect(hasty) as client:
         client.sendall(start)
         begin = time.monotonic()
         assert status_and_code(all_of(client)) == (408, "request_timeout")
         assert time.monotonic() - begin < 3
 
 
-def test_blank_lines_do_not_keep_a_connection(running: Running) -> None:
-    with connect(running) as client:
+def test_blank_lines_do_not_keep_a_connection(hasty: Running) -> None:
+    with connect(hasty) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         begin = time.monotonic()
         with pytest.raises(OSError):
@@ -224,14 +233,16 @@ def test_requests_that_come_too_far_ahead_are_not_answered_but_those_before_are(
     running.wait(running.is_idle)
 
 
-def test_who_is_still_sending_reads_the_refusal(running: Running) -> None:
+def test_who_is_still_sending_reads_the_refusal(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a proxy does that wants the connection closed."""
+    monkeypatch.setattr("llamarium.server.http.protocol._LINGER_S", 10)
     large = 4 * 2**20
     with connect(running) as client:
         client.sendall(head(b"", length=large).replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
         time.sleep(0.1)
         for _ in range(large // 2**16):
             client.sendall(b" " * 2**16)
+        client.shutdown(socket.SHUT_WR)
         assert status_and_code(all_of(client)) == (413, "request_too_large")
 
 
@@ -249,12 +260,20 @@ def test_connections_are_counted(llama: Llama) -> None:
 
 def test_what_is_sent_at_once_is_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamarium.server.http.body.MAX_BYTES_AT_ONCE", 50_000)
+    body, add, num_bytes = json.dumps(padded()).encode(), Held.add, list[int]()
+
+    def counted(held: Held, num: int, most: int) -> None:
+        num_bytes.append(num)
+        add(held, num, most)
+
+    monkeypatch.setattr(Held, "add", counted)
     with connect(running) as one, connect(running) as other:
-        one.sendall(head(b" " * 40_000, length=90_000))
-        time.sleep(0.1)
+        one.sendall(head(body[:-1], length=len(body)))
+        running.wait(lambda: sum(num_bytes) == len(body) - 1)
         other.sendall(head(b" " * 40_000, length=90_000))
         assert status_and_code(all_of(other)) == (503, "overloaded")
-        assert status_and_code(all_of(one)) == (408, "request_timeout")
+        one.sendall(body[-1:])
+        assert one.recv(65536).startswith(b"HTTP/1.1 200 ")
     assert running.post(**HELLO).status_code == 200
 
 
@@ -378,6 +397,7 @@ def test_a_request_has_so_much_time(llama: Llama, slowly: Slowly) -> None:
             assert several.status_code == (200 if stream else 408)
             assert several.text.count('"code":"request_timeout"') == 1
         running.wait(running.is_idle)
+        running.service.settings = replace(running.service.settings, request_timeout_s=None)
         assert running.post(**HELLO).status_code == 200
 
 
@@ -460,9 +480,7 @@ def test_who_leaves_frees_what_it_had(llama: Llama, slowly: Slowly, stream: bool
         running.wait(lambda: running.engine.snapshot.running == 1 and running.engine.snapshot.waiting == 1)
         for client in reversed(clients):
             client.close()
-            begin = time.monotonic()
-            running.wait(lambda: running.service.in_flight < 2)
-            assert time.monotonic() - begin < 1
+            running.wait(lambda: running.service.in_flight < 2, 1)
         running.wait(running.is_idle, 1)
         told = httpx.get(f"{running.url}/metrics").text
     assert 'llamarium:request_aborted_total{model_name="small",reason="disconnected"} 2.0' in told
@@ -473,15 +491,15 @@ def test_who_does_not_read_is_ended(llama: Llama) -> None:
     with serving(llama, read_timeout_s=0.3) as running, connect(running) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = json.dumps(ENDLESS | {"stream": True, "logprobs": True, "top_logprobs": 20, "n": 1}).encode()
+        running.wait(lambda: running.server.server_state.connections)
         client.sendall(head(body) * MAX_REQUESTS_AHEAD)
-        running.wait(lambda: running.service.in_flight == 1)
         running.wait(lambda: not running.server.server_state.connections, 60)
         running.wait(running.is_idle)
         assert running.post(**HELLO).status_code == 200
 
 
 def test_many_requests_later_everything_is_where_it_was(running: Running) -> None:
-    """Whole, streamed, refused and left: no descriptor, no task, no block and no thread is kept."""
+    """Whole, streamed, refused and left: no descriptor, no task, no block and no thread is kept but the pool's."""
 
     def some(count: int) -> None:
         for i in range(count):
@@ -493,7 +511,8 @@ def test_many_requests_later_everything_is_where_it_was(running: Running) -> Non
         running.wait(lambda: not running.server.server_state.connections and not running.server.server_state.tasks)
 
     def held() -> tuple[int, int, int]:
-        return len(list(Path("/dev/fd").iterdir())), threading.active_count(), len(running.server.server_state.tasks)
+        threads = [one for one in threading.enumerate() if not one.name.startswith("asyncio_")]
+        return len(list(Path("/dev/fd").iterdir())), len(threads), len(running.server.server_state.tasks)
 
     some(5)
     before = held()
@@ -505,10 +524,15 @@ def test_many_requests_later_everything_is_where_it_was(running: Running) -> Non
 
 
 def test_a_stream_without_events_gets_pings(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    Slowly(llama, monkeypatch, 0.2)
-    with serving(llama, ping_s=0.05) as running:
-        told = running.post(**HELLO | {"max_tokens": 3}, stream=True).text
-    assert told.count(": ping\n\n") >= 2
+    gate, run = threading.Event(), llama.runner.run
+    monkeypatch.setattr(llama.runner, "run", lambda *args, **kwargs: gate.wait(10) and run(*args, **kwargs))
+    asked = HELLO | {"max_tokens": 3, "stream": True}
+    with serving(llama, ping_s=0.05) as running, httpx.stream("POST", running.url + CHAT, json=asked) as answer:
+        parts, told = answer.iter_text(), ""
+        while told.count(": ping\n\n") < 2:
+            told += next(parts)
+        gate.set()
+        told += "".join(parts)
     assert told.endswith("data: [DONE]\n\n")
 
 
@@ -555,10 +579,7 @@ def test_an_engine_that_breaks_ends_everybody_and_the_server(
             thread.start()
         running.wait(lambda: running.engine.snapshot.running == 2)
         slowly.broken = True
-        begin = time.monotonic()
-        for thread in threads:
-            thread.join()
-        assert time.monotonic() - begin < 1
+        running.wait(lambda: not any(thread.is_alive() for thread in threads), 1)
         assert running.service.state == "broken"
         running.wait(lambda: running.server.should_exit)
         assert running.server.exit_code == 1
