@@ -1,6 +1,7 @@
 """A server in a thread of the test's process: a small model behind real sockets."""
 
 import dataclasses
+import json
 import random
 import socket
 import threading
@@ -132,6 +133,15 @@ class Running:
 
     def post(self, path: str = CHAT, **body: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=30)
+
+    def begin(self, path: str, **body: Any) -> socket.socket:
+        """Ask, and read nothing; what closes the socket leaves. A question without a body is a GET."""
+        sent = json.dumps(body).encode() if body else b""
+        kind = f"content-type: application/json\r\ncontent-length: {len(sent)}\r\n"
+        head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nhost: localhost\r\n{kind if body else ''}\r\n"
+        made = socket.create_connection(("127.0.0.1", self.port))
+        made.sendall(head.encode() + sent)
+        return made
 
     def stop(self) -> None:
         self.service.is_draining = True

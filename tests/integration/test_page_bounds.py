@@ -13,7 +13,7 @@ import llamarium
 from llamarium.api import Llama
 from llamarium.errors import InputError
 from llamarium.page.extension import page
-from serving import Running, serving, small_llama, small_model
+from serving import serving, small_llama, small_model
 
 TEXT = "The cat sat on the mat"
 LONG = list(range(100, 124))
@@ -170,20 +170,13 @@ def test_who_leaves_ends_what_waits(smollm2_path: Path, monkeypatch: pytest.Monk
     with serving(small_llama(smollm2_path), extensions=[page()]) as running:
         with httpx.Client(base_url=running.url) as client:
             path = named(client)
-        threads = [threading.Thread(target=_leave_soon, args=(running, f"{path}/errors")) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+        asking = [running.begin(f"{path}/errors") for _ in range(3)]
         assert began.wait(20)
         running.wait(lambda: running.service.in_flight == 3)
-        for thread in threads:
-            thread.join()
+        for one in asking:
+            one.close()
         running.wait(lambda: not running.server.server_state.tasks)
         assert httpx.get(f"{running.url}/health").status_code == 200  # the server's loop has seen them leave
         goes_on.set()
         running.wait(lambda: running.service.in_flight == 0)
     assert ran == ["errors"]
-
-
-def _leave_soon(running: Running, path: str) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.get(f"{running.url}{path}", timeout=0.5)

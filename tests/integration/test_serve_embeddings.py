@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-import socket
+import dataclasses
 import struct
 import threading
 from collections.abc import Iterator
@@ -98,8 +98,21 @@ def under_way(running: Running) -> int:
     return seen.running + seen.waiting
 
 
-def test_who_comes_behind_many_texts_need_not_wait_for_all(running: Running) -> None:
-    order, most = [], 0
+def test_who_comes_behind_many_texts_need_not_wait_for_all(
+    running: Running, llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, most, passes, run = list[str](), 0, list[int](), llama.runner.run
+    both_ask = threading.Event()
+
+    def in_turn(*args: Any, **kwargs: Any) -> Any:
+        """Hold the first pass until both ask, and the fiftieth until one of them has its answer."""
+        passes.append(len(passes))
+        both_ask.wait(10)
+        if len(passes) == 50:
+            running.wait(lambda: order)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(llama.runner, "run", in_turn)
 
     def ask(name: str, path: str, **body: Any) -> None:
         assert running.post(path, **body).status_code == 200
@@ -111,6 +124,8 @@ def test_who_comes_behind_many_texts_need_not_wait_for_all(running: Running) -> 
     running.wait(lambda: under_way(running) > 0 or order, 60)
     one = threading.Thread(target=ask, args=("one", "/v1/chat/completions"), kwargs=HELLO)
     one.start()
+    running.wait(lambda: running.service.in_flight == 2)
+    both_ask.set()
     while many.is_alive():
         most = max(most, under_way(running))
         many.join(0.001)
@@ -181,16 +196,16 @@ def test_who_leaves_and_who_is_late_frees_what_it_had(llama: Llama, monkeypatch:
         return run(*args, **kwargs)
 
     monkeypatch.setattr(llama.runner, "run", wait)
-    with serving(llama, request_timeout_s=0.6) as running:
-        body = b'{"input": ["a", "b", "c"]}'
-        head = f"POST {EMBEDDINGS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
-        with socket.create_connection(("127.0.0.1", running.port)) as client:
-            client.sendall(head + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+    with serving(llama) as running:
+        with running.begin(EMBEDDINGS, input=["a", "b", "c"]):
             running.wait(lambda: under_way(running) > 0)
         running.wait(running.is_idle, 1)
+        settings = running.service.settings
+        running.service.settings = dataclasses.replace(settings, request_timeout_s=0.6)
         late = running.post(EMBEDDINGS, input=[f"{i}" for i in range(400)])
         assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
         running.wait(running.is_idle, 1)
+        running.service.settings = settings
         gate.set()
         assert running.post(EMBEDDINGS, input="a").status_code == 200
         told = httpx.get(f"{running.url}/metrics").text

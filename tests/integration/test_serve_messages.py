@@ -607,18 +607,21 @@ def test_either_header_lets_in(llama: Llama) -> None:
 
 
 def test_headers_that_are_too_large_or_late_have_the_form_too(llama: Llama) -> None:
-    with serving(llama, max_header_bytes=2000, header_timeout_s=0.3) as running:
-        head = f"POST {MESSAGES}?beta=true HTTP/1.1\r\nhost: localhost\r\n".encode()
-        for rest, status in ((b"x: " + b"y" * 3000, 431), (b"", 408)):
-            with socket.create_connection(("127.0.0.1", running.port)) as client:
-                client.settimeout(10)
-                client.sendall(head + rest)
-                parts = []
-                while part := client.recv(65536):
-                    parts.append(part)
-            first, _, body = b"".join(parts).partition(b"\r\n\r\n")
-            assert int(first.split()[1]) == status
-            assert error_of(json.loads(body))["message"]
+    head = f"POST {MESSAGES}?beta=true HTTP/1.1\r\nhost: localhost\r\n".encode()
+    limits: list[tuple[dict[str, Any], bytes, int]] = [
+        ({"max_header_bytes": 2000}, b"x: " + b"y" * 3000, 431),
+        ({"header_timeout_s": 0.3}, b"", 408),
+    ]
+    for limit, rest, status in limits:
+        with serving(llama, **limit) as running, socket.create_connection(("127.0.0.1", running.port)) as client:
+            client.settimeout(10)
+            client.sendall(head + rest)
+            parts = []
+            while part := client.recv(65536):
+                parts.append(part)
+        first, _, body = b"".join(parts).partition(b"\r\n\r\n")
+        assert int(first.split()[1]) == status
+        assert error_of(json.loads(body))["message"]
 
 
 def test_who_comes_when_the_queue_is_full_is_told_when_to_come_again(
