@@ -304,8 +304,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Any]:
     return answers_of(folder / "out")
 
 
-def start(*words: str, **how: Any) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", NEVER_TORCH, "batch", *words, *TINY]
+SLOW = """
+import os, time
+from llamarium.engine.engine import Engine
+step, path, most = Engine.step, sys.argv.pop(1), int(sys.argv.pop(1))
+def slower(engine):
+    if os.path.exists(path) and os.path.getsize(path) > most: time.sleep(0.1)
+    return step(engine)
+Engine.step = slower
+"""
+"""Make steps so slow, once a file is as large, that the answers to sixty stories would take minutes."""
+
+
+def start(*words: str, slow: tuple[Path, int] | None = None, **how: Any) -> "subprocess.Popen[bytes]":
+    """`slow`: From which size of which file on the program takes its time, so that it is still there."""
+    program = NEVER_TORCH if slow is None else NEVER_TORCH.replace("import sys; ", f"import sys{SLOW}")
+    command = [sys.executable, "-c", program, *map(str, slow or ()), "batch", *words, *TINY]
     return subprocess.Popen(command, stderr=subprocess.PIPE, **how)
 
 
@@ -323,7 +337,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, whole: dict[str | Non
     source.write_bytes(stories(60))
     for _ in range(3):
         before = out.read_bytes() if out.exists() else b""
-        process = start(str(source), str(out), "--resume", "--max-num-seqs", "2")
+        slow = out, len(before) + 2000
+        process = start(str(source), str(out), "--resume", "--max-num-seqs", "2", slow=slow)
         wait_for(lambda before=before: out.exists() and out.stat().st_size > len(before) + 2000, process)
         process.kill()
         process.communicate()
@@ -346,7 +361,7 @@ def test_what_was_answered_before_a_signal_is_kept(
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_bytes(stories(60))
-    process = start(str(source), str(out), "--max-num-seqs", "2")
+    process = start(str(source), str(out), "--max-num-seqs", "2", slow=(out, 1000))
     wait_for(lambda: out.exists() and out.stat().st_size > 1000, process)
     process.send_signal(number)
     told = process.communicate()[1].decode()

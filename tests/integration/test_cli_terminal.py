@@ -22,11 +22,11 @@ PATIENCE_S = 120  # a busy machine imports torch for the first time
 class Session:
     """A process whose terminal we hold."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, program: str | None = None) -> None:
         self.terminal, theirs = pty.openpty()
         env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "llamarium", *words],
+            [sys.executable, *(["-m", "llamarium"] if program is None else ["-c", program]), *words],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -56,6 +56,9 @@ class Session:
     def interrupt(self) -> None:
         """Press Ctrl-C where a line is being typed."""
         time.sleep(0.3)  # Python's readline loses a signal that comes between what it shows and its wait for keys
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while stat.exists() and stat.read_text().rpartition(") ")[2][0] != "S":  # it has had no processor yet
+            time.sleep(0.05)
         self.send(CTRL_C)
 
     def end(self) -> tuple[int, str]:
@@ -90,8 +93,8 @@ def session() -> Iterator[type[Session]]:
     made: list[Session] = []
 
     class Tracked(Session):
-        def __init__(self, *words: str) -> None:
-            super().__init__(*words)
+        def __init__(self, *words: str, program: str | None = None) -> None:
+            super().__init__(*words, program=program)
             made.append(self)
 
     yield Tracked
@@ -179,7 +182,12 @@ def test_interrupting_keeps_what_there_is_and_exits_with_130(session: type[Sessi
 
 
 def test_interrupting_before_the_model_is_there(session: type[Session]) -> None:
-    info = session("info")
+    endless = (  # what loads comes to no end
+        "import sys, time; from llamarium import api; from llamarium.cli import start; load = api.load\n"
+        "api.load = lambda *args, **options: (load(*args, **options), time.sleep(600))\n"
+        "sys.exit(start())"
+    )
+    info = session("info", program=endless)
     info.wait_for("loading smollm2-135m")
     info.send(CTRL_C)
     code, rest = info.end()

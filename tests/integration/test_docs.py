@@ -30,7 +30,6 @@ import io
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -47,6 +46,7 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.hub.resolve import resolve
 from quiet_clients import quiet_langchain, quiet_litellm
+from serving import free_port
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = "learn", "guides", "reference"
@@ -236,16 +236,11 @@ def _reading_room(smollm2: llamarium.Llama | None = None) -> Iterator[None]:
 def test_document_shows_what_its_code_prints(path: Path, smollm2: llamarium.Llama) -> None:
     text = path.read_text(encoding="utf-8")
     with _reading_room(smollm2), quiet_langchain(), quiet_litellm() if "litellm" in text else nullcontext():
-        port = str(free_port())  # a page's own may be another program's
+        while (port := str(free_port())) in text:  # a page's own may be another program's
+            pass
         now = Document(str(path), text.replace(PORT, port)).rerun().replace(port, PORT)
     diff = difflib.unified_diff(text.splitlines(), now.splitlines(), f"{path.name}, written", "printed now", n=1)
     assert text == now, "\n".join(diff)
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def rerun(text: str) -> str:

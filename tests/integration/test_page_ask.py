@@ -184,9 +184,9 @@ def test_a_prompt_is_steered(page: Page, served: Running, llama: Llama) -> None:
     page.get_by_label("toward").fill("It is good")
     page.get_by_label("away from").fill("It is bad")
     page.get_by_role("button", name="Steer", exact=True).click()
-    page.get_by_role("slider", name="strength").fill("-3.5")
+    with page.expect_response(lambda answer: "-3.5" in (answer.request.post_data or "")):  # when the slider rests
+        page.get_by_role("slider", name="strength").fill("-3.5")
     expect(page).to_have_url(re.compile("toward=It%20is%20good.*strength=-3.5"))
-    page.wait_for_timeout(250)  # until the slider rests
     settled(page)
     edit = llama.inspect.steer("It is good", "It is bad", 1, scale=-3.5)
     told = llama.inspect.effect(TEXT, edit)

@@ -25,6 +25,14 @@ def drawn(page: Page) -> None:
     expect(page.locator('.picture[data-far][aria-busy="false"]')).to_be_visible()
 
 
+def frames(page: Page, count: int) -> None:
+    """Wait until the page has drawn so often, however long that takes."""
+    page.evaluate(
+        "count => new Promise(done => { const next = () => count-- ? requestAnimationFrame(next) : done(); next(); })",
+        count,
+    )
+
+
 def said(page: Page, mark: str) -> float:
     """The number of a mark, as its row in the table has it."""
     text = page.locator(f'[data-mark="{mark}"] td').inner_text()
@@ -78,7 +86,7 @@ def assert_colors_are_the_legends(page: Page) -> None:
     seen = list[list[int]]()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        page.wait_for_timeout(100)
+        frames(page, 6)
         box = page.locator(".picture canvas").first.bounding_box()
         x, y = _over(page, 0.79)
         assert box is not None
@@ -140,7 +148,7 @@ def test_wheel_drag_and_fingers_move_the_picture(page: Page, served: Running) ->
     page.mouse.move(x, y)
     for _ in range(3):
         page.mouse.wheel(0, -70)
-        page.wait_for_timeout(100)  # turns of one frame come as one
+        frames(page, 6)  # turns of one frame come as one
     expect(page.get_by_role("heading", name="The residual stream")).to_be_visible()
     page.mouse.wheel(0, 70)
     expect(page.get_by_role("heading", name="The map")).to_be_visible()
@@ -154,7 +162,7 @@ def test_wheel_drag_and_fingers_move_the_picture(page: Page, served: Running) ->
         fingers("touchStart", apart[0])
         for part in apart[1:]:
             fingers("touchMove", part)
-            page.wait_for_timeout(100)
+            frames(page, 6)
         fingers("touchEnd")
 
     pinch(40, 60, 90, 140)

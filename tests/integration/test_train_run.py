@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -639,13 +638,16 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
     settings = tiny_config(text, steps=60, save_every=1000, eval_every=1000, sample_every=0, threads=1)
     toml.write_text(settings.to_toml())
     words = ["pretrain", "--config", str(toml), "--resume", "--out"]
-    command = [sys.executable, "-m", "llamarium", *words, str(tmp_path / "stopped")]
+    program = (  # it gets the signal in the fourth step
+        "import os, signal, sys; from llamarium.cli import start; from llamarium.train.report.journal import Journal\n"
+        "append = Journal._append\n"
+        "def told(journal, line):\n"
+        "    append(journal, line)\n"
+        '    if b\'"event": "step", "step": 4,\' in line: os.kill(os.getpid(), signal.SIGTERM)\n'
+        "Journal._append = told; sys.exit(start())"
+    )
+    command = [sys.executable, "-c", program, *words, str(tmp_path / "stopped")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    journal = tmp_path / "stopped" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not journal.exists() or '"step": 4,' not in journal.read_text()):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
     assert "SIGTERM at step" in err and "go on with --resume" in err

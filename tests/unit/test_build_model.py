@@ -35,6 +35,7 @@ from llamarium.kernels.threads import num_threads
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.process import child
 from llamarium.runtime.process.cache import SharedCache
+from llamarium.runtime.process.frames import read_header
 from llamarium.runtime.taps import Taps
 
 SMALL = "shakespeare-char"
@@ -390,13 +391,21 @@ def test_the_process_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert has_ended(pid)
 
 
-def test_ctrl_c_ends_the_exchange_and_the_next_request_works(tmp_path: Path, theirs: Llama) -> None:
+def test_ctrl_c_ends_the_exchange_and_the_next_request_works(
+    tmp_path: Path, theirs: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = "import time\n" + changed_source("head", "return", "time.sleep(20 * (len(x_TD) == 2)); return")
     mine = llamarium.load(solved(tmp_path / "slow", head=slow))
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+
+    def interrupted(*args: Any) -> Any:
+        """Wait for the answer, with an alarm meanwhile."""
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        return read_header(*args)
+
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as waiting, pytest.raises(KeyboardInterrupt):
+            waiting.setattr(child, "read_header", interrupted)
             mine.runner.read_stream(np.ones((2, mine.config.hidden_size), np.float32))
     finally:
         signal.signal(signal.SIGALRM, before)

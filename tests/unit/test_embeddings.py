@@ -4,7 +4,6 @@ import functools
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -228,23 +227,27 @@ def engine(llama: llamarium.Llama) -> Iterator[TextEngine]:
         yield engine
 
 
-def test_any_thread_may_ask_and_cancel(llama: llamarium.Llama, engine: TextEngine) -> None:
+def test_any_thread_may_ask_and_cancel(
+    llama: llamarium.Llama, engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = llama.encode("To be, or not to be")
     first = engine.embed(ids).result()
     assert (first.num_tokens, first.num_cached) == (len(ids), 0)
     assert engine.embed(ids, "last").result().num_cached == len(ids) - 1
-    begun = threading.Event()
-    gate = threading.Event()
-    begun.set()
+    begun, gate, run = threading.Event(), threading.Event(), llama.runner.run
 
-    def hold(_: Future[Any]) -> None:
-        gate.wait(10)  # in the engine's thread, which does nothing meanwhile
+    def hold(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        gate.wait(10)
+        return run(*args, **kwargs)
 
-    engine.embed(ids).add_done_callback(hold)
-    time.sleep(0.05)
-    left = engine.embed(ids * 5)
-    assert left.cancel()
-    gate.set()
+    with monkeypatch.context() as held:
+        held.setattr(llama.runner, "run", hold)
+        engine.embed(ids)
+        assert begun.wait(10)
+        left = engine.embed(ids * 5)
+        assert left.cancel()
+        gate.set()
     end = time.monotonic() + 5
     while engine.snapshot.used_blocks or engine.snapshot.running or engine.snapshot.waiting:
         assert time.monotonic() < end

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import stand_in
 from llamarium.errors import InputError, ServerError
-from llamarium.load_test.chunks import Events, error_message, parse_chunk
+from llamarium.load_test.chunks import Chunk, Events, error_message, parse_chunk
 from llamarium.load_test.client import Client, Target, base_url
 from llamarium.load_test.exchange import Exchange, ReportedUsage
 from llamarium.load_test.workload import LoadRequest
@@ -130,30 +130,45 @@ def test_a_key_that_would_break_the_header_is_refused_and_not_repeated() -> None
 # --- what is noted ----------------------------------------------------------------------------------------------------
 
 
-def test_pieces_counts_and_times() -> None:
+def test_pieces_counts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, num_parsed = 100.0, 0
+
+    def parsed(event: bytes) -> Chunk:
+        nonlocal num_parsed
+        num_parsed += 1
+        return parse_chunk(event)
+
+    async def later(seconds: float, num_events: int) -> None:
+        """Let time pass when so many events have been read."""
+        nonlocal now
+        while num_parsed < num_events:
+            await asyncio.sleep(0.001)
+        now += seconds
+
+    monkeypatch.setattr("llamarium.load_test.client.parse_chunk", parsed)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
     async def answer(asked: Asked) -> Steps:
         yield head()
         yield part(b": a comment\n\n")
         yield part(event({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))  # no piece
-        yield 0.1
+        await later(0.1, 1)
         yield text("a")
-        yield 0.05
+        await later(0.05, 2)
         yield text("b") + text("c")  # in one packet: one time
         yield text("", "length")
         yield usage(12, 3, 8)
-        yield 0.05
+        await later(0.05, 6)
         yield END
 
     (exchange,), _ = ask(answer)
     assert exchange.failure is None
     assert exchange.usage == ReportedUsage(12, 3, 8)
     assert exchange.num_tokens == len(exchange.arrivals) == 3
-    assert 0.1 <= exchange.ttft_s < 1
-    first, second = exchange.gaps_s
-    assert 0.045 <= first < 1
-    assert second == 0
-    assert exchange.tpot_s == pytest.approx(first / 2)
-    assert exchange.e2e_s >= exchange.ttft_s + first + 0.045
+    assert exchange.ttft_s == pytest.approx(0.1)
+    assert exchange.gaps_s == pytest.approx([0.05, 0])
+    assert exchange.tpot_s == pytest.approx(0.05 / 2)
+    assert exchange.e2e_s == pytest.approx(0.2)
 
 
 def test_times_count_from_when_a_request_was_due() -> None:
@@ -326,7 +341,14 @@ def test_a_timeout_ends_the_request_alone_and_its_connection() -> None:
         yield text("b", "stop")
         yield END
 
-    (late, good), server = ask(answer, HELLO, HELLO, timeout_s=0.3)
+    async def run(url: str) -> tuple[Exchange, Exchange]:
+        with closing(Client(Target(url=url, model="m", timeout_s=0.3))) as client:
+            late = await client.send(HELLO)
+            client.target = replace(client.target, timeout_s=30)
+            return late, await client.send(HELLO)
+
+    with StandIn(answer) as server:
+        late, good = asyncio.run(run(server.url))
     assert str(late.failure) == "timeout: no end within 0.3 s"
     assert 0.3 <= late.e2e_s < 5
     assert good.failure is None

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -86,11 +86,11 @@ def test_the_router_asks_the_conversations_replica_and_without_one_any_two() -> 
 
 
 class Replicas:
-    """Stands in for a handle: `parts` are what a replica writes, an exception among them is raised."""
+    """Stands in for a handle: `parts` are what a replica writes; an exception among them is raised, others awaited."""
 
     app_name, deployment_name = "app", "Replica"
 
-    def __init__(self, *parts: Head | bytes | Exception | float, metrics: Any = ()) -> None:
+    def __init__(self, *parts: Head | bytes | Exception | Callable[[], Awaitable[Any]], metrics: Any = ()) -> None:
         self.parts, self.asked, self.num_cancelled = parts, list[Forwarded](), 0
         self._metrics = metrics
 
@@ -106,8 +106,8 @@ class Replicas:
         for part in self.parts:
             if isinstance(part, Exception):
                 raise part
-            if isinstance(part, float):
-                await asyncio.sleep(part)
+            if callable(part):
+                await part()
             else:
                 yield part
 
@@ -193,8 +193,8 @@ def failure(kind: str) -> Any:
     from ray.exceptions import RayActorError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-    late, nobody = 0.5, DeploymentUnavailableError(None)  # pyright: ignore[reportArgumentType]
-    found = {"busy": BackPressureError(256, 256), "died": RayActorError(), "late": late, "nobody": nobody}
+    nobody = DeploymentUnavailableError(None)  # pyright: ignore[reportArgumentType]
+    found = {"busy": BackPressureError(256, 256), "died": RayActorError(), "nobody": nobody}
     return found.get(kind, EngineStoppedError("a secret"))
 
 
@@ -209,15 +209,35 @@ def failure(kind: str) -> Any:
     ],
 )
 def test_what_goes_wrong_is_told_in_our_form(
-    kind: str, status: int, code: str, again: str | None, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    status: int,
+    code: str,
+    again: str | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = replace(OPEN, request_timeout_s=0.05)
-    replicas = Replicas(failure(kind))
+    limits, settings = list[asyncio.Timeout](), replace(OPEN, request_timeout_s=61)
+
+    class Limit(asyncio.Timeout):
+        def __init__(self, when: float | None) -> None:
+            super().__init__(when)
+            limits.append(self)
+
+    async def late() -> None:
+        """Answer when the request's time is over."""
+        loop = asyncio.get_running_loop()
+        (limit,) = (one for one in limits if 50 < (one.when() or 0) - loop.time() < 61)
+        limit.reschedule(loop.time())
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("asyncio.timeouts.Timeout", Limit)  # what asyncio.timeout makes
+    broken_off = late if kind == "late" else failure(kind)
+    replicas = Replicas(broken_off)
     refused = ask(replicas, json=HELLO, settings=settings)
     assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
     assert refused.headers.get("retry-after") == again
     assert replicas.num_cancelled == 1
-    broken = ask(Replicas(STREAM, b"data: 1\n\n", failure(kind), b"data: [DONE]\n\n"), settings=settings)
+    broken = ask(Replicas(STREAM, b"data: 1\n\n", broken_off, b"data: [DONE]\n\n"), settings=settings)
     events = broken.text.split("\n\n")
     assert broken.status_code == 200
     assert (events[0], events[2:]) == ("data: 1", [""])
@@ -258,21 +278,30 @@ def test_a_response_that_breaks_off_keeps_its_numbers_and_what_is_whole_of_it() 
     }
 
 
-@pytest.mark.parametrize(("parts", "status"), [((STREAM, 0.6, b"data: x\n\n"), 200), ((0.6, WHOLE), 503)])
+@pytest.mark.parametrize(("has_begun", "status"), [(True, 200), (False, 503)])
 def test_a_front_counts_a_body_until_its_replica_begins_to_answer(
-    monkeypatch: pytest.MonkeyPatch, parts: Any, status: int
+    monkeypatch: pytest.MonkeyPatch, has_begun: bool, status: int
 ) -> None:
     from llamarium.server.ray_serve.front import Front
 
     monkeypatch.setattr("llamarium.server.http.body.MAX_BYTES_AT_ONCE", 50_000)
-    app = Front(Replicas(*parts), OPEN).__serve_build_asgi_app__()  # pyright: ignore[reportArgumentType]
+    begun, other_asked = asyncio.Event(), asyncio.Event()
+
+    async def waits() -> None:
+        begun.set()
+        await other_asked.wait()
+
+    replicas = Replicas(STREAM, waits, b"data: x\n\n") if has_begun else Replicas(waits, WHOLE)
+    app = Front(replicas, OPEN).__serve_build_asgi_app__()  # pyright: ignore[reportArgumentType]
 
     async def both() -> list[int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             body = HELLO | {"user": "x" * 40_000}
             first = asyncio.create_task(client.post(CHAT, json=body))
-            await asyncio.sleep(0.2)
+            await begun.wait()
+            replicas.parts = (STREAM, b"data: x\n\n")
             second = await client.post(CHAT, json=body)
+            other_asked.set()
             return [(await first).status_code, second.status_code, (await client.post(CHAT, json=body)).status_code]
 
     assert asyncio.run(both()) == [200, status, 200]
@@ -317,7 +346,7 @@ def test_who_may_ask_and_how_much_is_a_fronts_to_say() -> None:
 
 
 def test_a_client_that_leaves_ends_the_replicas_work() -> None:
-    replicas = Replicas(STREAM, b"data: 1\n\n", 60.0)
+    replicas = Replicas(STREAM, b"data: 1\n\n", lambda: asyncio.sleep(60))
 
     from llamarium.server.ray_serve.front import Front
 
@@ -418,14 +447,18 @@ def test_metrics_are_those_of_all_replicas_by_their_names() -> None:
 # --- a replica --------------------------------------------------------------------------------------------------------
 
 
-def parts_of(app: Callable[..., Any]) -> list[Head | bytes]:
+def parts_of(app: Callable[..., Any], found: list[Head | bytes] | None = None) -> list[Head | bytes]:
+    found = [] if found is None else found
+
     async def collect() -> list[Head | bytes]:
         run = RoutedRequest(
             Forwarded({"method": "POST", "path": CHAT, "headers": [], "query_string": b""}, b"asked"), "a"
         )
         task = asyncio.create_task(run.through(app))
         try:
-            return [part async for part in run.parts()]
+            async for part in run.parts():
+                found.append(part)
+            return found
         finally:
             await task
 
@@ -460,10 +493,13 @@ def test_an_answer_is_told_at_once() -> None:
 
 
 def test_of_a_stream_is_told_what_there_is() -> None:
+    told = list[Head | bytes]()
+
     async def produce(write: Any) -> None:
         await write("1")
         await write("2")
-        await asyncio.sleep(0.05)
+        while told[-1:] not in ([b"2"], [b"12"]):
+            await asyncio.sleep(0.001)
         await write("3")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -471,7 +507,7 @@ def test_of_a_stream_is_told_what_there_is() -> None:
         await receive()
         await EventStream(produce, str, 60, ExitStack())(scope, receive, send)
 
-    head, *pieces = parts_of(app)
+    head, *pieces = parts_of(app, told)
     assert isinstance(head, Head)
     assert (head.status, head.body) == (200, None)
     assert pieces[-1] == b"3" and b"".join(one for one in pieces if isinstance(one, bytes)) == b"123"
@@ -510,7 +546,9 @@ def test_a_replica_is_there_when_its_model_is_and_ends_its_process_when_the_engi
         await asyncio.sleep(0.1)
         assert ends == []
         engine.state = "broken"
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(10):
+            while not ends:
+                await asyncio.sleep(0.01)
 
     asyncio.run(live())
     assert ends == [1]
