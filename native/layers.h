@@ -116,10 +116,6 @@ static void attend_stage(const pass *p, lm_team team, atomic_int *next, int laye
 
 static void attention(const pass *p, lm_team team, atomic_int *next, int layer) {
     const int heads = p->model->num_heads, q_size = heads * p->model->head_dim;
-    if (!p->apart) {
-        rotate_and_store_stage(p, team, layer);
-        lm_barrier(team);
-    }
     attend_stage(p, team, next, layer);
     lm_barrier(team);
     if (p->most_chunks > 1) {
@@ -248,10 +244,29 @@ static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, i
     }
 }
 
+/* Move what the wanted rows need to where `p->rest` has them. */
+static void keep_wanted(const pass *p) {
+    const size_t hidden = p->model->hidden, all = (size_t)(p->model->num_heads + 2 * p->model->num_kv_heads) * p->model->head_dim;
+    for (size_t i = 0; i < (size_t)p->num_logits; i++) {
+        memmove(p->hidden + i * hidden, p->hidden + p->logit_rows[i] * hidden, hidden * sizeof(float));
+        memmove(p->qkv + i * all, p->qkv + p->logit_rows[i] * all, all * sizeof(float));
+    }
+}
+
 static void run_layer(const pass *p, lm_team team, int index) {
     const lm_layer *layer = &p->model->layers[index];
     atomic_int *next = p->counters + (size_t)index * MAX_STAGES;
     project_queries(p, team, next++, index);
+    if (!p->apart) {
+        rotate_and_store_stage(p, team, index);
+        lm_barrier(team);
+    }
+    if (p->rest != NULL && index == p->model->num_layers - 1) {
+        if (p->num_logits == 0) return;
+        if (team.index == 0) keep_wanted(p);
+        lm_barrier(team);
+        p = p->rest;
+    }
     attention(p, team, next++, index);
     add_product(p, team, next++, index, OF_O, p->mixed, tap_of(p, index, LM_TAP_ATTN_OUT));
     copy_hidden(p, team, wanted_tap(p, index, LM_TAP_RESID_MID));
@@ -297,6 +312,7 @@ static void run_pass(void *context, lm_team team) {
     edit_hidden(p, team, LM_EDIT_EMBED, 0);
     if (p->taps != NULL && p->taps->embed != NULL) copy_hidden(p, team, p->taps->embed + (size_t)p->first * p->model->hidden);
     for (int layer = 0; layer < p->model->num_layers; layer++) run_layer(p, team, layer);
+    if (p->rest != NULL) p = p->rest;
     tap_final_norm(p, team);
     run_head(p, team);
     leave_job();

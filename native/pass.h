@@ -10,7 +10,7 @@
 enum { OF_Q, OF_K, OF_V, OF_O, OF_GATE, OF_UP, OF_DOWN, OF_HEAD }; /* what an adapter corrects */
 
 /* Some of a batch's rows of tokens. Their results do not depend on which come together. */
-typedef struct {
+typedef struct pass {
     const lm_model *model;
     kv_cache cache;
     const lm_batch *batch;
@@ -36,6 +36,7 @@ typedef struct {
     int max_rank, padded_rank; /* of the rows' adapters; to whole quads */
     float *lowered;            /* an adapter's a x: (num_rows, MOST_OF_A_STAGE, padded_rank) */
     atomic_int *counters; /* one a stage that hands out pieces: (num_layers + 1, MAX_STAGES) */
+    const struct pass *rest;    /* the rows that are left when the last layer has stored its keys and values; NULL: all */
 } pass;
 
 static inline const int32_t *table_of(const pass *p, int row) {
@@ -230,11 +231,33 @@ static void find_runs(pass *p) {
 }
 
 static void count_chunks(pass *p) {
-    p->chunks[0] = 0;
+    p->chunks[0] = p->most_chunks = 0;
     for (int row = 0; row < p->num_rows; row++) {
         p->chunks[row + 1] = p->chunks[row] + chunks_of(p, row);
         if (chunks_of(p, row) > p->most_chunks) p->most_chunks = chunks_of(p, row);
     }
+}
+
+/* Of the rows of `all`, those whose logits are wanted: no others go through the last layer's attention and MLP. */
+static void take_wanted(const pass *all, arena *a, forms wanted, int num_threads, pass *p) {
+    const size_t rows = all->num_logits;
+    *p = *all;
+    p->num_rows = p->mixed.num_rows = p->gated.num_rows = (int)rows;
+    p->normed = take_copies(a, wanted, p->num_rows, p->model->hidden, num_threads);
+    p->runs = take(a, (rows + 1) * sizeof(int));
+    p->chunks = take(a, (rows + 1) * sizeof(size_t));
+    int32_t *positions = take(a, rows * sizeof(int32_t)), *sequences = take(a, rows * sizeof(int32_t));
+    p->logit_rows = take(a, rows * sizeof(int32_t));
+    if (a->memory == NULL) return;
+    for (size_t i = 0; i < rows; i++) {
+        positions[i] = all->positions[all->logit_rows[i]];
+        sequences[i] = all->sequences[all->logit_rows[i]];
+        p->logit_rows[i] = (int32_t)i;
+    }
+    p->positions = positions;
+    p->sequences = sequences;
+    find_runs(p);
+    count_chunks(p);
 }
 
 /* A query head's result for a row and a KV chunk. */

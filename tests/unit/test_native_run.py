@@ -170,13 +170,19 @@ Span = tuple[int, list[int], int]  # a sequence, its tokens and the first one's 
 
 
 def run(
-    tiny: Tiny, cache: Cache, spans: list[Span], adapters: list[int] | None = None, taps: native.CTaps | None = None
+    tiny: Tiny,
+    cache: Cache,
+    spans: list[Span],
+    adapters: list[int] | None = None,
+    taps: native.CTaps | None = None,
+    rows: list[int] | None = None,
 ) -> Array:
-    """Return the logits of all tokens of some spans."""
+    """Return the logits of some tokens of some spans, of all of them if `rows` is None."""
     ids = np.array([token for _, tokens, _ in spans for token in tokens], np.int64)
     positions = np.array([start + i for _, tokens, start in spans for i in range(len(tokens))], np.int32)
     sequences = np.array([row for row, tokens, _ in spans for _ in tokens], np.int32)
     wanted, tables = np.arange(len(ids), dtype=np.int32), cache.tables
+    wanted = wanted if rows is None else np.array(rows, np.int32)
     own = None if adapters is None else np.array(adapters, np.int32)
     batch = native.CBatch(
         len(ids), len(tables), tables.shape[1], len(wanted), ids.ctypes.data, positions.ctypes.data,
@@ -192,6 +198,19 @@ def close(found: Array, expected: Array) -> None:
 
 
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, V, 600)]
+
+
+@pytest.mark.parametrize("rows", [[], [310], [0, 19, 20, 310], [3, 5, 6, 7, 21, 150, 290, 310]], ids=len)
+def test_logits_of_some_tokens_are_what_they_are_among_all(kernels: str, rows: list[int]) -> None:
+    """The others leave the last layer early, and so do not change its keys and values."""
+    tiny = Tiny()
+    tiny.add_adapters({f"{name}.{L - 1}": tiny.correction(f"{name}.{L - 1}", 3, gain=False) for name in SHAPES})
+    spans: list[Span] = [(1, IDS[:20], 0), (0, IDS[:291], 0)]
+    every, some = Cache(2), Cache(2)
+    expected = run(tiny, every, spans, [-1, 0])[rows]
+    np.testing.assert_array_equal(run(tiny, some, spans, [-1, 0], rows=rows), expected)
+    for own, other in zip(every.arrays, some.arrays, strict=True):
+        np.testing.assert_array_equal(own, other)
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 256])
