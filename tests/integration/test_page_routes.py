@@ -262,7 +262,7 @@ def test_a_stream_goes_on_beside_traces_with_the_same_tokens(client: httpx.Clien
     found, has_traced = list[Any](), threading.Event()
 
     def answer() -> None:
-        while not has_traced.is_set():
+        while not found or not has_traced.is_set():
             found.append(client.post(CHAT, json=asked).json()["choices"][0])
 
     stream = threading.Thread(target=answer)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import llamarium
+from llamarium.engine.engine import Engine
 from llamarium.errors import (
     AnswerError,
     ContextLengthError,
@@ -38,6 +39,18 @@ def llama() -> llamarium.Llama:
 def engine(llama: llamarium.Llama) -> Iterator[TextEngine]:
     with llama.engine(kv_memory=2**24, max_num_seqs=8) as engine:
         yield engine
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that take their time, so that an answer is not complete before something is done with it."""
+    step = Engine.step
+
+    def slower(engine: Engine) -> Any:
+        time.sleep(0.01)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", slower)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -102,6 +115,7 @@ def test_a_dialog_is_answered_as_chat_does(llama: llamarium.Llama, smollm2: llam
     assert (first.num_cached, again.num_cached) == (0, len(first.prompt_ids) - 1)
 
 
+@pytest.mark.usefixtures("slow")
 def test_who_leaves_gives_everything_back(engine: TextEngine) -> None:
     long: dict[str, Any] = {"max_new_tokens": 200, "temperature": 1.0, "stop_token_ids": []}
     closed, dropped = engine.stream("ROMEO:", **long), engine.stream("ROMEO:", n=3, **long)
@@ -196,6 +210,7 @@ def test_logits_that_are_nan_end_their_request_alone(llama: llamarium.Llama, eng
         del runner.run  # type: ignore[method-assign]
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_engine_that_breaks_tells_everybody(llama: llamarium.Llama) -> None:
     def broken(*_: object) -> None:
         raise ValueError("the disk is on fire")
@@ -248,6 +263,7 @@ def test_an_engine_that_breaks_ends_all_though_a_loop_is_closed(
         unread.collect()
 
 
+@pytest.mark.usefixtures("slow")
 def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
     engine = llama.engine(kv_memory=2**24)
     assert engine.state == "ready"
@@ -351,6 +367,7 @@ def test_a_request_without_memory_for_its_step_ends_alone(llama: llamarium.Llama
     assert engine.stream("To be", **SAMPLED | {"seed": 1}).collect() == well.collect()
 
 
+@pytest.mark.usefixtures("slow")
 def test_who_waits_is_woken_when_somebody_else_closes_the_answer(engine: TextEngine) -> None:
     answers = engine.stream("To be", max_new_tokens=240, temperature=1.0)
     seen: list[Any] = []
@@ -376,10 +393,22 @@ def test_what_kills_the_thread_is_told(llama: llamarium.Llama) -> None:
     assert engine.state == "broken"
 
 
-def test_an_engine_is_looked_at_between_two_steps_by_its_own_thread(engine: TextEngine) -> None:
+def test_an_engine_is_looked_at_between_two_steps_by_its_own_thread(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, step, num_steps = threading.Event(), Engine.step, 0
+
+    def held(inner: Engine) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        assert num_steps < 5 or gate.wait(10)
+        return step(inner)
+
+    monkeypatch.setattr(Engine, "step", held)
     answers = engine.stream(PROMPTS[0], temperature=0.0, max_new_tokens=40)
     next(answers)
     seen = engine.read(lambda inner: (threading.current_thread().name, len(inner.sequences[0].ids)))
+    gate.set()
     name, num_tokens = seen.result(10)
     assert name == "llamarium-engine" and num_tokens > len(answers.prompt_ids)
     with pytest.raises(ZeroDivisionError):
