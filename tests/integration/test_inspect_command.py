@@ -68,15 +68,16 @@ def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm
         assert len(named["key"][0]) >= 32
         url, headers = f"http://{link.netloc}", {"authorization": f"Bearer {named['key'][0]}"}
         end = time.monotonic() + 60
-        assert httpx.get(f"{url}/health", timeout=60).status_code in (200, 503), "it holds as soon as it is printed"
-        while httpx.get(f"{url}/health").status_code != 200:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        assert httpx.get(url).text.startswith("<!doctype html>")
-        assert httpx.get(f"{url}/inspect/model").status_code == 401
-        assert httpx.get(f"{url}/inspect/model", headers=headers).json()["shape"]["D"] == 64
-        assert httpx.get(f"{url}/inspect/requests", headers=headers).json()["requests"] == []
-        assert httpx.get(f"{url}/inspect/build", headers=headers).json()["folder"] == str(tmp_path / "my_llama")
+        with httpx.Client(base_url=url, timeout=60) as client:
+            assert client.get("/health").status_code in (200, 503), "it holds as soon as it is printed"
+            while client.get("/health").status_code != 200:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            assert client.get("/").text.startswith("<!doctype html>")
+            assert client.get("/inspect/model").status_code == 401
+            assert client.get("/inspect/model", headers=headers).json()["shape"]["D"] == 64
+            assert client.get("/inspect/requests", headers=headers).json()["requests"] == []
+            assert client.get("/inspect/build", headers=headers).json()["folder"] == str(tmp_path / "my_llama")
     finally:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=30)

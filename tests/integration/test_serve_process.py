@@ -168,7 +168,7 @@ def test_a_key_of_the_environment_and_a_unix_socket(smollm2_path: Path, tmp_path
     with started("--uds", str(path), LLAMARIUM_API_KEY="secret") as server:
         server.find(r"(ready) after")
         assert path.stat().st_mode & 0o777 == 0o600
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server", timeout=60) as client:
             assert client.get("/v1/models").status_code == 401
             answer = client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()
         assert answer["data"][0]["id"] == "smollm2-135m"
@@ -190,7 +190,7 @@ def test_it_answers_soon_after_its_libraries_are_imported(smollm2_path: Path) ->
         after = os.times()
         libraries.append(after.children_user + after.children_system - before.children_user - before.children_system)
         with started() as server:
-            assert httpx.get(f"{server.url}/health").status_code in (200, 503)
+            assert httpx.get(f"{server.url}/health", timeout=60).status_code in (200, 503)
             numbers = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
             served.append((int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK"))
     assert min(served) < 3.2 * min(libraries), (served, libraries)
@@ -205,7 +205,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "llamarium", "serve", "--uds", str(tmp_path / "socket"), "--drain-timeout", "0"]
     with Path("/dev/full").open("w") as full, subprocess.Popen([*command, "--threads", "1"], stderr=full) as process:
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(uds=str(tmp_path / "socket"))) as asks:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(tmp_path / "socket")), timeout=60) as asks:
                 end = time.monotonic() + 60
                 while not listens(tmp_path / "socket") or asks.get("http://localhost/health").status_code != 200:
                     assert time.monotonic() < end
@@ -224,7 +224,11 @@ PLAY: dict[str, Any] = STORY | {"prompt": "ROMEO: " * 18, "max_tokens": 9, "logp
 
 def _told(url: str) -> dict[str, float]:
     """The numbers of /metrics by name."""
-    lines = (line.split() for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("llamarium:"))
+    lines = (
+        line.split()
+        for line in httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+        if line.startswith("llamarium:")
+    )
     return {name.partition("{")[0].removeprefix("llamarium:"): float(value) for name, value in lines}
 
 
@@ -233,7 +237,7 @@ def test_what_was_read_is_there_after_kill_9(tmp_path: Path) -> None:
     words = ("-m", "shakespeare-char", "--cache-dir", str(folder), "--cache-disk", "1MB")
     with started(*words) as server:
         server.find(r"(ready) after")
-        cold = httpx.post(f"{server.url}/v1/completions", json=PLAY).json()
+        cold = httpx.post(f"{server.url}/v1/completions", json=PLAY, timeout=60).json()
         assert "disk_tokens" not in cold["usage"]["prompt_tokens_details"]
         until = time.monotonic() + 20
         while _told(server.url)["prefix_cache_disk_written_blocks_total"] < 4:  # soon after the answer
@@ -247,13 +251,13 @@ def test_what_was_read_is_there_after_kill_9(tmp_path: Path) -> None:
         server.end()
     with started(*words) as server:
         server.find(r"(ready) after")
-        warm = httpx.post(f"{server.url}/v1/completions", json=PLAY).json()
+        warm = httpx.post(f"{server.url}/v1/completions", json=PLAY, timeout=60).json()
         assert warm["choices"] == cold["choices"], "the same text and the same log-probabilities"
         assert warm["usage"]["prompt_tokens_details"] == {"cached_tokens": 96, "disk_tokens": 96}
-        told, props = _told(server.url), httpx.get(f"{server.url}/props").text
+        told, props = _told(server.url), httpx.get(f"{server.url}/props", timeout=60).text
         assert told["prefix_cache_hits_total"] == told["prefix_cache_disk_hits_total"] == 96
         assert json.loads(props)["disk_cache"] == {"bytes": told["prefix_cache_disk_bytes"], "max_bytes": 2**20}
-        assert str(tmp_path) not in props + httpx.get(f"{server.url}/metrics").text
+        assert str(tmp_path) not in props + httpx.get(f"{server.url}/metrics", timeout=60).text
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
         assert not any(str(tmp_path) in line for line in server.lines)
@@ -268,7 +272,10 @@ def test_a_folder_that_is_gone_is_one_line_until_it_is_back(tmp_path: Path) -> N
             """Ask for more until more blocks are counted."""
             name = f"prefix_cache_disk_{name}_blocks_total"
             until, before = time.monotonic() + 20, _told(server.url)[name]
-            assert httpx.post(f"{server.url}/v1/completions", json=PLAY | {"prompt": next(texts)}).status_code == 200
+            assert (
+                httpx.post(f"{server.url}/v1/completions", json=PLAY | {"prompt": next(texts)}, timeout=60).status_code
+                == 200
+            )
             while _told(server.url)[name] < before + 2:
                 assert time.monotonic() < until
                 time.sleep(0.01)
