@@ -15,12 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import leftovers
 import llamarium
 from llamarium.hub.builtin import cache_folder, fetch
 
 pytest.register_assert_rewrite("page_browser")  # a plugin of the modules that import from it
+
+# A machine that stops for a second fails no example.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 _HAS_TORCH = find_spec("torch") is not None
 if _HAS_TORCH:

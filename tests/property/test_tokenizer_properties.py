@@ -15,7 +15,10 @@ from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.streaming import StopStringFilter
 
 settings.register_profile(
-    "tokenizer", deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    "tokenizer",
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 PROFILE = settings.get_profile("tokenizer")
 

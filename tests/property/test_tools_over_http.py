@@ -52,7 +52,9 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     before=_WORDS,
     calls=_CALLS,

@@ -23,7 +23,10 @@ from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import CheckpointError, LlamariumError
 
 SETTINGS = settings(
-    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    derandomize=True,
 )
 FORMATS = ("huggingface", "sharded", "nf4", "meta", "gguf", "gguf-blocks")
 

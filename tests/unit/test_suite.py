@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from hypothesis import settings
 
 import leftovers
 from closeness import assert_close_to_reference, reference_of
@@ -72,3 +73,7 @@ def test_what_is_left_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_is_left_out_if_it_has_no_test_of_those_marks(source: str, no_alone: bool, no_other: bool) -> None:
     assert (has_none_of(source, "alone"), has_none_of(source, "not alone")) == (no_alone, no_other)
     assert not has_none_of(source, "") and not has_none_of(source, "not slow")
+
+
+def test_no_example_has_a_time_in_which_a_busy_machine_must_answer() -> None:
+    assert settings().deadline is None

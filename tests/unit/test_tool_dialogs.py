@@ -251,7 +251,9 @@ CALLS = "".join(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data(), stop=st.sampled_from([(), ("never",), ("me.{",), ('"}}; ["',)]))
 def test_any_split_into_tokens_gives_the_same_calls(
     llama3: Tokenizer, data: st.DataObject, stop: tuple[str, ...]
