@@ -67,7 +67,7 @@ def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm
         assert named["text"] == [TEXT] and named["stage"] == ["build"]
         assert len(named["key"][0]) >= 32
         url, headers = f"http://{link.netloc}", {"authorization": f"Bearer {named['key'][0]}"}
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         with httpx.Client(base_url=url, timeout=60) as client:
             assert client.get("/health").status_code in (200, 503), "it holds as soon as it is printed"
             while client.get("/health").status_code != 200:
@@ -80,7 +80,7 @@ def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm
             assert client.get("/inspect/build", headers=headers).json()["folder"] == str(tmp_path / "my_llama")
     finally:
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=30)
+        _, said = running.communicate(timeout=120)
     assert running.returncode == 130
     assert named["key"][0] not in said, "the key is in no line of the log"
 

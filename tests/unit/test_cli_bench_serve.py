@@ -309,7 +309,7 @@ def test_ctrl_c_prints_what_there_is(load: list[str], server: StandIn) -> None:
             time.sleep(0.05)
         time.sleep(0.2)
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=120)
     assert running.returncode == 130
     assert not err
     assert re.search(r"^4 of 4 requests answered in .* s, \d+ more cut short$", out, re.M)
