@@ -1,8 +1,9 @@
 """Learning rates: AdamW's and Muon's, each swept by factors of two on Tiny Shakespeare, then seeds of the best two.
 
-    python bench/learning_rates.py --threads 1
+    python bench/learning_rates.py --threads 1                  `bench/train.py`'s 2.4M parameters
+    python bench/learning_rates.py --threads 1 --shape tiny     a preset, with rows of 256 tokens (--tokenizer: of what)
 
-Both get the same shape (`bench/train.py`'s 2.4M parameters), rows, steps, schedule, weight decay and rates to try; all
+Both get the same shape, rows, steps, schedule, weight decay and rates to try; all
 that is not given is `pretrain`'s default. Muon's rate is also AdamW's beside it, which moves the embeddings. A run
 counts by its loss on the whole validation split after its last step. The grid of each grows until its best rate lies
 inside. The claim is the difference of the means of both best rates, beside the seeds' spread.
@@ -27,14 +28,16 @@ SHAPE: Any = {
 def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: int) -> dict[str, Any]:
     """Train once, or find that run in the journal; return what was tried, the validation loss and the user time."""
     tried = {"optimizer": optimizer, "rate": rate, "seed": seed, "steps": options.steps, "rows": options.batch_rows}
-    tried |= {"threads": options.threads, "commit": common.commit_of(common.ROOT / "src"), **SHAPE}
+    shape: Any = {"preset": options.shape, "context": 256} if options.shape else SHAPE
+    shape = {**shape, "tokenizer": options.tokenizer}
+    tried |= {"threads": options.threads, "commit": common.commit_of(common.ROOT / "src"), **shape}
     lines = options.journal.read_text().splitlines() if options.journal and options.journal.exists() else []
     if done := [one for one in map(json.loads, lines) if one.items() >= tried.items()]:
         return done[0]
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     with tempfile.TemporaryDirectory() as folder:
         found = llamarium.pretrain(
-            Path(folder) / "run", data="shakespeare", **SHAPE, optimizer=optimizer, learning_rate=rate, seed=seed,
+            Path(folder) / "run", data="shakespeare", **shape, optimizer=optimizer, learning_rate=rate, seed=seed,
             steps=options.steps, batch_rows=options.batch_rows, threads=options.threads, sample_every=0,
             eval_every=options.steps, eval_rows=0, save_every=options.steps,
         )  # fmt: skip
@@ -50,7 +53,10 @@ def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: in
 def main() -> None:
     """Sweep both, then repeat the best two of each, and report."""
     parser = common.parser(__doc__)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
+    parser.add_argument("--adamw", type=float, nargs="+", default=[1e-3, 2e-3], help="rates to begin with")
+    parser.add_argument("--muon", type=float, nargs="+", default=[4e-3, 8e-3])
+    parser.add_argument("--shape", help="a preset")
+    parser.add_argument("--tokenizer", default="characters")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-rows", type=int, default=8)
     parser.add_argument("--journal", type=Path, help="keeps each run, and those that it holds are not repeated")
@@ -59,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[Any, list[dict[str, Any]]] = {"adamw": [], "muon": []}
     for optimizer, runs in found.items():
-        ahead = list(options.rates)
+        ahead = list(getattr(options, optimizer))
         while ahead:  # until the best lies inside
             runs += [run(options, optimizer, rate, 0) for rate in ahead]
             tried = [one["rate"] for one in runs]
@@ -96,7 +102,8 @@ def main() -> None:
         "spread": max(float(row["highest"]) - float(row["lowest"]) for row in top.values()),
     }
     print(claim)
-    common.report("learning-rates", options, table, {"runs": found, **claim})
+    name = "-".join(["learning-rates", *filter(None, [options.shape])])
+    common.report(name, options, table, {"runs": found, **claim})
 
 
 if __name__ == "__main__":
