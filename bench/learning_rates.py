@@ -3,10 +3,10 @@
     python bench/learning_rates.py --threads 1                  `bench/train.py`'s 2.4M parameters
     python bench/learning_rates.py --threads 1 --shape tiny     a preset, with rows of 256 tokens (--tokenizer: of what)
 
-Both get the same shape, rows, steps, schedule, weight decay and rates to try; all
-that is not given is `pretrain`'s default. Muon's rate is also AdamW's beside it, which moves the embeddings. A run
-counts by its loss on the whole validation split after its last step. The grid of each grows until its best rate lies
-inside. The claim is the difference of the means of both best rates, beside the seeds' spread.
+Both get the same shape, rows, steps, schedule and weight decay; all that is not given is `pretrain`'s default. Muon's
+rate is also AdamW's beside it, which moves the embeddings. A run counts by its loss on the whole validation split after
+its last step. The grid of each grows until its best rate lies inside. The claim is the difference of the means of both
+best rates, beside the seeds' spread.
 """
 
 import json
@@ -50,6 +50,24 @@ def run(options: Any, optimizer: Literal["adamw", "muon"], rate: float, seed: in
     return one
 
 
+def sweep(options: Any) -> dict[Any, list[dict[str, Any]]]:
+    """Try rates of both until the best lies inside, then the best few with all seeds; return each one's runs."""
+    found: dict[Any, list[dict[str, Any]]] = {"adamw": [], "muon": []}
+    for optimizer, runs in found.items():
+        ahead = list(getattr(options, optimizer))
+        while ahead:
+            runs += [run(options, optimizer, rate, 0) for rate in ahead]
+            tried = [one["rate"] for one in runs]
+            best = min(runs, key=lambda one: one["loss"])["rate"]
+            ahead = [best / 2] * (best == min(tried)) + [best * 2] * (best == max(tried))
+    ranked = {name: sorted(runs, key=lambda one: one["loss"]) for name, runs in found.items()}
+    for place in range(options.best):
+        for seed in range(1, options.seeds):
+            for optimizer, runs in found.items():
+                runs.append(run(options, optimizer, ranked[optimizer][place]["rate"], seed))
+    return found
+
+
 def main() -> None:
     """Sweep both, then repeat the best two of each, and report."""
     parser = common.parser(__doc__)
@@ -63,19 +81,7 @@ def main() -> None:
     parser.add_argument("--best", type=int, default=2, help="rates of each that are tried with all seeds")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    found: dict[Any, list[dict[str, Any]]] = {"adamw": [], "muon": []}
-    for optimizer, runs in found.items():
-        ahead = list(getattr(options, optimizer))
-        while ahead:  # until the best lies inside
-            runs += [run(options, optimizer, rate, 0) for rate in ahead]
-            tried = [one["rate"] for one in runs]
-            best = min(runs, key=lambda one: one["loss"])["rate"]
-            ahead = [best / 2] * (best == min(tried)) + [best * 2] * (best == max(tried))
-    ranked = {name: sorted(runs, key=lambda one: one["loss"]) for name, runs in found.items()}
-    for place in range(options.best):
-        for seed in range(1, options.seeds):
-            for optimizer, runs in found.items():
-                runs.append(run(options, optimizer, ranked[optimizer][place]["rate"], seed))
+    found = sweep(options)
     table: list[dict[str, Any]] = []
     for optimizer, runs in found.items():
         for rate in sorted({one["rate"] for one in runs}):

@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import LlamariumError, TrainingError
+from llamarium.presets import preset
 from llamarium.train.conduct import conduct
 from llamarium.train.config import DPOConfig, ExperimentConfig, FinetuneConfig, GRPOConfig, PretrainConfig
 from llamarium.train.data.bpe import train_bpe
+from llamarium.train.distributed.process_group import SINGLE_PROCESS
 from llamarium.train.dpo import prepare as prepare_dpo
 from llamarium.train.experiments.running import run_experiment
 from llamarium.train.finetune import prepare as prepare_finetuning
@@ -23,7 +25,7 @@ from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import Event, read_journal
 from llamarium.train.report.write import write_report
 from llamarium.train.rewards.grpo import prepare as prepare_grpo
-from llamarium.train.setup import Setup
+from llamarium.train.setup import Setup, with_optimizer
 from tiny_run import WORDS, tiny_config, write_words
 
 SILENT = nullcontext(lambda event: None)
@@ -235,11 +237,11 @@ def test_what_contradicts_a_model_is_refused_by_name(tmp_path: Path, capsys: pyt
 
 
 def test_the_rate_of_a_run_that_goes_on_is_a_tenth(tmp_path: Path) -> None:
-    """By every door, and a run's file says so."""
     file = tmp_path / "train.toml"
-    for given, rate in (({}, 1e-3), ({"model": "x"}, 1e-4), ({"model": "x", "learning_rate": 1e-3}, 1e-3)):
-        config = PretrainConfig(**given)
-        assert config.learning_rate == rate and config == PretrainConfig.resolve(None, given)
+    for given, rate in (({"model": "x"}, 1e-4), ({"model": "x", "learning_rate": 1e-3}, 1e-3)):
+        left_out = PretrainConfig(**given)
+        config, _ = with_optimizer(left_out, preset("tiny"), SINGLE_PROCESS)
+        assert config.learning_rate == rate and left_out == PretrainConfig.resolve(None, given)
         file.write_text(config.to_toml())
         assert PretrainConfig.resolve(file, {}) == config and f"learning_rate = {rate}\n" in file.read_text()
     same = {"model": "x", "preset": "small", "tokenizer": "chars"}  # as the file of a run writes them

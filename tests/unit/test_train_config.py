@@ -19,13 +19,14 @@ from llamarium.cli import training_view
 from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import TrainingError
+from llamarium.presets import preset
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train import finetune
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
-from llamarium.train.setup import multiplies_bfloat16, with_precision
+from llamarium.train.setup import multiplies_bfloat16, with_optimizer, with_precision
 
 KINDS = (PretrainConfig, FinetuneConfig)
 
@@ -222,7 +223,8 @@ STEP = {
 
 ABOUT = {
     "parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu",
-    "settings": {"precision": "float32"},
+    "settings": {"precision": "float32", "optimizer": "adamw", "learning_rate": 1e-3, "muon_learning_rate": None},
+    "optimizer_why": "",
 }  # fmt: skip
 
 
@@ -240,8 +242,55 @@ def test_a_run_takes_bfloat16_where_it_is_faster_and_says_so(
     monkeypatch.setattr("llamarium.train.setup.choose_device", lambda name: "cuda")
     assert with_precision(FinetuneConfig(), SINGLE_PROCESS).precision == "float32"
     with training_view.view(10, quiet=False) as show:
-        show({"event": "start", "step": 0, **ABOUT, "settings": {"precision": chosen}})
-    assert ("cpu, products in bfloat16 (--precision float32 for float32)\n" in capsys.readouterr().err) is fast
+        show({"event": "start", "step": 0, **ABOUT, "settings": {**ABOUT["settings"], "precision": chosen}})
+    assert ("cpu, products in bfloat16 (--precision float32 for float32), " in capsys.readouterr().err) is fast
+
+
+@pytest.mark.parametrize(
+    ("named", "shape", "fast", "optimizer", "rate", "why"),
+    [
+        ({}, "tiny", True, "muon", 8e-3, "small and from scratch; --optimizer adamw for AdamW"),
+        ({}, "nano-gpt", True, "muon", 8e-3, "small and from scratch; --optimizer adamw for AdamW"),
+        ({}, "smollm2-135m", True, "adamw", 1e-3, "more than 11M parameters"),
+        ({}, "tiny", False, "adamw", 1e-3, "Muon needs one process on a CPU with fast bfloat16"),
+        ({"learning_rate": 3e-3}, "tiny", True, "adamw", 3e-3, "a rate alone is AdamW's"),
+        ({"muon_learning_rate": 1e-2}, "tiny", True, "muon", 8e-3, ""),
+        ({"optimizer": "muon"}, "tiny", False, "muon", 8e-3, ""),
+        ({"optimizer": "muon"}, "smollm2-135m", True, "muon", 1e-3, ""),
+        ({"optimizer": "muon", "learning_rate": 2e-3}, "tiny", True, "muon", 2e-3, ""),
+        ({"optimizer": "adamw"}, "tiny", True, "adamw", 1e-3, ""),
+        ({"model": "x"}, "tiny", True, "adamw", 1e-4, "going on from a model"),
+        ({"model": "x", "learning_rate": 1e-3}, "tiny", True, "adamw", 1e-3, "going on from a model"),
+        ({"model": "x", "optimizer": "muon"}, "tiny", True, "muon", 1e-4, ""),
+    ],
+)
+def test_optimizer_and_rate_that_are_left_out_follow_from_the_size(
+    named: Any, shape: str, fast: bool, optimizer: str, rate: float, why: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    """The first line of a run names them, and why; its file has them, so that a resumed run keeps them."""
+    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: fast)
+    left_out = PretrainConfig.resolve(None, {"device": "cpu", **named})
+    config, found = with_optimizer(left_out, preset(shape), SINGLE_PROCESS)
+    assert (config.optimizer, config.learning_rate, found) == (optimizer, rate, why)
+    (tmp_path / "train.toml").write_text(config.to_toml())
+    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: not fast)
+    again = PretrainConfig.resolve(tmp_path / "train.toml", {})
+    assert again == config and with_optimizer(again, preset("llama-3.2-1b"), SINGLE_PROCESS) == (config, "")
+    with training_view.view(10, quiet=False) as show:
+        show({"event": "start", "step": 0, **ABOUT, "settings": dataclasses.asdict(config), "optimizer_why": why})
+    name, peak = {"adamw": "AdamW", "muon": "Muon"}[optimizer], config.muon_learning_rate or rate
+    assert capsys.readouterr().err.endswith(f", {name} at {peak:g}" + f" ({why})\n" * bool(why) + "\n" * (not why))
+
+
+def test_several_processes_and_a_gpu_have_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes could measure differently, and on a GPU Muon was not measured."""
+    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: True)
+    two = ProcessGroup()
+    two.world_size = 2
+    assert with_optimizer(PretrainConfig(device="cpu"), preset("tiny"), two)[0].optimizer == "adamw"
+    monkeypatch.setattr("llamarium.train.setup.choose_device", lambda name: "cuda")
+    assert with_optimizer(PretrainConfig(), preset("tiny"), SINGLE_PROCESS)[0].optimizer == "adamw"
 
 
 def test_which_is_faster_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +322,7 @@ def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == "" and "\x1b" not in err
     assert err.splitlines() == [
-        "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu",
+        "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu, AdamW at 0.001",
         "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, MFU 42.0%, 1 h 06 min left",
         "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, 1 h 06 min left",
         "step 250: validation loss 1.5000, the best so far",
@@ -308,7 +357,7 @@ def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
     for text in ("0 of 1,000", "500 of 1,000, epoch 1.50", "1.6000; best 1.5000 at step 250", "12,346, MFU 42.0%"):
         assert text in shown
     assert "1 min 15 s, 1 h 06 min left" in shown and r"saved runs/x\x1b]0;evil\x07/step-00000500" in shown
-    assert "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu" in shown
+    assert "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu, AdamW at 0.001" in shown
     assert re.search("█+▇+▆+▅+▄+▃+▂+▁+", shown)
 
 

@@ -12,7 +12,7 @@ count. --preview shows which tokens those are, and trains nothing.
 
 import argparse
 
-from llamarium.cli.tuning import Tuning, add_tuning, tune
+from llamarium.cli.tuning import add_tuning, tune
 from llamarium.train.config import DPOConfig
 
 
@@ -23,12 +23,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or preview."""
-    return tune(args, DPOConfig, "the pairs", _imported)
-
-
-def _imported() -> Tuning[DPOConfig]:
-    from llamarium.train.data.pairs import PairRows
-    from llamarium.train.dpo import prepare
-    from llamarium.train.finetune import first_row
-
-    return prepare, lambda config, tokenizer: first_row(config, tokenizer, PairRows)
+    return tune(args, DPOConfig, "the pairs")

@@ -14,7 +14,7 @@ tokens those are, and trains nothing.
 
 import argparse
 
-from llamarium.cli.tuning import Tuning, add_tuning, tune
+from llamarium.cli.tuning import add_tuning, tune
 from llamarium.train.config import FinetuneConfig
 
 
@@ -25,11 +25,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fine-tune, or preview."""
-    return tune(args, FinetuneConfig, "the examples", _imported)
-
-
-def _imported() -> Tuning[FinetuneConfig]:
-    from llamarium.train.data.dialog_rows import DialogRows
-    from llamarium.train.finetune import first_row, prepare
-
-    return prepare, lambda config, tokenizer: first_row(config, tokenizer, DialogRows)
+    return tune(args, FinetuneConfig, "the examples")

@@ -17,7 +17,7 @@ prompt as the model reads it, and trains nothing. Rewards:
 
 import argparse
 
-from llamarium.cli.tuning import Tuning, add_tuning, tune
+from llamarium.cli.tuning import add_tuning, tune
 from llamarium.train.config import GRPOConfig
 
 
@@ -28,10 +28,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or preview."""
-    return tune(args, GRPOConfig, "the prompts", _imported)
-
-
-def _imported() -> Tuning[GRPOConfig]:
-    from llamarium.train.rewards.grpo import first_prompt, prepare
-
-    return prepare, first_prompt
+    return tune(args, GRPOConfig, "the prompts")

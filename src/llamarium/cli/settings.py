@@ -69,7 +69,7 @@ def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str,
 
 
 def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
-    kind, _ = kind_of(hint)
+    kind = kind_of(hint)
     default = ("off", "on")[item.default] if isinstance(item.default, bool) else item.default
     shown = "" if item.default in (None, "") else f" (default: {escape(default)})"
     how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (item.metadata["help"] + shown).replace("%", "%%")}

@@ -219,8 +219,8 @@ def _about(event: "Event") -> str:
     sampler = f", answers sampled by {event['sampler']}" if "sampler" in event else ""
     return (
         f"{event['parameters']:,} parameters{trained}, {_counted(event['rows'], 'row')} an epoch, "
-        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{_precision(event)}{sampler}{_threads(event)}"
-        f"{_mixture(event)}"
+        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{_recipe(event)}{sampler}"
+        f"{_threads(event)}{_mixture(event)}"
     )
 
 
@@ -233,9 +233,12 @@ def _mixture(event: "Event") -> str:
     return f"; {', '.join(parts)}" if parts else ""
 
 
-def _precision(event: "Event") -> str:
-    """Say what products are computed in, where it is not float32, and how to have that."""
-    return ", products in bfloat16 (--precision float32 for float32)" * (event["settings"]["precision"] == "bfloat16")
+def _recipe(event: "Event") -> str:
+    """Name what products are computed in, where not float32, the optimizer, its peak rate, and why it was chosen."""
+    settings, why = event["settings"], event["optimizer_why"] and f" ({event['optimizer_why']})"
+    half = ", products in bfloat16 (--precision float32 for float32)" * (settings["precision"] == "bfloat16")
+    name, rate = {"adamw": "AdamW", "muon": "Muon"}[settings["optimizer"]], settings["muon_learning_rate"]
+    return f"{half}, {name} at {rate or settings['learning_rate']:g}{why}"
 
 
 def _threads(event: "Event") -> str:

@@ -1,26 +1,17 @@
 """What `finetune`, `dpo` and `grpo` share: their options, the run and the preview. Imports torch only when it runs."""
 
 import argparse
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, importing_torch
 from llamarium.cli.output import show, status
 from llamarium.cli.settings import add_model, add_run, add_settings, given_settings, settings_file
 from llamarium.hub.resolve import resolve
-from llamarium.train.config import FinetuneConfig
+from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from llamarium.tokenizer.base import Tokenizer
     from llamarium.train.distributed.process_group import ProcessGroup
     from llamarium.train.setup import Setup
-
-_Config = TypeVar("_Config", bound=FinetuneConfig)
-
-Tuning = tuple[Callable[[_Config, "ProcessGroup"], "Setup"], Callable[[_Config, "Tokenizer"], "Text"]]
-"""What makes a run, and what shows the first row of its data."""
 
 
 def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], folder: str) -> None:
@@ -34,10 +25,8 @@ def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], fold
     add_settings(parser, kind)
 
 
-def tune(
-    args: argparse.Namespace, kind: type[_Config], data_name: str, import_run: Callable[[], Tuning[_Config]]
-) -> int:
-    """Train, or preview, and return the exit code; `import_run` imports what makes the run."""
+def tune(args: argparse.Namespace, kind: type[FinetuneConfig], data_name: str) -> int:
+    """Train, or preview, and return the exit code."""
     if args.preview and args.json:
         raise UsageError("argument --json: not allowed with --preview, which is for people")
     config = kind.resolve(settings_file(args), given_settings(args, kind))
@@ -45,22 +34,28 @@ def tune(
         resolve(config.model)  # a missing model is reported before PyTorch is imported, which takes seconds
     with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow
-
-        prepare, first_row = import_run()
+        from llamarium.train.functions import prepare
     if args.preview:
-        return _preview(config, first_row)
+        return _preview(config)
 
     def make(process_group: "ProcessGroup") -> "Setup":
         with status(f"loading {config.model} and {data_name}"):
-            return prepare(config, process_group)
+            return prepare(config, args.out, process_group)
 
     return follow(config, args, make)
 
 
-def _preview(config: _Config, first_row: "Callable[[_Config, Tokenizer], Text]") -> int:
+def _preview(config: FinetuneConfig) -> int:
     from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.train.finetune import check, with_chat_format
+    from llamarium.train.data.dialog_rows import DialogRows
+    from llamarium.train.data.pairs import PairRows
+    from llamarium.train.finetune import check, first_row, with_chat_format
+    from llamarium.train.rewards.grpo import first_prompt
 
     check(config)
-    show(first_row(config, with_chat_format(config, load_tokenizer(config.model))))
+    tokenizer = with_chat_format(config, load_tokenizer(config.model))
+    if isinstance(config, GRPOConfig):
+        show(first_prompt(config, tokenizer))
+    else:
+        show(first_row(config, tokenizer, PairRows if isinstance(config, DPOConfig) else DialogRows))
     return 0

@@ -36,8 +36,8 @@ SHAPE = (
 _OF_SCRATCH = ("preset", "tokenizer", "vocab_size", *SHAPE)
 _OF_ADAPTERS = ("rank", "alpha", "target_modules", "rslora", "dora")
 # Settings that count only where another one has one of these values.
-_NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "muon_learning_rate": ("optimizer", ("muon",)),
+_NEEDS: dict[str, tuple[str, tuple[str | None, ...]]] = {
+    "muon_learning_rate": ("optimizer", ("muon", None)),
     "decay_share": ("schedule", ("wsd",)),
     "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
     "vocab_size": ("tokenizer", ("bpe", "words")),
@@ -194,7 +194,8 @@ class PretrainConfig(RunConfig):
     model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
     tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
     vocab_size: int = _setting(4096, "tokens of bpe, or of words at most", 3, 2**21)
-    learning_rate: float = _setting(None, "the peak; left out: 1e-3, or 1e-4 with --model; muon wants more", 1e-12, 10)
+    optimizer: OptimizerName = _setting(None, "adamw, or muon for the layers' matrices; left out: what the size says")
+    learning_rate: float = _setting(None, "the peak; left out: adamw's 1e-3, muon's 8e-3, 1e-4 with --model", 1e-12, 10)
 
     # the model: a preset, and what differs from it
     preset: str = _setting("small", "the model's shape, by name; the settings below change it")
@@ -215,8 +216,6 @@ class PretrainConfig(RunConfig):
         """Check types and ranges; "chars" is the short name of "characters"."""
         if self.tokenizer == "chars":
             object.__setattr__(self, "tokenizer", "characters")
-        if cast("float | None", self.learning_rate) is None:  # a run that goes on begins where the other's cosine ends
-            object.__setattr__(self, "learning_rate", 1e-4 if self.model else 1e-3)
         RunConfig.__post_init__(self)
 
 
@@ -328,6 +327,7 @@ class ExperimentConfig(PretrainConfig):
 
     steps: int = _default("steps", 400)
     batch_rows: int = _default("batch_rows", 16)
+    optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
     learning_rate: float = _setting(3e-3, "the peak; muon wants more", 1e-12, 10.0)
     log_every: int = _default("log_every", 5)
     eval_every: int = _default("eval_every", 50)
@@ -352,17 +352,17 @@ def _refuse_brought(config: RunConfig, given: Collection[str] | None = None) -> 
                 raise TrainingError(f"{name}: of no effect beside {other}, which has its own; leave it out")
 
 
-def kind_of(hint: Any) -> tuple[Any, bool]:
-    """Return an annotation without its `| None`, and whether it had that."""
+def kind_of(hint: Any) -> Any:
+    """Return an annotation without its `| None`."""
     kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
-    return next(kind for kind in kinds if kind is not type(None)), type(None) in kinds
+    return next(kind for kind in kinds if kind is not type(None))
 
 
 def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     low, high = item.metadata["low"], item.metadata["high"]
-    kind, may_be_left_out = kind_of(hint)
-    if value is None and may_be_left_out:
+    if value is None and item.default is None:
         return
+    kind = kind_of(hint)
     if item.name == "data" and isinstance(value, Mapping):
         value = ", ".join(cast("Mapping[str, float]", value))
     if get_origin(kind) is Literal:

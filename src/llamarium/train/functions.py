@@ -7,6 +7,7 @@ llama = llamarium.load(adapter="runs/mine/best")
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -24,6 +25,7 @@ from llamarium.train.config import (
 from llamarium.train.data.sources import Data
 
 if TYPE_CHECKING:
+    from llamarium.train.distributed.process_group import ProcessGroup
     from llamarium.train.report.journal import Event
     from llamarium.train.run import TrainingResult
     from llamarium.train.setup import Setup
@@ -209,22 +211,22 @@ def _train(
 ) -> "TrainingResult":
     need_torch("training", "train")
     from llamarium.train.conduct import conduct, init_process_group
-    from llamarium.train.dpo import prepare as prepare_dpo
-    from llamarium.train.finetune import prepare as prepare_finetuning
-    from llamarium.train.pretrain import prepare as prepare_pretraining
-    from llamarium.train.rewards.grpo import prepare as prepare_grpo
 
     out = out.absolute()  # whatever a reward changes to
     file = out / "train.toml"
-    config: Any = kind.resolve(file if resume and file.exists() else None, settings)
+    config = kind.resolve(file if resume and file.exists() else None, settings)
     with computing_with(config.threads), init_process_group(config) as group:
-        prepare: dict[type[RunConfig], Callable[[], Setup]] = {
-            PretrainConfig: lambda: prepare_pretraining(config, out, None, group),
-            FinetuneConfig: lambda: prepare_finetuning(config, group),
-            DPOConfig: lambda: prepare_dpo(config, group),
-            GRPOConfig: lambda: prepare_grpo(config, group),
-        }
-        watching = nullcontext(watch or (lambda event: None))
-        return conduct(
-            prepare[kind], out, process_group=group, resume=resume, allow_changes=allow_changes, watch=watching
-        )
+        watching, make = nullcontext(watch or (lambda event: None)), partial(prepare, config, out, group)
+        return conduct(make, out, process_group=group, resume=resume, allow_changes=allow_changes, watch=watching)
+
+
+def prepare(config: RunConfig, out: Path, group: "ProcessGroup") -> "Setup":
+    """Prepare a run of its settings' kind in its folder; errors as `pretrain`'s."""
+    from llamarium.train import dpo, finetune, pretrain
+    from llamarium.train.rewards import grpo
+
+    if isinstance(config, PretrainConfig):
+        return pretrain.prepare(config, out, None, group)
+    assert isinstance(config, FinetuneConfig)
+    kinds: dict[type[RunConfig], Any] = {DPOConfig: dpo, GRPOConfig: grpo}
+    return kinds.get(type(config), finetune).prepare(config, group)

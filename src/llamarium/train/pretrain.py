@@ -38,7 +38,7 @@ from llamarium.train.data.corpus import Corpus, Learner, Progress, tokenize_corp
 from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.data.sources import BUNDLED
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.setup import Setup, with_precision
+from llamarium.train.setup import Setup, with_optimizer, with_precision
 
 _LONGEST_UNASKED = 8192  # tokens a row, as in Llama 3's pretraining
 _MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
@@ -70,7 +70,10 @@ def prepare(
         model = init_weights(LlamaForCausalLM(resolve_model(config, tokenizer)).to(device), config.seed)
     train, validation = _rows(corpus, config, config.context or whole)
     save, restore = train_all(model, tokenizer, base.generation_config if base else {}, process_group)
-    return Setup(config, model, tokenizer, train, validation, save, restore, process_group=process_group)
+    config, why = with_optimizer(config, model.config, process_group)
+    return Setup(
+        config, model, tokenizer, train, validation, save, restore, optimizer_why=why, process_group=process_group
+    )
 
 
 def _rows(corpus: Corpus, config: PretrainConfig, context: int) -> tuple[Rows, Rows | None]:

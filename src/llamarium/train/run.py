@@ -368,6 +368,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
         "data": dict(setup.train.about),
         "tokens_per_step": setup.config.rows_per_step * setup.train.context,
         "device": str(setup.model.device),
+        "optimizer_why": setup.optimizer_why,
         "tokens": token_texts(setup.tokenizer),
         **({} if setup.rollouts is None else {"sampler": setup.rollouts.sampler}),
     }

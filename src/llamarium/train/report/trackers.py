@@ -77,7 +77,7 @@ def _tensorboard(run: Path) -> Generator[Watcher]:
 @contextmanager
 def _trackio(run: Path) -> Generator[Watcher]:
     """Log into trackio's project "llamarium", on this machine unless its own settings name a Space or server."""
-    trackio, opened = optional("trackio", "trackio", "--report-to"), list[Any]()
+    trackio, opened, name = optional("trackio", "trackio", "--report-to"), list[Any](), run.resolve().name
 
     def close() -> None:
         with redirect_stdout(sys.stderr):  # stdout is for results
@@ -89,9 +89,7 @@ def _trackio(run: Path) -> Generator[Watcher]:
             close()
             resume, settings = "allow" if event["event"] == "resume" else "never", dict(event["settings"])
             with redirect_stdout(sys.stderr):
-                opened.append(
-                    trackio.init(project="llamarium", name=run.resolve().name, config=settings, resume=resume)
-                )
+                opened.append(trackio.init(project="llamarium", name=name, config=settings, resume=resume))
         if numbers := numbers_of(event):
             opened[-1].log(numbers, step=event["step"])
         if event["event"] == "sample":

@@ -24,11 +24,7 @@ _REWARD_CURVES = (
     ("Spread", "reward_spread", "Of rewards within a group, a standard deviation; where it is 0, nothing is learned."),
     ("KL", "kl", "How far the model has moved from the reference, nats per token."),
     ("Length", "length", "Tokens of an answer."),
-    (
-        "Difference",
-        "largest_difference",
-        "The largest of log P between the passes that sampled and that trained.",
-    ),
+    ("Difference", "largest_difference", "The largest of log P between the passes that sampled and that trained."),
 )
 _PORT = 8765  # of the page that the report links to
 
@@ -229,11 +225,8 @@ def _look_inside(history: History) -> Iterator[str]:
 def _mixture(history: History) -> Iterator[str]:
     """Show what a mixture of sources draws from each."""
     found = history.section("data").get("sources")
-    sources = [
-        cast("dict[str, Any]", part)
-        for part in cast("list[Any]", found if isinstance(found, list) else [])
-        if isinstance(part, dict)
-    ]
+    parts = cast("list[Any]", found if isinstance(found, list) else [])
+    sources = [cast("dict[str, Any]", part) for part in parts if isinstance(part, dict)]
     if sources:
         columns = ("source", "weight", "share", "passes", "tokens")
         rows = ([part.get("source", ""), *(number(number_of(part.get(c))) for c in columns[1:])] for part in sources)

@@ -197,10 +197,7 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
         except TrainingError as error:
             raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
     if not (same_rows and same_reward) or settings.get("eval_rows") != setup.config.eval_rows:
-        position.best_loss, position.num_since_best = (
-            math.inf,
-            0,
-        )  # of other rows or rewards, with which no loss from now on compares
+        position.best_loss, position.num_since_best = math.inf, 0  # of other rows or rewards: no loss compares now
     return position
 
 
