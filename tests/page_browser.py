@@ -21,6 +21,8 @@ from llamarium.page.extension import page as page_extension
 from page_bundle import built_page, chromium
 from serving import Running, serving
 
+expect.set_options(timeout=30_000)  # as long as Playwright waits for all else
+
 KEY = "the-key"
 TEXT = "The cat sat on the mat"
 HOSTILE = "<img src=x onerror=alert(1)> </script> &lt;b&gt; \u202eabc\u200b 👩‍👩‍👧 \ufdd0 $x^2$"
