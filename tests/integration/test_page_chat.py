@@ -2,7 +2,7 @@
 
 import json
 import re
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,15 +33,16 @@ def inspects_requests() -> bool:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take their time, so that an answer can be seen coming."""
-    step = Engine.step
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Steps that take their time, so that an answer can be seen coming, until it has been."""
+    step, was_seen = Engine.step, threading.Event()
 
     def slower(engine: Engine) -> Any:
-        time.sleep(0.02)
+        was_seen.wait(0.02)
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", slower)
+    return was_seen
 
 
 def opened(page: Page, served: Running, **view: Any) -> None:
@@ -336,8 +337,9 @@ def test_a_schema_holds_the_answer(page: Page, served: Running) -> None:
     expect(page.get_by_role("columnheader", name="grammar", exact=True)).to_be_visible()
 
 
-@pytest.mark.usefixtures("slow")
-def test_requests_of_other_clients_are_shown_live_and_opened(page: Page, served: Running) -> None:
+def test_requests_of_other_clients_are_shown_live_and_opened(
+    page: Page, served: Running, slow: threading.Event
+) -> None:
     body = {
         "messages": DIALOG,
         "max_tokens": 400,
@@ -359,6 +361,7 @@ def test_requests_of_other_clients_are_shown_live_and_opened(page: Page, served:
         expect(page.locator("[data-chosen]")).to_be_visible()
         chosen = int(page.locator("[data-chosen]").get_attribute("data-chosen") or "")
         place = int((page.get_by_role("heading", level=4).inner_text()).rpartition(" ")[2])
+        slow.set()
         told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     ids = [token_id for chunk in told for token_id in chunk["choices"][0].get("token_ids", [])]
     assert ids[place] == chosen

@@ -1,7 +1,7 @@
 """The requests of a server's clients, for whoever holds its key: who runs, which blocks are shared, what comes next."""
 
 import json
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -40,15 +40,16 @@ def client(running: Running) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take their time, so that there is somebody to be looked at."""
-    step = Engine.step
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Steps that take their time, so that there is somebody to be looked at, until it has been."""
+    step, was_seen = Engine.step, threading.Event()
 
     def slower(engine: Engine) -> Any:
-        time.sleep(0.01)
+        was_seen.wait(0.01)
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", slower)
+    return was_seen
 
 
 def streaming(client: httpx.Client, **body: Any) -> AbstractContextManager[httpx.Response]:
@@ -105,7 +106,6 @@ def test_two_clients_with_the_same_beginning_share_its_blocks(client: httpx.Clie
     running.wait(running.is_idle)
 
 
-@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -116,13 +116,14 @@ def test_two_clients_with_the_same_beginning_share_its_blocks(client: httpx.Clie
     ids=["sampled", "biased", "held to a form"],
 )
 def test_an_opened_request_gets_the_token_that_the_engine_gives_it(
-    client: httpx.Client, running: Running, asked: dict[str, Any]
+    client: httpx.Client, running: Running, slow: threading.Event, asked: dict[str, Any]
 ) -> None:
     """Of the same ids, parameters, seed and place, as of the moment when it is opened; the client's stream goes on."""
     with streaming(client, **about("Tell me"), **asked) as answer:
         told, prompt_ids, ids = begun(answer)
         (one,) = client.get("/inspect/requests").json()["requests"]
         opened = client.get(f"/inspect/requests/{one['number']}.0", params={"k": 5}).json()
+        slow.set()
         ids += rest_of(told)
     place = opened["sampler"]["place"]
     assert [token["id"] for token in opened["run"]["tokens"]] == [*prompt_ids, *ids[:place]]
