@@ -118,7 +118,7 @@ def build() -> None:
         objects = kept_objects(cc)
         linked = objects[0].with_name("_native.so")
         if not linked.exists():
-            _run(*cc, "-shared", *map(str, objects), "-o", str(linked), "-lpthread", "-lm")
+            _run(*cc, "-shared", *map(str, objects), "-o", str(linked), "-lpthread", "-ldl", "-lm")
     except (BuildError, OSError):
         LIBRARY.unlink(missing_ok=True)
         raise

@@ -57,7 +57,7 @@ def library(platform: Platform) -> Path:
     made = KEPT / platform.tag / "_native.so"
     made.parent.mkdir(parents=True, exist_ok=True)
     stripped = ["-Wl,-s"] if "linux" in platform.target else []
-    parts = [*map(str, objects), *runtime, "-lpthread", "-lm", *stripped]
+    parts = [*map(str, objects), *runtime, "-lpthread", "-ldl", "-lm", *stripped]
     _output(*zig(platform.target), "-shared", *parts, "-o", str(made))
     return made
 

@@ -135,9 +135,8 @@ INLINE void run_rows(const int dtype, const int x_dtype, pointwise_job *job, int
         }
 }
 
-static void run_pointwise(void *context, lm_team team) {
+static void run_pointwise(void *context) {
     pointwise_job *job = context;
-    (void)team;
     for (int task; (task = lm_next(&job->next)) < job->num_tasks;)
         if (job->call->dtype == LM_FLOAT32)
             run_rows(LM_FLOAT32, LM_FLOAT32, job, task);
@@ -152,12 +151,9 @@ int compute_pointwise(const lm_pointwise *call) {
     const int columns = call->columns;
     if (call->op == LM_RMS_NORM_BACKWARD && (job.sums = calloc((size_t)job.num_tasks * columns, sizeof(float))) == NULL) return LM_NO_MEMORY;
     if ((int64_t)call->num_rows * columns <= FEW)
-        run_pointwise(&job, (lm_team){0});
-    else {
-        lm_enter();
+        run_pointwise(&job);
+    else
         lm_parallel_beside_others(run_pointwise, &job);
-        lm_leave();
-    }
     if (call->op == LM_RMS_NORM_BACKWARD) {
         float *total = call->out[1];
         memset(total, 0, columns * sizeof(float));

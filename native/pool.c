@@ -1,7 +1,9 @@
 /* The threads. Between two stages of a job, and between two jobs, they stay awake for a while: a stage takes microseconds, and the
  * next token usually comes within a millisecond. Then they sleep. */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "pool.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -171,7 +173,32 @@ static void run(void (*next)(void *, lm_team), void *context, int64_t patience_n
 
 void lm_parallel(void (*next)(void *, lm_team), void *context) { run(next, context, PATIENCE_BETWEEN_JOBS_NS); }
 
-void lm_parallel_beside_others(void (*next)(void *, lm_team), void *context) { run(next, context, 0); }
+typedef void parallel_function(void (*)(void *), void *, unsigned num_threads, unsigned flags);
+
+typedef struct {
+    void (*job)(void *);
+    void *context;
+} own_job;
+
+static void run_own(void *context, lm_team team) {
+    (void)team;
+    ((own_job *)context)->job(((own_job *)context)->context);
+}
+
+static atomic_int forked; /* OpenMP would wait for threads that only the parent has */
+
+void lm_parallel_beside_others(void (*next)(void *), void *context) {
+    parallel_function *parallel = (parallel_function *)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    if (parallel == NULL || atomic_load(&forked)) {
+        lm_enter();
+        run(run_own, &(own_job){next, context}, 0);
+        lm_leave();
+        return;
+    }
+    const int64_t begin = lm_now_ns();
+    parallel(next, context, 0, 0); /* as many threads as PyTorch's loops have */
+    atomic_fetch_add(&busy, lm_now_ns() - begin);
+}
 
 int64_t lm_busy_ns(void) { return atomic_load(&busy); }
 
@@ -186,6 +213,7 @@ int32_t lm_threads(void) { return wanted; }
 /* A forked child has none of the threads, and perhaps a lock that no thread will open. */
 static void forget(void) {
     running = 1;
+    atomic_store(&forked, 1);
     atomic_store(&stopping, 0);
     atomic_store(&sleepers, 0);
     atomic_store(&arrived, 0);

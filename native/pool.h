@@ -16,8 +16,9 @@ void lm_leave(void);
 /* Run `job` on every thread of the pool that was taken; returns when all are done. */
 void lm_parallel(void (*job)(void *context, lm_team team), void *context);
 
-/* The same between work of other threads than the pool's, PyTorch's for instance: its threads leave them the cores at once. */
-void lm_parallel_beside_others(void (*job)(void *context, lm_team team), void *context);
+/* Run `job`, whose threads do not wait for each other, between work of PyTorch's threads, without lm_enter. Those take it, if they are an
+ * OpenMP's that has GOMP_parallel: the pool's would find the cores taken, since PyTorch's spin. Else the pool's, which sleep at once. */
+void lm_parallel_beside_others(void (*job)(void *context), void *context);
 
 /* A clock that only goes forward. */
 int64_t lm_now_ns(void);

@@ -30,9 +30,7 @@
 typedef struct {
     const lm_row_attention *call;
     int backward, num_tasks;
-    size_t floats; /* of a thread's memory */
-    float *memory;
-    atomic_int next;
+    atomic_int next, failed;
 } row_job;
 
 /* What a thread works in. Tiles' transposes are (head_dim, QUERIES). */
@@ -372,33 +370,27 @@ static size_t lay_out(const lm_row_attention *call, int heads, float *memory, wo
     return all;
 }
 
-static void run_row_job(void *context, lm_team team) {
+static void run_row_job(void *context) {
     row_job *job = context;
     const lm_row_attention *call = job->call;
-    const int group = call->num_heads / call->num_kv_heads;
+    const int heads = job->backward ? call->num_heads / call->num_kv_heads : 1, row_tasks = job->num_tasks / call->num_rows;
     workspace at;
-    lay_out(call, job->backward ? group : 1, job->memory + team.index * job->floats, &at);
-    for (int task; (task = lm_next(&job->next)) < job->num_tasks;) {
-        const int heads = job->num_tasks / call->num_rows;
-        if (job->backward)
-            attend_backward(job, task / heads, task % heads, at);
-        else
-            attend_forward(job, task / heads, task % heads, at);
+    void *memory;
+    if (posix_memalign(&memory, 64, lay_out(call, heads, NULL, &at) * sizeof(float))) {
+        atomic_store(&job->failed, 1);
+        return;
     }
+    lay_out(call, heads, memory, &at);
+    for (int task; (task = lm_next(&job->next)) < job->num_tasks;)
+        if (job->backward)
+            attend_backward(job, task / row_tasks, task % row_tasks, at);
+        else
+            attend_forward(job, task / row_tasks, task % row_tasks, at);
+    free(memory);
 }
 
 int attend_rows(const lm_row_attention *call, int32_t backward) {
-    workspace unused;
     row_job job = {.call = call, .backward = backward, .num_tasks = call->num_rows * (backward ? call->num_kv_heads : call->num_heads)};
-    job.floats = lay_out(call, backward ? call->num_heads / call->num_kv_heads : 1, NULL, &unused);
-    const int threads = lm_enter();
-    void *memory;
-    const int failed = posix_memalign(&memory, 64, threads * job.floats * sizeof(float));
-    if (!failed) {
-        job.memory = memory;
-        lm_parallel_beside_others(run_row_job, &job);
-        free(memory);
-    }
-    lm_leave();
-    return failed ? LM_NO_MEMORY : LM_OK;
+    lm_parallel_beside_others(run_row_job, &job);
+    return job.failed ? LM_NO_MEMORY : LM_OK;
 }

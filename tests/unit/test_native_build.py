@@ -113,7 +113,7 @@ def build_check(
     objects, program = hook.compile_objects(cc, folder, *STRICT, *flags), folder / "check"
     sources = (CHECKS / "check.c", *with_sources)
     how = (*hook.FLAGS, *STRICT, *flags, "-O1", f"-I{hook.NATIVE}")
-    run(*cc, *how, *sources, *objects, "-o", program, "-lpthread", "-lm")
+    run(*cc, *how, *sources, *objects, "-o", program, "-lpthread", "-ldl", "-lm")
     return program, objects
 
 

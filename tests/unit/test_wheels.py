@@ -94,7 +94,7 @@ def test_the_library_for_arm_agrees_with_itself_under_an_emulator(wheels: dict[s
     zig = (PYTHON, "hatch_wheels.py", "cc", "aarch64-linux-gnu.2.28")
     flags = ("-std=gnu11", "-O1", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", f"-I{ROOT / 'native'}")
     arm, program = library(wheels[PLATFORMS[1]], PLATFORMS[1]), tmp_path / "check"
-    run(*zig, *flags, ROOT / "tests/native/check.c", arm, "-o", program, "-lpthread", "-lm")
+    run(*zig, *flags, ROOT / "tests/native/check.c", arm, "-o", program, "-lpthread", "-ldl", "-lm")
     sets = {"portable", "neon_dotprod", "neon_i8mm"}
     assert {line.split(":")[0] for line in run(*EMULATOR, "-cpu", "max", program, "--no-fork").splitlines()} == sets
     fewer = {"cortex-a53": {"portable"}, "neoverse-n1": {"portable", "neon_dotprod"}}
