@@ -65,12 +65,12 @@ def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> 
 class Worker:
     """A side in a process of its own, so that no side computes with what another one has set; each call is a step.
 
-    The process is this program with `arguments`, and `serve` there takes the steps.
+    The process is this program with `arguments`, and `serve` there takes the steps; `environment` is added to its own.
     """
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, sys.argv[0], *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        command, whole = [sys.executable, sys.argv[0], *arguments], environment | os.environ
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=whole)
 
     def __call__(self) -> dict[str, float]:
         """Take a step, and return what it measured."""

@@ -9,8 +9,9 @@ Same shape, rows and AdamW on both sides, whose weights begin alike; in float32 
 optimizer stay float32). The plain step is the one that everyone writes: `model(input_ids=ids, labels=labels)`, under
 `torch.autocast` for bfloat16, `loss.backward()`, clip, step, zero. With `--compile` both sides are compiled too. Tokens
 per second are of the wall's time and of the processor's (user): the second is what a busy machine leaves comparable
-with `--threads 1`. Each side has a process of its own, as memory that ours keeps would be the other's too. "of the
-products" is the share of the rate at which the step's own matrix products run alone, attention's counted at that rate.
+with `--threads 1`. Each side has a process of its own, as memory that ours keeps would be the other's too; our threads
+wait as the commands set it (GOMP_SPINCOUNT), the others as PyTorch does by itself. "of the products" is the share
+of the rate at which the step's own matrix products run alone, attention's counted at that rate.
 Memory is the peak resident set of a process that does nothing else, less what it held before the first step.
 """
 
@@ -240,7 +241,8 @@ def measure_steps(options: Any) -> None:
     names = [f"{side} {precision}{compiled}" for precision, compiled, side in kinds]
     names += [f"products {precision}" for precision in PRECISIONS]
     given = ("--model", options.model, "--threads", str(options.threads), "--side")
-    steps = {name: common.Worker(*given, name) for name in names}
+    ours = {"GOMP_SPINCOUNT": "1000"}  # as the commands that train set before PyTorch is imported
+    steps = {name: common.Worker(*given, name, **(ours if name.startswith("llamarium") else {})) for name in names}
     found: Any = common.alternate(options.rounds, steps)
     memory = {side: peak_bytes(side, options.model, options.threads) for side in ("llamarium", "transformers")}
     work = 3 * flops(config, config.max_position_embeddings, num_logits=config.max_position_embeddings)

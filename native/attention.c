@@ -95,7 +95,7 @@ static __attribute__((noinline)) void weigh(quad *scores, int slots, quad *large
     for (int s = 0; s < slots; s += 4) {
         wide here;
         memcpy(&here, scores + s, sizeof here);
-        here = exp_below_zero(here - largest_wide);
+        here = exp_of_wide(here - largest_wide);
         memcpy(scores + s, &here, sizeof here);
         sums += here;
     }

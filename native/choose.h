@@ -40,7 +40,7 @@ static inline wide logits_at(const logit_row *row, int first) { return sixteen_a
 /* e^((logit - largest) / temperature); less than e^-87 is 0. */
 static inline wide weights_of(const logit_row *row, wide logits) {
     const wide zero = {0}, scaled = (logits - row->largest) / row->temperature;
-    return select_wide(scaled > zero - 87.0f, exp_below_zero(select_wide(scaled > zero - 87.0f, scaled, zero)), zero);
+    return select_wide(scaled > zero - 87.0f, exp_of_wide(select_wide(scaled > zero - 87.0f, scaled, zero)), zero);
 }
 
 /* Fill in `block_largest` and `largest`; returns whether there is a finite maximum and no NaN. */

@@ -15,15 +15,36 @@
 typedef float wide __attribute__((vector_size(64)));
 typedef int32_t wide_ints __attribute__((vector_size(64)));
 
+/* As many numbers as a register holds. */
+#if defined __AVX512F__
+#define LANES 16
+#elif defined __AVX2__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t lane_halves __attribute__((vector_size(2 * LANES)));
+
 /* a where `mask` is all ones, b where it is 0. */
 static inline wide select_wide(wide_ints mask, wide a, wide b) {
     return (wide)((mask & (wide_ints)a) | (~mask & (wide_ints)b));
 }
 
-/* e^x for x <= 0, within 2e-7 of it; NaN stays NaN. */
-static inline wide exp_below_zero(wide given) {
-    const wide least = (wide){0} - 87.0f;
-    const wide x = select_wide(given > least, given, least);
+/* a where it is larger, else b, also where one is NaN. */
+static inline wide larger_wide(wide a, wide b) {
+#if defined __AVX512F__
+    return (wide)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return select_wide(a > b, a, b);
+#endif
+}
+
+/* e^x for x <= 87, within 2e-7 of it; NaN stays NaN. */
+static inline wide exp_of_wide(wide given) {
+    const wide x = larger_wide((wide){0} - 87.0f, given);
     const wide n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
     const wide r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     wide y = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -32,16 +53,19 @@ static inline wide exp_below_zero(wide given) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    const wide power = (wide)((__builtin_convertvector(n, wide_ints) + 127) << 23);
-    return y * power + (given - given);
+#if defined __AVX512F__
+    return (wide)_mm512_scalef_ps((__m512)y, (__m512)n); /* the same bits by fewer instructions */
+#else
+    return y * (wide)((__builtin_convertvector(n, wide_ints) + 127) << 23);
+#endif
 }
 
 static inline wide silu(wide x) {
-    const wide zero = {0}, e = exp_below_zero(select_wide(x < zero, x, -x));
+    const wide zero = {0}, e = exp_of_wide(select_wide(x < zero, x, -x));
     return x * select_wide(x < zero, e, zero + 1) / (e + 1);
 }
 
-static inline float exp_of(float x) { return exp_below_zero((wide){x})[0]; }
+static inline float exp_of(float x) { return exp_of_wide((wide){x})[0]; }
 
 /* The largest of some numbers without their signs; `poison` is NaN if one of them is NaN or infinite, else 0. */
 INLINE float largest_size(const float *x, int count, float *poison) {
@@ -68,18 +92,6 @@ static inline float number_at(int dtype, const void *from, size_t place) {
     return dtype == LM_FLOAT32 ? ((const float *)from)[place] : from_bf16(((const uint16_t *)from)[place]);
 }
 
-/* As many numbers as a register holds. */
-#if defined __AVX512F__
-#define LANES 16
-#elif defined __AVX2__
-#define LANES 8
-#else
-#define LANES 4
-#endif
-typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
-typedef uint16_t lane_halves __attribute__((vector_size(2 * LANES)));
 typedef float quad __attribute__((vector_size(16)));
 typedef int32_t quad_ints __attribute__((vector_size(16)));
 
@@ -144,6 +156,9 @@ INLINE void load_pair(const int dtype, const void *from, size_t place, lanes val
 INLINE lanes load_lanes(const int dtype, const void *from, size_t place) {
     if (dtype == LM_INT8) return load_bytes((const int8_t *)from + place);
     if (dtype == LM_FLOAT32) return load_floats((const float *)from + place);
+#if defined __AVX512F__ /* compilers convert two halves of it */
+    return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)((const uint16_t *)from + place))), 16);
+#endif
     uint16_t __attribute__((vector_size(2 * LANES))) halves;
     memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
     return (lanes)(__builtin_convertvector(halves, lane_bits) << 16);

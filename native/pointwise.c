@@ -90,18 +90,19 @@ INLINE void rms_norm_backward(const int dtype, const int x_dtype, const lm_point
 
 /* in: gate, up, and backward the output's gradient; out: silu(gate) * up, or the gradients of gate and up. */
 INLINE void swiglu(const int dtype, const lm_pointwise *call, const int backward, int row) {
-    const size_t begin = (size_t)row * call->columns;
-    for (size_t at = begin; at < begin + call->columns; at += 16) {
-        const wide x = load_sixteen(dtype, call->in[0], at), up = load_sixteen(dtype, call->in[1], at), zero = {0}, one = zero + 1;
-        const wide e = exp_below_zero((wide)((wide_ints)x | INT32_MIN)), inverse = one / (e + one);
-        const wide sigmoid = select_wide(x < zero, e, one) * inverse, silu = x * sigmoid;
+    const void *gates = call->in[0], *ups = call->in[1], *grads = call->in[2];
+    void *out = call->out[0], *out_up = call->out[1];
+    const size_t begin = (size_t)row * call->columns, end = begin + call->columns;
+    for (size_t at = begin; at < end; at += 16) {
+        const wide x = load_sixteen(dtype, gates, at), up = load_sixteen(dtype, ups, at), most = (wide){0} + 87;
+        const wide e = exp_of_wide(select_wide(-x > most, most, -x)), sigmoid = 1 / (e + 1), silu = x * sigmoid;
         if (!backward) {
-            store_sixteen(dtype, call->out[0], at, silu * up);
+            store_sixteen(dtype, out, at, silu * up);
             continue;
         }
-        const wide grad = load_sixteen(dtype, call->in[2], at), rest = select_wide(x < zero, one, e) * inverse;
-        store_sixteen(dtype, call->out[0], at, grad * up * (sigmoid + silu * rest));
-        store_sixteen(dtype, call->out[1], at, grad * silu);
+        const wide grad = load_sixteen(dtype, grads, at);
+        store_sixteen(dtype, out, at, grad * up * (sigmoid + silu * (e * sigmoid)));
+        store_sixteen(dtype, out_up, at, grad * silu);
     }
 }
 

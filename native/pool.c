@@ -188,7 +188,9 @@ static void run_own(void *context, lm_team team) {
 static atomic_int forked; /* OpenMP would wait for threads that only the parent has */
 
 void lm_parallel_beside_others(void (*next)(void *), void *context) {
-    parallel_function *parallel = (parallel_function *)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    static _Atomic(parallel_function *) found;
+    parallel_function *parallel = atomic_load(&found);
+    if (parallel == NULL) atomic_store(&found, parallel = (parallel_function *)dlsym(RTLD_DEFAULT, "GOMP_parallel"));
     if (parallel == NULL || atomic_load(&forked)) {
         lm_enter();
         run(run_own, &(own_job){next, context}, 0);

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 
 #define QUERIES 32 /* of a tile */
-#define KEYS 128   /* of a block: its keys, values and their gradients stay in the L2 cache */
+#define KEYS 256   /* of a block: its keys, values and their gradients stay in the L2 cache */
+#define FEW 8      /* groups of query heads: a thread gets one head of them in the backward pass, so that no thread waits long */
 #define HIDDEN (-1e30f)
 #define WIDES (QUERIES / 16)
 
@@ -29,7 +30,9 @@
 
 typedef struct {
     const lm_row_attention *call;
-    int backward, num_tasks;
+    int backward, num_tasks, heads; /* of a task */
+    float *parts;                   /* NULL: each task gives gradients of a key-value head that are whole */
+    atomic_int *finished;           /* (rows, key-value heads): tasks whose parts are there */
     atomic_int next, failed;
 } row_job;
 
@@ -65,19 +68,25 @@ INLINE void multiply_some(const int registers, const float *a, ptrdiff_t a_row, 
         }
 }
 
+#define NO_TRIANGLE -(1 << 20), 1 << 20
+
 /* c (rows, columns) = or += a (rows, depth) b (depth, columns). Neighbours of `a` in a column are a_row apart, in a row a_step. `rows` is a
- * multiple of ROWS, `columns` of 16. */
+ * multiple of ROWS, `columns` of 16. Row r of `a` is zero before `begin` + r, and from `end` + r on, for r up to a multiple of ROWS. */
 static void multiply(const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c, ptrdiff_t c_row,
-                     int rows, int columns, int depth, int adds) {
+                     int rows, int columns, int depth, int adds, int begin, int end) {
     int column = 0;
-    for (; column + REGISTERS * LANES <= columns; column += REGISTERS * LANES)
-        for (int r = 0; r < rows; r += ROWS)
-            multiply_some(REGISTERS, a + r * a_row, a_row, a_step, b + column, b_step, c + r * c_row + column, c_row, depth, adds);
+#define MULTIPLY(COUNT)                                                                                                                   \
+    for (; column + (COUNT) * LANES <= columns; column += (COUNT) * LANES)                                                                \
+        for (int r = 0; r < rows; r += ROWS) {                                                                                            \
+            const int from = begin + r > 0 ? begin + r : 0, last = end + r + ROWS - 1, to = last < depth ? last : depth;                  \
+            multiply_some(COUNT, a + r * a_row + from * a_step, a_row, a_step, b + from * b_step + column, b_step, c + r * c_row + column, \
+                          c_row, to - from, adds);                                                                                        \
+        }
+    MULTIPLY(REGISTERS)
 #if REGISTERS * LANES > 16
-    for (; column < columns; column += LANES)
-        for (int r = 0; r < rows; r += ROWS)
-            multiply_some(1, a + r * a_row, a_row, a_step, b + column, b_step, c + r * c_row + column, c_row, depth, adds);
+    MULTIPLY(1)
 #endif
+#undef MULTIPLY
 }
 
 /* --- between memory and tiles ------------------------------------------------------------------------------------ */
@@ -88,10 +97,12 @@ static size_t place_of(const lm_row_attention *call, int heads, int row, int tok
 }
 
 INLINE void load_numbers(const int dtype, const void *from, size_t place, int step, int rows, int count, float factor, float *to) {
+    const char *coming = (const char *)from + (place + (size_t)rows * step) * (dtype == LM_FLOAT32 ? 4 : 2); /* the next tile's */
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i += LANES) {
             const lanes values = load_lanes(dtype, from, place + (size_t)r * step + i) * factor;
             memcpy(to + (size_t)r * count + i, &values, sizeof values);
+            __builtin_prefetch(coming + ((size_t)r * step + i) * (dtype == LM_FLOAT32 ? 4 : 2));
         }
 }
 
@@ -192,7 +203,7 @@ static void hide(const lm_row_attention *call, const int32_t *segments, int tile
         wide_ints own, query = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         memcpy(&own, numbers + 16 * w, sizeof own);
         query += tile + 16 * w;
-        for (int key = 0; key < padded(keys.count); key++) {
+        for (int key = segments == NULL && call->causal && tile > keys.first ? tile - keys.first : 0; key < padded(keys.count); key++) {
             const int token = keys.first + key, number = segments == NULL || token >= tokens ? 0 : segments[token];
             const int from = token >= tokens ? INT32_MAX : call->causal ? token : 0; /* the first query that may see it */
             float *at = scores + key * QUERIES + 16 * w;
@@ -207,10 +218,8 @@ static void hide(const lm_row_attention *call, const int32_t *segments, int tile
 /* e^(score - most), and nothing where the score is hidden; NaN stays NaN. */
 INLINE wide probability(wide score, wide most) {
     const wide hidden = (wide){0} + HIDDEN;
-    return select_wide(score <= hidden, (wide){0}, exp_below_zero(score - most));
+    return select_wide(score <= hidden, (wide){0}, exp_of_wide(score - most));
 }
-
-INLINE wide larger_of(wide a, wide b) { return select_wide(a > b, a, b); }
 
 /* Turn scores into exponentials, and note of each query the largest score and the sum so far; `sums` of earlier keys shrink. */
 static void soften(float *scores, int num_keys, int head_dim, float *most, float *total, float *sums) {
@@ -220,9 +229,9 @@ static void soften(float *scores, int num_keys, int head_dim, float *most, float
         const wide before = load_wide(most + 16 * w);
         wide largest[2] = {before, before}; /* two, which do not wait for each other */
         for (int key = 0; key < num_keys; key += 2)
-            for (int i = 0; i < 2; i++) largest[i] = larger_of(load_wide(at + (key + i) * QUERIES), largest[i]);
-        largest[0] = larger_of(largest[0], largest[1]);
-        const wide factor = exp_below_zero(before - largest[0]);
+            for (int i = 0; i < 2; i++) largest[i] = larger_wide(load_wide(at + (key + i) * QUERIES), largest[i]);
+        largest[0] = larger_wide(largest[0], largest[1]);
+        const wide factor = exp_of_wide(before - largest[0]);
         wide sum = {0};
         for (int key = 0; key < num_keys; key++) {
             const wide p = probability(load_wide(at + key * QUERIES), largest[0]);
@@ -246,7 +255,7 @@ static void load_queries(const row_job *job, int row, int tile, int head, worksp
 
 static void score(const row_job *job, const int32_t *segments, int tile, int block, seen keys, workspace at) {
     const int size = job->call->head_dim;
-    multiply(at.k + (size_t)(keys.first - block) * size, size, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES, size, 0);
+    multiply(at.k + (size_t)(keys.first - block) * size, size, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES, size, 0, NO_TRIANGLE);
     if (keys.has_hidden) hide(job->call, segments, tile, keys, at.scores);
 }
 
@@ -266,7 +275,8 @@ static void attend_forward(const row_job *job, int row, int head, workspace at) 
             score(job, segments, tile, block, keys, at);
             float *sums = at.sums + (size_t)tile * size;
             soften(at.scores, padded(keys.count), size, at.most + tile, at.total + tile, sums);
-            multiply(at.scores, 1, QUERIES, at.v + (size_t)(keys.first - block) * size, size, sums, size, QUERIES, size, keys.count, 1);
+            multiply(at.scores, 1, QUERIES, at.v + (size_t)(keys.first - block) * size, size, sums, size, QUERIES, size, keys.count, 1, -KEYS,
+                     call->causal ? tile + 1 - keys.first : KEYS);
         }
     }
     float *logs = call->log_sums + ((size_t)row * call->num_heads + head) * tokens;
@@ -297,16 +307,16 @@ static void attend_tile_backward(const row_job *job, const int32_t *segments, in
     const seen keys = keys_seen(call, segments, tile, block);
     if (keys.count == 0) return;
     const size_t query = (size_t)nth * (call->num_tokens + QUERIES) + tile, key = (size_t)(keys.first - block) * size;
-    const int count = padded(keys.count);
+    const int count = padded(keys.count), first = call->causal ? keys.first - tile : -KEYS, end = call->causal ? 1 - first : KEYS;
     load_queries(job, row, tile, head, at);
     load_vectors(call, call->grad_out, call->num_heads, row, tile, head, QUERIES, 1, at.grad_out);
     transpose(at.grad_out, size, at.grad_out_transposed);
     score(job, segments, tile, block, keys, at);
-    multiply(at.v + key, size, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0);
+    multiply(at.v + key, size, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0, NO_TRIANGLE);
     soften_backward(at.scores, at.grad_scores, count, at.most + query, at.total + query);
-    multiply(at.scores, QUERIES, 1, at.grad_out, size, at.grad_v + key, size, count, size, QUERIES, 1);
-    multiply(at.grad_scores, QUERIES, 1, at.q, size, at.grad_k + key, size, count, size, QUERIES, 1);
-    multiply(at.grad_scores, 1, QUERIES, at.k + key, size, at.sums + query * size, size, QUERIES, size, keys.count, 1);
+    multiply(at.scores, QUERIES, 1, at.grad_out, size, at.grad_v + key, size, count, size, QUERIES, 1, first, QUERIES);
+    multiply(at.grad_scores, QUERIES, 1, at.q, size, at.grad_k + key, size, count, size, QUERIES, 1, first, QUERIES);
+    multiply(at.grad_scores, 1, QUERIES, at.k + key, size, at.sums + query * size, size, QUERIES, size, keys.count, 1, -KEYS, end);
 }
 
 /* Of each query: the logarithm of its sum, which is large where there is no query, and its share: its output times that one's gradient,
@@ -329,28 +339,58 @@ static void load_softmax(const row_job *job, int row, int head, float *log_sums,
     }
 }
 
-static void attend_backward(const row_job *job, int row, int kv_head, workspace at) {
+/* The part of a head's gradient of keys, or of values, that one query head gives: (tokens, head_dim) and as much as fills a block. */
+static float *part_of(const row_job *job, int row, int head, int of_values) {
+    const lm_row_attention *call = job->call;
+    const size_t blocks = (call->num_tokens + KEYS - 1) / KEYS, heads = (size_t)row * call->num_heads + head;
+    return job->parts + (2 * heads + of_values) * blocks * KEYS * call->head_dim;
+}
+
+/* Sum the parts of a key-value head's gradients that its query heads gave, in their order. */
+static void join_parts(const row_job *job, int row, int kv_head) {
+    const lm_row_attention *call = job->call;
+    const int group = call->num_heads / call->num_kv_heads;
+    const size_t count = (size_t)call->num_tokens * call->head_dim;
+    for (int of_values = 0; of_values < 2; of_values++) {
+        float *total = part_of(job, row, kv_head * group, of_values);
+        for (int nth = 1; nth < group; nth++) {
+            const float *part = part_of(job, row, kv_head * group + nth, of_values);
+            for (size_t i = 0; i < count; i++) total[i] += part[i];
+        }
+        store_vectors(call, of_values ? call->grad_v : call->grad_k, call->num_kv_heads, row, 0, kv_head, call->num_tokens, total);
+    }
+}
+
+/* Of `count` query heads from `head` on, which have a key-value head in common. */
+static void attend_backward(row_job *job, int row, int head, int count, workspace at) {
     const lm_row_attention *call = job->call;
     const int tokens = call->num_tokens, size = call->head_dim, group = call->num_heads / call->num_kv_heads, stride = tokens + QUERIES;
+    const int kv_head = head / group;
     const int32_t *segments = call->segments == NULL ? NULL : call->segments + (size_t)row * tokens;
-    memset(at.sums, 0, (size_t)group * stride * size * sizeof(float));
-    for (int nth = 0; nth < group; nth++)
-        load_softmax(job, row, kv_head * group + nth, at.most + (size_t)nth * stride, at.total + (size_t)nth * stride, at);
+    memset(at.sums, 0, (size_t)count * stride * size * sizeof(float));
+    for (int nth = 0; nth < count; nth++)
+        load_softmax(job, row, head + nth, at.most + (size_t)nth * stride, at.total + (size_t)nth * stride, at);
     for (int block = 0; block < tokens; block += KEYS) {
         load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.k);
         load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.v);
+        if (job->parts != NULL) {
+            at.grad_k = part_of(job, row, head, 0) + (size_t)block * size;
+            at.grad_v = part_of(job, row, head, 1) + (size_t)block * size;
+        }
         memset(at.grad_k, 0, (size_t)KEYS * size * sizeof(float));
         memset(at.grad_v, 0, (size_t)KEYS * size * sizeof(float));
-        for (int nth = 0; nth < group; nth++)
+        for (int nth = 0; nth < count; nth++)
             for (int tile = call->causal ? block : 0; tile < tokens; tile += QUERIES)
-                attend_tile_backward(job, segments, row, tile, block, kv_head * group + nth, nth, at);
+                attend_tile_backward(job, segments, row, tile, block, head + nth, nth, at);
+        if (job->parts != NULL) continue;
         store_vectors(call, call->grad_k, call->num_kv_heads, row, block, kv_head, KEYS, at.grad_k);
         store_vectors(call, call->grad_v, call->num_kv_heads, row, block, kv_head, KEYS, at.grad_v);
     }
     const float factor = 1 / sqrtf((float)size);
-    for (size_t i = 0; i < (size_t)group * stride * size; i++) at.sums[i] *= factor;
-    for (int nth = 0; nth < group; nth++)
-        store_vectors(call, call->grad_q, call->num_heads, row, 0, kv_head * group + nth, tokens, at.sums + (size_t)nth * stride * size);
+    for (size_t i = 0; i < (size_t)count * stride * size; i++) at.sums[i] *= factor;
+    for (int nth = 0; nth < count; nth++)
+        store_vectors(call, call->grad_q, call->num_heads, row, 0, head + nth, tokens, at.sums + (size_t)nth * stride * size);
+    if (job->parts != NULL && atomic_fetch_add(&job->finished[row * call->num_kv_heads + kv_head], 1) + 1 == group) join_parts(job, row, kv_head);
 }
 
 /* --- the job ----------------------------------------------------------------------------------------------------- */
@@ -373,24 +413,36 @@ static size_t lay_out(const lm_row_attention *call, int heads, float *memory, wo
 static void run_row_job(void *context) {
     row_job *job = context;
     const lm_row_attention *call = job->call;
-    const int heads = job->backward ? call->num_heads / call->num_kv_heads : 1, row_tasks = job->num_tasks / call->num_rows;
+    const int row_tasks = call->num_heads / job->heads;
     workspace at;
     void *memory;
-    if (posix_memalign(&memory, 64, lay_out(call, heads, NULL, &at) * sizeof(float))) {
+    if (posix_memalign(&memory, 64, lay_out(call, job->heads, NULL, &at) * sizeof(float))) {
         atomic_store(&job->failed, 1);
         return;
     }
-    lay_out(call, heads, memory, &at);
+    lay_out(call, job->heads, memory, &at);
     for (int task; (task = lm_next(&job->next)) < job->num_tasks;)
         if (job->backward)
-            attend_backward(job, task / row_tasks, task % row_tasks, at);
+            attend_backward(job, task / row_tasks, task % row_tasks * job->heads, job->heads, at);
         else
             attend_forward(job, task / row_tasks, task % row_tasks, at);
     free(memory);
 }
 
 int attend_rows(const lm_row_attention *call, int32_t backward) {
-    row_job job = {.call = call, .backward = backward, .num_tasks = call->num_rows * (backward ? call->num_kv_heads : call->num_heads)};
-    lm_parallel_beside_others(run_row_job, &job);
+    const int group = call->num_heads / call->num_kv_heads, num_groups = call->num_rows * call->num_kv_heads;
+    row_job job = {.call = call, .backward = backward, .heads = 1};
+    if (backward && group > 1 && num_groups < FEW) {
+        const size_t part = (size_t)(call->num_tokens + KEYS - 1) / KEYS * KEYS * call->head_dim;
+        job.parts = malloc(2 * (size_t)num_groups * group * part * sizeof(float));
+        job.finished = calloc(num_groups, sizeof(atomic_int));
+        job.failed = job.parts == NULL || job.finished == NULL;
+    } else if (backward) {
+        job.heads = group;
+    }
+    job.num_tasks = call->num_rows * call->num_heads / job.heads;
+    if (!job.failed) lm_parallel_beside_others(run_row_job, &job);
+    free(job.parts);
+    free(job.finished);
     return job.failed ? LM_NO_MEMORY : LM_OK;
 }

@@ -354,16 +354,19 @@ def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
 
 FORK = """
 import os, signal, torch
+from llamarium.attention import TrainingAttend
 from llamarium.kernels import native, threads
 torch.set_num_threads(2)
-x = torch.randn(400, 400)
+x, q = torch.randn(400, 400), torch.randn(1, 600, 4, 32)
 expected, count = (x @ x).exp().sum(), threads.num_threads()  # PyTorch's threads are there
+seen = TrainingAttend()(0, q, q, q)
 native._ready()
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)  # a child that waits for a thread is killed
     found = (x @ x).exp().sum()
     native._ready()
+    assert torch.equal(TrainingAttend()(0, q, q, q), seen)
     os._exit(0 if torch.allclose(found, expected, rtol=1e-4) and threads.num_threads() == count else 1)
 assert os.waitpid(pid, 0)[1] == 0, "the child hangs, or computes something else"
 assert torch.get_num_threads() == 2

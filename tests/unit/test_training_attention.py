@@ -1,5 +1,7 @@
 """Attention in C over whole rows, forward and backward, held to float64 and to PyTorch's."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -16,7 +18,7 @@ from llamarium.attention.training import can_attend_rows
 from llamarium.kernels import native
 
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="no kernels")
-SHAPES = [(2, 5, 2, 1, 16), (2, 37, 4, 2, 32), (1, 160, 3, 3, 48), (1, 261, 4, 1, 64)]  # B, T, N, K, H
+SHAPES = [(2, 5, 2, 1, 16), (4, 37, 4, 2, 32), (1, 160, 3, 3, 48), (1, 261, 4, 1, 64)]  # B, T, N, K, H
 Grads = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -76,9 +78,11 @@ def test_output_and_gradients_are_float64s(
 
 
 @needs_kernels
+@pytest.mark.parametrize("rows", [2, 4])
 @pytest.mark.parametrize("tokens", [33, 300])
-def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int) -> None:
-    given = inputs((2, tokens, 4, 2, 32))
+def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int, rows: int) -> None:
+    """Also where a thread has one head of a group, as there are few groups."""
+    given = inputs((rows, tokens, 4, 2, 32))
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 2):
@@ -87,6 +91,26 @@ def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int) 
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+SHARED = """
+import os, torch
+from llamarium.attention import TrainingAttend
+torch.set_num_threads(3)
+torch.randn(10**6).exp()
+before, q = len(os.listdir("/proc/self/task")), torch.randn(1, 300, 4, 32)
+TrainingAttend()(0, q.requires_grad_(), q, q).sum().backward()
+print(before, len(os.listdir("/proc/self/task")))
+"""
+
+
+@needs_kernels
+@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info() or sys.platform != "linux", reason="other threads")
+def test_pytorchs_own_threads_attend() -> None:
+    """The pool's would find the cores taken by those, which spin for milliseconds."""
+    said = subprocess.run([sys.executable, "-c", SHARED], check=True, capture_output=True, text=True, timeout=100)
+    before, after = map(int, said.stdout.split())
+    assert before == after >= 3
 
 
 @needs_kernels
