@@ -194,7 +194,7 @@ class PretrainConfig(RunConfig):
     model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
     tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
     vocab_size: int = _setting(4096, "tokens of bpe, or of words at most", 3, 2**21)
-    optimizer: OptimizerName = _setting(None, "adamw, or muon for the layers' matrices; left out: what the size says")
+    optimizer: OptimizerName = _setting(None, "adamw, or muon for the layers' matrices; left out: by the model's size")
     learning_rate: float = _setting(None, "the peak; left out: adamw's 1e-3, muon's 8e-3, 1e-4 with --model", 1e-12, 10)
 
     # the model: a preset, and what differs from it
