@@ -4,9 +4,9 @@
     python bench/precision.py --work finetune --steps 60 --eval-every 10
                                                     LoRA beside a base (--model), on the 20 of bench/examples.jsonl
 
-All else is the default of `llamarium.pretrain` or `finetune`. Each run counts by its lowest validation loss, over all
-that is held out: a tenth of the text, four of the examples. What is claimed is that the means differ by less than the
-seeds, largest less smallest, of either.
+All else is the default of `llamarium.pretrain` or `finetune`; a frozen base is in that precision, too. Each run counts
+by its lowest validation loss, over all that is held out: a tenth of the text, four of the examples. What is claimed is
+that the means differ by less than the seeds, largest less smallest, of either.
 """
 
 import resource
@@ -35,7 +35,7 @@ def run(options: Any, precision: str, seed: int) -> dict[str, float]:
                 Path(folder) / "run", data=options.data or "shakespeare", batch_rows=8, **SHAPE, **how
             )
         else:
-            how |= {"data": options.data or str(EXAMPLES), "context": 128, "validation": 0.2}
+            how |= {"data": options.data or str(EXAMPLES), "context": 128, "validation": 0.2, "dtype": precision}
             found = llamarium.finetune(Path(folder) / "run", model=options.model, **how)
     user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
     return {"loss": found.position.best_loss, "user_s": user}
