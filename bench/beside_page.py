@@ -27,12 +27,12 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def server(threads: int) -> Generator[httpx.Client]:
-    """Serve the built-in model during the body."""
+def server(threads: int, *words: str) -> Generator[httpx.Client]:
+    """Serve the built-in model during the body, with other words of the command line."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "llamarium", "serve", "--port", str(port), "--threads", str(threads)]
+    command = [sys.executable, "-m", "llamarium", "serve", "--port", str(port), "--threads", str(threads), *words]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
