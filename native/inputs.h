@@ -90,12 +90,20 @@ static inline void quantize_group(const float *x, lm_block *block, float *residu
     block->total = (float)block->sum * s.scale;
 }
 
-/* What RMSNorm multiplies a row of hidden states with, its weights apart; NaN, not 0, if float32 cannot hold its squares. */
+/* What RMSNorm multiplies a row with, its weights apart: 1 / the root of its mean square. In float64, in which squares are exact: what is
+ * rounded here all numbers share, and attention's scores square it (docs/decisions/0044). NaN, not 0, if float32 cannot hold the squares. */
+INLINE float inverse_root(const int dtype, const void *from, size_t place, int count, float eps) {
+    double sums[16] = {0}, sum = 0;
+    int i = 0;
+    for (; i + 16 <= count; i += 16)
+        for (int j = 0; j < 16; j++) sums[j] += (double)number_at(dtype, from, place + i + j) * number_at(dtype, from, place + i + j);
+    for (; i < count; i++) sums[i % 16] += (double)number_at(dtype, from, place + i) * number_at(dtype, from, place + i);
+    for (int j = 0; j < 16; j++) sum += sums[j];
+    return (float)(1 / sqrt(sum / count + eps)) + 0 * (float)sum;
+}
+
 static inline float norm_factor(const lm_model *model, const float *row) {
-    float squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (int i = 0; i < model->hidden; i++) squares += row[i] * row[i];
-    return 1 / sqrtf(squares / model->hidden + model->norm_eps) + 0 * squares;
+    return inverse_root(LM_FLOAT32, row, 0, model->hidden, model->norm_eps);
 }
 
 /* What BF16 weights are multiplied with, as a type of its own, so that it is never read as plain floats: rounded to BF16 where

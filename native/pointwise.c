@@ -52,21 +52,17 @@ INLINE float total_of(wide values) {
 INLINE void rms_norm(const int dtype, const int x_dtype, const lm_pointwise *call, int row) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
-    wide squares[2] = {{0}, {0}};
-    for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(x_dtype, call->in[0], at + i);
-        squares[i / 16 % 2] += x * x;
-    }
-    const float factor = 1 / sqrtf(total_of(squares[0] + squares[1]) / size + call->eps);
+    const float factor = inverse_root(x_dtype, call->in[0], at, size, call->eps);
     ((float *)call->out[1])[row] = factor;
     for (int i = 0; i < size; i += 16) {
-        wide normalised = load_sixteen(x_dtype, call->in[0], at + i) * factor;
+        const wide x = load_sixteen(x_dtype, call->in[0], at + i), weight = load_sixteen(LM_FLOAT32, call->in[1], i);
+        wide normalised = x * (factor * weight); /* as a pass does */
         if (x_dtype == LM_BFLOAT16) {
             uint16_t rounded[16];
-            store_sixteen(x_dtype, rounded, 0, normalised);
-            normalised = load_sixteen(x_dtype, rounded, 0);
+            store_sixteen(x_dtype, rounded, 0, x * factor);
+            normalised = load_sixteen(x_dtype, rounded, 0) * weight;
         }
-        store_sixteen(dtype, call->out[0], at + i, normalised * load_sixteen(LM_FLOAT32, call->in[1], i));
+        store_sixteen(dtype, call->out[0], at + i, normalised);
     }
 }
 

@@ -14,13 +14,17 @@ from torch._dynamo.backends.common import aot_autograd
 
 from closeness import reference_of, roundings
 from llamarium.attention import TrainingAttend
+from llamarium.checkpoints.choose_runner import runner_over
 from llamarium.config import ModelConfig
 from llamarium.kernels import cpu_training, native
-from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
+from llamarium.model import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
+from llamarium.runtime.batch import Span, pack
+from llamarium.runtime.taps import Taps
 from llamarium.train.objectives.logprobs import token_logprobs
 from llamarium.train.step import checkpoint_layers, computing_in
+from native_models import build
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no kernels")
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
@@ -66,6 +70,29 @@ def test_norms_and_gradients_are_float64s(shape: tuple[int, ...], dtype: torch.d
     assert found[0].dtype == dtype and {x.dtype for x in found[1:]} == {FLOAT32}
     for i in range(3):
         assert roundings(found[i], reference_of(partial(nth, i, norm), *given, dtype=dtype if i == 0 else FLOAT32)) < 3
+
+
+def test_a_norms_factor_is_rounded_once() -> None:
+    """All numbers share it, so that its error is no noise: scores of attention square it."""
+    (x,) = drawn((200, 2048))
+    x *= torch.logspace(-2, 2, 200)[:, None]
+    x[:, 0] = 1  # which becomes the factor
+    factors = cpu_training.rms_norm(x, torch.ones(2048), 1e-5)[:, 0]
+    assert torch.equal(factors, (1 / (x.double().square().mean(-1) + CONFIG.rms_norm_eps).sqrt()).float())
+
+
+def test_norms_and_products_round_as_a_pass_does() -> None:
+    model = build(None)
+    runner, keys = runner_over(model), [(name, 1) for name in ("attn_norm", "q")]
+    assert runner is not None
+    taps, layer = Taps([*keys, ("resid", 0)]), model.model.layers[1]
+    assert isinstance(layer, LlamaDecoderLayer)
+    runner.run(pack([Span(range(100, 200), 0, [0])]), runner.new_cache(1), taps)
+    normed, q, before = (torch.from_numpy(taps.kept[key][0]) for key in (*keys, ("resid", 0)))
+    norm = layer.input_layernorm
+    assert torch.equal(cpu_training.rms_norm(before, norm.weight, norm.eps), normed)
+    with computing_in(torch.device("cpu"), "float32", products_in_c=True):
+        assert torch.equal(layer.self_attn.q_proj(normed), q.flatten(1))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (3, 70, 400)])

@@ -355,3 +355,12 @@ def test_the_drawing_of_the_loss_is_what_its_script_draws() -> None:
         assert loss == pytest.approx(math.log1p(math.exp(-margin))) and pull == pytest.approx(
             1 / (1 + math.exp(margin))
         )
+
+
+def test_log_probabilities_of_a_large_vocabulary_are_float64s() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden_ND, head_VD = 4 * torch.eye(64)[:8], torch.randn(128_256, 64, generator=generator)
+    labels_N = torch.randint(128_256, (8,), generator=generator)
+    expected_NV = (hidden_ND.double() @ head_VD.double().T).log_softmax(-1)
+    found_N = token_logprobs(hidden_ND, head_VD, labels_N)
+    torch.testing.assert_close(found_N.double(), expected_NV.gather(1, labels_N[:, None])[:, 0], rtol=0, atol=4e-6)

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import llamarium
 from llamarium.cli.main import main
 from llamarium.errors import LlamariumError, TrainingError
+from llamarium.kernels import cpu_float32
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.conduct import conduct
@@ -32,7 +34,7 @@ from llamarium.train.rewards.grpo import prepare
 from llamarium.train.rewards.rollouts import Rollouts
 from llamarium.train.setup import Setup
 from llamarium.train.state.signals import stop_signals
-from llamarium.train.step import causal_trunk
+from llamarium.train.step import causal_trunk, train_step
 from strong_adapters import strengthen
 
 PROMPTS = [{"prompt": f"say {i}", "answer": f"{i}"} for i in range(12)]
@@ -135,13 +137,29 @@ def test_what_samples_is_what_trains(settings: dict[str, Any], changes: dict[str
             torch.testing.assert_close(torch.tensor([a.advantage for a in group.answers]), expected)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_update_multiplies_as_the_pass_that_sampled(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    """With `exact` the values are that pass's own, so that the gradient's products may be the fastest."""
+    setup, shapes = prepare(GRPOConfig(**settings, method="full", exact=exact)), list[torch.Size]()
+    batches, _ = rollouts_of(setup).sample([(0, 0)], 0)
+    multiply = cpu_float32.multiply_in_c
+    monkeypatch.setattr(cpu_float32, "multiply_in_c", lambda x, w: shapes.append(w.shape) or multiply(x, w))
+    made = train_step(setup.model, [], batches[:1], objective=setup.objective)
+    linears = [module for module in setup.model.modules() if isinstance(module, nn.Linear)]
+    expected = [] if exact else [linear.weight.shape for linear in linears]
+    assert sorted(set(shapes)) == sorted(set(expected)) and len(shapes) >= len(expected)
+    assert made.metrics["largest_difference"] <= (0 if exact else 2e-6)
+
+
 def test_with_exact_ratios_are_those_of_the_pass_in_c(settings: dict[str, Any], tmp_path: Path) -> None:
     events: list[Event] = []
-    config = GRPOConfig(**{**settings, "steps": 2, "num_iterations": 2, "exact": True, "method": "full"})
+    config = GRPOConfig(**{**settings, "steps": 2, "num_iterations": 3, "exact": True, "method": "full"})
     conduct(lambda: prepare(config), tmp_path / "run", resume=False, watch=nullcontext(events.append))
     steps = [event for event in events if event["event"] == "step"]
     assert all(event["largest_difference"] == 0 for event in steps), "of the first update"
-    assert any(event["ratio"] != 1 for event in steps), "of the second"
+    assert any(event["ratio"] != 1 for event in steps), "of the last"
 
     setup = prepare(config)
     (batch, _), _ = rollouts_of(setup).sample([(0, i) for i in range(4)], 0)

@@ -1,7 +1,9 @@
-"""Products in float32 by oneDNN, on processors where PyTorch's own are slow.
+"""Products in float32 for training: by oneDNN, on processors where PyTorch's own are slow, or as a pass in C has them.
 
-They are MKL's, which on AMD's processors computes with AVX2 although they have AVX-512; oneDNN, which it brings for
-bfloat16, takes half of the time. The choice follows from the processor alone: a resumed run computes as before.
+PyTorch's are MKL's, which on AMD's processors computes with AVX2 although they have AVX-512; oneDNN, which it brings
+for bfloat16, takes half of the time. The choice follows from the processor alone: a resumed run computes as before.
+C's take 1.2 to 1.5 times oneDNN's time and round a third as much, since they add up 16 short sums
+(docs/decisions/0044-one-rounding.md).
 """
 
 import functools
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from llamarium.kernels import native
 from llamarium.kernels.cpu_training import are_plain
 
 
@@ -24,27 +28,35 @@ def is_needed() -> bool:
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x (..., in) times weight (out, in) transposed: (..., out)."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # pyright: ignore
+    """Return x (..., in) times weight (out, in) transposed: (..., out); by oneDNN where it `is_needed`."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") if is_needed() else F.linear(x, weight)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """Return `multiply(x, weight)`, with gradients by oneDNN; NotImplemented with a bias, or under autocast."""
+def multiply_in_c(x: Tensor, weight: Tensor) -> Tensor:
+    """Return what `multiply` does, with the bits that a pass in C gives each row."""
+    rows, columns = (tensor.detach().contiguous() for tensor in (x.flatten(0, -2), weight))
+    matrix = native.CMatrix(native.Kind["F32"], *weight.shape, columns.data_ptr(), None)
+    return torch.from_numpy(native.product(matrix, rows.numpy())).view(*x.shape[:-1], -1)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_c: bool = False) -> Any:
+    """Return `multiply(x, weight)`, or `multiply_in_c`'s, with gradients; NotImplemented with a bias or autocast."""
     plain = bias is None and are_plain(x, weight) and not torch.is_autocast_enabled("cpu")
-    return _Linear.apply(x, weight) if plain else NotImplemented
+    return _Linear.apply(x, weight, in_c and native.library() is not None) if plain else NotImplemented
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, in_c: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return multiply(x, weight)
+        return (multiply_in_c if in_c else multiply)(x, weight)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        (grad,), (x, weight), (needs_x, needs_weight) = grad_outputs, ctx.saved_tensors, ctx.needs_input_grad
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        (grad,), (x, weight), (needs_x, needs_weight, _) = grad_outputs, ctx.saved_tensors, ctx.needs_input_grad
         rows, grads = x.flatten(0, -2), grad.flatten(0, -2)
-        return (multiply(grad, weight.T) if needs_x else None), (multiply(grads.T, rows.T) if needs_weight else None)
+        grad_x = multiply(grad, weight.T) if needs_x else None
+        return grad_x, multiply(grads.T, rows.T) if needs_weight else None, None

@@ -191,10 +191,10 @@ class _Loop:
             final_ratio=config.final_ratio, decay_share=config.decay_share,
         )  # fmt: skip
         set_learning_rate(self.optimizers, factor)
-        found = self._update(batches)
+        first = found = self._update(batches)
         for _ in range(1, self.rollouts.num_iterations if self.rollouts else 1):
             assert self.rollouts is not None
-            reported |= {"largest_difference": found.metrics["largest_difference"]}  # of the weights that sampled
+            reported |= {"largest_difference": first.metrics["largest_difference"]}  # of the weights that sampled
             found = self._update(self.rollouts.again())
         found = replace(found, metrics={**found.metrics, **reported})
         seconds = time.perf_counter() - begin

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from llamarium.attention import TrainingAttend
 from llamarium.kernels import cpu_float32, cpu_training
 from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, Rotary, SiLUActivation
-from llamarium.train.data.batch import IGNORED, Rows, TrainingBatch
+from llamarium.train.data.batch import IGNORED, AnswerBatch, Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 
@@ -94,7 +94,8 @@ def train_step(
     sums = _Sums(model.device)
     for batch in batches:
         here = batch.to(model.device)
-        with computing_in(model.device, precision):
+        in_c = isinstance(batch, AnswerBatch) and batch.exact_N is None  # as the pass in C, which sampled its tokens
+        with computing_in(model.device, precision, products_in_c=in_c):
             loss = process_group.forward(partial(sums.take, objective, model, here, trunk)) / max(1, count)
         loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -184,15 +185,17 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> T
 
 
 @contextmanager
-def computing_in(device: torch.device, precision: Literal["float32", "bfloat16"]) -> Generator[None]:
-    """Compute products in bfloat16, or those of float32 as this processor does them fastest; the rest in C on a CPU."""
+def computing_in(
+    device: torch.device, precision: Literal["float32", "bfloat16"], *, products_in_c: bool = False
+) -> Generator[None]:
+    """Compute products in bfloat16, or in float32 as this processor does fastest or C does; the rest in C on a CPU."""
     faster: dict[Any, Callable[..., Any]] = {
         LlamaRMSNorm.forward: _rms_norm,
         LlamaMLP.gated: _swiglu,
         Rotary.rotate: _rotate,
     }
-    if cpu_float32.is_needed():
-        faster[F.linear] = cpu_float32.linear
+    if products_in_c or cpu_float32.is_needed():
+        faster[F.linear] = partial(cpu_float32.linear, in_c=products_in_c)
     half = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with half, cpu_training.Replaced(faster) if device.type == "cpu" else nullcontext():
         yield

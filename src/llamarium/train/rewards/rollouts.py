@@ -6,7 +6,7 @@ run's seed, the step and the weights, so a run that is resumed samples what one 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,23 +141,16 @@ class Rollouts:
 
     def again(self) -> Sequence[AnswerBatch]:
         """Return the last step's batches for another update: if `exact`, with log P in C over the weights of now."""
-        batches = self._batches
         if not self._config.exact:
-            return batches
-        runner, rows = self._runner(), [row for batch in batches for row in _rows_of(batch)]
-        params = SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0.0)
-        scores = {
-            event.row: event.prompt_scores
-            for event in generate_tokens(runner, [ids for ids, _ in rows], [params] * len(rows))
-        }
-        found: list[Tensor] = []
-        for number, (_, start) in enumerate(rows):
-            score = scores[number]
-            assert score is not None
-            found.append(torch.from_numpy(score.logprobs[start:].astype(np.float32)))
-        ends = np.cumsum([len(batch.ids_BT) for batch in batches])
-        parts = zip(batches, [0, *ends], ends, strict=False)
-        return [replace(batch, exact_N=torch.cat(found[start:end])) for batch, start, end in parts]
+            return self._batches
+        rows = [(group.prompt.ids, answer.ids) for group in self.groups for answer in group.answers]
+        params = [SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0.0)] * len(rows)
+        found = [torch.empty(0)] * len(rows)
+        for event in generate_tokens(self._runner(), [[*prompt, *answer] for prompt, answer in rows], params):
+            assert event.prompt_scores is not None
+            found[event.row] = torch.from_numpy(event.prompt_scores.logprobs[len(rows[event.row][0]) :]).float()
+        parts = torch.cat(found).split([len(batch.sampled_N) for batch in self._batches])
+        return [replace(batch, exact_N=part) for batch, part in zip(self._batches, parts, strict=True)]
 
     def evaluate(self) -> Evaluation:
         """Answer held-out prompts, `eval_rows` at most, greedily; the loss is minus the mean reward."""
@@ -271,11 +264,3 @@ def _batch(rows: Sequence[tuple[Sequence[int], Answer]]) -> AnswerBatch:
         advantages_N=torch.tensor([a.advantage for a in answers for _ in a.ids], dtype=torch.float32),
         sampled_N=torch.tensor([logprob for a in answers for logprob in a.logprobs], dtype=torch.float32),
     )  # fmt: skip
-
-
-def _rows_of(batch: AnswerBatch) -> Iterator[tuple[list[int], int]]:
-    """Yield each row's ids, prompt and answer, and where the answer begins."""
-    for ids_T, labels_T in zip(batch.ids_BT, batch.labels_BT, strict=True):
-        places = (labels_T != IGNORED).nonzero().squeeze(1)
-        end = int(places[-1]) + 1
-        yield [*ids_T[:end].tolist(), int(labels_T[end - 1])], int(places[0]) + 1
