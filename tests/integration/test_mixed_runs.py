@@ -240,7 +240,7 @@ def test_the_rate_of_a_run_that_goes_on_is_a_tenth(tmp_path: Path) -> None:
     file = tmp_path / "train.toml"
     for given, rate in (({"model": "x"}, 1e-4), ({"model": "x", "learning_rate": 1e-3}, 1e-3)):
         left_out = PretrainConfig(**given)
-        config, _ = with_optimizer(left_out, preset("tiny"), SINGLE_PROCESS)
+        config, _ = with_optimizer(left_out, preset("tiny"), SINGLE_PROCESS, {})
         assert config.learning_rate == rate and left_out == PretrainConfig.resolve(None, given)
         file.write_text(config.to_toml())
         assert PretrainConfig.resolve(file, {}) == config and f"learning_rate = {rate}\n" in file.read_text()

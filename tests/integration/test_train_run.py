@@ -207,6 +207,21 @@ def test_what_changes_a_run_is_refused_with_the_difference(text: Path, tmp_path:
     assert longer.position.step == 8
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_file_that_names_no_optimizer_resumes_with_the_checkpoints(
+    native: bool, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it goes on, and however the default was chosen where it began."""
+    config, out = tiny_config(text, steps=5), tmp_path / "run"
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda: native)
+    go(config, out)
+    (out / "train.toml").unlink()
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda: not native)
+    assert go(config, out, resume=True).position.step == 5
+    found = PretrainConfig.resolve(out / "train.toml", {})
+    assert found.chosen_optimizer == (("muon", 8e-3) if native else ("adamw", 1e-3))
+
+
 def test_best_and_newest_are_kept(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 1.0, 2.0, 4.0, 1.5])  # of the validations at 6, 12, 18, 24 and 30
     monkeypatch.setattr("llamarium.train.run.measure", lambda *_, **__: Evaluation(next(losses), {}))

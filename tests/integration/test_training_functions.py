@@ -10,7 +10,7 @@ import pytest
 import llamarium
 from llamarium.errors import OptionError, OutputError, TrainingError
 from llamarium.train import functions
-from llamarium.train.config import DPOConfig, FinetuneConfig, PretrainConfig, RunConfig
+from llamarium.train.config import DPOConfig, FinetuneConfig, PretrainConfig
 
 TEXT = "the cat sat on the mat and looked at the moon. " * 60
 SMALL: dict[str, Any] = {
@@ -22,7 +22,6 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("arguments", "config"),
     [
-        (functions.RunSettings, RunConfig),
         (functions.PretrainSettings, PretrainConfig),
         (functions.FinetuneSettings, FinetuneConfig),
         (functions.DPOSettings, DPOConfig),

@@ -6,8 +6,9 @@ import io
 import json
 import re
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from rich.console import Console
 from llamarium.cli import training_view
 from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
-from llamarium.errors import TrainingError
+from llamarium.errors import LlamariumError, TrainingError
 from llamarium.presets import preset
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train import finetune
-from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
+from llamarium.train.config import DPOConfig, ExperimentConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
@@ -224,7 +225,7 @@ STEP = {
 ABOUT = {
     "parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu",
     "settings": {"precision": "float32", "optimizer": "adamw", "learning_rate": 1e-3, "muon_learning_rate": None},
-    "optimizer_why": "",
+    "optimizer_reason": "",
 }  # fmt: skip
 
 
@@ -252,9 +253,16 @@ def test_a_run_takes_bfloat16_where_it_is_faster_and_says_so(
         ({}, "tiny", True, "muon", 8e-3, "small and from scratch; --optimizer adamw for AdamW"),
         ({}, "nano-gpt", True, "muon", 8e-3, "small and from scratch; --optimizer adamw for AdamW"),
         ({}, "smollm2-135m", True, "adamw", 1e-3, "more than 11M parameters"),
-        ({}, "tiny", False, "adamw", 1e-3, "Muon needs one process on a CPU with fast bfloat16"),
+        ({}, "tiny", False, "adamw", 1e-3, "Muon was measured in one process on a CPU with instructions for bfloat16"),
         ({"learning_rate": 3e-3}, "tiny", True, "adamw", 3e-3, "a rate alone is AdamW's"),
-        ({"muon_learning_rate": 1e-2}, "tiny", True, "muon", 8e-3, ""),
+        (
+            {"muon_learning_rate": 1e-2},
+            "tiny",
+            True,
+            "muon",
+            8e-3,
+            "small and from scratch; --optimizer adamw for AdamW",
+        ),
         ({"optimizer": "muon"}, "tiny", False, "muon", 8e-3, ""),
         ({"optimizer": "muon"}, "smollm2-135m", True, "muon", 1e-3, ""),
         ({"optimizer": "muon", "learning_rate": 2e-3}, "tiny", True, "muon", 2e-3, ""),
@@ -269,28 +277,85 @@ def test_optimizer_and_rate_that_are_left_out_follow_from_the_size(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
 ) -> None:  # fmt: skip
     """The first line of a run names them, and why; its file has them, so that a resumed run keeps them."""
-    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: fast)
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda: fast)
     left_out = PretrainConfig.resolve(None, {"device": "cpu", **named})
-    config, found = with_optimizer(left_out, preset(shape), SINGLE_PROCESS)
+    config, found = with_optimizer(left_out, preset(shape), SINGLE_PROCESS, {})
     assert (config.optimizer, config.learning_rate, found) == (optimizer, rate, why)
     (tmp_path / "train.toml").write_text(config.to_toml())
-    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: not fast)
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda: not fast)
     again = PretrainConfig.resolve(tmp_path / "train.toml", {})
-    assert again == config and with_optimizer(again, preset("llama-3.2-1b"), SINGLE_PROCESS) == (config, "")
+    assert again == config and with_optimizer(again, preset("llama-3.2-1b"), SINGLE_PROCESS, {}) == (config, "")
     with training_view.view(10, quiet=False) as show:
-        show({"event": "start", "step": 0, **ABOUT, "settings": dataclasses.asdict(config), "optimizer_why": why})
+        show({"event": "start", "step": 0, **ABOUT, "settings": dataclasses.asdict(config), "optimizer_reason": why})
     name, peak = {"adamw": "AdamW", "muon": "Muon"}[optimizer], config.muon_learning_rate or rate
     assert capsys.readouterr().err.endswith(f", {name} at {peak:g}" + f" ({why})\n" * bool(why) + "\n" * (not why))
 
 
 def test_several_processes_and_a_gpu_have_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes could measure differently, and on a GPU Muon was not measured."""
-    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", lambda: True)
+    """Muon was measured in neither."""
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda: True)
     two = ProcessGroup()
     two.world_size = 2
-    assert with_optimizer(PretrainConfig(device="cpu"), preset("tiny"), two)[0].optimizer == "adamw"
+    assert with_optimizer(PretrainConfig(device="cpu"), preset("tiny"), two, {})[0].optimizer == "adamw"
     monkeypatch.setattr("llamarium.train.setup.choose_device", lambda name: "cuda")
-    assert with_optimizer(PretrainConfig(), preset("tiny"), SINGLE_PROCESS)[0].optimizer == "adamw"
+    assert with_optimizer(PretrainConfig(), preset("tiny"), SINGLE_PROCESS, {})[0].optimizer == "adamw"
+
+
+def test_the_optimizer_asks_the_processor_for_its_instructions_and_times_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy machine could turn what is timed; and where the choice is given the processor is not asked either."""
+    monkeypatch.setattr("llamarium.train.setup.multiplies_bfloat16", None)
+    for native, name in ((True, "muon"), (False, "adamw")):
+        monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda native=native: native)
+        assert with_optimizer(PretrainConfig(device="cpu"), preset("tiny"), SINGLE_PROCESS, {})[0].optimizer == name
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", None)
+    given = PretrainConfig(device="cpu", optimizer="adamw", learning_rate=1e-3)
+    assert with_optimizer(given, preset("tiny"), SINGLE_PROCESS, {}) == (given, "")
+
+
+def test_what_is_left_out_of_a_run_that_goes_on_is_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda: True)
+    for named, before, expected in (
+        ({}, {"optimizer": "adamw", "learning_rate": 2e-3}, ("adamw", 2e-3)),
+        ({}, {"optimizer": "muon", "learning_rate": 4e-3}, ("muon", 4e-3)),
+        ({"learning_rate": 1e-3}, {"optimizer": "muon", "learning_rate": 4e-3}, ("muon", 1e-3)),
+        ({"optimizer": "muon"}, {"optimizer": "muon", "learning_rate": 4e-3}, ("muon", 4e-3)),
+        ({"optimizer": "adamw"}, {"optimizer": "muon", "learning_rate": 8e-3}, ("adamw", 1e-3)),  # not at muon's rate
+    ):
+        config = PretrainConfig(device="cpu", **named)
+        found, reason = with_optimizer(config, preset("tiny"), SINGLE_PROCESS, before)
+        assert (found.chosen_optimizer, reason) == (expected, "")
+    with pytest.raises(TrainingError, match=r"optimizer is .*sgd.*; expected adamw, muon"):
+        with_optimizer(PretrainConfig(device="cpu"), preset("tiny"), SINGLE_PROCESS, {"optimizer": "sgd"})
+
+
+def test_muons_rate_needs_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.train.setup.cpu_has_native_bf16", lambda: False)
+    with pytest.raises(TrainingError, match="muon_learning_rate: of no effect where optimizer is adamw"):
+        with_optimizer(PretrainConfig(device="cpu", muon_learning_rate=1e-2), preset("tiny"), SINGLE_PROCESS, {})
+
+
+def test_a_rate_of_a_file_is_that_of_the_optimizer_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text('optimizer = "muon"\nlearning_rate = 0.008\n')
+    with pytest.raises(TrainingError, match=r"train.toml: learning_rate is that of muon; give one beside .* adamw"):
+        PretrainConfig.resolve(file, {"optimizer": "adamw"})
+    both = PretrainConfig.resolve(file, {"optimizer": "adamw", "learning_rate": 1e-3})
+    assert both.chosen_optimizer == ("adamw", 1e-3)
+    assert PretrainConfig.resolve(file, {"optimizer": "muon"}).chosen_optimizer == ("muon", 8e-3)
+    file.write_text("learning_rate = 0.002\n")
+    assert PretrainConfig.resolve(file, {"optimizer": "muon"}).chosen_optimizer == ("muon", 2e-3)
+
+
+@pytest.mark.parametrize("kind", [PretrainConfig, FinetuneConfig, DPOConfig, GRPOConfig, ExperimentConfig])
+def test_none_is_allowed_exactly_where_the_annotation_allows_it(kind: type[RunConfig]) -> None:
+    for name, hint in get_type_hints(kind).items():
+        refused: Any = nullcontext() if type(None) in get_args(hint) else pytest.raises(LlamariumError, match=name)
+        left_out: dict[str, Any] = {name: None}
+        with refused:
+            kind(**left_out)
+        assert kind.default(name) is not None or type(None) in get_args(hint)
 
 
 def test_which_is_faster_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_where_none_was_chosen_the_checkpoint_holds_none(
 ABOUT = {
     "parameters": 12345, "trainable": 12345, "rows": 10, "tokens_per_step": 160, "device": "cpu",
     "settings": {"precision": "float32", "optimizer": "adamw", "learning_rate": 1e-3, "muon_learning_rate": None},
-    "optimizer_why": "",
+    "optimizer_reason": "",
 }  # fmt: skip
 
 

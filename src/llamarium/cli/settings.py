@@ -19,11 +19,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     """Add where a run lives, and how it begins and ends."""
     parser.add_argument(
-        "--out",
-        type=named_folder,
-        default=folder,
-        metavar="FOLDER",
-        help="the run's folder (default: %(default)s)",
+        "--out", type=named_folder, default=folder, metavar="FOLDER", help="the run's folder (default: %(default)s)"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")

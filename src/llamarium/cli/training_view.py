@@ -235,10 +235,10 @@ def _mixture(event: "Event") -> str:
 
 def _recipe(event: "Event") -> str:
     """Name what products are computed in, where not float32, the optimizer, its peak rate, and why it was chosen."""
-    settings, why = event["settings"], event["optimizer_why"] and f" ({event['optimizer_why']})"
+    settings, reason = event["settings"], event["optimizer_reason"] and f" ({event['optimizer_reason']})"
     half = ", products in bfloat16 (--precision float32 for float32)" * (settings["precision"] == "bfloat16")
     name, rate = {"adamw": "AdamW", "muon": "Muon"}[settings["optimizer"]], settings["muon_learning_rate"]
-    return f"{half}, {name} at {rate or settings['learning_rate']:g}{why}"
+    return f"{half}, {name} at {rate or settings['learning_rate']:g}{reason}"
 
 
 def _threads(event: "Event") -> str:

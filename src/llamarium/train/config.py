@@ -17,9 +17,7 @@ from llamarium.quant.formats import chosen_type
 from llamarium.train.data.sources import Data, parse_data
 
 DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
-ROWS_HELP = (
-    "a .jsonl or .parquet file, a folder, org/name on the hub, or several (a.jsonl=2,b.parquet=1), of rows with "
-)
+ROWS_HELP = "a .jsonl or .parquet file, a folder, org/name on the hub, or several (a.jsonl=2,b.jsonl=1), of rows with "
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
@@ -41,10 +39,7 @@ _NEEDS: dict[str, tuple[str, tuple[str | None, ...]]] = {
     "decay_share": ("schedule", ("wsd",)),
     "final_ratio": ("schedule", ("cosine", "linear", "wsd")),
     "vocab_size": ("tokenizer", ("bpe", "words")),
-    **dict.fromkeys(
-        ("adapter", *_OF_ADAPTERS, "dropout", "quantize", "dequantize", "dtype"),
-        ("method", ("lora",)),
-    ),
+    **dict.fromkeys(("adapter", *_OF_ADAPTERS, "dropout", "quantize", "dequantize", "dtype"), ("method", ("lora",))),
 }
 
 
@@ -61,8 +56,10 @@ class RunConfig:
     steps: int = _setting(2000, "optimizer steps", 1)
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
-    optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
-    learning_rate: float = _setting(1e-3, "the peak", 1e-12, 10.0)
+    optimizer: OptimizerName | None = _setting(
+        None, "muon for the layers' matrices, or adamw; left out: muon if small, from scratch, on a CPU with bfloat16"
+    )
+    learning_rate: float | None = _setting(None, "the peak; left out: 1e-3, a small muon 8e-3, --model 1e-4", 1e-12, 10)
     muon_learning_rate: float | None = _setting(None, "muon's peak, where AdamW's beside it is another", 1e-12, 10.0)
     schedule: ScheduleName = _setting("cosine", "how the learning rate falls")
     warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
@@ -81,18 +78,12 @@ class RunConfig:
 
     # the machine
     device: str = _setting("auto", "cpu, cuda, cuda:1; auto is a GPU where there is one", free=True)
-    threads: int | None = _setting(
-        None, "CPU threads; left out: the fewest within 5 % of the fastest", 1, 1024, free=True
-    )
-    tensor_parallel: int = _setting(
-        1, "processes of torchrun over which each layer's matrices are sharded", 1, free=True
-    )
+    threads: int | None = _setting(None, "CPU threads; left out: the fewest within 5 % of the best", 1, 1024, free=True)
+    tensor_parallel: int = _setting(1, "processes of torchrun that shard each layer's matrices", 1, free=True)
 
     # watching and saving
     log_every: int = _setting(10, "steps between lines of metrics", 1, free=True)
-    eval_every: int | None = _setting(
-        None, "steps between validations; left out: an eighth of the run, at most 250", 1, free=True
-    )
+    eval_every: int | None = _setting(None, "steps between validations; left out: 1/8, at most 250", 1, free=True)
     eval_rows: int = _setting(200, "rows of a validation at most; 0 is all", 0, free=True)
     patience: int = _setting(0, "validations without a better loss that end the run; 0 is off", 0, free=True)
     sample_every: int | None = _setting(
@@ -140,6 +131,12 @@ class RunConfig:
         assert self.precision != "auto", "`with_precision` comes first"
         return self.precision
 
+    @property
+    def chosen_optimizer(self) -> tuple[OptimizerName, float]:
+        """The optimizer and the peak rate of a prepared run."""
+        assert self.optimizer and self.learning_rate, "`with_optimizer` comes first"
+        return self.optimizer, self.learning_rate
+
     @classmethod
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
         """Combine defaults, a TOML file (if not None) and flags, in this order; TrainingError for invalid settings."""
@@ -147,6 +144,9 @@ class RunConfig:
         known = [item.name for item in dataclasses.fields(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
+        name, before = flags.get("optimizer"), settings.get("optimizer")
+        if name and before not in (None, name) and "learning_rate" in settings.keys() - flags.keys():
+            raise TrainingError(f"{where}learning_rate is that of {escape(before)}; give one beside optimizer {name}")
         found = cls(**{**settings, **flags})
         _refuse_brought(found, flags)  # also the defaults, named
         return found
@@ -194,8 +194,6 @@ class PretrainConfig(RunConfig):
     model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
     tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
     vocab_size: int = _setting(4096, "tokens of bpe, or of words at most", 3, 2**21)
-    optimizer: OptimizerName = _setting(None, "adamw, or muon for the layers' matrices; left out: by the model's size")
-    learning_rate: float = _setting(None, "the peak; left out: adamw's 1e-3, muon's 8e-3, 1e-4 with --model", 1e-12, 10)
 
     # the model: a preset, and what differs from it
     preset: str = _setting("small", "the model's shape, by name; the settings below change it")
@@ -226,6 +224,7 @@ class FinetuneConfig(RunConfig):
     # smaller defaults, as the model is trained already
     steps: int = _setting(300, "optimizer steps", 1)
     batch_rows: int = _setting(4, "rows that are computed at once", 1)
+    optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
     learning_rate: float = _setting(2e-4, "the peak", 1e-12, 10.0)
     weight_decay: float = _setting(0.0, "of matrices", 0.0, 10.0)
     sample_prompt: str = _setting("Hello!", "what a sample answers", free=True)
@@ -360,7 +359,7 @@ def kind_of(hint: Any) -> Any:
 
 def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     low, high = item.metadata["low"], item.metadata["high"]
-    if value is None and item.default is None:
+    if value is None and type(None) in get_args(hint):
         return
     kind = kind_of(hint)
     if item.name == "data" and isinstance(value, Mapping):

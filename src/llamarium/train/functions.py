@@ -32,13 +32,11 @@ if TYPE_CHECKING:
 
 
 class RunSettings(TypedDict, total=False):
-    """Settings of `RunConfig`, which has their defaults and ranges; a test holds names and types equal."""
+    """Settings of every run; `RunConfig` has their defaults and ranges; a test holds names and types equal."""
 
     steps: int
     batch_rows: int
     gradient_accumulation_steps: int
-    optimizer: OptimizerName
-    learning_rate: float
     muon_learning_rate: float | None
     schedule: ScheduleName
     warmup_steps: int | None
@@ -69,6 +67,8 @@ class RunSettings(TypedDict, total=False):
 class PretrainSettings(RunSettings, total=False):
     """Settings of `PretrainConfig`, which has their defaults and ranges."""
 
+    optimizer: OptimizerName | None
+    learning_rate: float | None
     data: Data | None
     text_field: str
     validation: float
@@ -91,6 +91,8 @@ class PretrainSettings(RunSettings, total=False):
 class FinetuneSettings(RunSettings, total=False):
     """Settings of `FinetuneConfig`, which has their defaults and ranges."""
 
+    optimizer: OptimizerName
+    learning_rate: float
     model: str
     data: Data
     validation: float

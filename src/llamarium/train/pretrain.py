@@ -39,6 +39,8 @@ from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.data.sources import BUNDLED
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.setup import Setup, with_optimizer, with_precision
+from llamarium.train.state.checkpoint import latest_checkpoint
+from llamarium.train.state.resume import load_resume
 
 _LONGEST_UNASKED = 8192  # tokens a row, as in Llama 3's pretraining
 _MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
@@ -70,9 +72,12 @@ def prepare(
         model = init_weights(LlamaForCausalLM(resolve_model(config, tokenizer)).to(device), config.seed)
     train, validation = _rows(corpus, config, config.context or whole)
     save, restore = train_all(model, tokenizer, base.generation_config if base else {}, process_group)
-    config, why = with_optimizer(config, model.config, process_group)
+    newest = None if config.optimizer and config.learning_rate else latest_checkpoint(out)
+    before = load_resume(newest)[1].get("settings") if newest else None
+    before = before if isinstance(before, dict) else {}  # what is no settings is refused where the run is restored
+    config, reason = with_optimizer(config, model.config, process_group, before)
     return Setup(
-        config, model, tokenizer, train, validation, save, restore, optimizer_why=why, process_group=process_group
+        config, model, tokenizer, train, validation, save, restore, optimizer_reason=reason, process_group=process_group
     )
 
 
@@ -173,14 +178,10 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
         changes["intermediate_size"] = _MLP_MULTIPLE * parts
     try:
         return replace(
-            base,
-            **changes,
-            vocab_size=tokenizer.vocab_size,
+            base, **changes, vocab_size=tokenizer.vocab_size, bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_ids, pad_token_id=tokenizer.pad_token_id,
             max_position_embeddings=config.context or base.max_position_embeddings,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_ids,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        )  # fmt: skip
     except ConfigError as error:
         raise TrainingError(f"the model's shape: {error}") from None
 

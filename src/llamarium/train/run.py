@@ -80,14 +80,11 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
     if model.device.type == "cpu":
         keep_freed()
     setup.process_group.shard_model(model)
+    name, rate = config.chosen_optimizer
     optimizers = make_optimizers(
-        model,
-        config.optimizer,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        betas=(config.beta1, config.beta2),
+        model, name, learning_rate=rate, weight_decay=config.weight_decay, betas=(config.beta1, config.beta2),
         muon_learning_rate=config.muon_learning_rate,
-    )
+    )  # fmt: skip
     position = Position()
     if newest is not None:
         position = restore_run(setup, newest, optimizers, allow_changes)
@@ -122,19 +119,13 @@ def _check_finite(model: LlamaForCausalLM, where: str) -> None:
 
 class _Loop:
     def __init__(
-        self,
-        setup: Setup,
-        out: Path,
-        position: Position,
-        optimizers: list[Optimizer],
-        threads: Threads | None,
-        emit: Emit,
+        self, setup: Setup, out: Path, at: Position, optimizers: list[Optimizer], threads: Threads | None, emit: Emit
     ) -> None:
-        self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, position, optimizers, emit
+        self.setup, self.out, self.at, self.optimizers, self.emit = setup, out, at, optimizers, emit
         self.threads = threads
         self.process_group, self.rollouts = setup.process_group, setup.rollouts
         seed, group = setup.config.seed, setup.process_group
-        self.order = Order(setup.train, seed, position.cursor, shard_idx=group.shard_idx, num_shards=group.num_shards)
+        self.order = Order(setup.train, seed, at.cursor, shard_idx=group.shard_idx, num_shards=group.num_shards)
         self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
         self.flops_per_token = _training_flops_per_token(setup)
         self.skipped = 0
@@ -368,7 +359,7 @@ def _describe(setup: Setup) -> dict[str, Any]:
         "data": dict(setup.train.about),
         "tokens_per_step": setup.config.rows_per_step * setup.train.context,
         "device": str(setup.model.device),
-        "optimizer_why": setup.optimizer_why,
+        "optimizer_reason": setup.optimizer_reason,
         "tokens": token_texts(setup.tokenizer),
         **({} if setup.rollouts is None else {"sampler": setup.rollouts.sampler}),
     }

@@ -2,19 +2,20 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from llamarium.config import ModelConfig
 from llamarium.cost import count_parameters
+from llamarium.kernels.cpu_half import cpu_has_native_bf16
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.config import PretrainConfig, RunConfig
+from llamarium.train.config import OptimizerName, PretrainConfig, RunConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
@@ -37,7 +38,7 @@ class Setup:
         save: Writes the model into a checkpoint's folder.
         restore: Loads it from there.
         chat: Samples answer the prompt, as a dialog, instead of continuing it.
-        optimizer_why: Why this optimizer was chosen; empty where it was given.
+        optimizer_reason: Why this optimizer was chosen; empty where it was given.
         rollouts: Makes the batches of each step; None where they are rows of the data.
         threads: Number of threads of the first of several runs whose speeds are compared; None for the first.
     """
@@ -52,7 +53,7 @@ class Setup:
     chat: bool = False
     trunk: Trunk = causal_trunk
     objective: Objective = NEXT_TOKEN
-    optimizer_why: str = ""
+    optimizer_reason: str = ""
     process_group: ProcessGroup = SINGLE_PROCESS
     rollouts: Rollouts | None = None
     threads: int | None = None
@@ -65,31 +66,37 @@ def with_precision(config: _Config, process_group: ProcessGroup) -> _Config:
     """
     if config.precision != "auto":
         return config
-    return replace(config, precision="bfloat16" if _fast_bfloat16(config, process_group) else "float32")
+    is_faster = process_group.world_size == 1 and choose_device(config.device) == "cpu" and multiplies_bfloat16()
+    return replace(config, precision="bfloat16" if is_faster else "float32")
 
 
-def _fast_bfloat16(config: RunConfig, process_group: ProcessGroup) -> bool:
-    return process_group.world_size == 1 and choose_device(config.device) == "cpu" and multiplies_bfloat16()
-
-
-def with_optimizer(config: PretrainConfig, shape: ModelConfig, group: ProcessGroup) -> tuple[PretrainConfig, str]:
+def with_optimizer(
+    config: PretrainConfig, shape: ModelConfig, group: ProcessGroup, before: Mapping[str, Any]
+) -> tuple[PretrainConfig, str]:
     """Return settings with the optimizer and the rate that were left out, and why it is this one; "" if it was given.
 
-    Where both were, a model from scratch has Muon up to the size that was measured, on a CPU with fast bfloat16, in
-    which Muon multiplies (docs/decisions/0042).
+    They are those `before`, the settings of the run that goes on, if any; else what was measured to be better.
     """
-    size = count_parameters(shape).total
-    against = {
-        "going on from a model": config.model,
-        "a rate alone is AdamW's": config.learning_rate,
-        f"more than {_MUON_UP_TO // 10**6}M parameters": size > _MUON_UP_TO,
-        "Muon needs one process on a CPU with fast bfloat16": not _fast_bfloat16(config, group),
-    }
-    given, small = config.optimizer or config.muon_learning_rate, "small and from scratch; --optimizer adamw for AdamW"
-    why = "" if given else next((reason for reason, holds in against.items() if holds), small)
-    name = config.optimizer or ("adamw" if why in against else "muon")
-    rate = config.learning_rate or (1e-4 if config.model else 8e-3 if name == "muon" and size <= _MUON_UP_TO else 1e-3)
-    return replace(config, optimizer=name, learning_rate=rate), why
+    if config.optimizer in (None, before.get("optimizer")):
+        rate = config.learning_rate or before.get("learning_rate")
+        config = replace(config, optimizer=before.get("optimizer"), learning_rate=rate)
+    is_small = count_parameters(shape).total <= _MUON_UP_TO
+    name, reason = (config.optimizer, "") if config.optimizer else _measured_optimizer(config, is_small, group)
+    rate = config.learning_rate or (1e-4 if config.model else 8e-3 if name == "muon" and is_small else 1e-3)
+    return replace(config, optimizer=name, learning_rate=rate), reason
+
+
+def _measured_optimizer(config: PretrainConfig, is_small: bool, group: ProcessGroup) -> tuple[OptimizerName, str]:
+    """Choose Muon where it was measured to be better, and multiplies fast (docs/decisions/0042); return also why."""
+    if config.model:
+        return "adamw", "going on from a model"
+    if config.learning_rate:
+        return "adamw", "a rate alone is AdamW's"
+    if not is_small:
+        return "adamw", f"more than {_MUON_UP_TO // 10**6}M parameters"
+    if group.world_size > 1 or choose_device(config.device) != "cpu" or not cpu_has_native_bf16():
+        return "adamw", "Muon was measured in one process on a CPU with instructions for bfloat16"
+    return "muon", "small and from scratch; --optimizer adamw for AdamW"
 
 
 @functools.cache
