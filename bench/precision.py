@@ -35,7 +35,7 @@ def run(options: Any, precision: str, seed: int) -> dict[str, float]:
                 Path(folder) / "run", data=options.data or "shakespeare", batch_rows=8, **SHAPE, **how
             )
         else:
-            how |= {"data": options.data or str(EXAMPLES), "context": 128, "validation": 0.2, "dtype": precision}
+            how |= {"data": options.data or str(EXAMPLES), "context": 128, "validation": 0.2}
             found = llamarium.finetune(Path(folder) / "run", model=options.model, **how)
     user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
     return {"loss": found.position.best_loss, "user_s": user}

@@ -162,6 +162,21 @@ def test_under_autocast_and_with_bf16() -> None:
     assert linear.lora_A.weight.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("variant", ["lora", "rslora"])
+def test_a_small_correction_is_not_rounded_away_under_autocast(variant: str) -> None:
+    linear = LoRALinear(plain(torch.randn(8, 64)).bfloat16(), VARIANTS[variant], torch.Generator().manual_seed(0))
+    x = torch.randn(5, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = linear(x)
+        with torch.no_grad():
+            linear.lora_B.weight.fill_(1e-4)  # below a rounding of most numbers of bfloat16
+        after = linear(x)
+        after.sum().backward()
+    low = (x @ linear.lora_A.weight.T * linear.config.scale).sum(1, keepdim=True) * 1e-4
+    assert after.dtype == torch.float32 and linear.lora_B.weight.grad.abs().min() > 0
+    torch.testing.assert_close((after - before).detach(), low.expand(5, 8).detach(), rtol=0.05, atol=2e-6)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

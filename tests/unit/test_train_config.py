@@ -470,20 +470,21 @@ def test_json_is_a_line_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("is_native", "device", "asked", "expected"),
+    ("is_native", "device", "precision", "asked", "expected"),
     [
-        (True, "cpu", "auto", None),
-        (False, "cpu", "auto", "float32"),
-        (False, "cuda", "auto", None),
-        (False, "cpu", "bfloat16", "bfloat16"),
-        (True, "cpu", "float32", "float32"),
+        (True, "cpu", "bfloat16", "auto", None),
+        (True, "cpu", "float32", "auto", "float32"),
+        (False, "cpu", "bfloat16", "auto", "float32"),
+        (False, "cuda", "float32", "auto", None),
+        (False, "cpu", "float32", "bfloat16", "bfloat16"),
+        (True, "cpu", "bfloat16", "float32", "float32"),
     ],
 )
-def test_a_frozen_base_computes_in_what_the_processor_multiplies(
-    is_native: bool, device: str, asked: Any, expected: str | None, monkeypatch: pytest.MonkeyPatch
+def test_a_frozen_base_computes_in_what_the_processor_multiplies_and_was_asked_for(
+    is_native: bool, device: str, precision: Any, asked: Any, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finetune, "cpu_has_native_bf16", lambda: is_native)
-    assert finetune.base_dtype(FinetuneConfig(dtype=asked), device) == expected
+    assert finetune.base_dtype(FinetuneConfig(precision=precision, dtype=asked), device) == expected
 
 
 def test_the_short_name_of_characters_is_the_same_setting() -> None:

@@ -65,8 +65,9 @@ def products_dtype(x: Tensor) -> torch.dtype:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
-    """Normalise and scale x (..., D), to what products take; D is a multiple of 16, the weight of x's dtype."""
-    fits = are_plain(x, weight, dtypes=[*DTYPES]) and weight.dtype == x.dtype and x.shape[-1] % 16 == 0
+    """Normalise and scale x (..., D), to what products take; D is a multiple of 16."""
+    fits = are_plain(x, weight, dtypes=[*DTYPES]) and x.shape[-1] % 16 == 0
+    fits = fits and torch.promote_types(weight.dtype, x.dtype) == x.dtype
     fits = fits and weight.shape == x.shape[-1:] and products_dtype(x) in (torch.bfloat16, x.dtype)
     return _computed(fits, _RMS_NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight.float())
 

@@ -241,7 +241,7 @@ class FinetuneConfig(RunConfig):
     too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
     packing: bool = _setting(True, "several examples share a row; without, each has one")
     dtype: Literal["auto", "float32", "bfloat16"] = _setting(
-        "auto", "of the frozen base; auto: as stored, float32 on a CPU that cannot multiply bfloat16; full: float32"
+        "auto", "of the frozen base; auto: as stored, on a CPU float32 unless products are in bfloat16; full: float32"
     )
     quantize: Literal["none", "NF4", "Q8_0", "Q4_1"] = _setting("none", "keep the base in few bits: QLoRA")
     dequantize: Literal["auto", "load", "use"] = _setting("auto", "of a base whose file is quantized")

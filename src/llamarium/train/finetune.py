@@ -105,11 +105,12 @@ def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
 def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
     """Return the frozen base's dtype; None is as stored.
 
-    Without native bfloat16 a processor multiplies it many times slower than float32, backwards above all.
+    On a CPU that is float32 where products are. Without native bfloat16 a processor multiplies it many times slower.
     """
     if config.dtype != "auto":
         return config.dtype
-    return None if device != "cpu" or cpu_has_native_bf16() else "float32"
+    halves = cpu_has_native_bf16() and config.chosen_precision == "bfloat16"
+    return None if device != "cpu" or halves else "float32"
 
 
 def _train_adapters(
