@@ -244,8 +244,8 @@ static void open_mlp(const pass *p, lm_team team, atomic_int *next, int index, i
     }
 }
 
-/* Move what the wanted rows need to where `p->rest` has them. */
-static void keep_wanted(const pass *p) {
+/* Move what the wanted rows need to where `p->kept` has them. */
+static void move_kept(const pass *p) {
     const size_t hidden = p->model->hidden, all = (size_t)(p->model->num_heads + 2 * p->model->num_kv_heads) * p->model->head_dim;
     for (size_t i = 0; i < (size_t)p->num_logits; i++) {
         memmove(p->hidden + i * hidden, p->hidden + p->logit_rows[i] * hidden, hidden * sizeof(float));
@@ -261,11 +261,11 @@ static void run_layer(const pass *p, lm_team team, int index) {
         rotate_and_store_stage(p, team, index);
         lm_barrier(team);
     }
-    if (p->rest != NULL && index == p->model->num_layers - 1) {
+    if (p->kept != NULL && index == p->model->num_layers - 1) {
         if (p->num_logits == 0) return;
-        if (team.index == 0) keep_wanted(p);
+        if (team.index == 0) move_kept(p);
         lm_barrier(team);
-        p = p->rest;
+        p = p->kept;
     }
     attention(p, team, next++, index);
     add_product(p, team, next++, index, OF_O, p->mixed, tap_of(p, index, LM_TAP_ATTN_OUT));
@@ -312,7 +312,7 @@ static void run_pass(void *context, lm_team team) {
     edit_hidden(p, team, LM_EDIT_EMBED, 0);
     if (p->taps != NULL && p->taps->embed != NULL) copy_hidden(p, team, p->taps->embed + (size_t)p->first * p->model->hidden);
     for (int layer = 0; layer < p->model->num_layers; layer++) run_layer(p, team, layer);
-    if (p->rest != NULL) p = p->rest;
+    if (p->kept != NULL) p = p->kept;
     tap_final_norm(p, team);
     run_head(p, team);
     leave_job();

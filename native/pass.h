@@ -36,7 +36,7 @@ typedef struct pass {
     int max_rank, padded_rank; /* of the rows' adapters; to whole quads */
     float *lowered;            /* an adapter's a x: (num_rows, MOST_OF_A_STAGE, padded_rank) */
     atomic_int *counters; /* one a stage that hands out pieces: (num_layers + 1, MAX_STAGES) */
-    const struct pass *rest;    /* the rows that are left when the last layer has stored its keys and values; NULL: all */
+    const struct pass *kept;    /* the rows that are left when the last layer has stored its keys and values; NULL: all */
 } pass;
 
 static inline const int32_t *table_of(const pass *p, int row) {
@@ -239,7 +239,7 @@ static void count_chunks(pass *p) {
 }
 
 /* Of the rows of `all`, those whose logits are wanted: no others go through the last layer's attention and MLP. */
-static void take_wanted(const pass *all, arena *a, forms wanted, int num_threads, pass *p) {
+static void take_kept(const pass *all, arena *a, forms wanted, int num_threads, pass *p) {
     const size_t rows = all->num_logits;
     *p = *all;
     p->num_rows = p->mixed.num_rows = p->gated.num_rows = (int)rows;

@@ -83,7 +83,7 @@ static int run_rows(pass *p) {
     forms wanted = forms_of(model);
     const int num_threads = lm_enter();
     arena a = {NULL, 0};
-    pass rest;
+    pass kept;
     p->positions = p->batch->positions + p->first;
     p->sequences = p->batch->sequences + p->first;
     p->apart = are_apart(p);
@@ -91,8 +91,8 @@ static int run_rows(pass *p) {
     p->padded_rank = (p->max_rank + 3) / 4 * 4;
     wanted.plain = p->max_rank > 0; /* what is lowered is not rounded */
     lay_out(p, &a, wanted, num_threads);
-    const int has_rest = p->num_logits < p->num_rows && !p->apart && p->taps == NULL;
-    if (has_rest) take_wanted(p, &a, wanted, num_threads, &rest);
+    const int keeps_some = p->num_logits < p->num_rows && !p->apart && p->taps == NULL;
+    if (keeps_some) take_kept(p, &a, wanted, num_threads, &kept);
     const size_t bytes = a.used;
     const int failed = posix_memalign((void **)&a.memory, 64, bytes);
     if (!failed) {
@@ -101,8 +101,8 @@ static int run_rows(pass *p) {
         find_runs(p);
         count_chunks(p);
         for (int i = 0; i < p->num_logits; i++) p->logit_rows[i] = p->batch->logit_rows[p->first_logit + i] - p->first;
-        if (has_rest) take_wanted(p, &a, wanted, num_threads, &rest);
-        p->rest = has_rest ? &rest : NULL;
+        if (keeps_some) take_kept(p, &a, wanted, num_threads, &kept);
+        p->kept = keeps_some ? &kept : NULL;
         memset(p->counters, 0, ((size_t)model->num_layers + 1) * MAX_STAGES * sizeof(atomic_int));
         look_up(&model->table, p->batch->token_ids + p->first, p->num_rows, p->hidden);
         lm_parallel(run_pass, p);

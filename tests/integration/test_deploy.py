@@ -137,8 +137,10 @@ def test_proxies_wait_longer_and_take_more_than_the_server() -> None:
         found = re.search(pattern, text(name))
         assert found is not None and int(found[1]) > DEFAULT.request_timeout_s
         assert f"127.0.0.1:{DEFAULT.port}" in text(name)
-    size = re.search(r"client_max_body_size (\d+)m", text("nginx.conf"))
-    assert size is not None and int(size[1]) * 2**20 > DEFAULT.max_body_bytes
+    sizes = [("nginx.conf", r"client_max_body_size (\d+)m"), ("Caddyfile", r"request_buffers (\d+)MiB")]
+    for name, pattern in sizes:
+        size = re.search(pattern, text(name))
+        assert size is not None and int(size[1]) * 2**20 > DEFAULT.max_body_bytes
 
 
 def test_prometheus_brings_a_key_where_the_metrics_are() -> None:
@@ -164,7 +166,14 @@ def test_ray_is_given_options_that_it_takes(tmp_path: Path) -> None:
 class Slow(BaseHTTPRequestHandler):
     """Writes an event, and goes on when it has been read."""
 
-    was_read = threading.Event()
+    was_read, has_come = threading.Event(), threading.Event()
+
+    def do_POST(self) -> None:
+        self.has_come.set()
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -206,7 +215,7 @@ def caddy(backend: int, folder: Path) -> Iterator[str]:
     site = text("Caddyfile").replace("127.0.0.1:8000", f"127.0.0.1:{backend}").replace(NAME, f"http://{NAME}:{port}")
     version = subprocess.run(["caddy", "version"], capture_output=True, text=True, check=True).stdout
     if [int(part) for part in re.findall(r"\d+", version)[:3]] < [2, 6, 3]:  # as the comment in the file says
-        site = site.replace("request_buffers 17MB", "buffer_requests")
+        site = site.replace("request_buffers 17MiB", "buffer_requests")
     config.write_text(f"{{\n\tadmin off\n\tauto_https off\n}}\n{site}")
     command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(config)]
     with proxy(command, f"http://127.0.0.1:{port}", HOME=str(folder)) as url:
@@ -278,21 +287,40 @@ def test_a_proxy_passes_on_answers_refusals_and_the_name_that_was_asked(
         assert asks.get(f"{url}/health", headers={"authorization": ""}).json() == {"status": "ready"}
 
 
-@pytest.mark.parametrize("made", PROXIES)
-def test_a_proxy_passes_on_an_event_when_it_comes(made: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def slow_port() -> Iterator[int]:
     backend = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
     thread = threading.Thread(target=backend.serve_forever, daemon=True)
     thread.start()
     Slow.was_read.set()
-    try:
-        with made(backend.server_port, tmp_path) as url, client() as asks:
-            Slow.was_read.clear()
-            with asks.stream("GET", url) as answer:
-                lines = answer.iter_lines()
-                assert next(lines) == "data: 1"
-                Slow.was_read.set()
-                assert [line for line in lines if line] == ["data: 2"]
-    finally:
-        backend.shutdown()
-        backend.server_close()
-        thread.join()
+    yield backend.server_port
+    backend.shutdown()
+    backend.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("made", PROXIES)
+def test_a_proxy_passes_on_an_event_when_it_comes(made: Any, slow_port: int, tmp_path: Path) -> None:
+    with made(slow_port, tmp_path) as url, client() as asks:
+        Slow.was_read.clear()
+        with asks.stream("GET", url) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "data: 1"
+            Slow.was_read.set()
+            assert [line for line in lines if line] == ["data: 2"]
+
+
+@pytest.mark.parametrize("made", PROXIES)
+def test_a_proxy_passes_a_request_on_when_its_body_is_whole(made: Any, slow_port: int, tmp_path: Path) -> None:
+    """Caddy ends a stream that begins while the request's body is still being read."""
+    was_early: list[bool] = []
+
+    def body() -> Iterator[bytes]:
+        yield b"first, "
+        was_early.append(Slow.has_come.wait(0.5))
+        yield b"second"
+
+    with made(slow_port, tmp_path) as url, client() as asks:
+        Slow.has_come.clear()
+        assert asks.post(url, content=body(), headers={"content-length": "13"}).text == "first, second"
+    assert was_early == [False]
