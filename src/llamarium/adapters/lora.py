@@ -24,7 +24,7 @@ import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -37,19 +37,6 @@ from llamarium.quant.base import QuantizedLinear
 
 # Weights of the base in float32 at a time, for DoRA and merges: 4 MiB.
 _CHUNK_WEIGHTS = 2**20
-
-
-class _Sum(torch.autograd.Function):
-    """y + correction in float32: a correction begins at zero, and bfloat16 would round it away (decision 0040)."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, correction: Tensor) -> Tensor:
-        ctx.dtype = correction.dtype
-        return y.to(torch.float32, copy=True).add_(correction)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        return (rounded := grads[0].to(ctx.dtype)), rounded
 
 
 class LoRALinear(nn.Module):
@@ -102,10 +89,10 @@ class LoRALinear(nn.Module):
         x = x.to(torch.get_autocast_dtype(x.device.type)) if half else x  # once for all products
         y = self.base_layer(x)
         if not self.enabled:
-            return y
+            return y.float() if half else y
         low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.config.scale  # r numbers, not out
         correction = F.linear(low, self.lora_B.weight.to(x.dtype))
-        both: Tensor = _Sum.apply(y, correction) if half else y + correction  # pyright: ignore
+        both = y.float() + correction if half else y + correction  # bfloat16 would round away what begins at zero
         if self.lora_magnitude_vector is not None:
             both = both * (self.lora_magnitude_vector / self.row_norms())
         return both if half else both.to(y.dtype)
