@@ -45,18 +45,18 @@ def batch_of() -> TrainingBatch:
     return TrainingBatch(ids[:, :-1].contiguous(), labels, torch.arange(TOKENS).expand(ROWS, TOKENS), None)
 
 
-def our_step() -> Callable[[Precision], float]:
+def our_step(precision: Precision) -> Callable[[], float]:
     """Return our step, as `llamarium finetune` takes it."""
     keep_freed()  # as a run does
-    config, batch = FinetuneConfig(model=MODEL), batch_of()
+    config, batch = FinetuneConfig(model=MODEL, precision=precision), batch_of()
     options = LoadOptions(dtype=base_dtype(config, "cpu"), device="cpu", dequantize=config.dequantize, join=False)
     model, _ = load_model(open_checkpoint(resolve(MODEL)), options)
     apply_lora(model, LoRAConfig(r=config.rank, alpha=config.alpha))
     optimizers = make_optimizers(model, "adamw", learning_rate=2e-4, weight_decay=0.0, betas=(0.9, 0.95))
-    return lambda precision: train_step(model, optimizers, [batch], precision=precision).loss
+    return lambda: train_step(model, optimizers, [batch], precision=precision).loss
 
 
-def their_step() -> Callable[[Precision], float]:
+def their_step(precision: Precision) -> Callable[[], float]:
     """Return the plain step of PEFT's model."""
     import peft
     import transformers
@@ -68,7 +68,7 @@ def their_step() -> Callable[[Precision], float]:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=2e-4, weight_decay=0.0, betas=(0.9, 0.95))
 
-    def step(precision: Precision) -> float:
+    def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
             loss = model(input_ids=batch.ids_BT, labels=batch.labels_BT, shift_labels=batch.labels_BT).loss
         loss.backward()
@@ -90,9 +90,9 @@ def measure_memory(side: str, precision: Precision) -> None:
 
     assert peft and transformers
     before = peak_resident_bytes()
-    step = SIDES[side]()
+    step = SIDES[side](precision)
     for _ in range(2):
-        step(precision)
+        step()
     print(json.dumps({"bytes": peak_resident_bytes() - before}))
 
 
@@ -103,9 +103,9 @@ def peak_bytes(side: str, precision: str, threads: int) -> int:
     return json.loads(done.stdout.splitlines()[-1])["bytes"]
 
 
-def run(step: Callable[[Precision], float], precision: Precision) -> Callable[[], dict[str, float]]:
+def run(step: Callable[[], float]) -> Callable[[], dict[str, float]]:
     """Return what takes a step and times it."""
-    return lambda: timed(lambda: step(precision), ROWS * TOKENS)
+    return lambda: timed(step, ROWS * TOKENS)
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
         return
     if options.side:
         side, precision = options.side
-        common.serve(run(SIDES[side](), precision))
+        common.serve(run(SIDES[side](precision)))
         return
     names = [(name, precision) for precision in PRECISIONS for name in SIDES]
     given = ("--threads", str(options.threads), "--side")
