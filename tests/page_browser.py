@@ -5,6 +5,7 @@ A module that wants another model behind the page has a fixture `llama` of its o
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -94,8 +95,13 @@ def link(served: Running, text: str = TEXT, **view: Any) -> str:
 
 def shown(page: Page, name: str) -> float:
     """A number of the page, as it is displayed."""
+    return float(shown_decimal(page, name))
+
+
+def shown_decimal(page: Page, name: str) -> Decimal:
+    """A number of the page, with the digits that are displayed."""
     text = page.locator(f'[data-number="{name}"]').inner_text()
-    return float(text.replace("\u2212", "-").replace("\u202f", ""))
+    return Decimal(text.replace("\u2212", "-").replace("\u202f", ""))
 
 
 def as_shown(value: float, digits: int) -> float:

@@ -84,7 +84,7 @@ def test_a_layer(page: Page, served: Running, llama: Llama, trace: Trace) -> Non
             f"n.t{t}.a.adds": length(numbers(trace, "attn_out")[t]) / length(middle[t]),
             f"n.t{t}.m.adds": length(numbers(trace, "mlp_out")[t]) / length(after[t]),
             f"n.t{t}.a.norm": float(np.sqrt(np.square(before[t]).mean() + llama.config.rms_norm_eps)),
-            f"n.t{t}.q.0.{HEAD}": length(q_TNH[t, HEAD]),
+            f"n.t{t}.q.0.{HEAD}": float(np.float32(length(q_TNH[t, HEAD]))),  # a cell of a strip
             f"n.h{HEAD}.q{t}.k{t}": float(pattern_NTS[HEAD, t, t]),
         }
     expected |= {f"n.h{HEAD}.q{t}.k{s}": float(pattern_NTS[HEAD, t, s]) for t in range(POS + 1) for s in range(t)}
