@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +215,7 @@ def check_program(page: Page, monkeypatch: pytest.MonkeyPatch, run: Path, *names
     exec(compile(page.get_by_role("region", name="This view as Python").inner_text(), "view.py", "exec"), found)
     for name in names:
         number = shown_decimal(page, name)
-        last_digit = 10.0 ** int(number.as_tuple().exponent)  # a number as it is displayed is rounded to it
-        assert float(number) == pytest.approx(found["numbers"][name], rel=1e-3, abs=max(1e-6, last_digit / 2)), name
+        assert Decimal(found["numbers"][name]).quantize(number) == number, name  # to the last digit that is displayed
 
 
 def test_the_views_open_as_programs_that_make_their_numbers(

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import socket
 import stat
 import warnings
 from pathlib import Path
@@ -19,7 +20,7 @@ from llamarium.cli.main import main
 from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import OptionError
 from llamarium.server.app import create_app
-from llamarium.server.hosts import host_name
+from llamarium.server.hosts import host_name, listen
 from llamarium.server.http.access_keys import KEY_VARIABLE, _warn_of_others, access_keys
 from llamarium.server.http.guard import OPEN_PATHS
 from llamarium.server.http.log import Log
@@ -319,3 +320,12 @@ def test_the_command_and_ray_have_the_defaults_of_a_server() -> None:
 )
 def test_sizes_are_read(text: str, num_bytes: int) -> None:
     assert serve.size(text) == num_bytes
+
+
+def test_a_client_that_comes_before_the_server_runs_waits(tmp_path: Path) -> None:
+    """The address is printed first, so a request may follow at once."""
+    path = str(tmp_path / "socket")
+    with listen(Settings(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        pass
+    with listen(Settings(uds=path)), socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)

@@ -91,16 +91,14 @@ def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, T
 
 
 def _show(settings: Settings, listener: socket.socket, text: str | None, way_in: "Ticket | None", **view: str) -> None:
-    """Print the link to a view, and open a browser; early connections wait in the socket."""
+    """Print the link to a view, and open a browser."""
     from llamarium.server.hosts import address
 
     url = address(settings, listener)
-    listener.listen()
     print(link_to(url, text, key=settings.api_keys[0], **view), flush=True)
     note("the link has the key in it; Ctrl-C ends the server")
     if way_in is not None:
-        link = link_to(url, text, ticket=way_in.value, **view)
-        threading.Thread(target=_open, args=(link,), daemon=True).start()
+        threading.Thread(target=_open, args=(link_to(url, text, ticket=way_in.value, **view),), daemon=True).start()
 
 
 def _open(link: str) -> None:

@@ -46,7 +46,7 @@ def is_address(name: str) -> bool:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Return a bound socket."""
+    """Return a socket that listens: connections wait in it until the server takes them."""
     if settings.uds is not None:
         return _listen_here(settings.uds)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -55,6 +55,7 @@ def listen(settings: Settings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # its connections have the same
         listener.bind((settings.host, settings.port))
+        listener.listen()
     except OSError as error:
         listener.close()
         place = f"{settings.host}, port {settings.port}"
@@ -73,6 +74,7 @@ def _listen_here(path: str) -> socket.socket:
         before = os.umask(0o177)
         try:
             listener.bind(path)
+            listener.listen()
         finally:
             os.umask(before)
     except OSError as error:
