@@ -315,6 +315,9 @@ def test_the_shell_previews_trains_and_refuses(
     assert main([*words, *more, "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"} <= told[-4].keys() | told[1].keys()
+    adapter = ["--adapter", str(tmp_path / "run" / "step-00000002")]
+    assert main([*words[:3], *adapter, *words[5:], "--preview"]) == 0, "as its base reads the rows"
+    assert "⟦" in capsys.readouterr().out
     assert (
         main([*words[:-2], "--device", "cpu", "--steps", "1", "--log-every", "1", "--sample-every", "0", "--out", "r"])
         == 0

@@ -10,17 +10,10 @@ count. --preview shows which tokens those are, and trains nothing.
   llamarium dpo --data pairs.jsonl --model runs/sft-merged --beta 0.3
 """
 
-import argparse
+from functools import partial
 
 from llamarium.cli.tuning import add_tuning, tune
 from llamarium.train.config import DPOConfig
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_tuning(parser, DPOConfig, "runs/dpo")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Train, or preview."""
-    return tune(args, DPOConfig, "the pairs")
+add_arguments = partial(add_tuning, kind=DPOConfig, folder="runs/dpo")
+run = partial(tune, kind=DPOConfig, data_name="the pairs")

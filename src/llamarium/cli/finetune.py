@@ -12,17 +12,10 @@ tokens those are, and trains nothing.
   llamarium merge --adapter runs/mine/best --out my-model
 """
 
-import argparse
+from functools import partial
 
 from llamarium.cli.tuning import add_tuning, tune
 from llamarium.train.config import FinetuneConfig
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_tuning(parser, FinetuneConfig, "runs/finetune")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Fine-tune, or preview."""
-    return tune(args, FinetuneConfig, "the examples")
+add_arguments = partial(add_tuning, kind=FinetuneConfig, folder="runs/finetune")
+run = partial(tune, kind=FinetuneConfig, data_name="the examples")

@@ -15,17 +15,10 @@ prompt as the model reads it, and trains nothing. Rewards:
   llamarium grpo --data prompts.jsonl --reward rewards.py:polite -m runs/sft
 """
 
-import argparse
+from functools import partial
 
 from llamarium.cli.tuning import add_tuning, tune
 from llamarium.train.config import GRPOConfig
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_tuning(parser, GRPOConfig, "runs/grpo")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Train, or preview."""
-    return tune(args, GRPOConfig, "the prompts")
+add_arguments = partial(add_tuning, kind=GRPOConfig, folder="runs/grpo")
+run = partial(tune, kind=GRPOConfig, data_name="the prompts")

@@ -12,7 +12,7 @@ from llamarium.train.report.trackers import TRACKERS
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which model is loaded, and how; `names_adapters`: requests choose among `args.adapters`."""
+    """Add the short name of `--model`, which other commands have."""
     parser.add_argument("-m", dest="model", default=argparse.SUPPRESS, metavar="NAME", help="the same as --model")
 
 
@@ -59,8 +59,7 @@ def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | N
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
-    names = [item.name for item in dataclasses.fields(kind)]
-    found = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    found = {item.name: getattr(args, item.name) for item in dataclasses.fields(kind) if hasattr(args, item.name)}
     return {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
 
 

@@ -7,7 +7,7 @@ from llamarium.cli.options import UsageError, add_json, importing_torch
 from llamarium.cli.output import show, status
 from llamarium.cli.settings import add_model, add_run, add_settings, given_settings, settings_file
 from llamarium.hub.resolve import resolve
-from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig
+from llamarium.train.config import FinetuneConfig
 
 if TYPE_CHECKING:
     from llamarium.train.distributed.process_group import ProcessGroup
@@ -34,28 +34,13 @@ def tune(args: argparse.Namespace, kind: type[FinetuneConfig], data_name: str) -
         resolve(config.model)  # a missing model is reported before PyTorch is imported, which takes seconds
     with status("loading PyTorch"), importing_torch():
         from llamarium.cli.training import follow
-        from llamarium.train.functions import prepare
+        from llamarium.train.functions import tuning_of
     if args.preview:
-        return _preview(config)
+        show(tuning_of(kind).first_row(config))
+        return 0
 
     def make(process_group: "ProcessGroup") -> "Setup":
         with status(f"loading {config.model} and {data_name}"):
-            return prepare(config, args.out, process_group)
+            return tuning_of(kind).prepare(config, process_group)
 
     return follow(config, args, make)
-
-
-def _preview(config: FinetuneConfig) -> int:
-    from llamarium.checkpoints.tokenizers import load_tokenizer
-    from llamarium.train.data.dialog_rows import DialogRows
-    from llamarium.train.data.pairs import PairRows
-    from llamarium.train.finetune import check, first_row, with_chat_format
-    from llamarium.train.rewards.grpo import first_prompt
-
-    check(config)
-    tokenizer = with_chat_format(config, load_tokenizer(config.model))
-    if isinstance(config, GRPOConfig):
-        show(first_prompt(config, tokenizer))
-    else:
-        show(first_row(config, tokenizer, PairRows if isinstance(config, DPOConfig) else DialogRows))
-    return 0

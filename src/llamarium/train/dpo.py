@@ -124,6 +124,9 @@ def set_reference(
     rows.reference_E = found_E
 
 
+first_row = partial(finetune.first_row, kind=PairRows)
+
+
 def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
     """Load base and pairs, add the adapters, and compute a reference if needed; errors as `finetune.prepare`."""
     if process_group.world_size > 1:

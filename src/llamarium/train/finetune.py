@@ -23,7 +23,7 @@ from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import DtypeName, LoadOptions
-from llamarium.checkpoints.tokenizers import find_tokenizer
+from llamarium.checkpoints.tokenizers import find_tokenizer, load_tokenizer
 from llamarium.errors import TrainingError, escape
 from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
@@ -162,9 +162,16 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -
     )
 
 
-def first_row(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[DialogRows]) -> "Text":
-    """Show the first row, its learned tokens marked; arguments and errors as `read_rows`."""
+def first_row(config: FinetuneConfig, kind: type[DialogRows] = DialogRows) -> "Text":
+    """Show the first row, its learned tokens marked; errors as `read_rows`'s."""
+    tokenizer = bare_tokenizer(config)
     return preview(read_rows(config, tokenizer, kind).batch(0, [0]), tokenizer)
+
+
+def bare_tokenizer(config: FinetuneConfig) -> Tokenizer:
+    """Load the tokenizer of a run, without its model."""
+    check(config)
+    return with_chat_format(config, load_tokenizer(with_base(config).model))
 
 
 @torch.no_grad()

@@ -25,10 +25,8 @@ from llamarium.train.config import (
 from llamarium.train.data.sources import Data
 
 if TYPE_CHECKING:
-    from llamarium.train.distributed.process_group import ProcessGroup
     from llamarium.train.report.journal import Event
     from llamarium.train.run import TrainingResult
-    from llamarium.train.setup import Setup
 
 
 class RunSettings(TypedDict, total=False):
@@ -212,23 +210,24 @@ def _train(
     settings: Mapping[str, Any],
 ) -> "TrainingResult":
     need_torch("training", "train")
+    from llamarium.train import pretrain
     from llamarium.train.conduct import conduct, init_process_group
 
     out = out.absolute()  # whatever a reward changes to
     file = out / "train.toml"
     config = kind.resolve(file if resume and file.exists() else None, settings)
     with computing_with(config.threads), init_process_group(config) as group:
-        watching, make = nullcontext(watch or (lambda event: None)), partial(prepare, config, out, group)
+        if isinstance(config, PretrainConfig):
+            make = partial(pretrain.prepare, config, out, process_group=group)
+        else:
+            make = partial(tuning_of(kind).prepare, config, group)
+        watching = nullcontext(watch or (lambda event: None))
         return conduct(make, out, process_group=group, resume=resume, allow_changes=allow_changes, watch=watching)
 
 
-def prepare(config: RunConfig, out: Path, group: "ProcessGroup") -> "Setup":
-    """Prepare a run of its settings' kind in its folder; errors as `pretrain`'s."""
-    from llamarium.train import dpo, finetune, pretrain
+def tuning_of(kind: type[RunConfig]) -> Any:
+    """Return the module of a kind of run that begins with a model: it has `prepare` and `first_row`."""
+    from llamarium.train import dpo, finetune
     from llamarium.train.rewards import grpo
 
-    if isinstance(config, PretrainConfig):
-        return pretrain.prepare(config, out, None, group)
-    assert isinstance(config, FinetuneConfig)
-    kinds: dict[type[RunConfig], Any] = {DPOConfig: dpo, GRPOConfig: grpo}
-    return kinds.get(type(config), finetune).prepare(config, group)
+    return dpo if kind is DPOConfig else grpo if kind is GRPOConfig else finetune

@@ -54,10 +54,11 @@ def read_prompts(config: GRPOConfig, tokenizer: Tokenizer) -> PromptRows:
     )  # fmt: skip
 
 
-def first_prompt(config: GRPOConfig, tokenizer: Tokenizer) -> "Text":
-    """Show the first prompt, control tokens spelled out; arguments and errors as `read_prompts`."""
+def first_row(config: GRPOConfig) -> "Text":
+    """Show the first prompt, control tokens spelled out; errors as `read_prompts`'s."""
     from rich.text import Text
 
+    tokenizer = finetune.bare_tokenizer(config)
     ids = read_prompts(config, tokenizer).prompts[0].ids
     shown = Text(f"── {len(ids)} tokens, to be answered {config.group_size} times\n", "bold")
     return shown.append(visible(tokenizer.decode(ids, skip_special_tokens=False)) + "\n", "dim")
