@@ -367,6 +367,8 @@ def test_chat_reset_forgets_all_but_the_system_prompt(
 ) -> None:
     talk("/system Be kind.", "hi", "/reset", f"/save {tmp_path / 'a'}", "/quit", "not said")
     assert json.loads((tmp_path / "a").read_text())["messages"] == [{"role": "system", "content": "Be kind."}]
+    for name in ("/exit", "/bye"):
+        assert talk(f"/save {tmp_path / name[1:]}", name, "/nonsense")[0] == 0
     talk("hi", "/reset", f"/save {tmp_path / 'b'}", "/system New.", "/system Newer.", f"/save {tmp_path / 'c'}")
     assert json.loads((tmp_path / "b").read_text())["messages"] == []
     assert json.loads((tmp_path / "c").read_text())["messages"] == [{"role": "system", "content": "Newer."}]
@@ -509,7 +511,7 @@ def test_score(run: Callable[..., str], llama: Llama) -> None:
     assert table_fits(out)
     data = json.loads(run("score", "The cat sat on the mat", "--json"))
     assert data["perplexity"] == llama.score("The cat sat on the mat").perplexity
-    assert f"{data['perplexity']:,.4f}" in out
+    assert f" {data['perplexity']:,.2f}\n" in out, "as many digits as the sum has"
 
 
 @pytest.mark.parametrize("llama", ["smollm2"], indirect=True)

@@ -45,16 +45,16 @@ class Repl:
         self.conversation = llama.conversation(system, disk_cache)
         self.interactive = sys.stdin.isatty()
         self.readline = _readline() if self.interactive else None
-        self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
+        self.commands: dict[str, tuple[str, Callable[[str], object]]] = {
             "/reset": ("forget the dialog, but not the system prompt", self.reset),
-            "/undo": ("take back the last question and its answer", self.undo),
+            "/undo": ("take back the last question and its answer", lambda _: self.take_back()),
             "/retry": ("answer the last question again, with another seed", self.retry),
             "/set": ("NAME VALUE: set an option, as in /set temperature 0.2; without NAME, show them", self.set),
             "/system": ("TEXT: set the system prompt; without TEXT, show it", self.system),
             "/load": ("FILE: go on with a dialog that was saved", self.load),
             "/save": ("FILE: save the dialog as JSON; --force FILE replaces a file", self.save),
             "/help": ("show this", self.help),
-            "/quit": ("leave; so does Ctrl-D", lambda _: None),
+            "/quit": ("leave; so do /exit, /bye and Ctrl-D", lambda _: None),
         }
 
     def run(self) -> None:
@@ -65,7 +65,7 @@ class Repl:
                 name = path.resolve().name.removesuffix(".gguf")
             note(f"{escape(name)}. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
             pasting(self.readline)
-        while (line := self.read_line()) is not None and line.strip() != "/quit":
+        while (line := self.read_line()) is not None and line.strip() not in ("/quit", "/exit", "/bye"):
             try:
                 self.take(line.strip())
             except LlamariumError as error:
@@ -134,11 +134,8 @@ class Repl:
         del self.conversation.messages[int(self._has_system()) :]
         note("[a new dialog]")
 
-    def undo(self, _: str) -> None:
-        """Remove the last question and what follows it."""
-        self._taken_back()
-
-    def _taken_back(self) -> str | None:
+    def take_back(self) -> str | None:
+        """Remove the last question and what follows it, and return it; None if there is none."""
         messages = self.conversation.messages
         asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not asked:
@@ -153,7 +150,7 @@ class Repl:
         """Answer the last question again; a seed that was given counts up, so that the answer may be another."""
         if self.options.get("seed") is not None:
             self.options["seed"] += 1
-        if (question := self._taken_back()) is not None:
+        if (question := self.take_back()) is not None:
             self.say(question)
 
     def set(self, rest: str) -> None:

@@ -60,7 +60,7 @@ def _chain(score: "Score") -> "RenderableType":
         "tokens with a probability": f"{score.num_scored:,}",
         "sum of log P": f"{total:.4f}",
         "P of the text, the product": f"e^{total:.4f} = 10^{total / math.log(10):.4f}",
-        "perplexity, e^(-mean log P)": f"{score.perplexity:,.4f}",
+        "perplexity, e^(-mean log P)": f"{score.perplexity:,.{2 if score.perplexity >= 10 else 4}f}",
     }
     return table("", "", rows=sums.items())
 
