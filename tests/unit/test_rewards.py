@@ -5,6 +5,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -368,6 +370,38 @@ def test_a_signal_ends_an_expression_that_backtracks(tokenizer: Tokenizer) -> No
         assert came == [signal.SIGTERM]
         with pytest.raises(StoppedError):  # a signal that came before it
             reward("a", {})
+
+
+@pytest.mark.parametrize("then", ["pass", "raise ValueError"])
+def test_a_signal_that_a_reward_has_caught_ends_the_run_all_the_same(
+    tokenizer: Tokenizer, tmp_path: Path, then: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import signal\n"
+        "def rude(answer, row):\n"
+        f"    try: signal.raise_signal(signal.SIGTERM)\n    except: {then}\n"
+        "    return 1.0\n"
+    )
+    reward = reward_of(f"{tmp_path}/mine.py:rude", tokenizer, 280)
+    with stop_signals(reward) as came, pytest.raises(StoppedError):
+        reward("answer", {})
+    assert came == [signal.SIGTERM] and reward.num_failed == 0
+
+
+def test_a_third_ctrl_c_ends_a_reward_that_catches_all(tmp_path: Path) -> None:
+    program = (
+        "import signal\n"
+        "from llamarium.train.rewards.functions import Reward\n"
+        "from llamarium.train.state.signals import stop_signals\n"
+        "def rude(answer, row):\n"
+        "    while True:\n"
+        "        try: signal.raise_signal(signal.SIGINT)\n"
+        "        except: pass\n"
+        "reward = Reward('rude', rude)\n"
+        "with stop_signals(reward): reward('', {})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == -signal.SIGINT
 
 
 def test_a_reward_that_takes_long_is_named_once(

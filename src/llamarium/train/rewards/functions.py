@@ -81,6 +81,8 @@ class Reward:
         finally:
             self.is_running = False
             self.seconds += (took := time.perf_counter() - begin)
+        if self.signals:  # one came meanwhile, and the function has caught what it raised
+            raise StoppedError
         if took >= _SLOW_S:
             self._warn("slow", f"took {took:.0f} s for the answer {show_value(answer)}; a run waits for every reward")
         if printed.getvalue():

@@ -23,6 +23,7 @@ def stop_signals(reward: Reward | None = None) -> Generator[list[int]]:
 
     def note(number: int, frame: object) -> None:
         if number == signal.SIGINT and number in came:
+            signal.signal(number, signal.SIG_DFL)  # a third one kills, whatever catches this one
             signal.default_int_handler(number, None)
         came.append(number)
         if reward is not None and reward.is_running:
