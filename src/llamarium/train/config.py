@@ -336,7 +336,7 @@ class ExperimentConfig(PretrainConfig):
     save_every: int = _default("save_every", 200)
     save_total_limit: int = _default("save_total_limit", 1)
     preset: str = _default("preset", "tiny")
-    context: int | None = _default("context", 128)
+    context: int = _default("context", 128)
     seeds: int = _setting(1, "how often each is trained, with seed, seed + 1, ...", 1, 100)
     embedding_std: float | None = _setting(
         None, "tied: two more runs whose embedding begins with this deviation; nn.Embedding's is 1", 1e-6, 100.0
