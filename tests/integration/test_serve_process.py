@@ -263,8 +263,8 @@ def test_what_was_read_is_there_after_kill_9(tmp_path: Path) -> None:
         assert not any(str(tmp_path) in line for line in server.lines)
 
 
-def test_a_folder_that_is_gone_is_one_line_until_it_is_back(tmp_path: Path) -> None:
-    folder, texts = tmp_path / "cache", (f"{letter}: " * 40 for letter in "abcdefgh")
+def test_a_folder_that_is_gone_is_made_again_and_what_takes_its_place_is_one_line(tmp_path: Path) -> None:
+    folder, texts = tmp_path / "cache", (f"{letter}: " * 40 for letter in "abcdefghij")
     with started("-m", "shakespeare-char", "--cache-dir", str(folder)) as server:
         server.find(r"(ready) after")
 
@@ -287,15 +287,18 @@ def test_a_folder_that_is_gone_is_one_line_until_it_is_back(tmp_path: Path) -> N
 
         for times in (1, 2):
             shutil.rmtree(folder)
+            count("written")
+            shutil.rmtree(folder)
+            folder.write_text("no folder")
             count("dropped")
             count("dropped")
             wait(lambda times=times: len(warned()) >= times)
             assert (
                 len(warned()) == times
-                and "nothing is kept: No such file" in warned()[-1]
+                and "nothing is kept: File exists" in warned()[-1]
                 and str(folder) not in warned()[-1]
             )
-            folder.mkdir()
+            folder.unlink()
             count("written")
 
 

@@ -57,8 +57,7 @@ class DiskCache:
         self._partial = self._folder / "block.part"
         self._lock, self._entries, self.num_bytes = threading.Lock(), OrderedDict[bytes, _Entry](), 0
         try:
-            self._let_go = weakref.finalize(self, os.close, _locked(self._folder))
-            self._find()
+            self._open()
             self._make_room(0)
             self._write_aside([memoryview(b"")])  # what cannot be written is refused now
             self._partial.unlink()
@@ -67,6 +66,14 @@ class DiskCache:
                 f"{escape(folder)}: cannot be used for a prefix cache: {escape(error.strerror or error)}; choose a "
                 "folder that can be written"
             ) from None
+
+    def _open(self) -> None:
+        """Lock the folder, a new one where there is none, and take in the blocks that are there."""
+        self._mark = _locked(self._folder)
+        self._let_go = weakref.finalize(self, os.close, self._mark)
+        with self._lock:
+            self._entries.clear()
+            self._find()
 
     def close(self) -> None:
         """Give the folder back; what is in it stays."""
@@ -97,8 +104,13 @@ class DiskCache:
     def write(self, key: bytes, parent: bytes, head: bytes, parts: Parts, is_current: Callable[[], bool]) -> bool:
         """Write a block, if `is_current` says so before and after its content is read; return whether it is there.
 
-        OSError if it cannot be written; what was there stays.
+        A folder that was removed is made again. OSError or OptionError if that or the block cannot be written; what was
+        there stays.
         """
+        if not os.fstat(self._mark).st_nlink:  # the folder was removed
+            let_go = self._let_go
+            self._open()
+            let_go()
         if key in self._entries:  # it was written while it was asked for once more
             return True
         content = [memoryview(head), *parts]

@@ -116,8 +116,8 @@ class DiskTier:
         try:
             is_written = self._disk.write(key, parent, _head(parent, ids), self._cache.parts(block), is_current)
             self._failure = "" if is_written else self._failure
-        except OSError as error:  # a full disk, say
-            is_written, self._failure = False, error.strerror or type(error).__name__
+        except (OSError, OptionError) as error:  # a full disk, say
+            is_written, self._failure = False, getattr(error, "strerror", "") or "something else uses the folder"
         self._num_written += is_written
         self._num_dropped += not is_written
 
