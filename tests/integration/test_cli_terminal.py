@@ -160,8 +160,11 @@ def test_lines_that_are_pasted_are_one_question(session: type[Session], smollm2_
     assert question["content"] == "Which is larger,\nthe sun\n  or the moon?"
 
 
-def test_words_of_an_answer_do_not_cross_the_edge(session: type[Session], smollm2_path: Path) -> None:
-    chat = session("chat", "Tell me a story.", "-m", str(smollm2_path), "--temperature", "0", "-n", "120")
+@pytest.mark.parametrize("words", [("chat", "Tell me a story."), ("generate", "Once upon a time")])
+def test_words_of_an_answer_do_not_cross_the_edge(
+    session: type[Session], smollm2_path: Path, words: tuple[str, str]
+) -> None:
+    chat = session(*words, "-m", str(smollm2_path), "--temperature", "0", "-n", "120")
     code, seen = chat.end()
     text = seen.rpartition("\x1b[K")[2].split("\r\n[")[0]
     lines = text.split("\r\n")

@@ -13,6 +13,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from llamarium.cli.answer import writer
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama, positive
 from llamarium.cli.output import Stopwatch, emit, note, write_text
 from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling
@@ -58,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
     args.max_tokens = params.max_tokens
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
         options["seed"] = params.seed
-    passing = {"use_cache": not args.no_cache, "kv_cache_dtype": args.kv_cache_dtype}
-    options |= passing | speculation(args, llama)
+    options |= {"use_cache": not args.no_cache, "kv_cache_dtype": args.kv_cache_dtype} | speculation(args, llama)
     if args.json or args.num_answers > 1:
         _at_once(llama, prompt, options, args)
     else:
@@ -69,12 +69,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _streamed(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
     ids = llama.encode(prompt)
-    watch = Stopwatch(args.stats)
+    watch, out = Stopwatch(args.stats), writer()
     reason = None
-    for piece in llama.stream(ids, **options):
-        watch.count(len(piece.token_ids))
-        write_text(piece.text)
-        reason = piece.finish_reason
+    try:
+        for piece in llama.stream(ids, **options):
+            watch.count(len(piece.token_ids))
+            out.write(piece.text)
+            reason = piece.finish_reason
+    finally:
+        out.finish()
     write_text("\n")
     if reason == "length":
         _explain_length(watch.num_tokens, llama, args)
@@ -90,7 +93,7 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
         if args.json:
             emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | asdict(answer) | counts)
         else:
-            write_text(f"{'' if index == 0 else chr(10)}{answer.text}\n")
+            writer().write(f"{'' if index == 0 else chr(10)}{answer.text}\n")
         if answer.finish_reason == "length":
             _explain_length(len(answer.token_ids), llama, args)
     _report(watch, len(generation.prompt_ids), options)

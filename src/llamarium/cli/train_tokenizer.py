@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, positive
-from llamarium.cli.output import emit, progress, write_text
+from llamarium.cli.output import emit, progress, say
 from llamarium.train.config import DATA_HELP
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         unknown = f", {result['unknown']:.1%} of them {UNKNOWN}" if result.get("unknown") else ""
         length = f"{result['bytes_per_token']:.2f} bytes long{unknown}"
-        write_text(f"{args.out}: {tokenizer.vocab_size} tokens; in {name} a token is {length}\n")
+        say(f"{args.out}: {tokenizer.vocab_size} tokens; in {name} a token is {length}")
     return 0
 
 
