@@ -5,6 +5,7 @@ import importlib.util
 import json
 import random
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from llamarium.errors import LlamariumError, TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS
+from llamarium.train.experiments import running
 from llamarium.train.experiments.peeking import measure_peeking
-from llamarium.train.experiments.running import restore_variant
+from llamarium.train.experiments.running import Outcome, restore_variant
 from llamarium.train.experiments.variants import EXPERIMENTS, NoNorm, replace_norms, without_part, without_rope
 from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
@@ -174,6 +176,15 @@ def test_a_refused_experiment_changes_nothing_and_the_report_is_named(
     settings = (tmp_path / "tied" / "experiment.toml").read_text()
     assert main(["experiment", "tied", *arguments(text, tmp_path), "--resume", "--seed", "9"]) == 1
     assert (tmp_path / "tied" / "experiment.toml").read_text() == settings
+
+
+def test_one_that_was_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "run_experiment", lambda *_, **__: Outcome(None, signal.SIGTERM))
+    out = tmp_path / "my runs"
+    assert main(["experiment", "rope", "--out", str(out)]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == f"saved; go on with it: llamarium experiment rope --out '{out}' --resume\n"
 
 
 def test_a_variant_is_not_resumed_as_another(text: Path, tmp_path: Path) -> None:

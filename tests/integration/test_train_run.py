@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -638,6 +639,7 @@ def test_the_first_run_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*words, "--eval-rows", "4", "--sample-tokens", "5", "--num-hidden-layers", "1"]) == 0
     shown = capsys.readouterr().err
     assert "step 2/2: loss" in shown and "validation loss" in shown and "2 steps done" in shown
+    assert f"continue a text with it: llamarium generate -m {out / 'best'} TEXT\n" in shown
     settings = (out / "train.toml").read_text()
     assert 'preset = "tiny"' in settings and "steps = 2\n" in settings and "# data =" in settings
     assert main(["generate", "-m", str(out / "step-00000002"), "class", "-n", "3"]) == 0
@@ -661,16 +663,17 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
         '    if b\'"event": "step", "step": 4,\' in line: os.kill(os.getpid(), signal.SIGTERM)\n'
         "Journal._append = told; sys.exit(start())"
     )
-    command = [sys.executable, "-c", program, *words, str(tmp_path / "stopped")]
+    command = [sys.executable, "-c", program, *words, str(tmp_path / "stopped by it")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert "SIGTERM at step" in err and "go on with --resume" in err
-    stopped = latest_checkpoint(tmp_path / "stopped")
+    assert "SIGTERM at step" in err
+    stopped = latest_checkpoint(tmp_path / "stopped by it")
     assert stopped is not None and stopped.name != "step-00000060"
-    for name in ("stopped", "straight"):
-        assert main([*words, str(tmp_path / name)]) == 0
-    assert same_checkpoint(tmp_path / "stopped" / "step-00000060", tmp_path / "straight" / "step-00000060")
+    (command,) = re.findall("^go on with it: llamarium (.*)$", err, re.MULTILINE)
+    assert main(shlex.split(command)) == 0
+    assert main([*words, str(tmp_path / "straight")]) == 0
+    assert same_checkpoint(tmp_path / "stopped by it" / "step-00000060", tmp_path / "straight" / "step-00000060")
 
 
 def test_the_shell_refuses_what_the_settings_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,20 @@ def test_notes_end_lines_between_words_on_a_terminal(monkeypatch: pytest.MonkeyP
         assert any("x" * 50 in line for line in lines)  # a path can still be copied
 
 
+def test_a_command_is_never_broken_so_that_it_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    command = "llamarium pretrain --out '/a/long path/of a run' --resume"
+    quoted = "`llamarium build check rotate --folder another`"
+    output.note(f"go on with it, whenever you like, from here: {command}\nwhat remains is open: {quoted} leads to it")
+    output.note(f"run it:     {command}")
+    lines = stream.getvalue().splitlines()
+    assert lines == ["go on with it, whenever you like, from", "here:", command, "what remains is open:", quoted,
+                     "leads to it", "run it:", command]  # fmt: skip
+
+
 def test_text_is_escaped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for stream, shown in ((Terminal(), "\\x1b[2J\n"), (io.StringIO(), "\x1b[2J\n")):
         monkeypatch.setattr(sys, "stdout", stream)

@@ -14,6 +14,7 @@ When all steps stand, the folder is a model: llamarium chat -m my_llama
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 from llamarium.cli.output import note, show, table
@@ -24,7 +25,7 @@ FOLDER = "my_llama"
 
 def option(folder: str) -> str:
     """Return what a command needs to mean this folder."""
-    return "" if folder == FOLDER else f" --folder {escape(folder)}"
+    return "" if folder == FOLDER else f" --folder {shlex.quote(folder)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +61,7 @@ def _next(folder: Path, option: str) -> str:
         return f"Next: {still_open} in {file_of(step_named(still_open))}, then `llamarium build check{option}`"
     if len(steps) < len(STEPS):
         return "All steps of this course are right."
-    return f"All are right: `llamarium build check --all{option}`, `llamarium chat -m {escape(folder)}`"
+    return f"All are right: `llamarium build check --all{option}`, `llamarium chat -m {shlex.quote(str(folder))}`"
 
 
 def show_progress(folder: Path) -> None:

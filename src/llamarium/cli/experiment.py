@@ -22,6 +22,7 @@ Ctrl-C saves and ends; --resume goes on, and does not repeat what is done.
 """
 
 import argparse
+import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, importing_torch
-from llamarium.cli.output import emit, note, show, table
+from llamarium.cli.output import emit, note, say, show, table
 from llamarium.cli.settings import add_report_to, add_settings, given_settings, named_folder, settings_file
 from llamarium.cli.threads import set_threads
 from llamarium.train.config import ExperimentConfig
@@ -80,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
         args.experiment, config, out, resume=args.resume, allow_changes=args.allow_changes, watch=watch
     )
     if outcome.signal is not None:
-        note("saved; go on with --resume")
+        note(
+            f"saved; go on with it: llamarium experiment {args.experiment} --out {shlex.quote(str(args.out))} --resume"
+        )
         return 128 + outcome.signal
     if args.json:
         arms = {label: asdict(arm) for label, arm in outcome.arms.items()}
@@ -94,12 +97,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(outcome: "Outcome") -> None:
     from llamarium.train.experiments.verdict import spread_of
 
-    heading = "validation loss"
-    shown = table("", "parameters", heading, right=("parameters", heading))
-    for label, arm in outcome.arms.items():
-        shown.add_row(label, f"{arm.parameters:,}", spread_of(arm.losses) if arm.losses else "-")
-    show(shown)
+    rows = ((k, f"{arm.parameters:,}", spread_of(arm.losses) if arm.losses else "-") for k, arm in outcome.arms.items())
+    show(table("", "parameters", "validation loss", right=("parameters", "validation loss"), rows=rows))
     if outcome.verdict:
-        from rich.text import Text
-
-        show(Text(f"\n{outcome.verdict}"))
+        say(f"\n{outcome.verdict}")

@@ -30,6 +30,8 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
+_COMMAND = re.compile(r"`[^`]+`|(?<=[: ] )(?:llamarium|torchrun) .*")
+
 _REDRAW_S = 0.1  # seconds between drawings of a bar
 _MIN_WIDTH = 20  # columns; in fewer, rich would draw nothing, or a letter a line
 
@@ -94,13 +96,14 @@ def _fitting(text: str, stream: TextIO) -> str:
 
 
 def _filled(line: str, width: int) -> str:
-    """Break a line between words, never within one; what follows hangs below the text, beside a name in a column."""
+    """Break a line between words, never within one or a command; what follows hangs below the text, beside a name."""
     indent = line[: len(line) - len(line.lstrip(" "))]
     column = re.match(r" +\S+ {2,}| *", line)
     hang = " " * len(column[0]) if column and indent else indent
     filler = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=hang)
     filler.break_long_words = filler.break_on_hyphens = filler.replace_whitespace = False
-    return filler.fill(line.strip(" "))
+    whole = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), line.strip(" "))  # a blank of no line's end
+    return filler.fill(whole).replace("\0", " ")
 
 
 def warn(text: str) -> None:
@@ -156,18 +159,9 @@ def telling(text: str) -> Generator[Callable[[str], None]]:
 
 @contextmanager
 def share_done(text: str) -> Generator[Callable[[int, int], None]]:
-    """Show `text` and a percentage while the body runs, as `telling`; yields a function for (done, total)."""
-    shown = -1
-
-    def report(done: int, total: int) -> None:
-        nonlocal shown
-        now = 100 * done // total if total else 100
-        if now != shown:
-            shown = now
-            draw(f"{now:3d} %")
-
-    with telling(text) as draw:
-        yield report
+    """Show `text` and a percentage while the body runs, as `progress`; yields a function for (done, total)."""
+    with progress(text) as report:
+        yield lambda done, total: report(f"{100 * done // total if total else 100:3d} %", None)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ and the error of the outputs is made small.
 
 import argparse
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,11 +115,12 @@ def run(args: argparse.Namespace) -> int:
 def _say(made: "Quantized") -> None:
     for name, kl in _named(made).items():
         note(f"KL from the original with a head in {name}: {kl:.5f} nats per token")
+    path = shlex.quote(str(made.path))
     note(
         f"wrote {made.path}: {made.num_weights:,} weights in {made.bits_per_weight:.2f} bits each ({made.type}, head "
         f"{made.head}, method {made.method}), {size(made.num_bytes)}\n"
-        f'run it:     llamarium generate -m {made.path} "Once upon a time"\n'
-        f"measure it: llamarium perplexity FILE -m {made.path} --against ORIGINAL"
+        f'run it:     llamarium generate -m {path} "Once upon a time"\n'
+        f"measure it: llamarium perplexity FILE -m {path} --against ORIGINAL"
     )
 
 

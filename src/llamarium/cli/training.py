@@ -1,10 +1,12 @@
-"""What `pretrain` and `finetune` share: a run from the shell, from its lock to its exit code."""
+"""What commands that train share: a run from the shell, from its lock to its exit code."""
 
 import argparse
 import math
+import shlex
 import signal
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from pathlib import Path
 
 from llamarium.cli.output import emit, note, warn
 from llamarium.cli.threads import set_threads
@@ -15,6 +17,7 @@ from llamarium.train.config import GRPOConfig, RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
 from llamarium.train.report.journal import Emit, Event, is_passing
 from llamarium.train.report.trackers import trackers
+from llamarium.train.run import TrainingResult
 from llamarium.train.setup import Setup
 
 
@@ -36,25 +39,38 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
             from llamarium.train.report.write import write_report
 
             note(f"report: {write_report(out)}")
-    if not process_group.is_rank_zero:
-        return 0 if ending.signal is None else 128 + ending.signal
-    at = ending.position
-    if ending.signal is not None and at.step < config.steps:
-        name = "Ctrl-C" if ending.signal == signal.SIGINT else signal.Signals(ending.signal).name
-        note(f"{name} at step {at.step}: saved {ending.checkpoint}; go on with --resume")
-        if is_adapter(ending.checkpoint):
-            note(f"talk to it as it is: llamarium chat --adapter {ending.checkpoint}")
-        return 128 + ending.signal
-    name, sign = measured(isinstance(config, GRPOConfig))
+    stopped_by = ending.signal if ending.position.step < config.steps else None
+    if is_first:
+        _tell_end(config, ending, stopped_by)
+        if stopped_by is not None:
+            processes = process_group.world_size
+            start = "llamarium" if processes == 1 else f"torchrun --nproc-per-node {processes} -m llamarium"
+            command = type(config).__name__.removesuffix("Config").lower()
+            note(f"go on with it: {start} {command} --out {shlex.quote(str(out))} --resume")
+        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint)
+    return 0 if stopped_by is None else 128 + stopped_by
+
+
+def _tell_end(config: RunConfig, ending: TrainingResult, stopped_by: int | None) -> None:
+    """Say where a run ended, what it saved, and which validation was the best."""
+    at, (name, sign) = ending.position, measured(isinstance(config, GRPOConfig))
     best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:.4f} at step {at.best_step}"
     early = f"; ended early: no better one in {config.patience} validations" if at.step < config.steps else ""
-    note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}{early}")
-    if is_adapter(ending.checkpoint):
-        note(f"talk to it: llamarium chat --adapter {ending.checkpoint}")
-        note(f"a model of it: llamarium merge --adapter {ending.checkpoint} --dtype float32 --out MODEL")
+    if stopped_by is None:
+        note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}{early}")
     else:
-        note(f"continue a text with it: llamarium generate -m {ending.checkpoint} TEXT")
-    return 0
+        by = "Ctrl-C" if stopped_by == signal.SIGINT else signal.Signals(stopped_by).name
+        note(f"{by} at step {at.step}: saved {ending.checkpoint}{best}")
+
+
+def _advise(checkpoint: Path) -> None:
+    """Name commands that use a checkpoint."""
+    name = shlex.quote(str(checkpoint))
+    if is_adapter(checkpoint):
+        note(f"talk to it: llamarium chat --adapter {name}")
+        note(f"a model of it: llamarium merge --adapter {name} --dtype float32 --out MODEL")
+    else:
+        note(f"continue a text with it: llamarium generate -m {name} TEXT")
 
 
 def harmless(watcher: Emit) -> Emit:
