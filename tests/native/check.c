@@ -737,6 +737,58 @@ static void check_rows_of_attention(const char *set) {
         for (int how = 0; how < (only_races ? 1 : 4); how++) check_row_attention(set, dtype, how % 2 == 0, how / 2);
 }
 
+/* --- what a training step computes between its products ----------------------------------------------------------- */
+
+#define POINT_ROWS 100 /* of more than one task, so that threads share them */
+#define POINT_COLUMNS 192
+#define POINT_DIM 96
+#define POINT_ANGLES 15
+
+/* Arrays that each operation takes and gives: all numbers, of the dtype of x or of products, y; a weight's, one of each row, or angles, float32. */
+static const char *const POINTWISE[][2] = {{"xw", "yr"}, {"xwry", "xw"}, {"yy", "y"}, {"yyy", "yy"}, {"yaa", "y"}, {"aay", "y"}};
+
+static size_t point_count(char what) {
+    return what == 'w' ? POINT_COLUMNS : what == 'r' ? POINT_ROWS : what == 'a' ? POINT_ANGLES * POINT_DIM : POINT_ROWS * POINT_COLUMNS;
+}
+
+static int kept_in(char what, int dtype, int x_dtype) { return what == 'x' ? x_dtype : what == 'y' ? dtype : LM_FLOAT32; }
+
+/* Close to the portable kernels, and the same bits on one thread and on three. */
+static void check_pointwise(const char *set, int op, int dtype, int x_dtype) {
+    snprintf(doing, sizeof doing, "%s: pointwise operation %d, %s beside %s", set, op, DTYPES[dtype], DTYPES[x_dtype]);
+    const char *takes = POINTWISE[op][0], *gives = POINTWISE[op][1];
+    lm_pointwise call = {op, dtype, x_dtype, POINT_ROWS, POINT_COLUMNS, POINT_DIM, POINT_ANGLES, 1e-5f, {NULL}, {NULL}};
+    void *given[4], *results[3][2];
+    for (int i = 0; takes[i]; i++) {
+        float *floats = ARRAY(float, point_count(takes[i]));
+        call.in[i] = given[i] = random_kept(kept_in(takes[i], dtype, x_dtype), point_count(takes[i]), floats);
+        free(floats);
+    }
+    for (int run = 0; run < 3; run++) {
+        use(run == 0 ? "portable" : set);
+        lm_set_threads(run == 2 ? 3 : 1);
+        for (int i = 0; gives[i]; i++) call.out[i] = results[run][i] = allocate(point_count(gives[i]) * bytes_of(kept_in(gives[i], dtype, x_dtype)));
+        if (lm_compute_pointwise(&call) != LM_OK) fail("there is no memory");
+    }
+    for (int i = 0; gives[i]; i++) {
+        const int kept = kept_in(gives[i], dtype, x_dtype);
+        const size_t count = point_count(gives[i]);
+        float *expected = as_floats(kept, results[0][i], count), *found = as_floats(kept, results[1][i], count);
+        expect_close(found, expected, count, kept == LM_BFLOAT16 ? 8e-3f : 2e-6f);
+        expect_same(results[2][i], results[1][i], count * bytes_of(kept), "other bits on three threads");
+        free(expected);
+        free(found);
+        for (int run = 0; run < 3; run++) free(results[run][i]);
+    }
+    for (int i = 0; takes[i]; i++) free(given[i]);
+}
+
+static void check_all_pointwise(const char *set) {
+    for (int op = 0; op < LENGTH(POINTWISE); op++)
+        for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
+            for (int x_dtype = LM_FLOAT32; x_dtype <= dtype; x_dtype++) check_pointwise(set, op, dtype, x_dtype);
+}
+
 /* --- the pool --------------------------------------------------------------------------------------------------- */
 
 static lm_matrix shared_matrix;
@@ -839,9 +891,12 @@ static void check_set(const char *set) {
     check_rows_of_attention(set);
     const float rows = worst;
     worst = 0;
+    check_all_pointwise(set);
+    const float pointwise = worst;
+    worst = 0;
     const int num_models = only_races ? 3 : LENGTH(MODELS); /* the first have a cache of each dtype */
     for (int i = 0; i < num_models; i++) check_run(set, MODELS[i].kind, MODELS[i].dtype, MODELS[i].head_dim);
-    printf("%s: products within %.1e, attention over rows within %.1e, models within %.1e\n", set, products, rows, worst);
+    printf("%s: products within %.1e, attention over rows within %.1e, pointwise within %.1e, models within %.1e\n", set, products, rows, pointwise, worst);
 #ifdef LM_EMULATE_AMX
     if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());
 #endif
