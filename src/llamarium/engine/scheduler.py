@@ -62,14 +62,12 @@ class Scheduler:
         """Take a request's sequences; the first one computes the prompt for all, if keys and values are shared."""
         first, *others = sequences
         self.live[first.number] = list(sequences)
-        insort(self.waiting, first, key=_order)
         if self._shares:
             first.followers = others
-        for sequence in others:
-            if self._shares:
+            for sequence in others:
                 sequence.leader = first
-            else:
-                insort(self.waiting, sequence, key=_order)
+        for sequence in [first] if self._shares else sequences:
+            insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: EngineSequence) -> None:
         """Remove a sequence and free its blocks."""

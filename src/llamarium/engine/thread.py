@@ -35,8 +35,6 @@ State = Literal["ready", "draining", "stopped", "broken"]
 
 T = TypeVar("T")
 
-_CLOSED = "the engine was closed before the answer came to its end"
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
@@ -133,7 +131,8 @@ class EngineThread:
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return self.failure is None
-        self._commands.put(_Command(lambda: self._end_all(EngineStoppedError(_CLOSED))))
+        error = EngineStoppedError("the engine was closed before the answer came to its end")
+        self._commands.put(_Command(lambda: self._end_all(error)))
         self._thread.join()
         return False
 
@@ -242,9 +241,10 @@ class EngineThread:
         self._wake({number: deliver(error) for number, deliver in delivers.items()})
 
     def _look(self) -> EngineSnapshot:
-        engine = self.engine
-        counts = replace(engine.counts)
-        return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
+        one = self.engine
+        return EngineSnapshot(
+            one.num_running, one.num_waiting, one.num_used_blocks, one.num_blocks, replace(one.counts)
+        )
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
