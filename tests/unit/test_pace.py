@@ -86,6 +86,7 @@ def test_a_short_prompt_is_read_at_once_and_several_only_where_all_fit_into_the_
     longer = pace.estimate(4 + 100)
     assert longer is not None and STRETCH[0] * 0.007 < longer <= PAUSE_S
     assert pace.chunk(4, [100, 400]) < 100  # both would take longer than the pause
+    assert pace.chunk(4, [500]) > pace.chunk(4, GIANT)  # but it is over soon
     assert pace.chunk(4, [2000]) == pace.chunk(4, GIANT)
 
 

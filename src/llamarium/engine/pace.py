@@ -22,6 +22,7 @@ PAUSE_S = 0.1
 LONGEST_STEP_S = 0.25
 """How long a step may be without decoding sequences: aborts are noticed between two."""
 
+_SHORT = 512  # tokens of prompts that count as one prompt more: they are over soon
 _FIRST_CHUNK = 128  # before anything is known
 _WEIGHT = 1 / 4  # of the newest step in a moving average
 _MOST_GROWTH = 1.25  # of a time, as it is averaged: a step whose thread lost its core is no measure of the next
@@ -91,7 +92,8 @@ class Pace:
             return whole
         if self._num_beside >= _MOST_BESIDE:
             return 0
-        stretch = max(STRETCH[min(len(prompts), len(STRETCH)) - 1], 1 + len(prompts) / num_streaming)
+        place = len(prompts) - (whole > _SHORT)
+        stretch = max(STRETCH[min(place, len(STRETCH) - 1)], 1 + len(prompts) / num_streaming)
         most_s = max(STRETCH[0] * alone, min(LONGEST_STEP_S, stretch * alone))
         if not self._prompt_token_s:
             return self._most(num_streaming, most_s)
