@@ -87,6 +87,16 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert not changed, "the test leaves behind: " + "; ".join(changed)
 
 
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Steps that take their time, so that an answer can be seen coming, until the event is set."""
+    from llamarium.engine.engine import Engine
+
+    step, was_seen = Engine.step, threading.Event()
+    monkeypatch.setattr(Engine, "step", lambda engine: (was_seen.wait(0.02), step(engine))[1])
+    return was_seen
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The SmolLM2-135M-Instruct GGUF, fetched into the cache the first time."""

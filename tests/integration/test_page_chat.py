@@ -12,7 +12,6 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 import llamarium
 from llamarium.api import Llama
-from llamarium.engine.engine import Engine
 from llamarium.page import assets
 from llamarium.page.extension import page as page_extension
 from page_browser import HOSTILE, KEY, as_shown, check_fits_and_is_open, link, settled, shown
@@ -30,19 +29,6 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repet
 @pytest.fixture(scope="module")
 def inspects_requests() -> bool:
     return True
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Steps that take their time, so that an answer can be seen coming, until it has been."""
-    step, was_seen = Engine.step, threading.Event()
-
-    def slower(engine: Engine) -> Any:
-        was_seen.wait(0.02)
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", slower)
-    return was_seen
 
 
 def opened(page: Page, served: Running, **view: Any) -> None:

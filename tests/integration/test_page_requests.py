@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from llamarium.api import Llama
-from llamarium.engine.engine import Engine
 from llamarium.page.extension import page
 from llamarium.page.routes import requests
 from serving import CHAT, HELLO, Running, serving
@@ -37,19 +36,6 @@ def running(llama: Llama) -> Iterator[Running]:
 def client(running: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=running.url, headers=HEADERS, timeout=30) as found:
         yield found
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Steps that take their time, so that there is somebody to be looked at, until it has been."""
-    step, was_seen = Engine.step, threading.Event()
-
-    def slower(engine: Engine) -> Any:
-        was_seen.wait(0.01)
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", slower)
-    return was_seen
 
 
 def streaming(client: httpx.Client, **body: Any) -> AbstractContextManager[httpx.Response]:

@@ -41,18 +41,6 @@ def engine(llama: llamarium.Llama) -> Iterator[TextEngine]:
         yield engine
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take their time, so that an answer is not complete before something is done with it."""
-    step = Engine.step
-
-    def slower(engine: Engine) -> Any:
-        time.sleep(0.01)
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", slower)
-
-
 def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not is_so():
