@@ -1,4 +1,4 @@
-/* Low-rank corrections beside products: y += scale * b (a x). Each sequence may have an adapter of its own. All threads compute `a x` before
+/* Low-rank corrections beside products: y += b (scale * a x). Each sequence may have an adapter of its own. All threads compute `a x` before
  * the stage's products, and b times that is added to each panel of a product before it is written. A row's bits depend on its own adapter alone. */
 #include "pass.h"
 
@@ -30,20 +30,14 @@ static int largest_rank(const pass *p) {
     return largest;
 }
 
-/* The dot products of x (count) with four rows of a matrix. */
+/* The dot products of x (count) with four rows of a matrix, in the order of a product of floats: what is missing of the last register is 0. */
 static inline quad four_dots(const float *rows, size_t stride, const float *x, int count) {
     lanes sums[4] = {{0}};
     int i = 0;
     for (; i + LANES <= count; i += LANES)
         for (int k = 0; k < 4; k++) sums[k] += load_floats(rows + k * stride + i) * load_floats(x + i);
-    quad found = sums_of(sums), rest[4] = {{0}};
-    if (i == count) return found;
-    for (; i + 4 <= count; i += 4)
-        for (int k = 0; k < 4; k++) rest[k] += load_quad(LM_FLOAT32, rows, k * stride + i) * load_quad(LM_FLOAT32, x, i);
-    for (int k = 0; k < 4; k++) found[k] += (rest[k][0] + rest[k][2]) + (rest[k][1] + rest[k][3]);
-    for (; i < count; i++)
-        for (int k = 0; k < 4; k++) found[k] += rows[k * stride + i] * x[i];
-    return found;
+    for (int k = 0; k < 4 && i < count; k++) sums[k] += load_some(rows + k * stride + i, count - i) * load_some(x + i, count - i);
+    return sums_of(sums);
 }
 
 /* The dot products of x with at most four rows. */
@@ -72,7 +66,7 @@ static inline float *lowered_at(const adapted *s, int row, int i) {
     return s->p->lowered + ((size_t)row * MOST_OF_A_STAGE + i) * s->p->padded_rank;
 }
 
-/* This thread's share of a x, for x (num_rows, cols), whose rows are filled up to whole groups. Others may still be at theirs when this returns. */
+/* This thread's share of scale * a x, for x (num_rows, cols), whose rows are filled up to whole groups. Others may still be at theirs when this returns. */
 static void lower(lm_team team, adapted *s, const float *x, int cols) {
     const size_t stride = (size_t)groups_of(cols) * LM_GROUP;
     const int quads = s->p->padded_rank / 4, of_row = quads * s->count;
@@ -80,7 +74,7 @@ static void lower(lm_team team, adapted *s, const float *x, int cols) {
         const int row = (int)(piece / of_row), i = (int)(piece / quads % s->count), first = (int)(piece % quads) * 4;
         const lm_lora *lora = correction_of(s, row, i);
         if (lora == NULL || first >= lora->rank) continue;
-        const quad found = some_dots(lora->a + (size_t)first * cols, lora->rank - first, x + row * stride, cols);
+        const quad found = some_dots(lora->a + (size_t)first * cols, lora->rank - first, x + row * stride, cols) * lora->scale;
         memcpy(lowered_at(s, row, i) + first, &found, sizeof found);
     }
     s->lowered = lm_arrive(team);
@@ -95,7 +89,7 @@ static void correct(const adapted *s, int row, int i, int panel, int width, floa
         const size_t first = (size_t)panel * LM_TILE_ROWS + c;
         const quad added = some_dots(lora->b + first * lora->rank, count, lowered_at(s, row, i), lora->rank);
         for (int k = 0; k < count; k++) {
-            out[c + k] += lora->scale * added[k];
+            out[c + k] += added[k];
             if (lora->gain != NULL) out[c + k] *= lora->gain[first + k];
         }
     }

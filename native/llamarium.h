@@ -38,7 +38,7 @@ typedef struct {
     lm_matrix q, k, v, o, gate, up, down;
 } lm_layer;
 
-/* y += scale * b (a x), then y *= gain, beside a product y = w x. Nothing of x is rounded. */
+/* y += b (scale * a x), then y *= gain, beside a product y = w x. Nothing of x is rounded. */
 typedef struct {
     int32_t rank;      /* 0: none */
     float scale;
@@ -172,6 +172,7 @@ typedef struct {
     int32_t num_rows, num_tokens, num_heads, num_kv_heads;
     int32_t head_dim;        /* a multiple of 16 */
     int32_t causal;          /* a token sees none after it */
+    int32_t as_pass;         /* forward with the bits of lm_run over a cache of LM_FLOAT32; float32, causal, no segments */
     const int32_t *segments; /* (rows, tokens): tokens of different numbers do not see each other; NULL: all are of one */
     const void *q, *k, *v;
     void *out;
@@ -236,7 +237,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 19
+#define LM_INTERFACE 20
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -60,10 +60,13 @@ static inline wide exp_of_wide(wide given) {
 #endif
 }
 
-static inline wide silu(wide x) {
-    const wide zero = {0}, e = exp_of_wide(select_wide(x < zero, x, -x));
-    return x * select_wide(x < zero, e, zero + 1) / (e + 1);
+/* e^-x, at most e^87: beside it 1 is nothing. */
+static inline wide exp_of_minus(wide x) {
+    const wide most = (wide){0} + 87;
+    return exp_of_wide(select_wide(-x > most, most, -x));
 }
+
+static inline wide silu(wide x) { return x / (exp_of_minus(x) + 1); }
 
 static inline float exp_of(float x) { return exp_of_wide((wide){x})[0]; }
 
@@ -127,6 +130,16 @@ static inline lanes load_halves(const void *from) {
 static inline lanes load_floats(const float *from) {
     lanes values;
     memcpy(&values, from, sizeof values);
+    return values;
+}
+
+/* Less than a register of them, and zeros. */
+static inline lanes load_some(const float *from, int count) {
+#if defined __AVX512F__
+    return (lanes)_mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
+#endif
+    lanes values = {0};
+    memcpy(&values, from, count * sizeof(float));
     return values;
 }
 

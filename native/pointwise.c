@@ -90,15 +90,14 @@ INLINE void swiglu(const int dtype, const lm_pointwise *call, const int backward
     void *out = call->out[0], *out_up = call->out[1];
     const size_t begin = (size_t)row * call->columns, end = begin + call->columns;
     for (size_t at = begin; at < end; at += 16) {
-        const wide x = load_sixteen(dtype, gates, at), up = load_sixteen(dtype, ups, at), most = (wide){0} + 87;
-        const wide e = exp_of_wide(select_wide(-x > most, most, -x)), sigmoid = 1 / (e + 1), silu = x * sigmoid;
+        const wide x = load_sixteen(dtype, gates, at), up = load_sixteen(dtype, ups, at);
         if (!backward) {
-            store_sixteen(dtype, out, at, silu * up);
+            store_sixteen(dtype, out, at, silu(x) * up);
             continue;
         }
-        const wide grad = load_sixteen(dtype, grads, at);
-        store_sixteen(dtype, out, at, grad * up * (sigmoid + silu * (e * sigmoid)));
-        store_sixteen(dtype, out_up, at, grad * silu);
+        const wide grad = load_sixteen(dtype, grads, at), e = exp_of_minus(x), sigmoid = 1 / (e + 1);
+        store_sixteen(dtype, out, at, grad * up * (sigmoid + x * sigmoid * (e * sigmoid)));
+        store_sixteen(dtype, out_up, at, grad * (x * sigmoid));
     }
 }
 

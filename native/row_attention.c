@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 #define QUERIES 32 /* of a tile */
-#define KEYS 256   /* of a block: its keys, values and their gradients stay in the L2 cache */
+#define KEYS CHUNK /* of a block: its keys, values and their gradients stay in the L2 cache */
 #define FEW 8      /* groups of query heads: a thread gets one head of them in the backward pass, so that no thread waits long */
 #define HIDDEN (-1e30f)
 #define WIDES (QUERIES / 16)
@@ -39,11 +39,12 @@ typedef struct {
 /* What a thread works in. Tiles' transposes are (head_dim, QUERIES). */
 typedef struct {
     float *k, *v, *grad_k, *grad_v;                                   /* a block's: (KEYS, head_dim) */
-    float *q, *q_transposed, *grad_out, *grad_out_transposed;         /* a tile's */
+    float *q, *q_transposed, *grad_out, *grad_out_transposed;         /* a tile's; of `attend_as_pass` queries of four heads */
     float *scores, *grad_scores;                                      /* (KEYS, QUERIES) */
     float *sums;                                                      /* (heads, tokens, head_dim): outputs, or gradients of queries */
     float *most, *total;                                              /* (heads, tokens): what of each query's softmax is known so far; */
-} workspace;                                                          /* backward: log-sum-exp, and grad_out times out */
+    float *partials, *scratch;                                        /* backward: log-sum-exp, and grad_out times out */
+} workspace;                                                          /* of `attend_as_pass` */
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
@@ -287,6 +288,37 @@ static void attend_forward(const row_job *job, int row, int head, workspace at) 
     store_vectors(call, call->out, call->num_heads, row, 0, head, tokens, at.sums);
 }
 
+/* What the forward pass gives, of `count` query heads of one key-value head, with the bits of a pass whose cache holds these keys and values. */
+static void attend_as_pass(const row_job *job, int row, int head, int count, workspace at) {
+    const lm_row_attention *call = job->call;
+    const int tokens = call->num_tokens, size = call->head_dim, heads = call->num_heads, stride = tokens + QUERIES;
+    const float factor = 1 / sqrtf((float)size);
+    for (int block = 0; block < tokens; block += CHUNK) {
+        load_vectors(call, call->k, call->num_kv_heads, row, block, head / count, CHUNK, 1, at.k);
+        load_vectors(call, call->v, call->num_kv_heads, row, block, head / count, CHUNK, 1, at.v);
+        for (int tile = block; tile < tokens; tile += ROWS_OF_RUN)
+            for (int first = 0; first < count; first += HEADS_AT_ONCE) {
+                const int own = min_int(HEADS_AT_ONCE, count - first), rows = min_int(ROWS_OF_RUN, tokens - tile), visible = tile + rows - block;
+                const kv_chunk chunk = {.k = at.k, .v = at.v, .head_dim = size, .slots = min_int(visible, CHUNK), .block_bits = 8};
+                partial *out[ROWS_OF_RUN][HEADS_AT_ONCE];
+                for (int i = 0; i < rows * own; i++) /* `tokens` and on: of this chunk alone */
+                    out[i / own][i % own] = partial_at(at.partials, (first + i % own) * stride + (block == 0 ? tile : tokens) + i / own, size);
+                load_numbers(LM_FLOAT32, call->q, place_of(call, heads, row, tile, head + first), heads * size, rows, own * size, factor, at.q);
+                attend_chunk(LM_FLOAT32, own, &chunk, &(row_run){(const paired *)at.q, (size_t)own * size, rows, visible, out, at.scratch});
+                for (int i = 0; i < rows * own && block > 0; i++)
+                    merge(partial_at(at.partials, (first + i % own) * stride + tile + i / own, size), out[i / own][i % own], size);
+            }
+    }
+    for (int nth = 0; nth < count; nth++) {
+        for (int token = 0; token < tokens; token++) {
+            const partial *found = partial_at(at.partials, nth * stride + token, size);
+            for (int i = 0; i < size; i++) at.sums[token * size + i] = found->mixture[i].value / found->sum;
+            call->log_sums[((size_t)row * heads + head + nth) * tokens + token] = found->largest + logf(found->sum);
+        }
+        store_vectors(call, call->out, heads, row, 0, head + nth, tokens, at.sums);
+    }
+}
+
 /* --- backward ---------------------------------------------------------------------------------------------------- */
 
 /* Turn scores into probabilities, and the gradients of probabilities into those of scores. */
@@ -399,9 +431,10 @@ static void attend_backward(row_job *job, int row, int head, int count, workspac
 static size_t lay_out(const lm_row_attention *call, int heads, float *memory, workspace *at) {
     const size_t size = call->head_dim, tokens = (size_t)heads * (call->num_tokens + QUERIES);
     const size_t counts[] = {KEYS * size, KEYS * size, KEYS * size, KEYS * size, QUERIES * size, QUERIES * size, QUERIES * size, QUERIES * size,
-                             KEYS * QUERIES, KEYS * QUERIES, tokens * size, tokens, tokens};
+                             KEYS * QUERIES, KEYS * QUERIES, tokens * size, tokens, tokens,
+                             call->as_pass ? tokens * (size + 2) : 0, call->as_pass ? run_scratch(call->head_dim) : 0};
     float **parts[] = {&at->k, &at->v, &at->grad_k, &at->grad_v, &at->q, &at->q_transposed, &at->grad_out, &at->grad_out_transposed,
-                       &at->scores, &at->grad_scores, &at->sums, &at->most, &at->total};
+                       &at->scores, &at->grad_scores, &at->sums, &at->most, &at->total, &at->partials, &at->scratch};
     size_t all = 0;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         *parts[i] = memory + all;
@@ -424,6 +457,8 @@ static void run_row_job(void *context) {
     for (int task; (task = lm_next(&job->next)) < job->num_tasks;)
         if (job->backward)
             attend_backward(job, task / row_tasks, task % row_tasks * job->heads, job->heads, at);
+        else if (call->as_pass)
+            attend_as_pass(job, task / row_tasks, task % row_tasks * job->heads, job->heads, at);
         else
             attend_forward(job, task / row_tasks, task % row_tasks, at);
     free(memory);
@@ -437,7 +472,7 @@ int attend_rows(const lm_row_attention *call, int32_t backward) {
         job.parts = malloc(2 * (size_t)num_groups * group * part * sizeof(float));
         job.finished = calloc(num_groups, sizeof(atomic_int));
         job.failed = job.parts == NULL || job.finished == NULL;
-    } else if (backward) {
+    } else if (backward || call->as_pass) {
         job.heads = group;
     }
     job.num_tasks = call->num_rows * call->num_heads / job.heads;

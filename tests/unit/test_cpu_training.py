@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from functorch.compile import default_partition, nop
@@ -13,18 +14,19 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from closeness import reference_of, roundings
+from llamarium.adapters.config import LoRAConfig
 from llamarium.attention import TrainingAttend
-from llamarium.checkpoints.choose_runner import runner_over
 from llamarium.config import ModelConfig
 from llamarium.kernels import cpu_training, native
-from llamarium.model import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
+from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.batch import Span, pack
-from llamarium.runtime.taps import Taps
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.objectives.logprobs import token_logprobs
 from llamarium.train.step import checkpoint_layers, computing_in
-from native_models import build
+from native_models import build, weights_of
+from strong_adapters import UNTIED, adapted, low_rank_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no kernels")
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
@@ -81,18 +83,24 @@ def test_a_norms_factor_is_rounded_once() -> None:
     assert torch.equal(factors, (1 / (x.double().square().mean(-1) + CONFIG.rms_norm_eps).sqrt()).float())
 
 
-def test_norms_and_products_round_as_a_pass_does() -> None:
-    model = build(None)
-    runner, keys = runner_over(model), [(name, 1) for name in ("attn_norm", "q")]
-    assert runner is not None
-    taps, layer = Taps([*keys, ("resid", 0)]), model.model.layers[1]
-    assert isinstance(layer, LlamaDecoderLayer)
-    runner.run(pack([Span(range(100, 200), 0, [0])]), runner.new_cache(1), taps)
-    normed, q, before = (torch.from_numpy(taps.kept[key][0]) for key in (*keys, ("resid", 0)))
-    norm = layer.input_layernorm
-    assert torch.equal(cpu_training.rms_norm(before, norm.weight, norm.eps), normed)
-    with computing_in(torch.device("cpu"), "float32", products_in_c=True):
-        assert torch.equal(layer.self_attn.q_proj(normed), q.flatten(1))
+@pytest.mark.parametrize(
+    "config", [None, LoRAConfig(r=5, use_rslora=True), LoRAConfig(use_dora=True)], ids=["plain", "rslora", "dora"]
+)
+def test_as_a_pass_training_has_the_bits_of_one(kernels: str, config: LoRAConfig | None) -> None:
+    """Of a prompt that runs at once, and of tokens behind it that run one by one, over more than one KV chunk."""
+    base, tokens, prompt = build(None, config=UNTIED), 290, 270
+    model = base if config is None else adapted(config, seed=1)
+    adapters = [] if config is None else [low_rank_of(model)]
+    runner = NativeRunner(UNTIED, weights_of(base), adapters, default_adapter=len(adapters) - 1)
+    ids_BT = torch.randint(300, (2, tokens), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), computing_in(model.device, "float32", as_pass=True):
+        found = model.logits(model.model(ids_BT, torch.arange(tokens)[None], TrainingAttend()))
+    for row, ids in enumerate(ids_BT.tolist()):
+        cache, blocks = runner.new_cache(10), list(range(10))
+        spans = [Span(ids[:prompt], 0, blocks, prompt)]
+        spans += [Span([ids[place]], place, blocks) for place in range(prompt, tokens)]
+        logits = np.concatenate([runner.run(pack([span]), cache) for span in spans])
+        assert torch.equal(found[row], torch.from_numpy(logits))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (3, 70, 400)])

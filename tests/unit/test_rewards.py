@@ -145,6 +145,9 @@ def test_an_update_multiplies_as_the_pass_that_sampled(
 ) -> None:
     """With `exact` the values are that pass's own, so that the gradient's products may be the fastest."""
     setup, shapes = prepare(GRPOConfig(**settings, method="full", exact=exact)), list[torch.Size]()
+    with torch.no_grad():
+        for parameter in setup.model.parameters():
+            parameter *= 3  # as far driven as it gets: a score that is rounded otherwise would be seen
     batches, _ = rollouts_of(setup).sample([(0, 0)], 0)
     multiply = cpu_float32.multiply_in_c
     monkeypatch.setattr(cpu_float32, "multiply_in_c", lambda x, w: shapes.append(w.shape) or multiply(x, w))
@@ -152,7 +155,7 @@ def test_an_update_multiplies_as_the_pass_that_sampled(
     linears = [module for module in setup.model.modules() if isinstance(module, nn.Linear)]
     expected = [] if exact else [linear.weight.shape for linear in linears]
     assert sorted(set(shapes)) == sorted(set(expected)) and len(shapes) >= len(expected)
-    assert made.metrics["largest_difference"] <= (0 if exact else 2e-6)
+    assert made.metrics["largest_difference"] <= (0 if exact else 1e-6), "log P is rounded once"
 
 
 def test_with_exact_ratios_are_those_of_the_pass_in_c(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -211,7 +214,7 @@ def test_a_run_learns_and_resumes_to_the_bit(settings: dict[str, Any], tmp_path:
     steps = [event for event in events if event["event"] == "step"]
     if config.num_iterations == 1:  # else it is that of the second update
         assert steps[0]["kl"] == pytest.approx(0, abs=1e-6)
-    assert all(event["largest_difference"] <= 1e-5 for event in steps)
+    assert all(event["largest_difference"] <= 1e-6 for event in steps), "log P is rounded once"
     validations = [event for event in events if event["event"] == "validation"]
     assert all(event["loss"] == -event["reward"] for event in validations)
     (first, last) = [event for event in events if event["event"] == "group"]

@@ -14,8 +14,9 @@ from torch import Tensor
 from closeness import reference_of, roundings
 from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.attention.base import visible_in_row
-from llamarium.attention.training import can_attend_rows
+from llamarium.attention.training import attend_rows, can_attend_rows
 from llamarium.kernels import native
+from llamarium.kernels.cpu_training import Replaced
 
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="no kernels")
 SHAPES = [(2, 5, 2, 1, 16), (4, 37, 4, 2, 32), (1, 160, 3, 3, 48), (1, 261, 4, 1, 64)]  # B, T, N, K, H
@@ -58,12 +59,15 @@ def nth_of_exact(i: int, how: dict[str, Any], *given: Tensor) -> Tensor:
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("segmented", "bidirectional"), list(product([False, True], repeat=2)))
+@pytest.mark.parametrize(("segmented", "bidirectional", "as_pass"), list(product([False, True], repeat=3)))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_output_and_gradients_are_float64s(
-    shape: Sequence[int], segmented: bool, bidirectional: bool, dtype: torch.dtype
+    shape: Sequence[int], segmented: bool, bidirectional: bool, as_pass: bool, dtype: torch.dtype
 ) -> None:
-    """Within three roundings, with documents of any lengths, and numbers of segments in no order."""
+    """Within three roundings, with documents of any lengths, and numbers of segments in no order.
+
+    In the order of a pass, too, where there is one: a pass has no segments, is causal, and computes in float32.
+    """
     given = inputs(shape, dtype)
     assert can_attend_rows(*given[:3])
     segments = None
@@ -71,23 +75,29 @@ def test_output_and_gradients_are_float64s(
         segments = torch.randint(-2, 3, shape[:2], generator=torch.Generator().manual_seed(1)) * 2**20
         segments[0] = segments[0].sort().values
     how: dict[str, Any] = {"segments_BT": segments, "bidirectional": bidirectional}
-    found = with_gradients(TrainingAttend(**how), *given)
+    plain = with_gradients(TrainingAttend(**how), *given)
+    with Replaced({attend_rows: partial(attend_rows, as_pass=as_pass)}):
+        found = with_gradients(TrainingAttend(**how), *given)
+    has_order = as_pass and not segmented and not bidirectional and dtype == torch.float32
+    assert torch.equal(plain[0], found[0]) != has_order
     for i in range(4):
         reference = reference_of(partial(nth_of_exact, i, how), *given, dtype=dtype)
         assert found[i].dtype == dtype and roundings(found[i], reference) < 3
 
 
 @needs_kernels
+@pytest.mark.parametrize("as_pass", [False, True])
 @pytest.mark.parametrize("rows", [2, 4])
 @pytest.mark.parametrize("tokens", [33, 300])
-def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int, rows: int) -> None:
+def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int, rows: int, as_pass: bool) -> None:
     """Also where a thread has one head of a group, as there are few groups."""
     given = inputs((rows, tokens, 4, 2, 32))
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 2):
             torch.set_num_threads(threads)
-            found.append(with_gradients(TrainingAttend(), *given))
+            with Replaced({attend_rows: partial(attend_rows, as_pass=as_pass)}):
+                found.append(with_gradients(TrainingAttend(), *given))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))

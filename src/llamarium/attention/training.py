@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import wrap_torch_function
 
 from llamarium.attention.causal import CausalAttend
 from llamarium.kernels import native
@@ -26,9 +27,7 @@ class TrainingAttend(CausalAttend):
         if self._segments_BT is None and self.segments_BT is not None:  # once for all layers
             self._segments_BT = self.segments_BT.to(torch.int32).contiguous()
         arrays = [x.to(products_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
-        out_BTNH = _AttendRows.apply(*arrays, self._segments_BT, not self.bidirectional)
-        assert isinstance(out_BTNH, Tensor)
-        return out_BTNH
+        return attend_rows(*arrays, self._segments_BT, not self.bidirectional)
 
 
 def can_attend_rows(*arrays: Tensor) -> bool:
@@ -42,17 +41,23 @@ def can_attend_rows(*arrays: Tensor) -> bool:
     )
 
 
+@wrap_torch_function(lambda *given, **_: given)
+def attend_rows(*given: Any, as_pass: bool = False) -> Any:
+    """Attend in C; `as_pass` with the bits of a pass, NotImplemented for what a pass does not do."""
+    *arrays, segments_BT, causal = given
+    fits = not as_pass or (arrays[0].dtype == torch.float32 and segments_BT is None and causal)
+    return _AttendRows.apply(*arrays, segments_BT, causal, as_pass) if fits else NotImplemented
+
+
 class _AttendRows(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, segments_BT: Tensor | None, causal: bool
-    ) -> Tensor:
+    def forward(ctx: Any, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) -> Tensor:
         rows, tokens, heads, _ = q_BTNH.shape
         out_BTNH, log_sums_BNT = torch.empty_like(q_BTNH), q_BTNH.new_empty(rows, heads, tokens, dtype=torch.float32)
         arrays = (q_BTNH, k_BTKH, v_BTKH, out_BTNH, log_sums_BNT)
         ctx.save_for_backward(*arrays)
-        ctx.mask = segments_BT, causal
-        native.attend_rows(_call(arrays, *ctx.mask), backward=False)
+        ctx.how = how
+        native.attend_rows(_call(arrays, *ctx.how), backward=False)
         return out_BTNH
 
     @staticmethod
@@ -63,13 +68,12 @@ class _AttendRows(torch.autograd.Function):
         grad_BTNH = grad_outputs[0].contiguous()  # a name of its own: a copy must live while C reads it
         saved = ctx.saved_tensors  # which a checkpoint gives once
         grads = [torch.empty_like(x) for x in saved[:3]]
-        native.attend_rows(_call((*saved, grad_BTNH, *grads), *ctx.mask), backward=True)
-        return *grads, None, None
+        native.attend_rows(_call((*saved, grad_BTNH, *grads), *ctx.how), backward=True)
+        return *grads, None, None, None
 
 
-def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, causal: bool) -> native.CRowAttention:
+def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *how: bool) -> native.CRowAttention:
     """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
     (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
     pointers = [None if x is None else x.data_ptr() for x in (segments_BT, *arrays)]
-    dtype = DTYPES[arrays[0].dtype]
-    return native.CRowAttention(dtype, rows, tokens, heads, kv_heads, head_dim, causal, *pointers)
+    return native.CRowAttention(DTYPES[arrays[0].dtype], rows, tokens, heads, kv_heads, head_dim, *how, *pointers)

@@ -2,8 +2,7 @@
 
 PyTorch's are MKL's, which on AMD's processors computes with AVX2 although they have AVX-512; oneDNN, which it brings
 for bfloat16, takes half of the time. The choice follows from the processor alone: a resumed run computes as before.
-C's take 1.2 to 1.5 times oneDNN's time and round a third as much, since they add up 16 short sums
-(docs/decisions/0044-one-rounding.md).
+C's take 1.4 to 1.9 times oneDNN's time, and round a third as much (docs/decisions/0044-one-rounding.md).
 """
 
 import functools

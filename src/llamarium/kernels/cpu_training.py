@@ -98,14 +98,9 @@ def _compute(
     op: int, dtype: torch.dtype, options: tuple[Any, ...], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> None:
     """Call C with contiguous tensors; `options` are the struct's, from the number of columns on."""
-    call = native.CPointwise(
-        op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
-    )
-    for i, x in enumerate(inputs):
-        call.inputs[i] = x.data_ptr()
-    for i, x in enumerate(outputs):
-        call.outputs[i] = x.data_ptr()
-    native.compute_pointwise(call)
+    how = op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
+    places = [tuple(x.data_ptr() for x in arrays) for arrays in (inputs, outputs)]
+    native.compute_pointwise(native.CPointwise(*how, inputs=places[0], outputs=places[1]))
 
 
 class _InC(torch.autograd.Function):

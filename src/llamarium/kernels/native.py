@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 19
+INTERFACE = 20
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -166,10 +166,9 @@ class CRowAttention(Structure):
     """`lm_row_attention`."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("dtype", "num_rows", "num_tokens", "num_heads", "num_kv_heads", "head_dim")),
-        ("causal", c_int32), ("segments", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
-        *((name, c_void_p) for name in ("out", "log_sums", "grad_out", "grad_q", "grad_k", "grad_v")),
-    )  # fmt: skip
+        *((key, c_int32) for key in "dtype num_rows num_tokens num_heads num_kv_heads head_dim causal as_pass".split()),
+        *((key, c_void_p) for key in "segments q k v out log_sums grad_out grad_q grad_k grad_v".split()),
+    )
 
 
 class CPointwise(Structure):

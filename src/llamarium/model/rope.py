@@ -51,7 +51,8 @@ class LlamaRotaryEmbedding(nn.Module):
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotary:
         """Return the rotation for `positions_BT` (int), to be applied to tensors of `dtype`."""
         frequencies = self.frequencies(positions_BT.device)
-        angles_BT1H = torch.cat((frequencies, frequencies)) * positions_BT[..., None, None].float()
+        wide = torch.float32 if positions_BT.device.type == "mps" else torch.float64  # rounded once, to the bits of C
+        angles_BT1H = (torch.cat((frequencies, frequencies)) * positions_BT[..., None, None].float()).to(wide)
         sin_BT1H = angles_BT1H.sin()
         sin_BT1H[..., : frequencies.shape[0]].neg_()
         return Rotary(angles_BT1H.cos().to(dtype), sin_BT1H.to(dtype))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
-from llamarium.attention import TrainingAttend
+from llamarium.attention.training import TrainingAttend, attend_rows
 from llamarium.kernels import cpu_float32, cpu_training
 from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, Rotary, SiLUActivation
 from llamarium.train.data.batch import IGNORED, AnswerBatch, Rows, TrainingBatch
@@ -94,8 +94,8 @@ def train_step(
     sums = _Sums(model.device)
     for batch in batches:
         here = batch.to(model.device)
-        in_c = isinstance(batch, AnswerBatch) and batch.exact_N is None  # as the pass in C, which sampled its tokens
-        with computing_in(model.device, precision, products_in_c=in_c):
+        as_pass = isinstance(batch, AnswerBatch) and batch.exact_N is None  # to the bit as the pass that sampled
+        with computing_in(model.device, precision, as_pass=as_pass):
             loss = process_group.forward(partial(sums.take, objective, model, here, trunk)) / max(1, count)
         loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
@@ -186,16 +186,17 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> T
 
 @contextmanager
 def computing_in(
-    device: torch.device, precision: Literal["float32", "bfloat16"], *, products_in_c: bool = False
+    device: torch.device, precision: Literal["float32", "bfloat16"], *, as_pass: bool = False
 ) -> Generator[None]:
-    """Compute products in bfloat16, or in float32 as this processor does fastest or C does; the rest in C on a CPU."""
+    """Compute products in this precision, the rest in C on a CPU; in float32 `as_pass` all has a pass's own bits."""
     faster: dict[Any, Callable[..., Any]] = {
         LlamaRMSNorm.forward: _rms_norm,
         LlamaMLP.gated: _swiglu,
         Rotary.rotate: _rotate,
+        attend_rows: partial(attend_rows, as_pass=as_pass),
     }
-    if products_in_c or cpu_float32.is_needed():
-        faster[F.linear] = partial(cpu_float32.linear, in_c=products_in_c)
+    if as_pass or cpu_float32.is_needed():
+        faster[F.linear] = partial(cpu_float32.linear, in_c=as_pass)
     half = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with half, cpu_training.Replaced(faster) if device.type == "cpu" else nullcontext():
         yield

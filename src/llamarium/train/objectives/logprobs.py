@@ -22,5 +22,6 @@ def token_logprobs(hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tens
 def _logprobs(hidden_CD: Tensor, head_VD: Tensor, labels_C: Tensor) -> Tensor:
     logits_CV = F.linear(hidden_CD, head_VD.to(hidden_CD.dtype)).float()
     below_CV = logits_CV - logits_CV.detach().amax(-1, keepdim=True)
-    # not F.cross_entropy, whose sum of a vocabulary is off by 1e-5: `sum` adds pairwise
-    return below_CV.gather(-1, labels_C[:, None]).squeeze(-1) - below_CV.exp().sum(-1).log()
+    wide = torch.float32 if logits_CV.device.type == "mps" else torch.float64  # Metal has no float64
+    log_sum_C = below_CV.exp().sum(-1, dtype=wide).log()  # as the sampler; F.cross_entropy's sum is off by 1e-5
+    return (below_CV.gather(-1, labels_C[:, None]).squeeze(-1) - log_sum_C).float()

@@ -212,7 +212,7 @@ class Rollouts:
 
     @torch.no_grad()
     def _logprobs(self, reference: LlamaForCausalLM, batch: AnswerBatch) -> Tensor:
-        """Return log P of a batch's tokens under the reference, in the run's own precision, as in training."""
+        """Return log P of a batch's tokens under the reference, in the run's precision, by the fastest products."""
         with computing_in(reference.device, self._config.precision):
             return answer_token_logprobs(reference, batch.to(reference.device), causal_trunk).cpu()
 
