@@ -696,9 +696,10 @@ static void attend_one(const lm_row_attention *c, const float *q, const float *k
 }
 
 /* Close to the definition, and the same bits on one thread and on three. */
-static void check_row_attention(const char *set, int dtype, int causal, int has_segments) {
+static void check_row_attention(const char *set, int dtype, int causal, int has_segments, int as_pass) {
     enum { Q = ROW_TOKENS * ROW_HEADS * ROW_DIM, K = ROW_TOKENS * ROW_KV_HEADS * ROW_DIM };
-    snprintf(doing, sizeof doing, "%s: attention over a row of %s, causal %d, segments %d", set, DTYPES[dtype], causal, has_segments);
+    snprintf(doing, sizeof doing, "%s: attention over a row of %s, causal %d, segments %d, as a pass %d", set, DTYPES[dtype], causal,
+             has_segments, as_pass);
     float *floats[4] = {ARRAY(float, Q), ARRAY(float, K), ARRAY(float, K), ARRAY(float, Q)};
     void *given[4], *results[2][4];
     for (int i = 0; i < 4; i++) given[i] = random_kept(dtype, i % 3 ? K : Q, floats[i]);
@@ -708,7 +709,7 @@ static void check_row_attention(const char *set, int dtype, int causal, int has_
         void **found = results[run];
         for (int i = 0; i < 4; i++) found[i] = allocate((i % 3 == 0 ? Q : K) * bytes_of(dtype));
         float *log_sums = ARRAY(float, ROW_TOKENS * ROW_HEADS);
-        const lm_row_attention call = {dtype, 1, ROW_TOKENS, ROW_HEADS, ROW_KV_HEADS, ROW_DIM, causal, has_segments ? segments : NULL,
+        const lm_row_attention call = {dtype, 1, ROW_TOKENS, ROW_HEADS, ROW_KV_HEADS, ROW_DIM, causal, as_pass, has_segments ? segments : NULL,
                                        given[0], given[1], given[2], found[3], log_sums, given[3], found[0], found[1], found[2]};
         lm_set_threads(run ? 3 : 1);
         if (lm_attend_rows(&call, 0) != LM_OK || lm_attend_rows(&call, 1) != LM_OK) fail("there is no memory");
@@ -734,7 +735,8 @@ static void check_row_attention(const char *set, int dtype, int causal, int has_
 
 static void check_rows_of_attention(const char *set) {
     for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
-        for (int how = 0; how < (only_races ? 1 : 4); how++) check_row_attention(set, dtype, how % 2 == 0, how / 2);
+        for (int how = 0; how < (only_races ? 1 : 4); how++) check_row_attention(set, dtype, how % 2 == 0, how / 2, 0);
+    check_row_attention(set, LM_FLOAT32, 1, 0, 1);
 }
 
 /* --- what a training step computes between its products ----------------------------------------------------------- */
