@@ -117,4 +117,8 @@ int lm_choose(const float *logits, int32_t num_rows, int32_t count, const lm_cho
 
 int lm_attend_rows(const lm_row_attention *call, int32_t backward) { return ops()->attend_rows(call, backward); }
 
+int lm_clip(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm) {
+    return ops()->clip(grads, counts, num_grads, max_norm, norm);
+}
+
 int lm_compute_pointwise(const lm_pointwise *call) { return ops()->compute_pointwise(call); }

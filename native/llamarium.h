@@ -187,10 +187,11 @@ LM_EXPORT int lm_attend_rows(const lm_row_attention *call, int32_t backward);
 
 /* What a training step computes between its products: arrays (num_rows, columns) in C's order, all sums in float32.
  * `dtype` is that of what a product takes or gives; a norm's x and its gradient are of `x_dtype`, and x / sqrt(...) is
- * rounded to it; its weight is float32. Backward passes take the output's gradient last.
+ * rounded to it; its weight is float32. Backward passes take the output's gradient last. What stands in brackets may be NULL.
  *
- *     LM_RMS_NORM           x, weight -> weight x / sqrt(mean(x^2) + eps), and the divisor's inverse of each row
- *     LM_RMS_NORM_BACKWARD  x, weight, the inverses, grad -> of x, of weight
+ *     LM_RMS_NORM           x, weight, [added to x first] -> weight x / sqrt(mean(x^2) + eps), the divisor's inverse of each
+ *                           row, [the sum]
+ *     LM_RMS_NORM_BACKWARD  x, weight, the inverses, grad, [what x's is added to] -> of x, of weight, [of x, of `dtype`]
  *     LM_SWIGLU             gate, up -> silu(gate) up
  *     LM_SWIGLU_BACKWARD    gate, up, grad -> of gate, of up
  *     LM_ROTATE             x, cosines, sines (table_rows, head_dim), each row's partner's sign included -> rotated;
@@ -205,12 +206,16 @@ typedef struct {
     int32_t head_dim;          /* a multiple of 32 */
     int32_t table_rows;
     float eps;
-    const void *in[4];
-    void *out[2];
+    const void *in[5];
+    void *out[3];
 } lm_pointwise;
 
 /* The same bits for every number of threads. */
 LM_EXPORT int lm_compute_pointwise(const lm_pointwise *call);
+
+/* Find the norm of all gradients together, array i of `counts[i]` numbers, and scale them down to `max_norm` where it is finite and larger.
+ * The same bits for every number of threads. */
+LM_EXPORT int lm_clip(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm);
 
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
@@ -237,7 +242,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 20
+#define LM_INTERFACE 21
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -24,6 +24,10 @@ int attend_rows(const lm_row_attention *call, int32_t backward);
 #define compute_pointwise JOIN(lm_compute_pointwise_, LM_POINTWISE)
 int compute_pointwise(const lm_pointwise *call);
 
+/* pointwise.c: see lm_clip. */
+#define clip JOIN(lm_clip_, LM_POINTWISE)
+int clip(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm);
+
 /* floats.c: as `product` below, of rows of tokens from `m` on, a multiple of TOKENS. */
 #define float_product JOIN(lm_float_product_, LM_FLOATS)
 void float_product(const lm_matrix *w, int panel, int num_panels, inputs in, int m, int num_tokens, float *out);

@@ -48,14 +48,18 @@ INLINE float total_of(wide values) {
     return values[0];
 }
 
-/* in: x, weight (float32); out: weight * x / root, of `dtype`, and 1 / root of each row. */
+/* in: x, weight (float32), and what is added to x first, of `dtype`, or NULL; out: weight * x / root, of `dtype`, 1 / root of each row,
+ * and the sum, of `x_dtype`. */
 INLINE void rms_norm(const int dtype, const int x_dtype, const lm_pointwise *call, int row) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
-    const float factor = inverse_root(x_dtype, call->in[0], at, size, call->eps);
+    for (int i = 0; call->in[2] != NULL && i < size; i += 16)
+        store_sixteen(x_dtype, call->out[2], at + i, load_sixteen(x_dtype, call->in[0], at + i) + load_sixteen(dtype, call->in[2], at + i));
+    const void *from = call->in[2] == NULL ? call->in[0] : call->out[2];
+    const float factor = inverse_root(x_dtype, from, at, size, call->eps);
     ((float *)call->out[1])[row] = factor;
     for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(x_dtype, call->in[0], at + i), weight = load_sixteen(LM_FLOAT32, call->in[1], i);
+        const wide x = load_sixteen(x_dtype, from, at + i), weight = load_sixteen(LM_FLOAT32, call->in[1], i);
         wide normalised = x * (factor * weight); /* as a pass does */
         if (x_dtype == LM_BFLOAT16) {
             uint16_t rounded[16];
@@ -66,7 +70,8 @@ INLINE void rms_norm(const int dtype, const int x_dtype, const lm_pointwise *cal
     }
 }
 
-/* in: x, weight, 1 / root of each row, and the output's gradient, of `dtype`; out: x's gradient, and `sums` += the weight's. */
+/* in: x, weight, 1 / root of each row, the output's gradient, of `dtype`, and x's own, or NULL; out: x's gradient, which that is added to,
+ * the same in `dtype`, or NULL, and `sums` += the weight's. */
 INLINE void rms_norm_backward(const int dtype, const int x_dtype, const lm_pointwise *call, int row, float *sums) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
@@ -80,7 +85,10 @@ INLINE void rms_norm_backward(const int dtype, const int x_dtype, const lm_point
     const float share = total_of(products) / size * factor * factor;
     for (int i = 0; i < size; i += 16) {
         const wide x = load_sixteen(x_dtype, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
-        store_sixteen(x_dtype, call->out[0], at + i, (grad * load_sixteen(LM_FLOAT32, call->in[1], i) - x * share) * factor);
+        wide total = (grad * load_sixteen(LM_FLOAT32, call->in[1], i) - x * share) * factor;
+        if (call->in[4] != NULL) total += load_sixteen(x_dtype, call->in[4], at + i);
+        store_sixteen(x_dtype, call->out[0], at + i, total);
+        if (call->out[2] != NULL) store_sixteen(dtype, call->out[2], at + i, total);
     }
 }
 
@@ -157,5 +165,57 @@ int compute_pointwise(const lm_pointwise *call) {
             for (int i = 0; i < columns; i++) total[i] += job.sums[(size_t)task * columns + i];
         free(job.sums);
     }
+    return LM_OK;
+}
+
+/* --- clipping ---------------------------------------------------------------------------------------------------- */
+
+#define NUMBERS_OF_A_TASK 65536
+
+typedef struct {
+    float *const *grads;
+    const int64_t *counts;
+    double *sums; /* of each task's squares; NULL: multiply by `factor` */
+    float factor;
+    int num_tasks;
+    atomic_int next;
+} clip_job;
+
+static int tasks_of(int64_t count) { return (int)((count + NUMBERS_OF_A_TASK - 1) / NUMBERS_OF_A_TASK); }
+
+static double sum_of_squares(const float *values, int64_t count) {
+    double sums[16] = {0}, sum = 0;
+    for (int64_t i = 0; i < count - count % 16; i += 16)
+        for (int j = 0; j < 16; j++) sums[j] += (double)values[i + j] * values[i + j];
+    for (int64_t i = count - count % 16; i < count; i++) sum += (double)values[i] * values[i];
+    for (int j = 0; j < 16; j++) sum += sums[j];
+    return sum;
+}
+
+static void run_clip(void *context) {
+    clip_job *job = context;
+    int nth = 0, first = 0; /* task of gradient nth */
+    for (int task; (task = lm_next(&job->next)) < job->num_tasks;) {
+        for (; task - first >= tasks_of(job->counts[nth]); nth++) first += tasks_of(job->counts[nth]);
+        const int64_t begin = (int64_t)(task - first) * NUMBERS_OF_A_TASK, left = job->counts[nth] - begin;
+        const int64_t count = left < NUMBERS_OF_A_TASK ? left : NUMBERS_OF_A_TASK;
+        float *values = job->grads[nth] + begin;
+        if (job->sums != NULL) job->sums[task] = sum_of_squares(values, count);
+        for (int64_t i = 0; job->sums == NULL && i < count; i++) values[i] *= job->factor;
+    }
+}
+
+int clip(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm) {
+    clip_job job = {.grads = grads, .counts = counts}, scaling = job;
+    for (int i = 0; i < num_grads; i++) job.num_tasks += tasks_of(counts[i]);
+    if ((job.sums = malloc((job.num_tasks + 1) * sizeof(double))) == NULL) return LM_NO_MEMORY;
+    lm_parallel_beside_others(run_clip, &job);
+    double sum = 0;
+    for (int task = 0; task < job.num_tasks; task++) sum += job.sums[task];
+    free(job.sums);
+    *norm = sqrt(sum);
+    scaling.num_tasks = job.num_tasks;
+    scaling.factor = (float)(max_norm / (*norm + 1e-6)); /* as PyTorch's */
+    if (*norm > max_norm && isfinite(*norm)) lm_parallel_beside_others(run_clip, &scaling);
     return LM_OK;
 }

@@ -170,9 +170,8 @@ class ModelConfig:
 def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]:
     """Read one JSON object from a small file.
 
-    Raises:
-        ConfigError: If the file is missing, no regular file, larger than `limit_bytes`, no UTF-8, no JSON, nested too
-            deeply, no object, has a key twice, or has NaN or an infinity, which JSON lacks.
+    ConfigError if the file is missing, no regular file, larger than `limit_bytes`, no UTF-8, no JSON, nested too
+    deeply, no object, has a key twice, or has NaN or an infinity, which JSON lacks.
     """
     try:
         status = path.stat()

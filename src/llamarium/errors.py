@@ -207,11 +207,7 @@ def show_value(value: object, limit: int = 80) -> str:
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Check that an option has one of the values that there are.
-
-    Raises:
-        OptionError: Naming the option, its value and the choices.
-    """
+    """Check that an option has one of its values; OptionError naming the option, its value and the choices."""
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         raise OptionError(f"{name} is {show_value(value)}; expected {', '.join(map(str, choices))}")
 

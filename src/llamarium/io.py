@@ -155,8 +155,7 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
 def check_replaceable(folder: Path, *, replace: bool) -> None:
     """Check that a folder which is there may be replaced by a model.
 
-    Raises:
-        OutputError: Without `replace`, or if something in it is no file of a model and would be lost.
+    OutputError without `replace`, or if something in it is no file of a model and would be lost.
     """
     if not replace:
         raise OutputError(f"{escape(folder)}: is there already; --force replaces it")

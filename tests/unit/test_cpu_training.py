@@ -15,16 +15,16 @@ from torch._dynamo.backends.common import aot_autograd
 
 from closeness import reference_of, roundings
 from llamarium.adapters.config import LoRAConfig
-from llamarium.attention import TrainingAttend
+from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.config import ModelConfig
 from llamarium.kernels import cpu_training, native
-from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
+from llamarium.model import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.objectives.logprobs import token_logprobs
-from llamarium.train.step import checkpoint_layers, computing_in
+from llamarium.train.step import checkpoint_layers, compute_layer, computing_in
 from native_models import build, weights_of
 from strong_adapters import UNTIED, adapted, low_rank_of
 
@@ -201,6 +201,100 @@ def test_a_models_gradients_are_those_of_its_modules(precision: str, monkeypatch
     monkeypatch.setattr(cpu_training, "Replaced", nullcontext)
     theirs = step(model, precision)
     assert float((ours - theirs).norm() / theirs.norm()) < (1e-5 if precision == "float32" else 2e-2)
+
+
+def layers_gradients(
+    layer: LlamaDecoderLayer, x: Tensor, grad: Tensor, rotary: Rotary, attend: CausalAttend
+) -> Tensors:
+    layer.zero_grad()
+    leaf = x.detach().clone().requires_grad_()
+    out = layer(leaf, rotary, attend)
+    out.backward(grad)
+    return out.detach(), *(p.grad for p in (leaf, *layer.parameters()) if p.grad is not None)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_layers_output_and_gradients_are_float64s(
+    packed: bool, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 within three roundings; in bfloat16 as near as the modules, which round as often."""
+    layer = init_weights(LlamaForCausalLM(CONFIG), 0).model.layers[0]
+    assert isinstance(layer, LlamaDecoderLayer)
+    x, grad = drawn((2, 40, CONFIG.hidden_size), (2, 40, CONFIG.hidden_size))
+    rotary = LlamaRotaryEmbedding(CONFIG)(torch.arange(80).view(2, 40)[: 1 + packed], FLOAT32)
+    how: dict[str, Any] = (
+        {"segments_BT": torch.tensor([[0] * 30 + [1] * 10] * 2), "bidirectional": True} if packed else {}
+    )
+    found = calls(monkeypatch)
+    with computing_in(torch.device("cpu"), precision):
+        ours = layers_gradients(layer, x, grad, rotary, TrainingAttend(**how))
+    assert len(found) == 10
+    layer.mlp.act_fn.register_forward_hook(lambda *_: None)  # a part is watched: the modules compute
+    with computing_in(torch.device("cpu"), precision):
+        modules = layers_gradients(layer, x, grad, rotary, TrainingAttend(**how))
+    exact = Rotary(rotary.cos_BT1H.double(), rotary.sin_BT1H.double())
+    expected = layers_gradients(layer.double(), x.double(), grad.double(), exact, CausalAttend(**how))
+    assert len(ours) == len(modules) == len(expected) == 11
+    for a, b, reference in zip(ours, modules, expected, strict=True):
+        error, theirs = (float((each - reference).norm() / reference.norm()) for each in (a, b))
+        assert a.dtype == FLOAT32 and error < (1e-6 if precision == "float32" else 1.2 * theirs + 1e-4)
+
+
+@pytest.mark.parametrize("change", ["hook", "forward", "frozen", "bias", "class", "attend", "width", "pass"])
+def test_a_layer_that_is_changed_or_watched_is_its_modules(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, intermediate_size=40) if change == "width" else CONFIG
+    layer, (x,) = init_weights(LlamaForCausalLM(config), 0).model.layers[0], drawn((1, 8, CONFIG.hidden_size))
+    assert isinstance(layer, LlamaDecoderLayer)
+    rotary, attend = LlamaRotaryEmbedding(config)(torch.arange(8).view(1, 8), FLOAT32), TrainingAttend()
+    if change == "hook":
+        layer.self_attn.q_proj.register_forward_hook(lambda *_: None)
+    elif change == "forward":
+        layer.mlp.forward = lambda x_BTD: 0 * x_BTD
+    elif change == "frozen":
+        layer.mlp.up_proj.requires_grad_(False)
+    elif change == "bias":
+        layer.mlp.up_proj.bias = torch.nn.Parameter(torch.ones(CONFIG.intermediate_size))
+    elif change == "class":
+        layer.mlp.set_submodule("act_fn", torch.nn.GELU())
+    elif change == "attend":
+        attend = CausalAttend()
+    assert (compute_layer(layer, x, rotary, attend) is NotImplemented) == (change != "pass")
+    found = calls(monkeypatch)
+    with computing_in(torch.device("cpu"), "float32", as_pass=change == "pass"):
+        out = layer(x, rotary, attend)
+    assert {0, 4} <= {*found}, "the modules' own norms and rotations are in C"
+    torch.testing.assert_close(out, layer(x, rotary, attend), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [0.5, 1e9])
+def test_clipping_is_pytorchs_with_the_same_bits_for_every_number_of_threads(norm: float) -> None:
+    before, found = torch.get_num_threads(), list[Tensors]()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            weights = [torch.nn.Parameter(x) for x in drawn((300, 700), (7,), (65536,), (1,))]
+            for weight in weights:
+                weight.grad = weight.detach().clone()
+            total = cpu_training.clip_grad_norm(weights, norm)
+            found.append((torch.tensor(total), *(w.grad for w in weights if w.grad is not None)))
+    finally:
+        torch.set_num_threads(before)
+    for weight in weights:
+        weight.grad = weight.detach().double().float()
+    expected = torch.nn.utils.clip_grad_norm_(weights, norm)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    for a, b in zip(found[0], (expected, *(w.grad for w in weights)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=0, check_dtype=False)
+
+
+def test_a_norm_that_is_not_finite_leaves_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 3))
+    weight.grad = torch.tensor([[1.0, torch.inf, 2.0]] * 4)
+    assert cpu_training.clip_grad_norm([weight], 1.0) == torch.inf and weight.grad[0, 0] == 1
+    monkeypatch.setattr(native, "clip", pytest.fail)
+    weight.grad = torch.ones(3, 4).T  # not contiguous: PyTorch's
+    assert cpu_training.clip_grad_norm([weight], 1.0) == pytest.approx(12**0.5)
 
 
 @pytest.mark.parametrize("change", ["hook", "forward", "class"])

@@ -14,7 +14,7 @@ ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 
 @dataclass(frozen=True, slots=True)
 class LoRAConfig:
-    """Settings of the adapters.
+    """Settings of the adapters; TrainingError for a value outside its range.
 
     Attributes:
         r: Rank, at least 1.
@@ -24,9 +24,6 @@ class LoRAConfig:
             `layers.0.self_attn.q_proj`. "all-linear" is every Linear except the head.
         use_rslora: Scale by alpha / sqrt(r).
         use_dora: Learn each row's length, too.
-
-    Raises:
-        TrainingError: For a value outside its range.
     """
 
     r: int = 16

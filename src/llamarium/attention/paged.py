@@ -100,8 +100,7 @@ class PagedCache:
     def grow(self, num_blocks: int) -> None:
         """Become larger; what the blocks hold stays. Where that fails or is interrupted, the cache is as it was.
 
-        Raises:
-            MemoryBudgetError: If there is not that much memory.
+        MemoryBudgetError if there is not that much memory.
         """
         larger = copy.copy(self)
         larger._allocate(num_blocks)
@@ -168,8 +167,7 @@ class PagedAttend:
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         """Store k and v, then return (1, M, N, H).
 
-        Raises:
-            InputError: If the tokens are not one packed row of the segments' tokens.
+        InputError if the tokens are not one packed row of the segments' tokens.
         """
         if q_BTNH.shape[:2] != (1, self.segments[-1].rows.stop):
             expected = (1, self.segments[-1].rows.stop)
@@ -209,16 +207,10 @@ def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:
 
 
 def to_codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round vectors of head_dim to 8 bits, so that x is about codes * scale.
+    """Round vectors (..., H) to codes (..., H), int8, and scales (..., 1), float32, so that x is about codes * scale.
 
     The scale is the largest magnitude over 127; codes are rounded to the nearest, ties to even. A vector with NaN or
     infinity gets NaN for its scale, so that whatever sees it is NaN.
-
-    Args:
-        x: (..., H).
-
-    Returns:
-        Codes (..., H), int8, and scales (..., 1), float32.
     """
     numbers = x.float()
     scale = numbers.abs().amax(dim=-1, keepdim=True) / 127

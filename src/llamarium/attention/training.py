@@ -24,10 +24,15 @@ class TrainingAttend(CausalAttend):
         """Return (B, T, N, H), differentiable once, in autocast's dtype or q's; MemoryBudgetError without memory."""
         if not can_attend_rows(q_BTNH, k_BTKH, v_BTKH):
             return super().__call__(layer_idx, q_BTNH, k_BTKH, v_BTKH)
-        if self._segments_BT is None and self.segments_BT is not None:  # once for all layers
-            self._segments_BT = self.segments_BT.to(torch.int32).contiguous()
         arrays = [x.to(products_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
-        return attend_rows(*arrays, self._segments_BT, not self.bidirectional)
+        return attend_rows(*arrays, *self.kernel_mask)
+
+    @property
+    def kernel_mask(self) -> tuple[Tensor | None, bool]:
+        """The segments as the kernels take them, made once for all layers, and whether attention is causal."""
+        if self._segments_BT is None and self.segments_BT is not None:
+            self._segments_BT = self.segments_BT.to(torch.int32).contiguous()
+        return self._segments_BT, not self.bidirectional
 
 
 def can_attend_rows(*arrays: Tensor) -> bool:
@@ -52,24 +57,34 @@ def attend_rows(*given: Any, as_pass: bool = False) -> Any:
 class _AttendRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) -> Tensor:
-        rows, tokens, heads, _ = q_BTNH.shape
-        out_BTNH, log_sums_BNT = torch.empty_like(q_BTNH), q_BTNH.new_empty(rows, heads, tokens, dtype=torch.float32)
-        arrays = (q_BTNH, k_BTKH, v_BTKH, out_BTNH, log_sums_BNT)
+        arrays = attend_forward(q_BTNH, k_BTKH, v_BTKH, *how)
         ctx.save_for_backward(*arrays)
         ctx.how = how
-        native.attend_rows(_call(arrays, *ctx.how), backward=False)
-        return out_BTNH
+        return arrays[3]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        grad_BTNH = grad_outputs[0].contiguous()  # a name of its own: a copy must live while C reads it
-        saved = ctx.saved_tensors  # which a checkpoint gives once
-        grads = [torch.empty_like(x) for x in saved[:3]]
-        native.attend_rows(_call((*saved, grad_BTNH, *grads), *ctx.how), backward=True)
-        return *grads, None, None, None
+        return *attend_backward(ctx.saved_tensors, grad_outputs[0], *ctx.how), None, None, None
+
+
+def attend_forward(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) -> tuple[Tensor, ...]:
+    """Return the three, which are contiguous, the output and each query's log of its sum of exponentials (B, N, T)."""
+    rows, tokens, heads, _ = q_BTNH.shape
+    out_BTNH, log_sums_BNT = torch.empty_like(q_BTNH), q_BTNH.new_empty(rows, heads, tokens, dtype=torch.float32)
+    arrays = (q_BTNH, k_BTKH, v_BTKH, out_BTNH, log_sums_BNT)
+    native.attend_rows(_call(arrays, *how), backward=False)
+    return arrays
+
+
+def attend_backward(arrays: tuple[Tensor, ...], grad_BTNH: Tensor, *how: Any) -> list[Tensor]:
+    """Return the gradients of queries, keys and values, from what `attend_forward` returned and the output's."""
+    grad_BTNH = grad_BTNH.contiguous()  # a name of its own: a copy must live while C reads it
+    grads = [torch.empty_like(x) for x in arrays[:3]]
+    native.attend_rows(_call((*arrays, grad_BTNH, *grads), *how), backward=True)
+    return grads
 
 
 def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *how: bool) -> native.CRowAttention:

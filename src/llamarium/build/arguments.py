@@ -63,11 +63,7 @@ class Source:
         return [self.tokenizer.encode(text)[:12] for text in self.some_texts(rng, count)]
 
     def vocabulary(self) -> ByteLevelBPE:
-        """Return the merges of the model.
-
-        Raises:
-            InputError: If it has none.
-        """
+        """Return the merges of the model; InputError if it has none."""
         try:
             return self.tokenizer.backend.byte_level_bpe()
         except TokenizerError as error:
@@ -125,14 +121,7 @@ def _writings(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, .
     def greedy(logits_V: Any) -> int:
         return int(np.asarray(logits_V).argmax())
 
-    yield (
-        ids,
-        source.bos_id,
-        sorted(stop_ids_of(source.weights.config, source.tokenizer, ())),
-        3,
-        next_logits,
-        greedy,
-    )
+    yield (ids, source.bos_id, sorted(stop_ids_of(source.weights.config, source.tokenizer, ())), 3, next_logits, greedy)
 
 
 def _blocks(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
@@ -169,7 +158,7 @@ def _corrections(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any
 
 ARGUMENTS = {
     "merge": _pieces, "choose": _choices, "generate": _writings, "unpack_q4_0": _blocks,
-    "loss": _answers, "adamw_step": _updates, "lora": _corrections,
+    "loss": _answers, "adamw_step": _updates, "lora": _corrections
 }  # fmt: skip
 """Of the steps that are no part of a pass, by their names."""
 

@@ -29,7 +29,7 @@ BUDGET_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a check found.
+    """What a check found; LearnerError if it did anything but return a result.
 
     Attributes:
         step: The step's name.
@@ -80,9 +80,6 @@ def check_learner(source: Source, learner: Learner, *, seed: int = 0, budget_s: 
         learner: The function.
         seed: Of sentences, shapes and numbers.
         budget_s: How long the function may compute inside the model.
-
-    Raises:
-        LearnerError: If it did anything but return a result.
     """
     try:
         return _Check(source, learner, seed, budget_s).result()

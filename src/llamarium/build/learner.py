@@ -23,7 +23,7 @@ from llamarium.errors import escape
 
 
 class Learner:
-    """A learner's function of one step.
+    """A learner's function of one step; LearnerError if its file is missing, cannot be imported, or lacks it.
 
     Args:
         step: The step.
@@ -31,9 +31,6 @@ class Learner:
 
     Attributes:
         names: The names of the function's arguments.
-
-    Raises:
-        LearnerError: If the file is not there, cannot be imported, or lacks the function.
     """
 
     def __init__(self, step: Step, path: Path) -> None:
@@ -53,8 +50,7 @@ class Learner:
     def __call__(self, *args: Any) -> Any:
         """Call the function with what cannot be written; return one result as itself, several as a tuple, numpy's.
 
-        Raises:
-            LearnerError: If it raises, changes its input, opens files, or is still empty.
+        LearnerError if it raises, changes its input, opens files, or is still empty.
         """
         given = [self._given(arg) for arg in args]
         with self._explained(), guarded(self._folder):

@@ -25,8 +25,7 @@ KeysAndValues = tuple[Floats, Floats]
 class Weights:
     """A model's weights as float32, each read by its key at its first use.
 
-    Raises:
-        OptionError: If the model has what no step does.
+    OptionError if the model has what no step does.
     """
 
     def __init__(self, config: ModelConfig, read: Callable[[str], Floats]) -> None:

@@ -25,8 +25,7 @@ _Found = TypeVar("_Found", Result, Whole)
 def check_in_process(folder: Path, steps: Sequence[str], *, seed: int, limit_s: float = LIMIT_S) -> Iterator[Result]:
     """Yield what the check of each step found.
 
-    Raises:
-        InputError: If the process cannot load the model, or the model cannot read the course's texts.
+    InputError if the process cannot load the model, or the model cannot read the course's texts.
     """
     with closing(_Checks(folder, steps, limit_s, num_threads=1)) as checks:  # more would wait for each other
         for name in steps:

@@ -48,11 +48,7 @@ def main(folder: str, model: str, connection: str, place: str) -> int:
 
 
 def read_weights(model: str) -> Weights:
-    """Return a model's weights, all read, as float32.
-
-    Raises:
-        LlamariumError: If they cannot be read, or are not all finite.
-    """
+    """Return a model's weights, all read, as float32; LlamariumError if they cannot be read, or are not all finite."""
     checkpoint = open_model(model, with_tokenizer=False).checkpoint
     read: dict[str, Floats] = {}
     weights = Weights(checkpoint.config, read.__getitem__)  # refuses a model before its weights are read
@@ -64,16 +60,13 @@ def read_weights(model: str) -> Weights:
 
 
 class Answering:
-    """Answers requests.
+    """Answers requests; LearnerError if a function of a pass is missing, empty or cannot be imported.
 
     Args:
         weights: The model's.
         folder: The learner's.
         channel: Where the requests come from.
         place: Descriptor of the file in which the layer is noted that computes.
-
-    Raises:
-        LearnerError: If a function of a pass is missing, empty or cannot be imported.
     """
 
     def __init__(self, weights: Weights, folder: Path, channel: socket.socket, place: int) -> None:

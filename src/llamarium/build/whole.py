@@ -30,7 +30,7 @@ smallest of the steps' mistakes that a distance shows, an eps outside of the roo
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What a learner's functions are all together.
+    """What a learner's functions are all together; LearnerError if one of the functions fails.
 
     Attributes:
         text: How they continue `PROMPT`.
@@ -55,11 +55,7 @@ class Whole:
 
 
 def functions_of(folder: Path) -> dict[str, Function]:
-    """Return all of a learner's functions.
-
-    Raises:
-        LearnerError: If one is missing.
-    """
+    """Return all of a learner's functions; LearnerError if one is missing."""
     return {step.name: Learner(step, folder / file_of(step)) for step in STEPS}
 
 
@@ -70,9 +66,6 @@ def whole(llama: "Llama", source: Source, folder: Path) -> Whole:
         llama: The library's model, in float32.
         source: Has the weights, the tokenizer and the texts.
         folder: The learner's.
-
-    Raises:
-        LearnerError: If one of the functions fails.
     """
     mine = functions_of(folder)
     text, rate = _write(source, mine)

@@ -89,15 +89,12 @@ class Checkpoint(Protocol):
     generation_config: Mapping[str, Any]
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
-        """Return a weight as it is stored, rows in the half-split order.
+        """Return a weight as it is stored, rows in the half-split order; CheckpointError if the file ended early.
 
         Args:
             key: One of `entries`.
             copy: Read it into memory of its own. Without it the bytes may be a view of the file's private mapping:
                 they can be written to, but cost no memory until then.
-
-        Raises:
-            CheckpointError: If the file ended early.
         """
         ...
 

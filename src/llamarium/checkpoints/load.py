@@ -61,10 +61,7 @@ class _Loader:
     """Fills modules one by one and notes where everything came from."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        options: LoadOptions,
-        progress: Callable[[int, int], None] | None,
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: Callable[[int, int], None] | None
     ) -> None:
         self.checkpoint = checkpoint
         self.options = options

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 _QUOTES = '"""'
 _SHOWN = 200  # characters of a message that is shown again
-_SPELLINGS = (
-    (_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"),
-    ("//", "begins a text with a slash"),
-)
+_SPELLINGS = ((_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"), ("//", "begins a text with a slash"))
 
 
 class Repl:

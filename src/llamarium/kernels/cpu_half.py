@@ -58,17 +58,10 @@ def dtype_of_products(x: Tensor) -> torch.dtype:
 
 
 def linear_half(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply as `F.linear(x, weight)` for bf16 or fp16.
+    """Multiply as `F.linear` for bf16 or fp16: x (..., in) by weight (out, in), of x's dtype, to (..., out).
 
     Falls back to `F.linear` on other devices, on CPUs with native instructions, and where a gradient is wanted:
     autograd would keep the float32 copy of the weight until the backward pass.
-
-    Args:
-        x: (..., in_features).
-        weight: (out_features, in_features), of x's dtype.
-
-    Returns:
-        (..., out_features), of x's dtype.
     """
     wants_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if wants_grad or dtype_of_products(x) is x.dtype:

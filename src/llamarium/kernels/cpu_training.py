@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from llamarium.kernels import native
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
-_RMS_NORM, _SWIGLU, _ROTATE = 0, 2, 4  # LM_RMS_NORM and so on; the next number is the backward pass
+RMS_NORM, SWIGLU, ROTATE = 0, 2, 4  # LM_RMS_NORM and so on; the next number is the backward pass
 
 
 class Replaced(TorchFunctionMode):
@@ -35,7 +35,11 @@ class Replaced(TorchFunctionMode):
         """Call the function, or what takes its place."""
         other = None if torch.compiler.is_compiling() else self._by.get(func)
         found = NotImplemented if other is None else other(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+        if found is not NotImplemented:
+            return found
+        inner = getattr(func, "replaceable", None)  # a method, which may call others
+        with self if inner else nullcontext():
+            return (inner or func)(*args, **(kwargs or {}))
 
 
 def checkpointed(function: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -69,14 +73,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
     fits = are_plain(x, weight, dtypes=[*DTYPES]) and x.shape[-1] % 16 == 0
     fits = fits and torch.promote_types(weight.dtype, x.dtype) == x.dtype
     fits = fits and weight.shape == x.shape[-1:] and products_dtype(x) in (torch.bfloat16, x.dtype)
-    return _computed(fits, _RMS_NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight.float())
+    return _computed(fits, RMS_NORM, products_dtype(x), (x.shape[-1], 0, 0, eps), x, weight.float())
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Any:
     """Return silu(gate) up, rounded once; (..., F) of one dtype, F a multiple of 16."""
     fits = are_plain(gate, up, dtypes=[*DTYPES]) and gate.dtype == up.dtype
     fits = fits and gate.shape == up.shape and gate.shape[-1] % 16 == 0
-    return _computed(fits, _SWIGLU, gate.dtype, (gate.shape[-1],), gate, up)
+    return _computed(fits, SWIGLU, gate.dtype, (gate.shape[-1],), gate, up)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
@@ -87,20 +91,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
     fits = are_plain(x, cos, sin, dtypes=[*DTYPES]) and head_dim % 32 == 0 and sin.shape == cos.shape
     fits = fits and cos.shape in ((1, tokens, 1, head_dim), (rows, tokens, 1, head_dim))
     options = heads * head_dim, head_dim, cos.shape[:2].numel()
-    return _computed(fits, _ROTATE, x.dtype, options, x, cos.float(), sin.float())
+    return _computed(fits, ROTATE, x.dtype, options, x, cos.float(), sin.float())
 
 
 def _computed(fits: bool, *how: Any) -> Any:
     return _InC.apply(*how) if fits and native.library() is not None else NotImplemented
 
 
-def _compute(
+def compute(
     op: int, dtype: torch.dtype, options: tuple[Any, ...], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> None:
-    """Call C with contiguous tensors; `options` are the struct's, from the number of columns on."""
+) -> Sequence[Tensor]:
+    """Call C with contiguous tensors, and return `outputs`; `options` are the struct's, from `columns` on."""
     how = op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
     places = [tuple(x.data_ptr() for x in arrays) for arrays in (inputs, outputs)]
     native.compute_pointwise(native.CPointwise(*how, inputs=places[0], outputs=places[1]))
+    return outputs
 
 
 class _InC(torch.autograd.Function):
@@ -108,11 +113,11 @@ class _InC(torch.autograd.Function):
     def forward(ctx: Any, op: int, dtype: torch.dtype, options: tuple[Any, ...], *given: Tensor) -> Tensor:
         inputs = [x.contiguous() for x in given]
         outputs = [torch.empty_like(inputs[0], dtype=dtype)]
-        if op == _RMS_NORM:
+        if op == RMS_NORM:
             outputs.append(inputs[1].new_empty(inputs[0].shape[:-1]))
-        _compute(op, dtype, options, inputs, outputs)
+        compute(op, dtype, options, inputs, outputs)
         ctx.op, ctx.dtype, ctx.options = op + 1, dtype, options
-        ctx.save_for_backward(*inputs[op == _ROTATE :], *outputs[1:])  # what is turned is not needed again
+        ctx.save_for_backward(*inputs[op == ROTATE :], *outputs[1:])  # what is turned is not needed again
         return outputs[0]
 
     @staticmethod
@@ -121,6 +126,14 @@ class _InC(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         grad, saved = grad_outputs[0].contiguous(), ctx.saved_tensors  # which a checkpoint gives once
-        grads = [torch.empty_like(x) for x in ([grad] if ctx.op == _ROTATE + 1 else saved[:2])]
-        _compute(ctx.op, ctx.dtype, ctx.options, [*saved, grad], grads)
+        grads = [torch.empty_like(x) for x in ([grad] if ctx.op == ROTATE + 1 else saved[:2])]
+        compute(ctx.op, ctx.dtype, ctx.options, [*saved, grad], grads)
         return None, None, None, *grads, *[None] * (len(ctx.needs_input_grad) - 3 - len(grads))
+
+
+def clip_grad_norm(parameters: Sequence[Tensor], max_norm: float) -> float:
+    """Scale gradients together down to `max_norm`, and return their norm before: at once in C where it takes them."""
+    grads: Any = [p.grad for p in parameters]
+    if are_plain(*grads) and all(grad.is_contiguous() for grad in grads) and native.library() is not None:
+        return native.clip([grad.data_ptr() for grad in grads], [grad.numel() for grad in grads], max_norm)
+    return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))  # sync: decides whether to update

@@ -16,8 +16,7 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python names MAP_NORES
 def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an array of zeros whose pages are taken as they are written: a long context costs what is used of it.
 
-    Raises:
-        MemoryError: If there is no room for it in the address space.
+    MemoryError if there is no room for it in the address space.
     """
     kind = np.dtype(dtype)
     count = math.prod(shape)

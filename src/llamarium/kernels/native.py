@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 20
+INTERFACE = 21
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -176,7 +176,7 @@ class CPointwise(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("op", "dtype", "x_dtype", "num_rows", "columns", "head_dim", "table_rows")),
-        ("eps", c_float), ("inputs", c_void_p * 4), ("outputs", c_void_p * 2),
+        ("eps", c_float), ("inputs", c_void_p * 5), ("outputs", c_void_p * 3),
     )  # fmt: skip
 
 
@@ -191,11 +191,7 @@ class CChoice(Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the library with its kernels chosen, or None where PyTorch is to be used.
-
-    Raises:
-        OptionError: If `LLAMARIUM_KERNELS` names kernels that there are not, or that this machine cannot run.
-    """
+    """Return the library, None for PyTorch's; OptionError if `LLAMARIUM_KERNELS` names none, or none that runs here."""
     wanted = os.environ.get(VARIABLE) or None
     if wanted not in (None, _OFF, *KERNELS):
         raise OptionError(f"{VARIABLE} is {show_value(wanted)}; expected {', '.join((*KERNELS, _OFF))}")
@@ -239,6 +235,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_choose.argtypes = [c_void_p, c_int32, c_int32, POINTER(CChoice), c_void_p]
     found.lm_attend_rows.argtypes = [POINTER(CRowAttention), c_int32]
     found.lm_compute_pointwise.argtypes = [POINTER(CPointwise)]
+    found.lm_clip.argtypes = [c_void_p, c_void_p, c_int32, c_double, POINTER(c_double)]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
     found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
@@ -260,11 +257,7 @@ def arithmetic() -> str:
 
 
 def product(matrix: CMatrix, x: NDArray[np.float32], input_bits: InputBits = INPUT_BITS) -> NDArray[np.float32]:
-    """Multiply: x (M, in), rounded to `input_bits` if the matrix is packed, to (M, out).
-
-    Raises:
-        MemoryBudgetError: If there is no memory for the inputs' codes.
-    """
+    """Multiply x (M, in), as codes of `input_bits` if packed, to (M, out); MemoryBudgetError without memory."""
     y = np.empty((len(x), matrix.rows), np.float32)
     pause()
     _check(_ready().lm_product(matrix, x.ctypes.data, len(x), input_bits, y.ctypes.data))
@@ -309,8 +302,7 @@ def lookup(matrix: CMatrix, rows: NDArray[np.int64]) -> NDArray[np.float32]:
 def choose(logits_BV: NDArray[np.float32], choices: Sequence[CChoice]) -> list[int]:
     """Choose a token for each row of logits, contiguous: its id, or -1 where they are NaN or have no finite maximum.
 
-    Raises:
-        MemoryBudgetError: If there is no memory for the candidates.
+    MemoryBudgetError without memory for the candidates.
     """
     num_rows, vocab_size = logits_BV.shape
     ids = (c_int32 * num_rows)()
@@ -320,17 +312,20 @@ def choose(logits_BV: NDArray[np.float32], choices: Sequence[CChoice]) -> list[i
 
 
 def attend_rows(call: CRowAttention, *, backward: bool) -> None:
-    """Compute attention over whole rows, or its gradients, into the arrays that `call` points to.
-
-    Raises:
-        MemoryBudgetError: If there is no memory to work in.
-    """
+    """Compute attention over rows, or its gradients, into `call`'s arrays; MemoryBudgetError without memory."""
     _check(_ready().lm_attend_rows(call, backward))
 
 
 def compute_pointwise(call: CPointwise) -> None:
     """Compute what stands between a training step's products; MemoryBudgetError if there is no memory to work in."""
     _check(_ready().lm_compute_pointwise(call))
+
+
+def clip(grads: Sequence[int], counts: Sequence[int], max_norm: float) -> float:
+    """Scale float32 arrays down to `max_norm` together; return the norm before, MemoryBudgetError without memory."""
+    norm, size = c_double(), len(grads)
+    _check(_ready().lm_clip((c_void_p * size)(*grads), (c_int64 * size)(*counts), size, max_norm, norm))
+    return norm.value
 
 
 def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:

@@ -45,11 +45,7 @@ def _torch_threads() -> int:
 
 
 def set_num_threads(count: int) -> Callable[[], None]:
-    """Let the kernels use so many threads, and PyTorch too: now, or from when it is imported, which this does not do.
-
-    Returns:
-        What puts back the number that was there before.
-    """
+    """Let the kernels use so many threads, and PyTorch too, now or from its import on; return what undoes that."""
     threads, variable = _torch_threads(), os.environ.get(_VARIABLE)
 
     def put_back() -> None:

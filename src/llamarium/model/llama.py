@@ -17,6 +17,7 @@ from llamarium.errors import ContextLengthError, InputError
 from llamarium.model.attention import LlamaAttention
 from llamarium.model.mlp import LlamaMLP
 from llamarium.model.norm import LlamaRMSNorm
+from llamarium.model.replaceable import replaceable
 from llamarium.model.rope import LlamaRotaryEmbedding, Rotary
 
 
@@ -30,6 +31,7 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
+    @replaceable
     def forward(self, x_BTD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """Return the residual stream after this layer, (B, T, D)."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), rotary, attend)

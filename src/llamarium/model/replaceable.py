@@ -10,7 +10,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def replaceable(method: _Method) -> _Method:
     """Show the method and its arguments to the mode that is active, if there is one."""
-    return cast(_Method, wrap_torch_function(_inputs)(method))
+    shown = cast(Any, wrap_torch_function(_inputs)(method))
+    shown.replaceable = method
+    return shown
 
 
 def _inputs(*given: Any, **_: Any) -> tuple[Any, ...]:

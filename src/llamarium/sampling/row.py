@@ -92,10 +92,8 @@ class SamplingRow:
     ) -> None:
         """Begin an answer, or resume one after `answer_ids`; `constraint` is at its beginning, for `params.grammar`.
 
-        `stops` are the ids that end it, which may not come before `params.min_tokens`.
-
-        Raises:
-            SamplingError: For n above 1, ids or counts outside the vocabulary, or where no token may come.
+        `stops` are the ids that end it, which may not come before `params.min_tokens`. SamplingError for n above 1, ids
+        or counts outside the vocabulary, or where no token may come.
         """
         if params.n != 1:
             raise SamplingError(f"n is {params.n}; a row of the sampler is one answer: expected SamplingParams.rows()")
@@ -151,8 +149,7 @@ def check_stop_ids(ids: Sequence[int], vocab_size: int) -> None:
 def check_against_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Refuse parameters that name more tokens than there are.
 
-    Raises:
-        SamplingError: If `logprobs`, `prompt_logprobs` or an id of `logit_bias` is outside the vocabulary.
+    SamplingError if `logprobs`, `prompt_logprobs` or an id of `logit_bias` is outside the vocabulary.
     """
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:

@@ -43,7 +43,7 @@ class Sampler:
     """Chooses tokens for any rows; what each gets depends on that row alone."""
 
     def __init__(self, vocab_size: int, device: "torch.device | str" = "cpu") -> None:
-        """Choose the implementation.
+        """Choose the implementation; MemoryBudgetError if there is no memory for the candidates.
 
         Args:
             vocab_size: V.
@@ -64,9 +64,6 @@ class Sampler:
         Args:
             rows: B rows over this sampler's vocabulary.
             logits_BV: The model's logits; the same afterwards.
-
-        Raises:
-            MemoryBudgetError: If there is no memory for the candidates.
         """
         assert logits_BV.shape == (len(rows), self.vocab_size)
         ids = self._way.choose(rows, logits_BV)

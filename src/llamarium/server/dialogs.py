@@ -77,10 +77,7 @@ def encode_dialog(
     """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
 
     `begun` is the beginning of the answer. A chat template gets the request's `variables`, and its `effort` as
-    `reasoning_effort` if it reads that.
-
-    Raises:
-        ApiError: For a variable that it does not read.
+    `reasoning_effort` if it reads that. ApiError for a variable that it does not read.
     """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
     tokenizer.check_length("".join(_texts(messages)), service.max_tokens)

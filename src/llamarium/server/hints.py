@@ -116,11 +116,7 @@ def with_hints(holder: str) -> Callable[[type[ModelT]], type[ModelT]]:
 
 
 def note_hints(body: Body, scope: Mapping[str, Any], service: Service) -> None:
-    """Note a request's hints for its answer and its line in the log.
-
-    Raises:
-        ApiError: 400 for the first one, with `strict_fields`.
-    """
+    """Note a request's hints for its answer and its line in the log; ApiError 400 for one, with `strict_fields`."""
     sent = {name.decode("latin-1") for name, _ in scope["headers"]}
     found: list[Path] = [(name,) for name in HINTS["headers"] if name in sent]
     found += _given(body, service, ())

@@ -121,16 +121,13 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the ids of `text`.
+        """Return the ids of `text`; TokenizerError for a lone surrogate, or a character that the vocabulary lacks.
 
         Args:
             text: Any valid Unicode text.
             add_special_tokens: Put BOS first where the vocabulary has it so, unless it is there already.
             parse_special: Read the spellings of control tokens as control tokens. Only for text that the caller
                 wrote: a user's text could otherwise end its own turn.
-
-        Raises:
-            TokenizerError: If `text` holds a lone surrogate, or a character that the vocabulary lacks.
         """
         check_text(text)
         ids = self._encode_parsed(text) if parse_special else self.backend.encode(text)

@@ -6,7 +6,7 @@ gives, even with different numbers of learned tokens. The loss is an `Objective`
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,17 +14,29 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from llamarium.attention.base import Attend
 from llamarium.attention.training import TrainingAttend, attend_rows
-from llamarium.kernels import cpu_float32, cpu_training
-from llamarium.model import LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, Rotary, SiLUActivation
+from llamarium.kernels import cpu_float32, cpu_training, native
+from llamarium.kernels.cpu_layer import Layer
+from llamarium.kernels.cpu_training import DTYPES, are_plain, products_dtype
+from llamarium.model import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaMLP,
+    LlamaRMSNorm,
+    Rotary,
+    SiLUActivation,
+)  # fmt: skip
 from llamarium.train.data.batch import IGNORED, AnswerBatch, Rows, TrainingBatch
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARTS = [LlamaAttention, *[nn.Linear] * 4, LlamaMLP, *[nn.Linear] * 3, SiLUActivation, LlamaRMSNorm, LlamaRMSNorm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +201,10 @@ def computing_in(
     device: torch.device, precision: Literal["float32", "bfloat16"], *, as_pass: bool = False
 ) -> Generator[None]:
     """Compute products in this precision, the rest in C on a CPU; in float32 `as_pass` all has a pass's own bits."""
-    faster: dict[Any, Callable[..., Any]] = {
-        LlamaRMSNorm.forward: _rms_norm,
-        LlamaMLP.gated: _swiglu,
-        Rotary.rotate: _rotate,
-        attend_rows: partial(attend_rows, as_pass=as_pass),
-    }
+    faster: dict[Any, Any] = {LlamaRMSNorm.forward: _rms_norm, LlamaMLP.gated: _swiglu, Rotary.rotate: _rotate}
+    faster[attend_rows] = partial(attend_rows, as_pass=as_pass)
+    if not as_pass:
+        faster[LlamaDecoderLayer.forward] = compute_layer
     if as_pass or cpu_float32.is_needed():
         faster[F.linear] = partial(cpu_float32.linear, in_c=as_pass)
     half = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
@@ -202,13 +212,33 @@ def computing_in(
         yield
 
 
+def _is_unwatched(module: nn.Module) -> bool:
+    own = vars(module)  # a hook, or another function that computes instead of it
+    return "forward" not in own and not any(own[name] for name in _HOOKS)
+
+
+def compute_layer(layer: LlamaDecoderLayer, x_BTD: Tensor, rotary: Rotary, attend: Attend) -> Any:
+    """Return what the layer does, (B, T, D); NotImplemented where a part is changed, watched, or frozen."""
+    parts, weights, angles = list(layer.modules()), list(layer.parameters()), (rotary.cos_BT1H, rotary.sin_BT1H)
+    fits = [type(part) for part in parts] == [LlamaDecoderLayer, *_PARTS] and all(map(_is_unwatched, parts[1:]))
+    fits = fits and len(weights) == 9 and all(weight.requires_grad for weight in weights) and x_BTD.dim() == 3
+    fits = fits and are_plain(x_BTD, *angles, *weights) and products_dtype(x_BTD) in DTYPES
+    if not fits or type(attend) is not TrainingAttend or native.library() is None:
+        return NotImplemented
+    (rows, tokens, width), head_dim, mask = x_BTD.shape, layer.self_attn.head_dim, (*attend.kernel_mask, False)
+    known = all(each.shape in ((1, tokens, 1, head_dim), (rows, tokens, 1, head_dim)) for each in angles)
+    if not known or len({each.shape for each in angles}) > 1 or head_dim % 32 or width % 16 or weights[4].shape[0] % 16:
+        return NotImplemented
+    eps = layer.input_layernorm.eps, layer.post_attention_layernorm.eps
+    return Layer.apply((head_dim, eps, mask), *(x.contiguous() for x in (x_BTD, *angles)), *weights)
+
+
 def _rms_norm(norm: LlamaRMSNorm, x_BTD: Tensor) -> Any:
     return cpu_training.rms_norm(x_BTD, norm.weight, norm.eps)
 
 
 def _swiglu(mlp: LlamaMLP, gate_BTF: Tensor, up_BTF: Tensor) -> Any:
-    own = vars(mlp.act_fn)  # a hook or another forward wants silu(gate) itself
-    plain = type(mlp.act_fn) is SiLUActivation and "forward" not in own and not any(own[name] for name in _HOOKS)
+    plain = type(mlp.act_fn) is SiLUActivation and _is_unwatched(mlp.act_fn)
     return cpu_training.swiglu(gate_BTF, up_BTF) if plain else NotImplemented
 
 

@@ -33,11 +33,7 @@ class Course:
 
     @classmethod
     def read(cls, path: Path) -> "Course":
-        """Read a course.
-
-        Raises:
-            InputError: If it is not one.
-        """
+        """Read a course; InputError if it is not one."""
         try:
             raw = json.loads(read_small(path))
         except (OSError, ValueError, RecursionError) as error:
@@ -48,11 +44,7 @@ class Course:
 
     @classmethod
     def of(cls, steps: object, texts: object, model: object = MODEL, source: str = "the course") -> "Course":
-        """Return a course of these steps and texts, checked.
-
-        Raises:
-            InputError: If a step is unknown, or a text too short.
-        """
+        """Return a course of these steps and texts, checked; InputError if a step is unknown, or a text too short."""
         for name, value in (("steps", steps), ("texts", texts)):
             if not isinstance(value, (list, tuple)) or not value or not all(isinstance(item, str) for item in value):  # pyright: ignore[reportUnknownVariableType]
                 raise InputError(f"{escape(source)}: {name} is {escape(value)}; expected a list of texts, at least one")
@@ -76,11 +68,7 @@ class Course:
 
 
 def step_named(name: str) -> Step:
-    """Return a step by its name or its number.
-
-    Raises:
-        UnknownNameError: If there is none.
-    """
+    """Return a step by its name or its number; UnknownNameError if there is none."""
     for step in STEPS:
         if name in (step.name, str(_NUMBERS[step.name])):
             return step

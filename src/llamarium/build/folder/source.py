@@ -16,8 +16,7 @@ from llamarium.io import atomic_file, read_small
 def start(folder: Path, course: Course | None = None) -> list[Path]:
     """Write a folder for a learner: the files that are missing; those that are there stay as they are.
 
-    Raises:
-        OutputError: If the folder holds something else.
+    OutputError if the folder holds something else.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{escape(folder)} is a file; name a folder")

@@ -24,12 +24,7 @@ from llamarium.checkpoints.gguf.config import ROPE_FREQS
 from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
 from llamarium.checkpoints.gguf.mixtures import FLOATS, MIXTURES, Mixture, type_of, wanted_type
 from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
-from llamarium.checkpoints.huggingface.writer import (
-    OutputTensor,
-    array_bytes,
-    cast_array,
-    check_fits_float16,
-)
+from llamarium.checkpoints.huggingface.writer import OutputTensor, array_bytes, cast_array, check_fits_float16
 from llamarium.checkpoints.tokenizers import check_tokenizer
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value, warn_caller
@@ -95,10 +90,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
     """Return a byte-level BPE tokenizer as GGUF's metadata.
 
     Every such tokenizer can write itself as a `tokenizer.json`; the lists are taken from there.
-
-    Raises:
-        UnsupportedTokenizerError: For another kind, one whose pre-tokenizer or merge rule llama.cpp has under no
-            name that is known here, or one without an end token, for which llama.cpp would take token 11.
+    UnsupportedTokenizerError for another kind, one whose pre-tokenizer or merge rule llama.cpp has under no name that
+    is known here, or one without an end token, for which llama.cpp would take token 11.
     """
     raw = _as_json(tokenizer)
     model, added = raw["model"], raw["added_tokens"]

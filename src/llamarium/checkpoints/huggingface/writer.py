@@ -33,7 +33,7 @@ _PIECE_WEIGHTS = 2**22  # that are checked at once
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """A tensor that is about to be written.
+    """A tensor that is about to be written; CheckpointError if a finite value becomes infinite: float16 ends at 65,504.
 
     Attributes:
         dtype: Safetensors' name for its dtype, such as "BF16".
@@ -69,9 +69,6 @@ def cast_array(values: NDArray[Any], dtype: str, key: str) -> NDArray[Any]:
         values: float32, float16, or bfloat16's bits as uint16.
         dtype: "F32", "F16" or "BF16".
         key: Its name, for the error.
-
-    Raises:
-        CheckpointError: If a finite value becomes infinite: float16 ends at 65,504.
     """
     if dtype == "F32":
         return to_float32(values)
@@ -111,7 +108,7 @@ def save_weights(
     generation_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write weights as a Hugging Face folder, synced to disk.
+    """Write weights as a Hugging Face folder, synced to disk; OSError if the file cannot be written.
 
     Args:
         weights: Exactly those of `config` (`model_weights`, `checkpoint_weights`).
@@ -160,9 +157,6 @@ def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Map
 
     The package's own writer needs all tensors in memory at once, cast already, and leaves a file that only its owner
     can read.
-
-    Raises:
-        OSError: If the file cannot be written.
     """
     # Each lies at a multiple of the largest power of two that divides its size, which is at least its item size's.
     ordered = sorted(weights, key=lambda w: -math.gcd(w.num_bytes, _ALIGNMENT))

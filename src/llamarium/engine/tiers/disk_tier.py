@@ -53,8 +53,7 @@ class DiskUse(NamedTuple):
 class DiskTier:
     """Saves and loads blocks of an engine's cache.
 
-    Raises:
-        OptionError: If the runner's keys and values have not the same bits in every pass.
+    OptionError if the runner's keys and values have not the same bits in every pass.
     """
 
     def __init__(self, disk: DiskCache, runner: Runner, cache: Cache, kv_dtype: str) -> None:

@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 
 
 class References:
-    """Reference models by name.
+    """Reference models by name; OptionError if one is quantized itself, or has no tokenizer, or two have one name.
 
     Args:
         sources: Names or paths, as `llamarium.load` takes them.
-
-    Raises:
-        OptionError: If one is quantized itself, or has no tokenizer, or two have one name.
     """
 
     def __init__(self, sources: Sequence[str | Path] = ()) -> None:

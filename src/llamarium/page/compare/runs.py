@@ -25,13 +25,10 @@ MAX_MOMENTS = 60
 
 
 class Runs:
-    """Training runs by name.
+    """Training runs by name; OptionError if one holds no checkpoint, or adapters alone, or two have one name.
 
     Args:
         folders: Their folders; each is known by its name, and may get further checkpoints.
-
-    Raises:
-        OptionError: If one holds no checkpoint, or adapters alone, or two have one name.
     """
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:

@@ -80,8 +80,7 @@ class NativeCache:
     def grow(self, num_blocks: int) -> None:
         """Become larger; what the blocks hold stays. Where that fails or is interrupted, the cache is as it was.
 
-        Raises:
-            MemoryBudgetError: If there is no room for it.
+        MemoryBudgetError if there is no room for it.
         """
         larger = NativeCache(self.config, num_blocks, self.dtype, self.block_size)
         for new, kept in zip(larger._arrays(), self._arrays(), strict=True):

@@ -46,11 +46,7 @@ class SharedCache:
         self.blocks[target] = self.blocks[source]
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays.
-
-        Raises:
-            MemoryBudgetError: If there is no room for it.
-        """
+        """Become larger; what the blocks hold stays. MemoryBudgetError if there is no room for it."""
         num_bytes = num_blocks * block_bytes(self.config, self.block_size)
         try:
             os.ftruncate(self.descriptor, num_bytes)

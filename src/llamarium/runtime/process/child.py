@@ -109,8 +109,7 @@ class Process:
     ) -> dict[str, Any]:
         """Send a request, fill `answers` unless it is answered by an "error", and return the answer's header.
 
-        Raises:
-            EndedError: If there is no answer in time; the process has been ended.
+        EndedError if there is no answer in time; the process has been ended.
         """
         with self._watched():
             deadline = time.monotonic() + limit_s

@@ -72,11 +72,7 @@ class ProcessRunner:
         return SharedCache(self.config, num_blocks, block_size)
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
-        """Run the batch's tokens; see `Runner.run`.
-
-        Raises:
-            FunctionError: If a function does not return a result.
-        """
+        """Run the batch's tokens; see `Runner.run`. FunctionError if a function does not return a result."""
         if not isinstance(cache, SharedCache) or cache.config != self.config:
             raise InputError("the cache is another model's; expected one that this runner's new_cache made")
         num_tokens, keys = len(batch.token_ids), [] if taps is None else list(taps.wanted)

@@ -177,11 +177,7 @@ class NotJson(ValueError):
 
 
 def read_json(body: bytes) -> Any:
-    """Read a body.
-
-    Raises:
-        ApiError: 400, as `parse_json`.
-    """
+    """Read a body; ApiError 400 as `parse_json`."""
     try:
         return parse_json(body)
     except NotJson as error:

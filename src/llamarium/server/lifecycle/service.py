@@ -59,11 +59,7 @@ class Service:
         return self.loading.result
 
     def require(self) -> tuple[ServedModel, TextEngine]:
-        """Return the model and its engine.
-
-        Raises:
-            ApiError: 503, if they are not there yet, or not any more.
-        """
+        """Return the model and its engine; ApiError 503 if they are not there yet, or not any more."""
         state, loaded = self.state, self.loaded
         if state == "ready" and loaded is not None:
             return loaded

@@ -146,10 +146,7 @@ def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def dialog_ids(
-    service: Service,
-    messages: Sequence[Message],
-    tools: Sequence[ToolDefinition] = (),
-    **how: Any,
+    service: Service, messages: Sequence[Message], tools: Sequence[ToolDefinition] = (), **how: Any
 ) -> list[int]:
     """Return the ids of a dialog; arguments as for `encode_dialog`."""
     return encode_dialog(service, plain(messages), tools, **how)

@@ -24,8 +24,7 @@ _ENDING_S = 5.0  # for fronts to answer clients, after the replicas have ended
 def build(args: dict[str, Any]) -> Application:
     """Return the application for `serve run`, `serve deploy` or `ray.serve.run`; `args` are fields of `RayOptions`.
 
-    Raises:
-        LlamariumError: If they are invalid.
+    LlamariumError if they are invalid.
     """
     options = options_of(args)
     settings = options.settings()

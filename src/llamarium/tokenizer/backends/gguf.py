@@ -17,10 +17,7 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.special import SpecialTokens
 
 # Name of the pre-tokenizer: its pipeline, whether a whole piece may be a token at once, whether BOS is the default.
-_PRE_TOKENIZERS = {
-    "llama-bpe": (llama3_cutter, True, True),
-    "smollm": (smollm_cutter, False, False),
-}
+_PRE_TOKENIZERS = {"llama-bpe": (llama3_cutter, True, True), "smollm": (smollm_cutter, False, False)}
 _CONTROL, _USER_DEFINED = 3, 4
 _KEY = "tokenizer.ggml."
 

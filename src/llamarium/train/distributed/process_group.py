@@ -7,11 +7,11 @@ several processes.
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from llamarium.checkpoints.huggingface.writer import OutputTensor
 from llamarium.checkpoints.save import model_weights
+from llamarium.kernels import cpu_training
 from llamarium.model import LlamaForCausalLM
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class ProcessGroup:
 
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> float:
         """Scale all gradients together down to `max_norm`, and return their norm before."""
-        return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))  # sync: decides whether to update
+        return cpu_training.clip_grad_norm(parameters, max_norm)
 
     def any_signal(self, signals: list[int]) -> Sequence[int]:
         """Return the signals of any process, the same in all of them."""

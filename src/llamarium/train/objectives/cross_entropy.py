@@ -24,7 +24,7 @@ _DEVICE_ROWS = 512
 
 
 def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of -log P(label) over all learned positions, differentiable.
+    """Return the sum of -log P(label) over learned positions: a float32 scalar, differentiable, 0 if there are none.
 
     A sum, not a mean, so that micro-batches with different numbers of learned tokens add up to one large batch: divide
     by the learned tokens of the whole step.
@@ -33,9 +33,6 @@ def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor) -> Tensor
         hidden: (..., D); the normalised hidden states. Under autocast the product is computed in its dtype.
         head_VD: The head's weight.
         labels: (...) int64; `IGNORED` where nothing is learned.
-
-    Returns:
-        A float32 scalar; 0 where nothing is learned.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype

@@ -39,7 +39,7 @@ _LEAST_SPREAD = 1e-6  # of a group's rewards; below, they are equal, and none is
 
 @dataclass(slots=True)
 class Answer:
-    """One answer to a prompt.
+    """One answer to a prompt; OptionError if `config.exact` is on, and the C kernels cannot run the model.
 
     Attributes:
         ids: Its tokens, the one that ends it included.
@@ -90,9 +90,6 @@ class Rollouts:
     Args:
         model: The policy; with adapters, or trained whole.
         reference: The model as it was, frozen, from which KL is measured; None without.
-
-    Raises:
-        OptionError: If `config.exact` is on, and the C kernels cannot run the model.
     """
 
     def __init__(

@@ -23,10 +23,8 @@ _DIGEST_BYTES = 32
 class ResponseStore:
     """Stored responses of `most_bytes` in all, least recently used out first; each is found with its owner's key alone.
 
-    What is damaged is a miss. Several processes may share a file.
-
-    Raises:
-        OptionError: If the file cannot be written, or is another one.
+    What is damaged is a miss. Several processes may share a file. OptionError if the file cannot be written, or is
+    another one.
     """
 
     def __init__(self, most_bytes: int, file: Path | None = None) -> None:
