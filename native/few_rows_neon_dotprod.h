@@ -65,7 +65,7 @@ INLINE int32x4_t add_outlier(int32x4_t sum, const int8x16_t codes[8], const lm_b
 
 /* Where the sum of the codes' products starts. */
 INLINE int32_t start_of(const lm_block *block, const int kind) {
-    return FORMATS[kind].zero == 128 ? 0 : -FORMATS[kind].zero * block->sum; /* 128 is off the codes */
+    return FORMATS[kind].zero == 128 ? 0 : FORMATS[kind].zero * block->negated_sum; /* 128 is off the codes */
 }
 
 /* The total of rows 4i to 4i + 3 and that of one more group, whose codes' products add up to `sum`. */
@@ -98,7 +98,7 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
 INLINE float32x4_t super_value(
     const int8x16_t codes[8], const lm_block *block, const int kind, float32x4_t scale, float32x4_t right_scale) {
     const int zero = FORMATS[kind].zero;
-    int32x4_t left = vdupq_n_s32(-zero * block->first), right = vdupq_n_s32(-zero * (block->sum - block->first));
+    int32x4_t left = vdupq_n_s32(zero * block->negated_halves[0]), right = vdupq_n_s32(zero * block->negated_halves[1]);
     if (block->outlier < 4)
         left = add_outlier(left, codes, block);
     else

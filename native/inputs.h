@@ -24,7 +24,7 @@ static const int32_t FOUR_KEYS[LM_GROUP] = {
 /* How a group is rounded. */
 typedef struct {
     float scale, inverse;  /* the scale is NaN if an input is NaN, infinite or too large */
-    int eighths, outlier;  /* of lm_block */
+    int outlier;           /* of lm_block */
 } group_scale;
 
 /* The scale in which the outlier has codes of 16 bits and all others of 8, rounded up to three bits of mantissa. Sizes are compared as
@@ -39,7 +39,7 @@ static inline group_scale scale_of(const lanes values[LM_GROUP / LANES]) {
     if (!(needed <= MOST_SCALE)) return (group_scale){.scale = NAN};
     const uint32_t bits = (float_bits(needed > LEAST_SCALE ? needed : LEAST_SCALE) + BELOW_EIGHTHS) & ~BELOW_EIGHTHS;
     const float scale = float_of(bits);
-    return (group_scale){scale, 1 / scale, bits >> 20 & 7, FOUR_BITS - (found.first & FOUR_BITS)};
+    return (group_scale){scale, 1 / scale, FOUR_BITS - (found.first & FOUR_BITS)};
 }
 
 /* An outlier's codes. The low byte of none is -128, whose sign AVX2 cannot turn. */
@@ -58,7 +58,7 @@ static inline void quantize_group(const float *x, lm_block *block, float *residu
     memcpy(keys, FOUR_KEYS, sizeof keys);
     const group_scale s = scale_of(values);
     if (isnan(s.scale)) {
-        *block = (lm_block){.scale = NAN, .total = NAN, .eighths = LM_NO_EIGHTHS};
+        *block = (lm_block){.scale = NAN, .total = NAN};
         if (residual != NULL) memset(residual, 0, LM_GROUP * sizeof(float));
         return;
     }
@@ -82,12 +82,12 @@ static inline void quantize_group(const float *x, lm_block *block, float *residu
 
     const int32_t sum = (own[0] + own[2]) + (own[1] + own[3]);
     const two_ints halves = sums_of_two(sums);
-    block->outlier = (int16_t)s.outlier;
-    block->eighths = (int16_t)s.eighths;
+    block->outlier = (uint32_t)s.outlier;
     block->scale = s.scale;
-    block->first = halves.first + (s.outlier < 4 ? sum : 0);
-    block->sum = halves.first + halves.second + sum;
-    block->total = (float)block->sum * s.scale;
+    block->negated_halves[0] = -halves.first - (s.outlier < 4 ? sum : 0);
+    block->negated_halves[1] = -halves.second - (s.outlier < 4 ? 0 : sum);
+    block->negated_sum = block->negated_halves[0] + block->negated_halves[1];
+    block->total = (float)-block->negated_sum * s.scale;
 }
 
 /* What RMSNorm multiplies a row with, its weights apart: 1 / the root of its mean square. In float64, in which squares are exact: what is

@@ -4,19 +4,17 @@
 
 #include "llamarium.h"
 
-enum { LM_NO_EIGHTHS = 8 };
-
 /* A group of 32 inputs as integers: x = scale * code. Its outlier are the four inputs, 4 * outlier to 4 * outlier + 3, that the group's
  * largest one is among. They have codes of 16 bits, so that they do not make those of all others coarse, which have 8
- * (docs/decisions/0022). Of the scale's mantissa three bits are used, so that it can be multiplied with by adding. */
+ * (docs/decisions/0022). Of the scale's mantissa three bits are used, so that its product with a
+ * weight's scale is exact. */
 typedef struct {
     int8_t q[LM_GROUP]; /* codes, of the outlier the low bits */
     int8_t high[4];     /* of the outlier: code = q + 256 * high */
-    int16_t outlier;
-    int16_t eighths;    /* scale = (1 + eighths / 8) 2^n, or LM_NO_EIGHTHS where it is NaN */
+    uint32_t outlier;
     float scale;
-    float total;        /* of the inputs: scale * sum */
-    int32_t sum, first; /* of the codes, and of the first 16 */
+    float total;        /* of the inputs: scale * the sum of their codes */
+    int32_t negated_sum, negated_halves[2]; /* of the codes, and of the first and the last 16: what a zero point of 1 adds */
 } lm_block;
 
 typedef struct {

@@ -9,7 +9,7 @@
  */
 #include "amx.h"
 
-#include "few_rows_avx512_vnni.h"
+#include "packed_avx512_vnni.h"
 
 #define FEW_ROWS_PRODUCTS lm_products_avx512_vnni
 

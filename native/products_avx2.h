@@ -93,7 +93,7 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
         }
         if (narrow) sum = _mm256_madd_epi16(ones, sum);
         sum = add_outlier(sum, codes, block, kind);
-        if (zero) sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(zero * block->sum));
+        if (zero) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(zero * block->negated_sum));
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(block->scale));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), both, sums_at(t, out + 8 * half));
         if (has_minimum) total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(block->total), total);
@@ -130,8 +130,8 @@ INLINE __m256 super_value(
     else
         right = add_outlier(right, codes, block, kind);
     if (!has_two_scales(kind)) return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(left, right)), scale);
-    left = _mm256_sub_epi32(left, _mm256_set1_epi32(zero * block->first));
-    right = _mm256_sub_epi32(right, _mm256_set1_epi32(zero * (block->sum - block->first)));
+    left = _mm256_add_epi32(left, _mm256_set1_epi32(zero * block->negated_halves[0]));
+    right = _mm256_add_epi32(right, _mm256_set1_epi32(zero * block->negated_halves[1]));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(left), scale, _mm256_mul_ps(_mm256_cvtepi32_ps(right), right_scale));
 }
 

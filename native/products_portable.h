@@ -2,7 +2,7 @@
 #include "tiles.h"
 
 static int32_t input_code(const lm_block *x, int col) {
-    return x->q[col] + (col / 4 == x->outlier ? 256 * x->high[col % 4] : 0);
+    return x->q[col] + ((uint32_t)col / 4 == x->outlier ? 256 * x->high[col % 4] : 0);
 }
 
 /* A row of a tile times a group of inputs. */
@@ -24,7 +24,7 @@ static float super_product(const lm_matrix *w, const uint8_t *tile, int row, con
         for (int c = 0; c < LM_GROUP; c++)
             sum += scale_at(w->kind, tile, row, g * LM_GROUP + c) * code_at(w, w->kind, lines, row, c) * input_code(x, c);
         product += (float)sum * x->scale;
-        if (has_minimum) offset += (float)(minimum_at(tile, row, g) * x->sum) * x->scale;
+        if (has_minimum) offset -= (float)(minimum_at(tile, row, g) * x->negated_sum) * x->scale;
     }
     product *= half_at(scales_of(w->kind, tile), row);
     return has_minimum ? product - half_at(minima_of(w->kind, tile), row) * offset : product;

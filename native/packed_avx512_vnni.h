@@ -1,4 +1,4 @@
-/* How AVX-512 VNNI multiplies a few rows of inputs: `vpdpbusd` multiplies 16 rows by 4 columns and adds them up, in one instruction.
+/* How AVX-512 VNNI multiplies packed weights: `vpdpbusd` multiplies 16 rows by 4 columns and adds them up, in one instruction.
  *
  * It takes unsigned weights and signed inputs. So the codes are used as they are stored, and the zero point is folded into
  * where the sum starts: sum(x * (q - zero)) = sum(x * q) - zero * sum(x).
@@ -21,10 +21,13 @@ INLINE __m512i codebook_of(const lm_matrix *w, const int kind) {
 /* Two scales for a group: one for each half of its columns, as Q6_K has them. */
 INLINE int has_two_scales(const int kind) { return FORMATS[kind].small_scales == 2; }
 
-/* What sums of codes times inputs start from; where a group has two scales there are two sums, `part` 0 and 1. */
-INLINE int start_of(const lm_block *block, const int kind, const int part) {
-    const int sum = !has_two_scales(kind) ? block->sum : part == 0 ? block->first : block->sum - block->first;
-    return -FORMATS[kind].zero * sum;
+/* What sums of codes times inputs start from; where a group has two scales there are two sums, `part` 0 and 1. From memory: a number that
+ * comes from a general register takes two operations more. */
+INLINE __m512i start_of(const lm_block *block, const int kind, const int part) {
+    const int zero = FORMATS[kind].zero;
+    if (zero == 0) return _mm512_setzero_si512();
+    const int32_t sum = has_two_scales(kind) ? block->negated_halves[part] : block->negated_sum;
+    return _mm512_slli_epi32(_mm512_set1_epi32(sum), __builtin_ctz(zero));
 }
 
 INLINE __m512i codes_in(const code_line *line) { return _mm512_loadu_si512(line); }
@@ -49,28 +52,19 @@ INLINE void load_codes(const code_line *lines, const int kind, __m512i book, __m
     for (int j = 0; j < 8; j++) codes[j] = load_four(lines, kind, book, j);
 }
 
-/* Where an outlier's codes are looked up: in the packed lines themselves, or in a copy of 8 bits where they lie in two lines, since making
- * them again then takes longer than eight stores (docs/decisions/0022). */
-INLINE int needs_copy(const int kind) { return FORMATS[kind].code_bits == 5 || FORMATS[kind].code_bits == 6; }
+/* Whether codes lie in two lines. These are made once for all rows, and kept in 8 bits. */
+INLINE int lies_in_two_lines(const int kind) { return FORMATS[kind].code_bits == 5 || FORMATS[kind].code_bits == 6; }
 
-INLINE const code_line *lookable(const code_line *lines, const int kind, code_line copy[8]) {
-    if (!needs_copy(kind)) return lines;
-    __m512i codes[8];
-    load_codes(lines, kind, _mm512_setzero_si512(), codes);
-    memcpy(copy, codes, sizeof codes);
-    return copy;
-}
-
-/* As `load_four`, from what `lookable` gave; j is a constant. */
+/* As `load_four`, from codes of 8 bits where they lay in two lines; j is a constant. */
 INLINE __m512i four_at(const code_line *lines, const int kind, __m512i book, const int j) {
-    return needs_copy(kind) ? codes_in(&lines[j]) : load_four(lines, kind, book, j);
+    return lies_in_two_lines(kind) ? codes_in(&lines[j]) : load_four(lines, kind, book, j);
 }
 
-/* The same for a j that is not known beforehand. */
-INLINE __m512i look_up_four(const code_line *lines, const int kind, __m512i book, const unsigned j) {
-    if (needs_copy(kind) || FORMATS[kind].code_bits == 8) return codes_in(&lines[j]);
-    const __m512i shift = _mm512_set1_epi32(j & 4); /* vpsrlvd: vpsrlw takes the time of a product where its count is no constant */
-    const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(codes_in(&lines[j % 4]), shift), _mm512_set1_epi8(15));
+/* The same for a block's outlier. */
+INLINE __m512i outlier_codes_at(const code_line *lines, const int kind, __m512i book, const lm_block *block) {
+    if (lies_in_two_lines(kind) || FORMATS[kind].code_bits == 8) return codes_in(&lines[block->outlier]);
+    const __m512i shift = _mm512_set1_epi32(block->outlier & 4); /* vpsrlvd: vpsrlw takes the time of a product where its count is no constant */
+    const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(codes_in(&lines[block->outlier % 4]), shift), _mm512_set1_epi8(15));
     return FORMATS[kind].has_codebook ? _mm512_shuffle_epi8(book, codes) : codes;
 }
 
@@ -85,9 +79,9 @@ INLINE __m512i upper_sum(__m512i codes, const lm_block *block) {
 
 /* What an upper sum adds to that of a part of its group. Where there are two parts, a shift by all bits leaves nothing for the other one. */
 INLINE __m512i share_of(__m512i upper, const lm_block *block, const int kind, const int part) {
+    static const int32_t SHIFTS[8][2] = {{8, 32}, {8, 32}, {8, 32}, {8, 32}, {32, 8}, {32, 8}, {32, 8}, {32, 8}}; /* of each outlier */
     if (!has_two_scales(kind)) return _mm512_slli_epi32(upper, 8);
-    const int is_late = block->outlier / 4;
-    return _mm512_sllv_epi32(upper, _mm512_set1_epi32(is_late == part ? 8 : 32));
+    return _mm512_sllv_epi32(upper, _mm512_set1_epi32(SHIFTS[block->outlier][part]));
 }
 
 typedef struct {
@@ -144,43 +138,39 @@ INLINE __m512 add_super(__m512 total, __m512 part, __m512 offset, factors f, con
 
 /* --- blocks of panels and rows ------------------------------------------------------------------------------------ */
 
-#define MOST_PANELS 2 /* of a block, and rows */
-#define MOST_ROWS 8
-#define BLOCK_GROUPS 8 /* whose totals stay in registers, since a store takes the time of a product; as many as a tile of the K types has */
+#define MOST_PANELS 2 /* of a block, and rows: an input is loaded once for both panels, and all totals stay in registers */
+#define MOST_ROWS 5
+#define BLOCK_GROUPS 8 /* whose totals do, since a store takes the time of a product; as many as a tile of the K types has */
 
-/* A block of two panels loads each input once for both. Types whose codes are copied, and K types, have no registers for that. */
-INLINE int panels_of_block(const int kind) { return needs_copy(kind) || is_super(kind) ? 1 : 2; }
-INLINE int rows_of_block(const int kind) { return panels_of_block(kind) == 1 ? 8 : 5; }
+INLINE int rows_of_block(const int kind) { return has_two_scales(kind) ? 4 : MOST_ROWS; }
 
 #define EACH_PANEL _Pragma("GCC unroll 2") for (int i = 0; i < panels; i++)
-#define EACH_ROW _Pragma("GCC unroll 8") for (int m = 0; m < rows; m++)
+#define EACH_ROW _Pragma("GCC unroll 5") for (int m = 0; m < rows; m++)
 typedef __m512 block_totals[MOST_PANELS][MOST_ROWS];
 
 /* A group of each of `panels` panels times those of `rows` rows of inputs, added to `totals`: an input serves all panels, and a code all
- * rows. The outliers of one sum or two come behind four columns of all rows: one after the other they would keep the multiplying pipes waiting. */
+ * rows. A row's outlier comes behind four columns, each row's behind others: one after the other they would keep the multiplying pipes
+ * waiting. Those of all panels come together, which takes fewer operations than one by one. */
 INLINE void multiply_group(const code_line *const *lines, const factors *f, const lm_block *x, size_t groups, __m512i book, const int kind,
                            const int panels, const int rows, block_totals totals) {
-    const int parts = has_two_scales(kind) ? 2 : 1, fours = 8 / parts, count = panels * rows;
+    const int parts = has_two_scales(kind) ? 2 : 1, fours = 8 / parts;
     __m512i sum[MOST_PANELS][MOST_ROWS], upper[MOST_PANELS][MOST_ROWS];
 #pragma GCC unroll 2
     for (int part = 0; part < parts; part++) {
         __asm__ volatile("" ::: "memory"); /* what the second part needs is not loaded in the first, whose registers it would take */
-        EACH_ROW EACH_PANEL sum[i][m] = parts == 2 ? _mm512_setzero_si512() : _mm512_set1_epi32(start_of(&x[m * groups], kind, 0));
+        EACH_ROW EACH_PANEL sum[i][m] = start_of(&x[m * groups], kind, part);
 #pragma GCC unroll 8
         for (int n = 0; n < fours; n++) {
             const int j = parts == 2 ? part * 4 + n : n / 2 + n % 2 * 4; /* codes of the same bytes follow each other */
             __m512i codes[MOST_PANELS];
             EACH_PANEL codes[i] = four_at(lines[i], kind, book, j);
             EACH_ROW {
-                const __m512i input = four(x[m * groups].q + 4 * j);
-                EACH_PANEL sum[i][m] = _mm512_dpbusd_epi32(sum[i][m], codes[i], input);
-            }
-            for (int k = (n * count + fours - 1) / fours; k < ((n + 1) * count + fours - 1) / fours; k++) {
-                const int m = k / panels, i = k % panels;
                 const lm_block *block = &x[m * groups];
-                if (part == 0) upper[i][m] = upper_sum(look_up_four(lines[i], kind, book, (unsigned)block->outlier), block);
-                sum[i][m] = _mm512_add_epi32(sum[i][m], share_of(upper[i][m], block, kind, part));
-                if (parts == 2) sum[i][m] = _mm512_add_epi32(sum[i][m], _mm512_set1_epi32(start_of(block, kind, part)));
+                const __m512i input = four(block->q + 4 * j);
+                EACH_PANEL sum[i][m] = _mm512_dpbusd_epi32(sum[i][m], codes[i], input);
+                if (m * fours / rows != n) continue;
+                if (part == 0) EACH_PANEL upper[i][m] = upper_sum(outlier_codes_at(lines[i], kind, book, block), block);
+                EACH_PANEL sum[i][m] = _mm512_add_epi32(sum[i][m], share_of(upper[i][m], block, kind, part));
             }
         }
         EACH_ROW EACH_PANEL totals[i][m] =
@@ -219,43 +209,62 @@ INLINE void prefetch_share(const block_column *c, int i, int g, const int kind) 
     for (size_t place = 0; place < share; place += 64) _mm_prefetch(from + place, _MM_HINT_T0);
 }
 
+/* What is made of a panel once for all rows: codes that lie in two lines, by the first block, and the K types' small integers. */
+typedef struct {
+    code_line codes[BLOCK_GROUPS][8];
+    small_integers small;
+} made_of_panel;
+
+INLINE void make_codes(const code_line *lines, const int kind, code_line to[8]) {
+    __m512i codes[8];
+    load_codes(lines, kind, _mm512_setzero_si512(), codes);
+    memcpy(to, codes, sizeof codes);
+}
+
 /* Panels `first_panel` and on of a column times `rows` rows of inputs, from row `first` on. */
-INLINE void multiply_block(const block_column *c, int first_panel, int first, const int kind, const int panels, const int rows) {
+INLINE void multiply_block(const block_column *c, made_of_panel *made, int first_panel, int first, const int kind, const int panels,
+                           const int rows) {
     const tile_column *t = &c->at;
     const __m512i book = codebook_of(t->w, kind);
     const uint8_t *tile = t->tiles + first_panel * t->step;
     const lm_block *x = t->x + (size_t)first * t->groups;
     float *out = t->out + first_panel * PANEL_STRIDE + first * LM_TILE_ROWS;
-    small_integers small[MOST_PANELS];
-    code_line copy[MOST_PANELS][8];
     block_totals totals;
-    EACH_PANEL {
-        if (is_super(kind) && !has_two_scales(kind)) small[i] = unpack_integers(tile + i * t->step);
-        EACH_ROW totals[i][m] = is_super(kind) ? _mm512_setzero_ps() : sums_at(t, out + i * PANEL_STRIDE + m * LM_TILE_ROWS);
-    }
+    EACH_PANEL EACH_ROW totals[i][m] = is_super(kind) ? _mm512_setzero_ps() : sums_at(t, out + i * PANEL_STRIDE + m * LM_TILE_ROWS);
     for (int g = 0; g < c->num_groups; g++) {
         const code_line *lines[MOST_PANELS];
         factors f[MOST_PANELS];
         EACH_PANEL {
             const uint8_t *own = tile + i * t->step + (is_super(kind) ? 0 : g * tile_bytes(kind));
-            f[i] = is_super(kind) ? super_factors(own, &small[i], g, kind) : load_factors(own, kind);
+            f[i] = is_super(kind) ? super_factors(own, &made[i].small, g, kind) : load_factors(own, kind);
             if (first == 0 && c->coming != NULL) prefetch_share(c, first_panel + i, g, kind);
-            lines[i] = lookable(codes_of(kind, own, is_super(kind) ? g : 0), kind, copy[i]);
+            lines[i] = codes_of(kind, own, is_super(kind) ? g : 0);
+            if (!lies_in_two_lines(kind)) continue;
+            if (first == 0) make_codes(lines[i], kind, made[i].codes[g]);
+            lines[i] = made[i].codes[g];
         }
         multiply_group(lines, f, x + g, t->groups, book, kind, panels, rows, totals);
     }
     EACH_PANEL {
         float *to = out + i * PANEL_STRIDE;
-        if (is_super(kind)) add_supers(t, to, tile + i * t->step, &small[i], x, kind, rows, totals[i]);
+        if (is_super(kind)) add_supers(t, to, tile + i * t->step, &made[i].small, x, kind, rows, totals[i]);
         EACH_ROW _mm512_storeu_ps(to + m * LM_TILE_ROWS, totals[i][m]);
     }
 }
 
-/* All of a column's panels times `rows` rows of inputs, from row `first` on. */
-INLINE void multiply_panels(const block_column *c, int first, const int kind, const int rows) {
-    int i = 0;
-    for (; i + panels_of_block(kind) <= c->at.count; i += panels_of_block(kind)) multiply_block(c, i, first, kind, panels_of_block(kind), rows);
-    if (panels_of_block(kind) > 1 && i < c->at.count) multiply_block(c, i, first, kind, 1, rows);
+/* Panels `first_panel` and on of a column times all rows, shared out evenly, since a block of one row or two takes as long for its codes
+ * as one of five. */
+INLINE void multiply_panels(const block_column *c, int first_panel, int num_rows, const int kind, const int panels) {
+    _Alignas(64) made_of_panel made[MOST_PANELS];
+    EACH_PANEL if (is_super(kind) && !has_two_scales(kind)) made[i].small = unpack_integers(c->at.tiles + (first_panel + i) * c->at.step);
+    int num_blocks = (num_rows + rows_of_block(kind) - 1) / rows_of_block(kind);
+    for (int m = 0, rows; m < num_rows; m += rows) {
+        rows = (num_rows - m) / num_blocks--;
+#define CASE(NUMBER) \
+    case NUMBER: if (NUMBER <= rows_of_block(kind)) multiply_block(c, made, first_panel, m, kind, panels, NUMBER); break;
+        switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) }
+#undef CASE
+    }
 }
 
 /* How many groups of a panel are multiplied at once: about as many each time, so that each time those of the next one can be prefetched
@@ -265,9 +274,8 @@ INLINE int groups_at_once(int groups) {
     return (groups + times - 1) / times;
 }
 
-/* As in tile_product.h; panels take turns, a few groups at a time. Rows are shared out evenly, since a block of one row or two takes as
- * long for its codes as one of eight. */
-INLINE void packed_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows,
+/* As in tile_product.h; panels take turns, a few groups at a time. */
+INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows,
                            const int kind, float *out) {
     const int groups = w->cols / LM_GROUP, of_tile = tile_cols(kind) / LM_GROUP, at_once = groups_at_once(groups);
     const size_t step = groups / of_tile * tile_bytes(kind), size = at_once / of_tile * tile_bytes(kind);
@@ -288,13 +296,8 @@ INLINE void packed_product(const lm_matrix *w, int panel, int num_panels, const 
             .num_groups = left < at_once ? left : at_once,
             .coming = left <= at_once ? coming : tiles + size,
         };
-        int num_blocks = (num_rows + rows_of_block(kind) - 1) / rows_of_block(kind);
-        for (int m = 0, rows; m < num_rows; m += rows) {
-            rows = (num_rows - m) / num_blocks--;
-#define CASE(NUMBER) \
-    case NUMBER: if (NUMBER <= rows_of_block(kind)) multiply_panels(&c, m, kind, NUMBER); break;
-            switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
-#undef CASE
-        }
+        int i = 0;
+        for (; i + 2 <= num_panels; i += 2) multiply_panels(&c, i, num_rows, kind, 2);
+        if (i < num_panels) multiply_panels(&c, i, num_rows, kind, 1);
     }
 }
