@@ -12,13 +12,22 @@ import torch
 from functorch.compile import default_partition, nop
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn.modules.module import register_module_forward_hook
 
 from closeness import reference_of, roundings
 from llamarium.adapters.config import LoRAConfig
 from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.config import ModelConfig
 from llamarium.kernels import cpu_training, native
-from llamarium.model import LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, Rotary
+from llamarium.model import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    Rotary,
+)
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.batch import Span, pack
@@ -241,8 +250,18 @@ def test_a_layers_output_and_gradients_are_float64s(
         assert a.dtype == FLOAT32 and error < (1e-6 if precision == "float32" else 1.2 * theirs + 1e-4)
 
 
-@pytest.mark.parametrize("change", ["hook", "forward", "frozen", "bias", "class", "attend", "width", "pass"])
-def test_a_layer_that_is_changed_or_watched_is_its_modules(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+WATCHED = ["hook", "forward", "method", "patch", "global"]
+CHANGED = ["frozen", "bias", "class", "attend", "rotary", "width", "pass"]
+
+
+class OtherRotary(Rotary):
+    """A caller's own, which may rotate otherwise."""
+
+
+@pytest.mark.parametrize("change", [*WATCHED, *CHANGED])
+def test_a_layer_that_is_changed_or_watched_is_its_modules(
+    change: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     config = replace(CONFIG, intermediate_size=40) if change == "width" else CONFIG
     layer, (x,) = init_weights(LlamaForCausalLM(config), 0).model.layers[0], drawn((1, 8, CONFIG.hidden_size))
     assert isinstance(layer, LlamaDecoderLayer)
@@ -251,6 +270,15 @@ def test_a_layer_that_is_changed_or_watched_is_its_modules(change: str, monkeypa
         layer.self_attn.q_proj.register_forward_hook(lambda *_: None)
     elif change == "forward":
         layer.mlp.forward = lambda x_BTD: 0 * x_BTD
+    elif change == "method":
+        monkeypatch.setattr(layer.self_attn, "project", partial(LlamaAttention.project, layer.self_attn))
+    elif change == "patch":
+        project = LlamaMLP.project
+        monkeypatch.setattr(LlamaMLP, "project", lambda mlp, x_BTD: project(mlp, 2 * x_BTD))
+    elif change == "global":
+        request.addfinalizer(register_module_forward_hook(lambda *_: None).remove)
+    elif change == "rotary":
+        rotary = OtherRotary(rotary.cos_BT1H, rotary.sin_BT1H)
     elif change == "frozen":
         layer.mlp.up_proj.requires_grad_(False)
     elif change == "bias":

@@ -1,5 +1,9 @@
 """The Llama itself: one readable definition that is read, run, trained, served and inspected."""
 
+from types import FunctionType
+
+from torch import nn
+
 from llamarium.model.attention import LlamaAttention
 from llamarium.model.llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
 from llamarium.model.mlp import LlamaMLP, SiLUActivation
@@ -17,3 +21,7 @@ __all__ = [
     "Rotary",
     "SiLUActivation",
 ]
+
+_KINDS = nn.Linear, LlamaAttention, LlamaMLP, SiLUActivation, LlamaRMSNorm, Rotary
+METHODS = [(kind, name, f) for kind in _KINDS for name, f in vars(kind).items() if isinstance(f, FunctionType)]
+"""What the classes of a layer's parts compute with, as imported: what stands there later may be a caller's."""

@@ -43,7 +43,7 @@ class Sampler:
     """Chooses tokens for any rows; what each gets depends on that row alone."""
 
     def __init__(self, vocab_size: int, device: "torch.device | str" = "cpu") -> None:
-        """Choose the implementation; MemoryBudgetError if there is no memory for the candidates.
+        """Choose the implementation.
 
         Args:
             vocab_size: V.
@@ -59,7 +59,7 @@ class Sampler:
             self._way = InTorch(device)
 
     def sample(self, rows: Sequence[SamplingRow], logits_BV: Logits) -> list[Chosen]:
-        """Choose one token for each row, and append it to the row.
+        """Choose one token for each row, and append it to the row; MemoryBudgetError without memory for candidates.
 
         Args:
             rows: B rows over this sampler's vocabulary.
@@ -70,15 +70,9 @@ class Sampler:
         return [self._note(row, logits_BV, i, ids[i]) for i, row in enumerate(rows)]
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
-        """Return the log-probability of a token, under the model's logits for its place.
+        """Return log P of a token and of the `num_top` most probable ones, by its place's logits, as `sample` does.
 
-        Args:
-            logits_V: Of that place.
-            token_id: The token.
-            num_top: How many of the most probable tokens to report.
-
-        Returns:
-            What `sample` reports of tokens that it chooses; a `NoToken` where the logits have no finite maximum.
+        A `NoToken` where the logits have no finite maximum.
         """
         if not math.isfinite(float(logits_V.max())):
             return Chosen(NoToken.NOT_FINITE)

@@ -6,7 +6,7 @@ gives, even with different numbers of learned tokens. The loss is an `Objective`
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 
 from llamarium.attention.base import Attend
@@ -23,6 +24,7 @@ from llamarium.kernels import cpu_float32, cpu_training, native
 from llamarium.kernels.cpu_layer import Layer
 from llamarium.kernels.cpu_training import DTYPES, are_plain, products_dtype
 from llamarium.model import (
+    METHODS,
     LlamaAttention,
     LlamaDecoderLayer,
     LlamaForCausalLM,
@@ -212,18 +214,24 @@ def computing_in(
         yield
 
 
-def _is_unwatched(module: nn.Module) -> bool:
-    own = vars(module)  # a hook, or another function that computes instead of it
-    return "forward" not in own and not any(own[name] for name in _HOOKS)
+def _are_unchanged(modules: Iterable[nn.Module]) -> bool:
+    """Whether these modules compute by their classes' own methods, and no hook sees it."""
+    changes: list[Any] = [getattr(torch_module, f"_global{name}", None) for name in _HOOKS]
+    changes += [vars(kind).get(name) is not function for kind, name, function in METHODS]
+    for own in map(vars, modules):
+        changes += [own[name] for name in _HOOKS] + [callable(value) for value in own.values()]
+    return not any(changes)
 
 
 def compute_layer(layer: LlamaDecoderLayer, x_BTD: Tensor, rotary: Rotary, attend: Attend) -> Any:
     """Return what the layer does, (B, T, D); NotImplemented where a part is changed, watched, or frozen."""
+    if type(attend) is not TrainingAttend or type(rotary) is not Rotary or x_BTD.dim() != 3:
+        return NotImplemented
     parts, weights, angles = list(layer.modules()), list(layer.parameters()), (rotary.cos_BT1H, rotary.sin_BT1H)
-    fits = [type(part) for part in parts] == [LlamaDecoderLayer, *_PARTS] and all(map(_is_unwatched, parts[1:]))
-    fits = fits and len(weights) == 9 and all(weight.requires_grad for weight in weights) and x_BTD.dim() == 3
+    fits = [type(part) for part in parts] == [LlamaDecoderLayer, *_PARTS] and _are_unchanged(parts[1:])
+    fits = fits and len(weights) == 9 and all(weight.requires_grad for weight in weights)
     fits = fits and are_plain(x_BTD, *angles, *weights) and products_dtype(x_BTD) in DTYPES
-    if not fits or type(attend) is not TrainingAttend or native.library() is None:
+    if not fits or native.library() is None:
         return NotImplemented
     (rows, tokens, width), head_dim, mask = x_BTD.shape, layer.self_attn.head_dim, (*attend.kernel_mask, False)
     known = all(each.shape in ((1, tokens, 1, head_dim), (rows, tokens, 1, head_dim)) for each in angles)
@@ -238,7 +246,7 @@ def _rms_norm(norm: LlamaRMSNorm, x_BTD: Tensor) -> Any:
 
 
 def _swiglu(mlp: LlamaMLP, gate_BTF: Tensor, up_BTF: Tensor) -> Any:
-    plain = type(mlp.act_fn) is SiLUActivation and _is_unwatched(mlp.act_fn)
+    plain = type(mlp.act_fn) is SiLUActivation and _are_unchanged([mlp.act_fn])
     return cpu_training.swiglu(gate_BTF, up_BTF) if plain else NotImplemented
 
 
