@@ -367,3 +367,12 @@ def test_log_probabilities_of_a_large_vocabulary_are_float64s() -> None:
     expected_NV = (hidden_ND.double() @ head_VD.double().T).log_softmax(-1)
     found_N = token_logprobs(hidden_ND, head_VD, labels_N)
     torch.testing.assert_close(found_N.double(), expected_NV.gather(1, labels_N[:, None])[:, 0], rtol=0, atol=4e-6)
+
+
+def test_log_probabilities_are_rounded_once() -> None:
+    """Of logits that float32 subtracts exactly, most of whose P is one token's: there a sum's error would be seen."""
+    logits_NV = (512 * torch.randn(64, 20_000, generator=torch.Generator().manual_seed(0))).round() / 1024
+    logits_NV[:, 7] = 11
+    expected_N = logits_NV.double().log_softmax(-1)[:, 7].float()
+    found_N = token_logprobs(torch.eye(64), logits_NV.T.contiguous(), torch.full((64,), 7))
+    assert (found_N == expected_N).float().mean() > 0.9
