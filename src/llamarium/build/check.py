@@ -29,7 +29,7 @@ BUDGET_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a check found; LearnerError if it did anything but return a result.
+    """What a check found.
 
     Attributes:
         step: The step's name.
@@ -73,7 +73,7 @@ class _EnoughError(BaseException):
 
 
 def check_learner(source: Source, learner: Learner, *, seed: int = 0, budget_s: float = BUDGET_S) -> Result:
-    """Check a learner's function against a model.
+    """Check a learner's function against a model; LearnerError if it did anything but return a result.
 
     Args:
         source: The model, and the texts.

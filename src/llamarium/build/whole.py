@@ -30,7 +30,7 @@ smallest of the steps' mistakes that a distance shows, an eps outside of the roo
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What a learner's functions are all together; LearnerError if one of the functions fails.
+    """What a learner's functions are all together.
 
     Attributes:
         text: How they continue `PROMPT`.
@@ -60,7 +60,7 @@ def functions_of(folder: Path) -> dict[str, Function]:
 
 
 def whole(llama: "Llama", source: Source, folder: Path) -> Whole:
-    """Let the learner's functions write a text, all together, and compare it with the library's.
+    """Let the learner's functions write a text and compare it with the library's; LearnerError if one fails.
 
     Args:
         llama: The library's model, in float32.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 LEAST_CHUNK = 4
-"""Prompt tokens beside decoding sequences, at least, so that a new request is served whatever the others cost."""
+"""Prompt tokens beside decoding sequences, at least, in all but one step in 17: a new request is always served."""
 
 MAX_CHUNK_TOKENS = 2048
 """Prompt tokens in a step at most: bounds the activations of long ones."""

@@ -241,10 +241,9 @@ class EngineThread:
         self._wake({number: deliver(error) for number, deliver in delivers.items()})
 
     def _look(self) -> EngineSnapshot:
-        one = self.engine
-        return EngineSnapshot(
-            one.num_running, one.num_waiting, one.num_used_blocks, one.num_blocks, replace(one.counts)
-        )
+        engine = self.engine
+        counts = replace(engine.counts)
+        return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
 
 
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:

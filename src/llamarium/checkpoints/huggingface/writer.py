@@ -33,7 +33,7 @@ _PIECE_WEIGHTS = 2**22  # that are checked at once
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """A tensor that is about to be written; CheckpointError if a finite value becomes infinite: float16 ends at 65,504.
+    """A tensor that is about to be written.
 
     Attributes:
         dtype: Safetensors' name for its dtype, such as "BF16".
@@ -63,7 +63,7 @@ def array_bytes(values: NDArray[Any]) -> memoryview:
 
 
 def cast_array(values: NDArray[Any], dtype: str, key: str) -> NDArray[Any]:
-    """Cast a weight.
+    """Cast a weight; CheckpointError if a finite value becomes infinite: float16 ends at 65,504.
 
     Args:
         values: float32, float16, or bfloat16's bits as uint16.
@@ -108,7 +108,7 @@ def save_weights(
     generation_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write weights as a Hugging Face folder, synced to disk; OSError if the file cannot be written.
+    """Write weights as a Hugging Face folder, synced to disk.
 
     Args:
         weights: Exactly those of `config` (`model_weights`, `checkpoint_weights`).
@@ -153,7 +153,7 @@ def complete_folder(
 
 
 def write_safetensors(path: Path, weights: Iterable[OutputTensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file; `path` is complete or untouched.
+    """Write a safetensors file; `path` is complete or untouched. OSError if it cannot be written.
 
     The package's own writer needs all tensors in memory at once, cast already, and leaves a file that only its owner
     can read.

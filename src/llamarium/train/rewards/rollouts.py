@@ -39,7 +39,7 @@ _LEAST_SPREAD = 1e-6  # of a group's rewards; below, they are equal, and none is
 
 @dataclass(slots=True)
 class Answer:
-    """One answer to a prompt; OptionError if `config.exact` is on, and the C kernels cannot run the model.
+    """One answer to a prompt.
 
     Attributes:
         ids: Its tokens, the one that ends it included.
@@ -85,7 +85,7 @@ class Group:
 
 
 class Rollouts:
-    """Samples and rewards a run's answers.
+    """Samples and rewards a run's answers; OptionError if `config.exact` is on without the C kernels.
 
     Args:
         model: The policy; with adapters, or trained whole.
