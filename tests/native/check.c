@@ -746,8 +746,15 @@ static void check_rows_of_attention(const char *set) {
 #define POINT_DIM 96
 #define POINT_ANGLES 15
 
-/* Arrays that each operation takes and gives: all numbers, of the dtype of x or of products, y; a weight's, one of each row, or angles, float32. */
-static const char *const POINTWISE[][2] = {{"xw", "yr"}, {"xwry", "xw"}, {"yy", "y"}, {"yyy", "yy"}, {"yaa", "y"}, {"aay", "y"}};
+/* Arrays that operations take and give: all numbers, of the dtype of x or of products, y; a weight's, one of each row, or angles, float32.
+ * Norms also with what may be NULL. */
+static const struct {
+    int op;
+    const char *takes, *gives;
+} POINTWISE[] = {
+    {LM_RMS_NORM, "xw", "yr"},    {LM_RMS_NORM, "xwy", "yrx"},     {LM_RMS_NORM_BACKWARD, "xwry", "xw"}, {LM_RMS_NORM_BACKWARD, "xwryx", "xwy"},
+    {LM_SWIGLU, "yy", "y"},       {LM_SWIGLU_BACKWARD, "yyy", "yy"}, {LM_ROTATE, "yaa", "y"},            {LM_ROTATE_BACKWARD, "aay", "y"},
+};
 
 static size_t point_count(char what) {
     return what == 'w' ? POINT_COLUMNS : what == 'r' ? POINT_ROWS : what == 'a' ? POINT_ANGLES * POINT_DIM : POINT_ROWS * POINT_COLUMNS;
@@ -756,11 +763,12 @@ static size_t point_count(char what) {
 static int kept_in(char what, int dtype, int x_dtype) { return what == 'x' ? x_dtype : what == 'y' ? dtype : LM_FLOAT32; }
 
 /* Close to the portable kernels, and the same bits on one thread and on three. */
-static void check_pointwise(const char *set, int op, int dtype, int x_dtype) {
-    snprintf(doing, sizeof doing, "%s: pointwise operation %d, %s beside %s", set, op, DTYPES[dtype], DTYPES[x_dtype]);
-    const char *takes = POINTWISE[op][0], *gives = POINTWISE[op][1];
+static void check_pointwise(const char *set, int which, int dtype, int x_dtype) {
+    const int op = POINTWISE[which].op;
+    const char *takes = POINTWISE[which].takes, *gives = POINTWISE[which].gives;
+    snprintf(doing, sizeof doing, "%s: pointwise operation %d of \"%s\", %s beside %s", set, op, takes, DTYPES[dtype], DTYPES[x_dtype]);
     lm_pointwise call = {op, dtype, x_dtype, POINT_ROWS, POINT_COLUMNS, POINT_DIM, POINT_ANGLES, 1e-5f, {NULL}, {NULL}};
-    void *given[4], *results[3][2];
+    void *given[5], *results[3][3];
     for (int i = 0; takes[i]; i++) {
         float *floats = ARRAY(float, point_count(takes[i]));
         call.in[i] = given[i] = random_kept(kept_in(takes[i], dtype, x_dtype), point_count(takes[i]), floats);
@@ -786,9 +794,9 @@ static void check_pointwise(const char *set, int op, int dtype, int x_dtype) {
 }
 
 static void check_all_pointwise(const char *set) {
-    for (int op = 0; op < LENGTH(POINTWISE); op++)
+    for (int which = 0; which < LENGTH(POINTWISE); which++)
         for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
-            for (int x_dtype = LM_FLOAT32; x_dtype <= dtype; x_dtype++) check_pointwise(set, op, dtype, x_dtype);
+            for (int x_dtype = LM_FLOAT32; x_dtype <= dtype; x_dtype++) check_pointwise(set, which, dtype, x_dtype);
 }
 
 /* --- the pool --------------------------------------------------------------------------------------------------- */
