@@ -239,6 +239,10 @@ def test_a_layers_output_and_gradients_are_float64s(
     with computing_in(torch.device("cpu"), precision):
         ours = layers_gradients(layer, x, grad, rotary, TrainingAttend(**how))
     assert len(found) == 10
+    layer.mlp.up_proj.requires_grad_(False)  # the modules compute, as in a frozen reference
+    with computing_in(torch.device("cpu"), precision):
+        assert torch.equal(layer(x, rotary, TrainingAttend(**how)), ours[0])
+    layer.mlp.up_proj.requires_grad_(True)
     layer.mlp.act_fn.register_forward_hook(lambda *_: None)  # a part is watched: the modules compute
     with computing_in(torch.device("cpu"), precision):
         modules = layers_gradients(layer, x, grad, rotary, TrainingAttend(**how))
