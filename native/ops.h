@@ -6,8 +6,7 @@
 
 /* A group of 32 inputs as integers: x = scale * code. Its outlier are the four inputs, 4 * outlier to 4 * outlier + 3, that the group's
  * largest one is among. They have codes of 16 bits, so that they do not make those of all others coarse, which have 8
- * (docs/decisions/0022). Of the scale's mantissa three bits are used, so that its product with a
- * weight's scale is exact. */
+ * (docs/decisions/0022). Of the scale's mantissa three bits are used, so that its product with a weight's scale is exact. */
 typedef struct {
     int8_t q[LM_GROUP]; /* codes, of the outlier the low bits */
     int8_t high[4];     /* of the outlier: code = q + 256 * high */

@@ -36,15 +36,15 @@ typedef struct {
     atomic_int next, failed;
 } row_job;
 
-/* What a thread works in. Tiles' transposes are (head_dim, QUERIES). */
+/* What a thread works in. Tiles' transposes are (head_dim, QUERIES). Backward, `most` is log-sum-exp, and `total` grad_out times out. */
 typedef struct {
     float *k, *v, *grad_k, *grad_v;                                   /* a block's: (KEYS, head_dim) */
     float *q, *q_transposed, *grad_out, *grad_out_transposed;         /* a tile's; of `attend_as_pass` queries of four heads */
     float *scores, *grad_scores;                                      /* (KEYS, QUERIES) */
     float *sums;                                                      /* (heads, tokens, head_dim): outputs, or gradients of queries */
-    float *most, *total;                                              /* (heads, tokens): what of each query's softmax is known so far; */
-    float *partials, *scratch;                                        /* backward: log-sum-exp, and grad_out times out */
-} workspace;                                                          /* of `attend_as_pass` */
+    float *most, *total;                                              /* (heads, tokens): what of each query's softmax is known so far */
+    float *partials, *scratch;                                        /* of `attend_as_pass` */
+} workspace;
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
