@@ -214,6 +214,20 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     DiskCache(folder).close()
 
 
+def test_a_folder_that_was_moved_away_is_made_again_and_anothers_in_its_place_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with closing(DiskCache(folder)) as disk:
+        assert write(disk, 1)
+        folder.rename(tmp_path / "old")
+        with closing(DiskCache(folder)) as other:
+            with pytest.raises(OptionError, match="is used by another process"):
+                write(disk, 2)
+            assert not files(folder) and write(other, 3)
+        folder.rename(tmp_path / "older")
+        assert write(disk, 2) and read(disk, 2) == BYTES and disk.num_bytes == PAGE
+        assert len(files(tmp_path / "old")) == len(files(tmp_path / "older")) == len(files(folder)) == 1
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     with closing(DiskCache(tmp_path)), pytest.raises(OptionError, match="is used by another process; choose another"):
         DiskCache(tmp_path)

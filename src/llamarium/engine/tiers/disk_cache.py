@@ -104,10 +104,11 @@ class DiskCache:
     def write(self, key: bytes, parent: bytes, head: bytes, parts: Parts, is_current: Callable[[], bool]) -> bool:
         """Write a block, if `is_current` says so before and after its content is read; return whether it is there.
 
-        A folder that was removed is made again. OSError or OptionError if that or the block cannot be written; what was
-        there stays.
+        A folder that was removed or moved is made again. OSError or OptionError if that or the block cannot be written;
+        what was there stays.
         """
-        if not os.fstat(self._mark).st_nlink:  # the folder was removed
+        mark = self._folder / MARK
+        if not (mark.exists() and os.path.samestat(os.fstat(self._mark), mark.stat())):  # another's by now, or nobody's
             let_go = self._let_go
             self._open()
             let_go()
