@@ -213,8 +213,8 @@ typedef struct {
 /* The same bits for every number of threads. */
 LM_EXPORT int lm_compute_pointwise(const lm_pointwise *call);
 
-/* Find the norm of all gradients together, array i of `counts[i]` numbers, and scale them down to `max_norm` where it is finite and larger.
- * The same bits for every number of threads. */
+/* Find the norm of all gradients together, array i of `counts[i]` numbers, infinite where float32 does not hold its square, and scale them
+ * down to `max_norm` where it is finite and larger. The same bits for every number of threads. */
 LM_EXPORT int lm_clip(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm);
 
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */

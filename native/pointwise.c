@@ -5,6 +5,7 @@
  */
 #include "parts.h"
 
+#include <float.h>
 #include <stdlib.h>
 
 #define ROWS_OF_A_TASK 32
@@ -213,7 +214,7 @@ int clip(float *const *grads, const int64_t *counts, int32_t num_grads, double m
     double sum = 0;
     for (int task = 0; task < job.num_tasks; task++) sum += job.sums[task];
     free(job.sums);
-    *norm = sqrt(sum);
+    *norm = sum > FLT_MAX ? INFINITY : sqrt(sum); /* optimizers keep squares, in float32 */
     scaling.num_tasks = job.num_tasks;
     scaling.factor = (float)(max_norm / (*norm + 1e-6)); /* as PyTorch's */
     if (*norm > max_norm && isfinite(*norm)) lm_parallel_beside_others(run_clip, &scaling);

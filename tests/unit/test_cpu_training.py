@@ -324,6 +324,8 @@ def test_a_norm_that_is_not_finite_leaves_the_gradients(monkeypatch: pytest.Monk
     weight = torch.nn.Parameter(torch.ones(4, 3))
     weight.grad = torch.tensor([[1.0, torch.inf, 2.0]] * 4)
     assert cpu_training.clip_grad_norm([weight], 1.0) == torch.inf and weight.grad[0, 0] == 1
+    weight.grad = torch.full((4, 3), 1e20)  # whose squares, which AdamW keeps, float32 does not hold
+    assert cpu_training.clip_grad_norm([weight], torch.inf) == torch.inf and weight.grad[0, 0] == 1e20
     monkeypatch.setattr(native, "clip", pytest.fail)
     weight.grad = torch.ones(3, 4).T  # not contiguous: PyTorch's
     assert cpu_training.clip_grad_norm([weight], 1.0) == pytest.approx(12**0.5)
