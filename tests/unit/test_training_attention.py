@@ -177,3 +177,15 @@ def test_what_the_kernels_do_not_take_is_pytorchs(change: str, monkeypatch: pyte
     assert out.shape == q.shape and out.dtype == q.dtype
     if change != "device":
         torch.testing.assert_close(out, Exact()(0, q, k, v), rtol=1.3e-6, atol=1e-5)
+
+
+@needs_kernels
+def test_segments_of_one_row_are_those_of_all_and_others_that_do_not_fit_are_refused() -> None:
+    """C would read beyond them."""
+    given, one = inputs((3, 37, 4, 2, 32)), torch.tensor([[0] * 20 + [1] * 17])
+    found = with_gradients(TrainingAttend(segments_BT=one), *given)
+    expected = with_gradients(TrainingAttend(segments_BT=one.repeat(3, 1)), *given)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for wrong in (one[:, :36], one.repeat(2, 1)):
+        with pytest.raises(RuntimeError, match="expand"):
+            TrainingAttend(segments_BT=wrong)(0, *given[:3])

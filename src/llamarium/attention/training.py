@@ -25,13 +25,12 @@ class TrainingAttend(CausalAttend):
         if not can_attend_rows(q_BTNH, k_BTKH, v_BTKH):
             return super().__call__(layer_idx, q_BTNH, k_BTKH, v_BTKH)
         arrays = [x.to(products_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
-        return attend_rows(*arrays, *self.kernel_mask)
+        return attend_rows(*arrays, *self.kernel_mask(q_BTNH.shape[:2]))
 
-    @property
-    def kernel_mask(self) -> tuple[Tensor | None, bool]:
-        """The segments as the kernels take them, made once for all layers, and whether attention is causal."""
-        if self._segments_BT is None and self.segments_BT is not None:
-            self._segments_BT = self.segments_BT.to(torch.int32).contiguous()
+    def kernel_mask(self, shape: torch.Size) -> tuple[Tensor | None, bool]:
+        """Return segments (B, T) for the kernels, made once for all layers, and whether attention is causal."""
+        if self.segments_BT is not None and (self._segments_BT is None or self._segments_BT.shape != shape):
+            self._segments_BT = self.segments_BT.to(torch.int32).expand(shape).contiguous()
         return self._segments_BT, not self.bidirectional
 
 

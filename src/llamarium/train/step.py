@@ -233,11 +233,12 @@ def compute_layer(layer: LlamaDecoderLayer, x_BTD: Tensor, rotary: Rotary, atten
     fits = fits and are_plain(x_BTD, *angles, *weights) and products_dtype(x_BTD) in DTYPES
     if not fits or native.library() is None:
         return NotImplemented
-    (rows, tokens, width), head_dim, mask = x_BTD.shape, layer.self_attn.head_dim, (*attend.kernel_mask, False)
+    (rows, tokens, width), head_dim = x_BTD.shape, layer.self_attn.head_dim
     known = all(each.shape in ((1, tokens, 1, head_dim), (rows, tokens, 1, head_dim)) for each in angles)
     if not known or len({each.shape for each in angles}) > 1 or head_dim % 32 or width % 16 or weights[4].shape[0] % 16:
         return NotImplemented
     eps = layer.input_layernorm.eps, layer.post_attention_layernorm.eps
+    mask = (*attend.kernel_mask(x_BTD.shape[:2]), False)
     return Layer.apply((head_dim, eps, mask), *(x.contiguous() for x in (x_BTD, *angles)), *weights)
 
 
