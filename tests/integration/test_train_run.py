@@ -667,7 +667,7 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert "SIGTERM at step" in err
+    assert "SIGTERM at step" in err and "yet: this begins one" in " ".join(err.split())
     stopped = latest_checkpoint(tmp_path / "stopped by it")
     assert stopped is not None and stopped.name != "step-00000060"
     (command,) = re.findall("^go on with it: llamarium (.*)$", err, re.MULTILINE)

@@ -26,6 +26,8 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     set_threads(config.threads)
     with init_process_group(config) as process_group:
         is_first, out = process_group.is_rank_zero, args.out
+        if is_first and args.resume and not out.exists():
+            note(f"no run in {out} yet: this begins one")
         with trackers(args.report_to if is_first else (), out) as tracking:
             ending = conduct(
                 lambda: prepare(process_group),
@@ -68,7 +70,7 @@ def _advise(checkpoint: Path) -> None:
     name = shlex.quote(str(checkpoint))
     if is_adapter(checkpoint):
         note(f"talk to it: llamarium chat --adapter {name}")
-        note(f"a model of it: llamarium merge --adapter {name} --dtype float32 --out MODEL")
+        note(f"merge it into a model: llamarium merge --adapter {name} --dtype float32 --out MODEL")
     else:
         note(f"continue a text with it: llamarium generate -m {name} TEXT")
 
