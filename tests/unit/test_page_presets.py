@@ -80,7 +80,9 @@ def test_without_the_head_that_says_it_most_the_capital_is_lost(builtin: llamari
 
 
 def test_experiments_agree_with_what_the_page_shows_beside_them(builtin: llamarium.Llama) -> None:
-    """Up to the floor, which they tell: 0.778 on a chip was 0.7907 in the table, in bfloat16. The tenth may be the chips' eleventh."""
+    """Up to the floor, which they tell: 0.778 on a chip was 0.7907 in the table, in bfloat16. Their tenth may be the
+    chips' eleventh.
+    """
     for text in (PRESETS["strongest"], PRESETS["patch"][1]["text"]):
         found = builtin.inspect.effect(text)
         chips = {one.token_id: one for one in next(iter(builtin.next_tokens(text, k=12))).candidates}
