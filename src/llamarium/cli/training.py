@@ -45,9 +45,9 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     if is_first:
         _tell_end(config, ending, stopped_by)
         if stopped_by is not None:
-            start = "llamarium" if (n := process_group.world_size) == 1 else f"torchrun --nproc-per-node {n} -m llamarium"
+            run = "llamarium" if (n := process_group.world_size) == 1 else f"torchrun --nproc-per-node {n} -m llamarium"
             command = type(config).__name__.removesuffix("Config").lower()
-            note(f"go on with it: {start} {command} --out {shlex.quote(str(out))} --resume")
+            note(f"go on with it: {run} {command} --out {shlex.quote(str(out))} --resume")
         _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint)
     return 0 if stopped_by is None else 128 + stopped_by
 
