@@ -289,7 +289,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefix-tokens", type=int, default=2000, metavar="N")
     parser.add_argument("--hits", type=int, default=4, metavar="N", help="prompts that follow with the same prefix")
     parser.add_argument("--streams", type=int, default=8, metavar="N")
-    parser.add_argument("--stream-tokens", type=int, default=256, metavar="N", help="of each stream's answer")
+    parser.add_argument("--stream-tokens", type=int, default=700, metavar="N", help="of each stream's answer")
     parser.add_argument("--long-tokens", type=int, default=2000, metavar="N")
     return parser.parse_args()
 
