@@ -15,7 +15,7 @@ static void compute_angles(const pass *p, lm_team team) {
     for (int row = team.index; row < p->num_rows; row += team.count)
         for (int i = 0; i < half; i++) {
             const float angle = (float)p->positions[row] * p->model->frequencies[i];
-            p->angles[(size_t)row * 2 * half + i] = (float)cos(angle); /* rounded once, as modules do: their float32 cosines are not these */
+            p->angles[(size_t)row * 2 * half + i] = (float)cos(angle); /* in float64 and rounded once, as in model/rope.py */
             p->angles[(size_t)row * 2 * half + half + i] = (float)sin(angle);
         }
 }

@@ -108,7 +108,7 @@ class DiskCache:
         what was there stays.
         """
         mark = self._folder / MARK
-        if not (mark.exists() and os.path.samestat(os.fstat(self._mark), mark.stat())):  # another's by now, or nobody's
+        if not (mark.exists() and os.path.samestat(os.fstat(self._mark), mark.stat())):  # removed, or exchanged
             let_go = self._let_go
             self._open()
             let_go()
