@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 from axe_playwright_python.base import AxeResults
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from llamarium.api import Llama
 from llamarium.cli.inspect import link_to
@@ -107,6 +107,23 @@ def shown_decimal(page: Page, name: str) -> Decimal:
 def as_shown(value: float, digits: int) -> float:
     """A number as the page writes it with so many digits."""
     return float(f"{value:.{digits}g}")
+
+
+def hold(page: Page, pattern: str, of: str) -> list[Route]:
+    """Hold the requests that match a pattern and have this text in their address or body, from now on.
+
+    Called before the page is opened: one that is there already sends some past a new route.
+    """
+    held = list[Route]()
+
+    def take(route: Route) -> None:
+        if of in route.request.url + (route.request.post_data or ""):
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route(pattern, take)
+    return held
 
 
 _QUIET = """

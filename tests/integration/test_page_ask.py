@@ -17,6 +17,7 @@ from page_browser import (
     check_fits_and_is_open,
     check_text_is_text,
     check_two_screens,
+    hold,
     link,
     settled,
     shown,
@@ -110,10 +111,9 @@ def test_of_a_long_text_the_queries_around_the_chosen_token_are_asked_for(
 
 
 def test_a_late_word_does_not_take_the_place_of_a_newer_choice(page: Page, served: Running) -> None:
+    held = hold(page, "**/inspect/word", of='"mat"')
     page.goto(link(served, stage="lens-grid", pos=4))
     settled(page)
-    held = list[Any]()
-    page.route("**/inspect/word", lambda route: held.append(route))
     page.get_by_label("another word").fill("mat")
     page.get_by_role("button", name="Ask").click()
     served.wait(lambda: page.wait_for_timeout(20) or bool(held))

@@ -1,7 +1,6 @@
 """The stages in a browser: narrow and wide, light and dark; their numbers are the trace's; text stays text."""
 
 import re
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -22,6 +21,7 @@ from page_browser import (
     as_shown,
     check_fits_and_is_open,
     check_text_is_text,
+    hold,
     link,
     settled,
     shown,
@@ -277,12 +277,11 @@ def test_text_is_text(page: Page, served: Running, stage: str) -> None:
 
 def test_what_is_of_an_earlier_question_is_marked(page: Page, served: Running) -> None:
     """Numbers of layer 0 below the heading of layer 1 would be a lie, for as long as they stand there."""
+    held = hold(page, "**/activations/**", of="layer=1")
     page.goto(link(served, stage="attention", layer=0))
     settled(page)
     body = page.locator("article .body")
     expect(body).to_have_attribute("aria-busy", "false")
-    held = list[Any]()
-    page.route("**/activations/**", lambda route: held.append(route))
     page.keyboard.press("Shift+ArrowUp")
     expect(page.get_by_role("heading", name="Layer 1, head 0")).to_be_visible()
     expect(body).to_have_attribute("aria-busy", "true")

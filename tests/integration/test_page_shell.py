@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from page_browser import TEXT, link, settled
+from page_browser import TEXT, hold, link, settled
 from serving import Running
 
 pytest_plugins = ["page_browser"]
@@ -46,12 +46,11 @@ def test_the_line_the_address_and_what_is_shown_are_of_one_text(page: Page, serv
 
 
 def test_what_is_on_its_way_is_not_saved(page: Page, served: Running) -> None:
+    held = hold(page, "**/inspect/passes", of='"slow"')
     page.goto(link(served, stage="norm"))
     settled(page)
     save = page.get_by_role("button", name="Save as JSON")
     expect(save).to_be_enabled()
-    held = list[Any]()
-    page.route("**/inspect/passes", lambda route: held.append(route))
     page.get_by_label("Text", exact=True).fill("slow")
     page.get_by_role("button", name="Run").click()
     expect(save).to_be_disabled()
@@ -94,10 +93,11 @@ def test_a_narrow_page_shows_where_it_is_among_the_views(page: Page, served: Run
 
 
 def test_an_answer_that_grows_stops_when_it_is_left(page: Page, served: Running) -> None:
-    page.goto(link(served, stage="growth", layer=1))
-    settled(page)
     held, asked = list[Any](), list[str]()
     page.route("**/sampler", lambda route: route.continue_() if held else held.append(route))
+    page.goto(link(served, stage="growth", layer=1))
+    settled(page)
+    assert not held
     page.on("request", lambda one: asked.append(one.url) if one.url.endswith("/sampler") else None)
     page.get_by_role("button", name="8 greedy tokens").click()
     expect(page.get_by_role("button", name="8 greedy tokens")).to_be_disabled()
