@@ -18,11 +18,11 @@ INLINE void put_sums(const lanes *values, const int count, quad *out) {
     for (int s = 0; s < count; s++) out[s] = sums_of(values + s * HEADS_AT_ONCE);
 }
 
-/* Prefetch a slot's value, which is read after the chunk's last key: into the L2 cache, since L1 is too small for both. */
-INLINE void prefetch_value(const int dtype, const kv_chunk *at, int slot) {
+/* Prefetch a slot's vector in `from`, keys or values, into the L2 cache: L1 is too small for both. */
+INLINE void prefetch_slot(const int dtype, const kv_chunk *at, const void *from, int slot) {
     const size_t size = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
-    const char *value = (const char *)at->v + slot_at(at, slot) * at->head_dim * size;
-    for (size_t byte = 0; byte < at->head_dim * size; byte += 64) __builtin_prefetch(value + byte, 0, 2);
+    const char *vector = (const char *)from + slot_at(at, slot) * at->head_dim * size;
+    for (size_t byte = 0; byte < at->head_dim * size; byte += 64) __builtin_prefetch(vector + byte, 0, 2);
 }
 
 #define SLOTS_AT_ONCE (LANES == 16 ? 4 : 1) /* are scored, as far as there are registers for their sums */
@@ -68,7 +68,7 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
 INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const paired *q, quad *scores) {
     const int quarter = at->slots / 4;
     for (int slot = 0; slot < quarter; slot++) {
-        for (int s = 0; s < 4; s++) prefetch_value(dtype, at, slot + s * quarter);
+        for (int s = 0; s < 4; s++) prefetch_slot(dtype, at, at->v, slot + s * quarter);
         for (int s = 0; s < 4; s += SLOTS_AT_ONCE)
             score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
     }
@@ -77,25 +77,22 @@ INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, co
 
 /* The softmax of four heads' scores, which become its weights. */
 static __attribute__((noinline)) void weigh(quad *scores, int slots, quad *largest, quad *sum) {
-    wide most_of_four = (wide){0} - INFINITY;
-    for (int s = 0; s + 4 <= slots; s += 4) {
-        wide here;
-        memcpy(&here, scores + s, sizeof here);
-        most_of_four = select_wide(here > most_of_four, here, most_of_four);
-    }
+    wide most_of_four[2] = {(wide){0} - INFINITY, (wide){0} - INFINITY}; /* two, which do not wait for each other */
+    int whole = 0;
+    for (; whole + 8 <= slots; whole += 8)
+        for (int i = 0; i < 2; i++) most_of_four[i] = larger_wide(load_wide((float *)(scores + whole + 4 * i)), most_of_four[i]);
+    const wide larger = larger_wide(most_of_four[0], most_of_four[1]);
     quad found[4], most = (quad){0} - INFINITY;
-    memcpy(found, &most_of_four, sizeof found);
+    memcpy(found, &larger, sizeof found);
     for (int i = 0; i < 4; i++) most = select_quad(found[i] > most, found[i], most);
-    for (int s = slots / 4 * 4; s < slots; s++) most = select_quad(scores[s] > most, scores[s], most);
+    for (int s = whole; s < slots; s++) most = select_quad(scores[s] > most, scores[s], most);
     const quad size = (quad)((quad_ints)most & 0x7fffffff); /* beside huge scores 200 alone is nothing */
     for (int s = slots; s % 4; s++) scores[s] = most - 200 - size * 1e-3f; /* e^-87 is nothing beside the largest's 1 */
     const quad repeated[4] = {most, most, most, most};
     wide largest_wide, sums = {0};
     memcpy(&largest_wide, repeated, sizeof repeated);
     for (int s = 0; s < slots; s += 4) {
-        wide here;
-        memcpy(&here, scores + s, sizeof here);
-        here = exp_of_wide(here - largest_wide);
+        const wide here = exp_of_wide(load_wide((float *)(scores + s)) - largest_wide);
         memcpy(scores + s, &here, sizeof here);
         sums += here;
     }
@@ -166,58 +163,40 @@ INLINE void mix_scores(const int dtype, const int heads, const kv_chunk *at, qua
 
 /* --- many rows of one sequence ---------------------------------------------------------------------------------- */
 
-/* columns (head_dim, LANES): the keys of LANES slots from `slot` on, transposed, in the order of `load_pair`. Behind the last slot
+/* columns (head_dim, COLUMNS): the keys of COLUMNS slots from `slot` on, transposed, in the order of `load_pair`. Behind the last slot
  * it is repeated. */
 INLINE void transpose_keys(const int dtype, const kv_chunk *at, int slot, float *columns) {
-    for (int s = 0; s < LANES; s += 4) {
-        size_t places[4];
-        for (int j = 0; j < 4; j++)
-            places[j] = slot_at(at, slot + s + j < at->slots ? slot + s + j : at->slots - 1) * at->head_dim;
+    const int head_dim = at->head_dim;
+    for (const float *end = columns + COLUMNS; columns < end; columns += LANES, slot += LANES) {
+        size_t places[LANES];
+        for (int s = 0; s < LANES; s++) places[s] = slot_at(at, min_int(slot + s, at->slots - 1)) * head_dim;
         int i = 0;
-        for (; i + 4 <= at->head_dim; i += 4) {
-            quad values[4];
-            for (int j = 0; j < 4; j++) values[j] = load_quad(dtype, at->k, places[j] + i);
-            const quad a = SHUFFLE(values[0], values[1], 0, 4, 1, 5), b = SHUFFLE(values[0], values[1], 2, 6, 3, 7);
-            const quad c = SHUFFLE(values[2], values[3], 0, 4, 1, 5), d = SHUFFLE(values[2], values[3], 2, 6, 3, 7);
-            const quad four[4] = {SHUFFLE(a, c, 0, 1, 4, 5), SHUFFLE(a, c, 2, 3, 6, 7), SHUFFLE(b, d, 0, 1, 4, 5),
-                                     SHUFFLE(b, d, 2, 3, 6, 7)};
-            for (int j = 0; j < 4; j++) {
-                const int place = place_in_pairs(dtype, i + j, at->head_dim);
-                memcpy(columns + (size_t)place * LANES + s, &four[j], sizeof(quad));
+        for (; i + PAIR <= head_dim; i += PAIR)
+            for (int half = 0; half < (dtype == LM_BFLOAT16 ? 1 : 2); half++) {
+                lanes keys[LANES], pair[2];
+                for (int s = 0; s < LANES; s++) {
+                    if (dtype == LM_BFLOAT16) {
+                        memcpy(&keys[s], (const uint16_t *)at->k + places[s] + i, sizeof(lanes)); /* words of two, as they lie */
+                    } else {
+                        load_pair(dtype, at->k, places[s] + i, pair);
+                        keys[s] = pair[half];
+                    }
+                }
+                transpose_lanes(keys);
+                for (int n = 0; n < LANES; n++) {
+                    float *to = columns + (size_t)(i + half * LANES + n) * COLUMNS;
+                    if (dtype == LM_BFLOAT16) {
+                        load_pair(dtype, &keys[n], 0, pair);
+                        memcpy(to, &pair[0], sizeof(lanes));
+                        memcpy(to + LANES * COLUMNS, &pair[1], sizeof(lanes));
+                    } else {
+                        memcpy(to, &keys[n], sizeof(lanes));
+                    }
+                }
             }
-        }
-        for (; i < at->head_dim; i++)
-            for (int j = 0; j < 4; j++) columns[(size_t)i * LANES + s + j] = kept_at(dtype, at->k, places[j] + i);
+        for (; i < head_dim; i++)
+            for (int s = 0; s < LANES; s++) columns[(size_t)i * COLUMNS + s] = kept_at(dtype, at->k, places[s] + i);
     }
-}
-
-/* scores (LANES) of as many slots and each head. A register holds slots here and numbers of a key in `score_slots`; what are
- * lanes there are added up in the same order. */
-INLINE void score_columns(const int heads, int head_dim, const float *columns, const paired *q, lanes scores[HEADS_AT_ONCE]) {
-    enum { PARTS = LANES / 4 };
-    const int whole = head_dim / LANES * LANES;
-    lanes sums[4][HEADS_AT_ONCE];
-#pragma GCC unroll 4
-    for (int lane = 0; lane < 4; lane++) {
-        lanes own[PARTS][HEADS_AT_ONCE] = {{{0}}};
-        for (int i = lane; i < whole; i += LANES)
-            for (int j = 0; j < PARTS; j++) {
-                lanes key;
-                memcpy(&key, columns + (size_t)(i + 4 * j) * LANES, sizeof key);
-                for (int h = 0; h < heads; h++) own[j][h] += key * q[(size_t)h * head_dim + i + 4 * j].value;
-            }
-        for (int i = whole; lane == 0 && i < head_dim; i++) {
-            lanes key;
-            memcpy(&key, columns + (size_t)i * LANES, sizeof key);
-            for (int h = 0; h < heads; h++) own[0][h] += key * q[(size_t)h * head_dim + i].value;
-        }
-        for (int h = 0; h < heads; h++) { /* written out, since compilers keep `own` in memory for the sake of a loop */
-            const lanes left = PARTS == 4 ? own[0][h] + own[PARTS / 2][h] : own[0][h];
-            const lanes right = PARTS == 4 ? own[PARTS / 4][h] + own[PARTS - 1][h] : own[PARTS - 1][h];
-            sums[lane][h] = PARTS == 1 ? left : left + right;
-        }
-    }
-    for (int h = 0; h < heads; h++) scores[h] = (sums[0][h] + sums[2][h]) + (sums[1][h] + sums[3][h]);
 }
 
 /* As `transpose_keys`, for any cache. */
@@ -229,13 +208,69 @@ static __attribute__((noinline)) void transpose(int dtype, const kv_chunk *at, i
     }
 }
 
+/* scores[s][h] of LANES slots, from registers that have one head's. */
+static inline void put_quads(const lanes heads[HEADS_AT_ONCE], quad *scores) {
+    quad parts[HEADS_AT_ONCE][LANES / 4];
+    memcpy(parts, heads, sizeof parts);
+    for (int i = 0; i < LANES / 4; i++) {
+        quad four[4] = {parts[0][i], parts[1][i], parts[2][i], parts[3][i]};
+        transpose_quads(four);
+        memcpy(scores + 4 * i, four, sizeof four);
+    }
+}
+
+/* scores[s][h] of COLUMNS slots. A register holds slots here and numbers of a key in `score_some`; what are lanes there are added up
+ * in the same order. */
+INLINE void score_columns(const int heads, int head_dim, const float *columns, const paired *q, const float *scales, quad *scores) {
+    enum { PARTS = LANES / 4 };
+    const int whole = head_dim / LANES * LANES;
+    lanes sums[4][HEADS_AT_ONCE][GROUPS];
+#pragma GCC unroll 4
+    for (int lane = 0; lane < 4; lane++) {
+        lanes own[PARTS][HEADS_AT_ONCE][GROUPS] = {{{{0}}}};
+        for (int i = lane; i < whole; i += LANES)
+#pragma GCC unroll 4
+            for (int j = 0; j < PARTS; j++) {
+                lanes keys[GROUPS];
+#pragma GCC unroll 4
+                for (int g = 0; g < GROUPS; g++) {
+                    keys[g] = load_floats(columns + (size_t)(i + 4 * j) * COLUMNS + g * LANES);
+                    IN_REGISTER(keys[g]);
+                }
+#pragma GCC unroll 4
+                for (int h = 0; h < heads; h++)
+#pragma GCC unroll 4
+                    for (int g = 0; g < GROUPS; g++) own[j][h][g] += keys[g] * q[(size_t)h * head_dim + i + 4 * j].value;
+            }
+        for (int i = whole; lane == 0 && i < head_dim; i++)
+            for (int h = 0; h < heads; h++)
+                for (int g = 0; g < GROUPS; g++)
+                    own[0][h][g] += load_floats(columns + (size_t)i * COLUMNS + g * LANES) * q[(size_t)h * head_dim + i].value;
+        for (int h = 0; h < heads; h++) /* written out, since compilers keep `own` in memory for the sake of a loop */
+            for (int g = 0; g < GROUPS; g++) {
+                const lanes left = PARTS == 4 ? own[0][h][g] + own[PARTS / 2][h][g] : own[0][h][g];
+                const lanes right = PARTS == 4 ? own[PARTS / 4][h][g] + own[PARTS - 1][h][g] : own[PARTS - 1][h][g];
+                sums[lane][h][g] = PARTS == 1 ? left : left + right;
+            }
+    }
+    for (int g = 0; g < GROUPS; g++) {
+        lanes found[HEADS_AT_ONCE] = {{0}};
+        for (int h = 0; h < heads; h++) {
+            const lanes sum = (sums[0][h][g] + sums[2][h][g]) + (sums[1][h][g] + sums[3][h][g]);
+            found[h] = sum * load_floats(scales + g * LANES);
+        }
+        put_quads(found, scores + g * LANES);
+    }
+}
+
 /* As `score_columns`, for any number of heads. */
-static __attribute__((noinline)) void score(int heads, int head_dim, const float *columns, const paired *q, lanes scores[HEADS_AT_ONCE]) {
+static __attribute__((noinline)) void score(int heads, int head_dim, const float *columns, const paired *q, const float *scales,
+                                            quad *scores) {
     switch (heads) {
-    case 1: score_columns(1, head_dim, columns, q, scores); break;
-    case 2: score_columns(2, head_dim, columns, q, scores); break;
-    case 3: score_columns(3, head_dim, columns, q, scores); break;
-    default: score_columns(4, head_dim, columns, q, scores);
+    case 1: score_columns(1, head_dim, columns, q, scales, scores); break;
+    case 2: score_columns(2, head_dim, columns, q, scales, scores); break;
+    case 3: score_columns(3, head_dim, columns, q, scales, scores); break;
+    default: score_columns(4, head_dim, columns, q, scales, scores);
     }
 }
 
@@ -243,17 +278,18 @@ static __attribute__((noinline)) void score(int heads, int head_dim, const float
 static __attribute__((noinline)) quad (*score_run(int dtype, int heads, const kv_chunk *at, const row_run *rows))[CHUNK] {
     quad(*scores)[CHUNK] = (quad(*)[CHUNK])rows->scratch;
     float *columns = (float *)(scores + ROWS_OF_RUN);
-    for (int slot = 0; slot < at->slots; slot += LANES) {
-        lanes scale = (lanes){0} + 1;
-        transpose(dtype, at, slot, columns);
-        for (int s = 0; s < LANES && slot + s < at->slots && dtype == LM_INT8; s++) scale[s] = at->k_scales[slot_at(at, slot + s)];
-        for (int m = 0; m < rows->count; m++) {
-            if (slot >= rows->visible - (rows->count - 1 - m)) continue;
-            lanes own[HEADS_AT_ONCE] = {{0}};
-            score(heads, at->head_dim, columns, rows->q + m * rows->stride, own);
-            for (int h = 0; h < HEADS_AT_ONCE && dtype == LM_INT8; h++) own[h] *= scale;
-            for (int s = 0; s < LANES; s++) scores[m][slot + s] = (quad){own[0][s], own[1][s], own[2][s], own[3][s]};
+    for (int slot = 0; slot < at->slots; slot += COLUMNS) {
+        float scales[COLUMNS];
+        for (int s = slot; s < min_int(slot + COLUMNS, at->slots); s++) {
+            prefetch_slot(dtype, at, at->v, s);
+            if (s + COLUMNS < at->slots) prefetch_slot(dtype, at, at->k, s + COLUMNS);
         }
+        transpose(dtype, at, slot, columns);
+        for (int s = 0; s < COLUMNS; s++)
+            scales[s] = dtype == LM_INT8 && slot + s < at->slots ? at->k_scales[slot_at(at, slot + s)] : 1;
+        for (int m = 0; m < rows->count; m++)
+            if (slot < rows->visible - (rows->count - 1 - m))
+                score(heads, at->head_dim, columns, rows->q + m * rows->stride, scales, scores[m] + slot);
     }
     return scores;
 }

@@ -48,7 +48,8 @@ static inline partial *partial_at(float *partials, size_t index, int head_dim) {
 
 #define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
 
-#define ROWS_OF_RUN 32
+#define ROWS_OF_RUN 32 /* at most */
+#define LEAST_RUN 4    /* rows alone take less time */
 
 /* Rows of tokens that follow each other in one sequence; each sees one slot more than the row before it. */
 typedef struct {
@@ -59,8 +60,11 @@ typedef struct {
     float *scratch;              /* run_scratch(head_dim) numbers */
 } row_run;
 
-/* Numbers for the scores of a run and for LANES keys. */
-static inline size_t run_scratch(int head_dim) { return ROWS_OF_RUN * CHUNK * 4 + (size_t)head_dim * LANES; }
+#define GROUPS (LANES == 16 ? 2 : 1) /* of LANES slots each, which a run scores at once */
+#define COLUMNS (GROUPS * LANES)
+
+/* Numbers for the scores of a run and for COLUMNS keys. */
+static inline size_t run_scratch(int head_dim) { return ROWS_OF_RUN * CHUNK * 4 + (size_t)head_dim * COLUMNS; }
 
 /* Merge a later chunk's result into that of the earlier ones; always in this order, so that the sum is always the same. */
 static inline void merge(partial *known, const partial *next, int head_dim) {

@@ -49,15 +49,6 @@ INLINE lanes multiply_add(const int dtype, lanes total, lanes weights, lanes inp
 #define UNROLLED _Pragma("GCC unroll 8")
 #endif
 
-/* Keep compilers from loading a number anew for each product that it is a factor of. */
-#if defined __x86_64__
-#define IN_REGISTER(VALUE) __asm__("" : "+v"(VALUE))
-#elif defined __ARM_NEON
-#define IN_REGISTER(VALUE) __asm__("" : "+w"(VALUE))
-#else
-#define IN_REGISTER(VALUE) ((void)(VALUE))
-#endif
-
 /* Four rows of weights: numbers from one row to the next, and from a group to the next one. */
 typedef struct {
     const char *at;

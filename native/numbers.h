@@ -28,6 +28,21 @@ typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
 typedef uint16_t lane_halves __attribute__((vector_size(2 * LANES)));
 
+/* Keep compilers from loading a number anew for each product that it is a factor of. */
+#if defined __x86_64__
+#define IN_REGISTER(VALUE) __asm__("" : "+v"(VALUE))
+#elif defined __ARM_NEON
+#define IN_REGISTER(VALUE) __asm__("" : "+w"(VALUE))
+#else
+#define IN_REGISTER(VALUE) ((void)(VALUE))
+#endif
+
+static inline wide load_wide(const float *from) {
+    wide values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
 /* a where `mask` is all ones, b where it is 0. */
 static inline wide select_wide(wide_ints mask, wide a, wide b) {
     return (wide)((mask & (wide_ints)a) | (~mask & (wide_ints)b));
@@ -200,12 +215,6 @@ static inline lanes load_paired(const paired *from) {
     return values;
 }
 
-/* Where `load_pair` puts number `i` of `count`. */
-static inline int place_in_pairs(int dtype, int i, int count) {
-    if (dtype != LM_BFLOAT16 || i >= count / PAIR * PAIR) return i;
-    return i / PAIR * PAIR + i % 2 * LANES + i % PAIR / 2;
-}
-
 /* Put what is multiplied with numbers of `dtype` into the order in which `load_pair` has them, where it lies: `paired` from
  * then on. */
 static inline void into_pairs(int dtype, float *values, int count) {
@@ -232,26 +241,57 @@ static inline float *out_of_pairs(int dtype, paired *all, int count) {
     return (float *)all;
 }
 
-static inline quad load_quad(int dtype, const void *from, size_t place) {
-    quad values;
-    if (dtype == LM_INT8) {
-        const int8_t *codes = (const int8_t *)from + place;
-        values = (quad){codes[0], codes[1], codes[2], codes[3]};
-    } else if (dtype == LM_BFLOAT16) {
-        uint16_t __attribute__((vector_size(8))) halves;
-        memcpy(&halves, (const uint16_t *)from + place, sizeof halves);
-        values = (quad)(__builtin_convertvector(halves, quad_ints) << 16);
-    } else {
-        memcpy(&values, (const float *)from + place, sizeof values);
-    }
-    return values;
-}
-
 #if defined __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (quad_ints){__VA_ARGS__})
 #endif
+
+/* Transpose four of them. */
+static inline void transpose_quads(quad v[4]) {
+    const quad a = SHUFFLE(v[0], v[1], 0, 4, 1, 5), b = SHUFFLE(v[0], v[1], 2, 6, 3, 7);
+    const quad c = SHUFFLE(v[2], v[3], 0, 4, 1, 5), d = SHUFFLE(v[2], v[3], 2, 6, 3, 7);
+    v[0] = SHUFFLE(a, c, 0, 1, 4, 5), v[1] = SHUFFLE(a, c, 2, 3, 6, 7);
+    v[2] = SHUFFLE(b, d, 0, 1, 4, 5), v[3] = SHUFFLE(b, d, 2, 3, 6, 7);
+}
+
+/* Transpose as many registers as they have numbers. */
+INLINE void transpose_lanes(lanes v[LANES]) {
+#if LANES == 16
+    __m512 a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_ps((__m512)v[i], (__m512)v[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps((__m512)v[i], (__m512)v[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = (__m512)_mm512_unpacklo_pd((__m512d)a[i + j], (__m512d)a[i + j + 2]);
+            b[i + 2 * j + 1] = (__m512)_mm512_unpackhi_pd((__m512d)a[i + j], (__m512d)a[i + j + 2]);
+        }
+    for (int i = 0; i < 4; i++) { /* now each quad is transposed */
+        const __m512 ab = _mm512_shuffle_f32x4(b[i], b[4 + i], 0x44), cd = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0x44);
+        const __m512 ef = _mm512_shuffle_f32x4(b[i], b[4 + i], 0xee), gh = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0xee);
+        v[i] = (lanes)_mm512_shuffle_f32x4(ab, cd, 0x88);
+        v[4 + i] = (lanes)_mm512_shuffle_f32x4(ab, cd, 0xdd);
+        v[8 + i] = (lanes)_mm512_shuffle_f32x4(ef, gh, 0x88);
+        v[12 + i] = (lanes)_mm512_shuffle_f32x4(ef, gh, 0xdd);
+    }
+#elif LANES == 8
+    for (int i = 0; i < 4; i++) {
+        const lanes a = v[i], b = v[4 + i];
+        v[i] = (lanes)_mm256_permute2f128_ps((__m256)a, (__m256)b, 0x20);
+        v[4 + i] = (lanes)_mm256_permute2f128_ps((__m256)a, (__m256)b, 0x31);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        const __m256 a = _mm256_unpacklo_ps((__m256)v[i], (__m256)v[i + 1]), b = _mm256_unpackhi_ps((__m256)v[i], (__m256)v[i + 1]);
+        const __m256 c = _mm256_unpacklo_ps((__m256)v[i + 2], (__m256)v[i + 3]), d = _mm256_unpackhi_ps((__m256)v[i + 2], (__m256)v[i + 3]);
+        v[i] = (lanes)_mm256_shuffle_ps(a, c, 0x44), v[i + 1] = (lanes)_mm256_shuffle_ps(a, c, 0xee);
+        v[i + 2] = (lanes)_mm256_shuffle_ps(b, d, 0x44), v[i + 3] = (lanes)_mm256_shuffle_ps(b, d, 0xee);
+    }
+#else
+    transpose_quads(v);
+#endif
+}
 
 /* a where `mask` is all ones, b where it is 0. */
 static inline quad select_quad(quad_ints mask, quad a, quad b) {

@@ -224,7 +224,7 @@ static void find_runs(pass *p) {
             end++;
         for (int start = row, size; start < end; start += size) {
             p->runs[p->num_runs++] = start;
-            size = end - start < ROWS_OF_RUN / 2 ? 1 : ROWS_OF_RUN;
+            size = end - start < LEAST_RUN ? 1 : ROWS_OF_RUN;
         }
     }
     p->runs[p->num_runs] = p->num_rows;

@@ -140,20 +140,11 @@ static void store_vectors(const lm_row_attention *call, void *to, int heads, int
 static void transpose(const float *from, int count, float *to) {
     for (int i = 0; i < count; i += 4)
         for (int q = 0; q < QUERIES; q += 4) {
-            quad a[4];
-            for (int r = 0; r < 4; r++) memcpy(&a[r], from + (q + r) * count + i, sizeof(quad));
-            const quad low01 = SHUFFLE(a[0], a[1], 0, 4, 1, 5), high01 = SHUFFLE(a[0], a[1], 2, 6, 3, 7);
-            const quad low23 = SHUFFLE(a[2], a[3], 0, 4, 1, 5), high23 = SHUFFLE(a[2], a[3], 2, 6, 3, 7);
-            const quad b[4] = {SHUFFLE(low01, low23, 0, 1, 4, 5), SHUFFLE(low01, low23, 2, 3, 6, 7), SHUFFLE(high01, high23, 0, 1, 4, 5),
-                               SHUFFLE(high01, high23, 2, 3, 6, 7)};
-            for (int r = 0; r < 4; r++) memcpy(to + (i + r) * QUERIES + q, &b[r], sizeof(quad));
+            quad four[4];
+            for (int r = 0; r < 4; r++) memcpy(&four[r], from + (q + r) * count + i, sizeof(quad));
+            transpose_quads(four);
+            for (int r = 0; r < 4; r++) memcpy(to + (i + r) * QUERIES + q, &four[r], sizeof(quad));
         }
-}
-
-INLINE wide load_wide(const float *from) {
-    wide values;
-    memcpy(&values, from, sizeof values);
-    return values;
 }
 
 /* --- what is visible --------------------------------------------------------------------------------------------- */

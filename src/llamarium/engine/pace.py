@@ -13,7 +13,7 @@ LEAST_CHUNK = 4
 MAX_CHUNK_TOKENS = 2048
 """Prompt tokens in a step at most: bounds the activations of long ones."""
 
-STRETCH = (1.8, 2.4, 3.0)
+STRETCH = (2.0, 2.4, 3.0)
 """How long a step may be while one prompt is read, two or more, in steps without: with less, several would pile up."""
 
 PAUSE_S = 0.1
