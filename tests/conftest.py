@@ -5,6 +5,7 @@ light.txt are collected, and with --heavy all others: `make test` runs each in o
 """
 
 import importlib
+import itertools
 import random
 import signal
 import sys
@@ -89,11 +90,15 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Steps that take their time, so that an answer can be seen coming, until the event is set."""
+    """Steps that take their time, so that an answer can be seen coming, until the event is set.
+
+    The later the more: who looks on a busy machine sees it late.
+    """
     from llamarium.engine.engine import Engine
 
-    step, was_seen = Engine.step, threading.Event()
-    monkeypatch.setattr(Engine, "step", lambda engine: (was_seen.wait(0.02), step(engine))[1])
+    step, was_seen, number = Engine.step, threading.Event(), itertools.count()
+    seconds = lambda: min(0.25, 0.02 * 1.01 ** next(number))  # noqa: E731
+    monkeypatch.setattr(Engine, "step", lambda engine: (was_seen.wait(seconds()), step(engine))[1])
     return was_seen
 
 

@@ -4,7 +4,7 @@ A module that wants another model behind the page has a fixture `llama` of its o
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -109,21 +109,36 @@ def as_shown(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def hold(page: Page, pattern: str, of: str) -> list[Route]:
-    """Hold the requests that match a pattern and have this text in their address or body, from now on.
+class Intercepted:
+    """The requests of a page that match a pattern: each goes on, unless `answer` is set, which is given them then.
 
-    Called before the page is opened: one that is there already sends some past a new route.
+    Made before the page is opened: one that is there already sends some past a new route.
     """
-    held = list[Route]()
 
-    def take(route: Route) -> None:
-        if of in route.request.url + (route.request.post_data or ""):
-            held.append(route)
+    def __init__(self, page: Page, pattern: str) -> None:
+        self.answer: Callable[[Route], object] | None = None
+        page.route(pattern, lambda route: self.answer(route) if self.answer else route.continue_())
+
+
+class Held(Intercepted):
+    """Those of them that have a text in their address or body are held, until they may all go on, later ones too."""
+
+    def __init__(self, page: Page, pattern: str, of: str = "") -> None:
+        super().__init__(page, pattern)
+        self.routes = list[Route]()
+        self._of = of
+        self.answer = self._take
+
+    def _take(self, route: Route) -> None:
+        if self._of in route.request.url + (route.request.post_data or ""):
+            self.routes.append(route)
         else:
             route.continue_()
 
-    page.route(pattern, take)
-    return held
+    def go_on(self) -> None:
+        self.answer = None
+        for route in self.routes:
+            route.continue_()
 
 
 _QUIET = """

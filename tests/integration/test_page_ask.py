@@ -13,11 +13,11 @@ from llamarium.inspect.interventions.patching import PatchGrid
 from page_browser import (
     HOSTILE,
     TEXT,
+    Held,
     as_shown,
     check_fits_and_is_open,
     check_text_is_text,
     check_two_screens,
-    hold,
     link,
     settled,
     shown,
@@ -111,19 +111,17 @@ def test_of_a_long_text_the_queries_around_the_chosen_token_are_asked_for(
 
 
 def test_a_late_word_does_not_take_the_place_of_a_newer_choice(page: Page, served: Running) -> None:
-    held = hold(page, "**/inspect/word", of='"mat"')
+    held = Held(page, "**/inspect/word", of='"mat"')
     page.goto(link(served, stage="lens-grid", pos=4))
     settled(page)
     page.get_by_label("another word").fill("mat")
     page.get_by_role("button", name="Ask").click()
-    served.wait(lambda: page.wait_for_timeout(20) or bool(held))
+    served.wait(lambda: page.wait_for_timeout(20) or bool(held.routes))
     second = page.get_by_role("group", name="probable tokens").get_by_role("button").nth(1)
     second.click()
     expect(second).to_have_attribute("aria-pressed", "true")
     with page.expect_response(lambda answer: "mat" in (answer.request.post_data or "")):
-        for one in held:
-            one.continue_()
-    page.unroute("**/inspect/word")
+        held.go_on()
     settled(page)
     expect(second).to_have_attribute("aria-pressed", "true")
 

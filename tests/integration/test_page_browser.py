@@ -18,10 +18,10 @@ from page_browser import (
     HOSTILE,
     KEY,
     TEXT,
+    Held,
     as_shown,
     check_fits_and_is_open,
     check_text_is_text,
-    hold,
     link,
     settled,
     shown,
@@ -277,7 +277,7 @@ def test_text_is_text(page: Page, served: Running, stage: str) -> None:
 
 def test_what_is_of_an_earlier_question_is_marked(page: Page, served: Running) -> None:
     """Numbers of layer 0 below the heading of layer 1 would be a lie, for as long as they stand there."""
-    held = hold(page, "**/activations/**", of="layer=1")
+    held = Held(page, "**/activations/**", of="layer=1")
     page.goto(link(served, stage="attention", layer=0))
     settled(page)
     body = page.locator("article .body")
@@ -285,8 +285,7 @@ def test_what_is_of_an_earlier_question_is_marked(page: Page, served: Running) -
     page.keyboard.press("Shift+ArrowUp")
     expect(page.get_by_role("heading", name="Layer 1, head 0")).to_be_visible()
     expect(body).to_have_attribute("aria-busy", "true")
-    for route in held:
-        route.continue_()
+    held.go_on()
     expect(body).to_have_attribute("aria-busy", "false")
 
 

@@ -49,7 +49,7 @@ def test_a_step_is_checked_its_place_is_opened_and_hints_come_one_by_one(
     for name in ("A hint", "A hint", "The solution"):
         page.get_by_role("button", name=name).click()
         settled(page)
-    assert page.locator(".hint").count() == 2
+    expect(page.locator(".hint")).to_have_count(2)
     expect(page.get_by_text("The solution")).to_be_visible()
     page.get_by_role("link", name="See the place").click()
     expect(page.get_by_role("heading", name="Attention", exact=True)).to_be_visible()

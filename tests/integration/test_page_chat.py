@@ -14,7 +14,7 @@ import llamarium
 from llamarium.api import Llama
 from llamarium.page import assets
 from llamarium.page.extension import page as page_extension
-from page_browser import HOSTILE, KEY, as_shown, check_fits_and_is_open, link, settled, shown
+from page_browser import HOSTILE, KEY, Intercepted, as_shown, check_fits_and_is_open, link, settled, shown
 from page_bundle import built_page
 from serving import CHAT, Running, serving
 
@@ -194,15 +194,16 @@ def test_nothing_is_lost_when_the_server_refuses_or_is_gone(page: Page, served: 
         headers = {"retry-after": "7", "content-type": "application/json"}
         return lambda route: route.fulfill(status=status, body=body, headers=headers)
 
+    chat = Intercepted(page, f"**{CHAT}")
     opened(page, served)
     say(page, "First")
     kept = answer_of(page)
     for status, code, message in REFUSALS:
-        page.route(f"**{CHAT}", refuse(status, code, message))
+        chat.answer = refuse(status, code, message)
         say(page, f"Then {status}")
         expect(turns(page).last.get_by_role("alert")).to_contain_text(message)
         expect(turns(page).nth(-2).locator(".said")).to_have_text(f"Then {status}")
-        page.unroute(f"**{CHAT}")
+        chat.answer = None
         turns(page).last.get_by_role("button", name="Try again").click()
         expect(turns(page).last.get_by_role("alert")).to_have_count(0)
         ended(page)
@@ -226,15 +227,16 @@ def test_a_stream_that_breaks_is_marked_and_what_came_is_kept(page: Page, served
             "code": "overloaded",
         }
     }
+    chat = Intercepted(page, f"**{CHAT}")
     opened(page, served)
     ends = (f"data: {json.dumps(error)}\n\n", "there was no memory"), ("", "the stream ended before the answer did")
     for end, why in ends:
-        page.route(f"**{CHAT}", broken(said + end))
+        chat.answer = broken(said + end)
         say(page, "Why?")
         expect(turns(page).last.get_by_role("alert")).to_contain_text(f"Unfinished: {why}")
         assert answer_of(page) == "Because of"
         expect(turns(page).last.locator('[data-number^="tokens-"]')).to_have_text("2")
-    page.unroute(f"**{CHAT}")
+    chat.answer = None
     turns(page).last.get_by_role("button", name="Try again").click()
     expect(turns(page).last.get_by_text("2 of 2")).to_be_visible()
     ended(page)
@@ -257,8 +259,8 @@ def test_text_is_text(page: Page, served: Running) -> None:
     }
     calls = {"index": 0, "delta": {"tool_calls": [call]}, "logprobs": None, "finish_reason": None}
     body = "".join(f"data: {json.dumps({'choices': [one]})}\n\n" for one in (calls, choice)) + "data: [DONE]\n\n"
-    opened(page, served)
     page.route(f"**{CHAT}", broken(body))
+    opened(page, served)
     say(page, HOSTILE)
     page.get_by_role("button", name="Tokens", exact=True).click()
     assert page.locator("main img, main script").count() == 0
@@ -286,8 +288,8 @@ def test_a_call_is_shown_and_its_result_goes_on(page: Page, served: Running) -> 
         else:
             route.continue_()
 
-    opened(page, served)
     page.route(f"**{CHAT}", answer)
+    opened(page, served)
     page.get_by_text("What is asked with every turn").click()
     page.get_by_label("System prompt").fill("Be brief")
     page.get_by_label("Tools").fill("[nonsense")
@@ -401,11 +403,12 @@ def test_a_model_without_dialogs_continues_a_text(browser: Browser, base_model: 
 
 def test_a_server_that_is_gone_is_said_and_asked_again(browser: Browser, served: Running) -> None:
     page = browser.new_page()
+    chat = Intercepted(page, f"**{CHAT}")
     opened(page, served)
-    page.route(f"**{CHAT}", lambda route: route.abort())
+    chat.answer = lambda route: route.abort()
     say(page, "Are you there?")
     expect(turns(page).last.get_by_role("alert")).to_contain_text("the server does not answer")
-    page.unroute(f"**{CHAT}")
+    chat.answer = None
     turns(page).last.get_by_role("button", name="Try again").click()
     expect(turns(page).last.locator(".said")).to_be_visible()
     expect(turns(page).last.get_by_role("alert")).to_have_count(0)

@@ -16,7 +16,17 @@ from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page as page_extension
 from llamarium.train.report.embeddings import row_paths
-from page_browser import KEY, as_shown, check_fits_and_is_open, check_two_screens, link, settled, shown, shown_decimal
+from page_browser import (
+    KEY,
+    Held,
+    as_shown,
+    check_fits_and_is_open,
+    check_two_screens,
+    link,
+    settled,
+    shown,
+    shown_decimal,
+)
 from page_bundle import built_page
 from serving import Running, serving
 from tiny_run import tiny_run
@@ -172,11 +182,13 @@ def test_the_slider_shows_each_checkpoint(page: Page, served: Running, run: Path
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_play_walks_to_the_last_checkpoint_and_the_loss_falls(page: Page, served: Running, motion: Any) -> None:
     page.emulate_media(reduced_motion=motion)
+    last = Held(page, "**/moment**", of="step=24")
     page.goto(view(served, stage="checkpoints", step=5))
     settled(page)
     first = shown(page, "loss")
     page.get_by_role("button", name="Play").click()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    last.go_on()
     expect(page.locator(".pick output", has_text="step 24")).to_be_visible(timeout=20_000)
     expect(page.get_by_role("button", name="Play")).to_be_visible()
     settled(page)
@@ -184,6 +196,7 @@ def test_play_walks_to_the_last_checkpoint_and_the_loss_falls(page: Page, served
     expect(page.get_by_role("img", name=re.compile("^Loss of the text over 5 checkpoints"))).to_be_visible()
     moves = page.evaluate("getComputedStyle(document.querySelector('article svg g')).transitionDuration")
     assert moves == ("0.5s" if motion == "no-preference" else "0s")
+    page.evaluate("window.setTimeout = () => 0")  # between two checkpoints time stands still
     page.get_by_role("button", name="Play").click()
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_role("button", name="Play")).to_be_visible()

@@ -222,6 +222,7 @@ def test_an_answer_and_the_sampler_stand_in_the_link(page: Page, served: Running
     page.get_by_text("What is drawn from").click()
     page.get_by_role("slider", name="temperature").fill("1.5")
     settled(page)
+    expect(page).to_have_url(re.compile("sampling=1.5"))  # what changes quickly is written there now and then
     said, where = page.locator(".answer").inner_text(), page.url
     context = page.context.browser.new_context()  # type: ignore[union-attr]
     other = context.new_page()

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from llamarium.api import Llama
-from page_browser import TEXT, check_fits_and_is_open, link, settled
+from page_browser import TEXT, Intercepted, check_fits_and_is_open, link, settled
 from serving import Running
 
 pytest_plugins = ["page_browser"]
@@ -233,6 +233,7 @@ def test_a_row_that_the_matrix_has_not_is_its_last(page: Page, served: Running) 
 def test_what_is_drawn_without_an_adapter_is_marked_where_the_adapters_numbers_do_not_come(
     page: Page, served: Running
 ) -> None:
+    passes = Intercepted(page, "**/inspect/passes")
     page.goto(link(served, stage="map", pos=2))
     drawn(page)
     expect(page.locator(".picture .stale")).to_have_count(0)
@@ -241,7 +242,7 @@ def test_what_is_drawn_without_an_adapter_is_marked_where_the_adapters_numbers_d
         answer = route.fetch()
         route.fulfill(response=answer, json={**answer.json(), "id": "another", "adapter": "another"})
 
-    page.route("**/inspect/passes", adapted)
+    passes.answer = adapted
     page.get_by_label("Text", exact=True).press("Enter")
     expect(page.locator(".picture .trouble")).to_be_visible()
     expect(page.locator(".picture .stale")).to_be_visible()

@@ -1,11 +1,9 @@
 """What stands around the views, in a browser: the line of text, the address, the way back, the focus."""
 
-from typing import Any
-
 import pytest
 from playwright.sync_api import Page, expect
 
-from page_browser import TEXT, hold, link, settled
+from page_browser import TEXT, Held, Intercepted, link, settled
 from serving import Running
 
 pytest_plugins = ["page_browser"]
@@ -46,7 +44,7 @@ def test_the_line_the_address_and_what_is_shown_are_of_one_text(page: Page, serv
 
 
 def test_what_is_on_its_way_is_not_saved(page: Page, served: Running) -> None:
-    held = hold(page, "**/inspect/passes", of='"slow"')
+    held = Held(page, "**/inspect/passes", of='"slow"')
     page.goto(link(served, stage="norm"))
     settled(page)
     save = page.get_by_role("button", name="Save as JSON")
@@ -56,8 +54,7 @@ def test_what_is_on_its_way_is_not_saved(page: Page, served: Running) -> None:
     expect(save).to_be_disabled()
     expect(page.locator("article .body")).to_have_attribute("aria-busy", "true")
     expect(page.locator(".strip")).to_contain_text("cat")
-    for route in held:
-        route.continue_()
+    held.go_on()
     expect(save).to_be_enabled()
 
 
@@ -93,18 +90,18 @@ def test_a_narrow_page_shows_where_it_is_among_the_views(page: Page, served: Run
 
 
 def test_an_answer_that_grows_stops_when_it_is_left(page: Page, served: Running) -> None:
-    held, asked = list[Any](), list[str]()
-    page.route("**/sampler", lambda route: route.continue_() if held else held.append(route))
+    held, asked = Held(page, "**/sampler"), list[str]()
     page.goto(link(served, stage="growth", layer=1))
     settled(page)
-    assert not held
+    assert not held.routes
     page.on("request", lambda one: asked.append(one.url) if one.url.endswith("/sampler") else None)
     page.get_by_role("button", name="8 greedy tokens").click()
     expect(page.get_by_role("button", name="8 greedy tokens")).to_be_disabled()
+    served.wait(lambda: page.wait_for_timeout(20) or bool(held.routes))
     page.get_by_role("link", name="SwiGLU").click()
     settled(page)
     with page.expect_response("**/sampler"):
-        held[0].continue_()
+        held.go_on()
     page.get_by_role("link", name="What it would say now").click()
     settled(page)
     assert len(asked) == 1
@@ -114,6 +111,7 @@ def test_an_answer_that_grows_stops_when_it_is_left(page: Page, served: Running)
 def test_rooms_without_a_text_need_no_pass(page: Page, served: Running) -> None:
     asked = list[str]()
     page.on("request", lambda one: asked.append(one.url) if one.url.endswith("/passes") else None)
+    inspected = Intercepted(page, "**/inspect/**")
     page.goto(link(served, "word " * 600, stage="chat"))
     settled(page)
     expect(page.get_by_label("Your message").or_(page.get_by_label("A text to continue"))).to_be_visible()
@@ -128,7 +126,7 @@ def test_rooms_without_a_text_need_no_pass(page: Page, served: Running) -> None:
     page.get_by_role("link", name="Learn", exact=True).click()
     expect(page.get_by_role("heading", level=2)).to_be_focused()
     settled(page)
-    page.route("**/inspect/**", lambda route: route.fulfill(status=503))
+    inspected.answer = lambda route: route.fulfill(status=503)
     page.get_by_role("link", name="From text to vectors").click()  # its figures have no numbers then, its words stand
     expect(page.get_by_role("heading", level=3).first).to_be_visible()
     page.get_by_role("link", name="Glossary", exact=True).click()

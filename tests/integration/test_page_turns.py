@@ -1,5 +1,6 @@
 """The page's work and the engine's steps take turns: passes are cut in pieces, and none begins while a step runs."""
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +21,18 @@ PATCHES: dict[str, Any] = {"source_ids": OTHERS, "token_id": 5}
 
 
 class Spied(Turns):
-    """Counts pieces and steps."""
+    """Counts pieces and steps; once there were `most` pieces, no more begin until `go_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_pieces = 0
         self.num_steps = 0
+        self.most = -1
+        self.go_on = threading.Event()
 
     def _begin(self) -> None:
+        if self.num_pieces == self.most:
+            self.go_on.wait(30)
         super()._begin()
         self.num_pieces += 1
 
@@ -74,11 +79,13 @@ def test_a_pass_is_cut_in_pieces(
 
 
 def test_a_pass_stops_while_a_step_runs_and_goes_on_after_it(running: Running, turns: Spied, path: str) -> None:
+    turns.most = turns.num_pieces + 3
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(httpx.post, f"{path}/patches", json=PATCHES, timeout=60)
-        running.wait(lambda: turns.num_pieces > 3)
+        running.wait(lambda: turns.num_pieces == turns.most)
         with turns.step():
             before = turns.num_pieces
+            turns.go_on.set()
             time.sleep(0.3)
             assert turns.num_pieces == before and not answer.done()
         turns.rest()
@@ -90,10 +97,15 @@ def test_chats_beside_patches_say_the_same_and_the_patches_come_to_an_end(
     running: Running, turns: Spied, path: str
 ) -> None:
     alone = running.post(**HELLO).json()["choices"]
-    with ThreadPoolExecutor(1) as pool:
+    turns.most = turns.num_pieces + 3
+    with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(httpx.post, f"{path}/patches", json=PATCHES, timeout=60)
-        running.wait(lambda: turns.num_pieces > 3)
+        running.wait(lambda: turns.num_pieces == turns.most)
         num_steps = turns.num_steps
+        chat = pool.submit(running.post, **HELLO)
+        running.wait(lambda: turns.num_steps > num_steps)
+        turns.go_on.set()
+        assert chat.result().json()["choices"] == alone
         while not answer.done():
             assert running.post(**HELLO).json()["choices"] == alone
         assert answer.result().text.count('"type":"end"') == 1

@@ -316,8 +316,8 @@ def test_a_signal_ends_a_reward_that_hangs_and_the_run_resumes_to_the_bit(
         "    calls += 1\n"
         f"    if calls == {calls} and not os.path.exists({str(tmp_path / 'hung')!r}):\n"
         f"        open({str(tmp_path / 'hung')!r}, 'w').close()\n"
-        "        signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
         "        signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.05)\n"
         "        while True: time.sleep(1)\n"
         "    return -len(answer)\n"
     )
