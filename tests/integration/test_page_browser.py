@@ -289,6 +289,28 @@ def test_what_is_of_an_earlier_question_is_marked(page: Page, served: Running) -
     expect(body).to_have_attribute("aria-busy", "false")
 
 
+_SLID = """
+async (slider) => {
+  for (const value of [1, 1.5]) {
+    slider.value = value;
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+  for (let i = 0; i < 20; i++) await null; // in the same task
+  return document.querySelector("article .body").ariaBusy;
+}
+"""
+
+
+@pytest.mark.parametrize(("stage", "name"), [("sampler", "temperature"), ("steer", "strength")])
+def test_what_is_of_an_earlier_place_of_a_slider_is_marked(
+    page: Page, served: Running, stage: str, name: str
+) -> None:
+    page.goto(link(served, stage=stage, pos=4))
+    settled(page)
+    assert page.get_by_role("slider", name=name).evaluate(_SLID) == "true"
+    settled(page)
+
+
 def test_an_experiment_is_said_and_shown(page: Page, served: Running, llama: Llama) -> None:
     page.goto(link(served, stage="attention", layer=1, head=1, pos=2))
     settled(page)
