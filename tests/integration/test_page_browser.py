@@ -302,9 +302,7 @@ async (slider) => {
 
 
 @pytest.mark.parametrize(("stage", "name"), [("sampler", "temperature"), ("steer", "strength")])
-def test_what_is_of_an_earlier_place_of_a_slider_is_marked(
-    page: Page, served: Running, stage: str, name: str
-) -> None:
+def test_what_is_of_an_earlier_place_of_a_slider_is_marked(page: Page, served: Running, stage: str, name: str) -> None:
     page.goto(link(served, stage=stage, pos=4))
     settled(page)
     assert page.get_by_role("slider", name=name).evaluate(_SLID) == "true"
