@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from llamarium.adapters.model_names import public_name
 from llamarium.api import Llama, load
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.cli.answer import say
@@ -28,6 +29,7 @@ from llamarium.presets import PRESETS
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
+from llamarium.sampling.params import parameters_of
 from serving import small_llama
 
 STORY = ["Once upon a time", "--temperature", "0", "-n", "12"]
@@ -315,7 +317,7 @@ def test_a_full_context_is_said(
 
     say(small.conversation(), "word " * 200, {"temperature": 0.0}, stats=False, may_repeat=True)
     assert "the context of 256 tokens is full; /reset begins a new dialog]" in capsys.readouterr().err
-    say(small.conversation(), "a", {"temperature": 0.0, "max_new_tokens": 3}, stats=False)
+    say(small.conversation(), "a", {"temperature": 0.0, "max_tokens": 3}, stats=False)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("llamarium.api.CHAT_MAX_TOKENS", 3)
     say(small.conversation(), "a", {"temperature": 0.0}, stats=False)
@@ -335,7 +337,7 @@ def test_a_dialog_past_the_context_names_reset(small: Llama, capsys: pytest.Capt
 def test_an_answer_that_repeats_itself_is_stopped_unless_it_may(
     small: Llama, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    same = {"temperature": 0.0, "logit_bias": {100: 100.0}, "max_new_tokens": 100}
+    same = {"temperature": 0.0, "logit_bias": {100: 100.0}, "max_tokens": 100}
     conversation = small.conversation()
     say(conversation, "a", same, stats=False)
     token = small.tokenizer.token_bytes(100).decode()
@@ -392,6 +394,42 @@ def test_chat_takes_back_tries_again_and_sets_options(
     ):
         code, _, err = talk(line)
         assert code == 1 and message in err
+
+
+def test_chat_lists_what_can_be_set_and_what_is_in_effect(
+    talk: Callable[..., tuple[int, str, str]], llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "generation_config", {"top_p": 0.9})
+
+    def listed(*lines: str) -> dict[str, str]:
+        code, out, err = talk(*lines, "/set")
+        assert (code, out) == (0, "")
+        return dict(line.split()[:2] for line in err.splitlines() if not line.startswith("["))
+
+    found = listed()
+    assert found["temperature"] == "0.0" and found["max_tokens"] == "8" and found["top_p"] == "0.9", "of the model"
+    assert found["seed"] == "-" and found.keys() == {one.name for one in parameters_of("cli")} | {"max_tokens"}
+    found = listed("/set max-tokens 30", "/set seed 4", "/set temperature 0.5")
+    assert (found["max_tokens"], found["seed"], found["temperature"]) == ("30", "4", "0.5")
+
+
+@pytest.mark.parametrize(
+    "line", ["/bye now", "/exit 1", "/quit it", "/reset all", "/undo two", "/retry it", "/help me"]
+)
+def test_chat_says_that_a_command_takes_no_words(talk: Callable[..., tuple[int, str, str]], line: str) -> None:
+    code, out, err = talk(line, "not said")
+    assert (code, out) == (1, "") and f"error: {line.split()[0]} takes no words behind it" in err
+
+
+def test_chat_begins_with_the_models_name_and_the_adapters(
+    llama: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    for adapter, said in ((None, ""), (Path("runs/mine/best"), " with the adapter runs/mine/best")):
+        repl = Repl(llama, None, {}, None, adapter=adapter)
+        repl.interactive = True
+        repl.run()
+        assert capsys.readouterr().err.startswith(f"{public_name(llama.name, None, {})}{said}. /help lists commands")
 
 
 def test_chat_help_and_an_unknown_command(talk: Callable[..., tuple[int, str, str]]) -> None:

@@ -518,6 +518,7 @@ def test_a_run_ends_when_it_gets_no_better(text: Path, tmp_path: Path) -> None:
     assert ending.position.best_step == 2 * (best + 1) and events[-1]["early"] and ending.signal is None
     again = conduct(lambda: prepare(config, out), out, resume=True, watch=nullcontext(events.append))
     assert again.position.step == ending.position.step
+    assert again.was_over and not ending.was_over
 
 
 def test_patience_counts_validations_whatever_lies_between_them(
@@ -650,6 +651,21 @@ def test_the_first_run_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert events == ["resume", "end"]
 
 
+def test_ctrl_c_while_pytorch_is_loaded(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from llamarium.cli import start\n"
+        "class Pressing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch.nn': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressing()); sys.exit(start())"
+    )
+    command = [sys.executable, "-c", program, "pretrain", "--preset=tiny", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "Ctrl-C: ended at once; nothing more was saved\n"
+    assert not (tmp_path / "run").exists()
+
+
 def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
     settings = tiny_config(text, steps=60, save_every=1000, eval_every=1000, sample_every=0, threads=1)
@@ -714,8 +730,12 @@ def test_a_refused_start_changes_nothing_and_a_resumed_one_knows_its_settings(
     assert "seed: 0 -> 5" in capsys.readouterr().err
     assert content() == before
     assert main(["pretrain", "--out", str(out), "--resume"]) == 0
-    assert main(["pretrain", "--out", str(out), "--resume", "--steps", "4", "--allow-changes"]) == 0
-    assert "4 steps done" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "\nnothing is left to do; 3 steps done: " in told and "continue a text with it: " in told
+    (longer,) = re.findall("^train it for longer: llamarium (.*) N$", told, re.MULTILINE)
+    assert main([*shlex.split(longer), "4"]) == 0
+    told = capsys.readouterr().err
+    assert "\n4 steps done: " in told and "for longer" not in told
 
 
 def test_a_tracker_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,6 +174,15 @@ def test_interrupted(command: Callable[..., int], capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == ("half an ans", "")
 
 
+def test_a_training_command_that_is_interrupted_says_that_it_saved_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "need_torch", lambda *_: None)
+    monkeypatch.setattr(cli, "_command", lambda name: FakeCommand(raising(KeyboardInterrupt())))
+    assert cli.main(["finetune"]) == 130
+    assert capsys.readouterr() == ("", "Ctrl-C: ended at once; nothing more was saved\n")
+
+
 def test_until_main_is_there_ctrl_c_ends_the_process_without_a_word() -> None:
     program = (
         "import os, signal, sys, types, llamarium.cli\n"

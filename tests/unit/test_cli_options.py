@@ -44,7 +44,7 @@ def test_every_sampling_option_reaches_the_api_by_its_name() -> None:
     )
     given = sampling.sampling(parse(*words.split()))
     assert given == {
-        "max_new_tokens": 7,
+        "max_tokens": 7,
         "temperature": 0.5,
         "top_k": 4,
         "top_p": 0.9,

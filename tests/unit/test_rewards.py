@@ -486,7 +486,8 @@ def test_the_shell_and_python(
     assert "to be answered 4 times\n<|begin_of_text|>say 0\n" in capsys.readouterr().out
     assert main(["grpo", *words, "--steps=2", "--out=run"]) == 0
     told = capsys.readouterr().err
-    assert "answers sampled by C" in told and "passes differ by" in told and "validation reward -" in told
+    assert "answers sampled by C" in told and "validation reward -" in told and ", length " in told
+    assert ", log P differs by " in told
     (tmp_path / "mine.py").write_text(
         "import os\ndef short(answer, row):\n    os.chdir('/')\n    return -len(answer)\n"
     )

@@ -244,7 +244,7 @@ def test_a_run_takes_bfloat16_where_it_is_faster_and_says_so(
     assert with_precision(FinetuneConfig(), SINGLE_PROCESS).precision == "float32"
     with training_view.view(10, quiet=False) as show:
         show({"event": "start", "step": 0, **ABOUT, "settings": {**ABOUT["settings"], "precision": chosen}})
-    assert ("cpu, products in bfloat16 (--precision float32 for float32), " in capsys.readouterr().err) is fast
+    assert ("\nmatrix products in bfloat16 (--precision float32 for float32)\n" in capsys.readouterr().err) is fast
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,8 @@ def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == "" and "\x1b" not in err
     assert err.splitlines() == [
-        "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu, AdamW at 0.001",
+        "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu",
+        "AdamW, learning rate 0.001",
         "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, MFU 42.0%, 1 h 06 min left",
         "step 250/1000: loss 1.2345, norm 0.50, lr 0.001, 12,346 tokens/s, 1 h 06 min left",
         "step 250: validation loss 1.5000, the best so far",
@@ -422,8 +423,44 @@ def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
     for text in ("0 of 1,000", "500 of 1,000, epoch 1.50", "1.6000; best 1.5000 at step 250", "12,346, MFU 42.0%"):
         assert text in shown
     assert "1 min 15 s, 1 h 06 min left" in shown and r"saved runs/x\x1b]0;evil\x07/step-00000500" in shown
-    assert "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu, AdamW at 0.001" in shown
+    assert "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu" in shown
+    assert "\nAdamW, learning rate 0.001" in shown
     assert re.search("█+▇+▆+▅+▄+▃+▂+▁+", shown)
+
+
+def test_the_board_of_rewards_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    rewards = {
+        "reward": -25.9,
+        "reward_spread": 0.43,
+        "equal_groups": 0.25,
+        "rewards_failed": 0,
+        "cut": 1.0,
+        "kl": 0.01,
+    }
+    event = {**STEP, **rewards, "length": 32.0, "largest_difference": 1.2e-7}
+    board, out = training_view.Board(1000), io.StringIO()
+    board.take(event)
+    Console(file=out, width=80).print(board.draw())
+    said = {
+        "reward": "-25.900 (spread 0.430; 25% of the groups have equal rewards)",
+        "length": "32.0 tokens (100% of the answers cut off at --max-tokens)",
+        "KL": "0.0100",
+        "log P": "differs by 1.2e-07 at most between sampling and training",
+    }
+    for name, text in said.items():
+        assert re.search(f"^{name} +{re.escape(text)} *$", out.getvalue(), re.MULTILINE)
+    with training_view.view(1000, quiet=False) as show:
+        show({**event, "cut": 0.0, "equal_groups": 0.0, "rewards_failed": 2})
+    told = "reward -25.900 (spread 0.430; 2 without one), length 32.0 tokens, KL 0.0100, log P differs by 1.2e-07 "
+    assert capsys.readouterr().err.startswith(f"step 250/1000: {told}")
+
+
+@pytest.mark.parametrize(("by", "said"), [(None, "none is left"), (15, "the next one is being computed; 10 in all")])
+def test_the_board_of_a_run_without_a_step(by: int | None, said: str) -> None:
+    board, out = training_view.Board(10), io.StringIO()
+    board.take({"event": "end", "step": 10, "signal": by})
+    Console(file=out, width=80).print(board.draw())
+    assert f"step   {said}" in out.getvalue()
 
 
 def test_the_best_of_a_resumed_run_is_the_whole_runs() -> None:

@@ -170,7 +170,7 @@ def test_the_shell_says_it_and_the_checkpoint_holds_it(
     out, before = tmp_path / "run", torch.get_num_threads()
     command = ["pretrain", "--data", str(text), "--out", str(out), *TINY.split()]
     assert main([*command, "--threads", "2", "--precision", "float32", "--optimizer", "adamw"]) == 0
-    assert "on cpu, AdamW at 0.001; 2 threads, given\n" in capsys.readouterr().err
+    assert "\n2 threads, given\n" in capsys.readouterr().err
     newest = latest_checkpoint(out)
     assert newest is not None and saved_threads(newest) == 2 and torch.get_num_threads() == before
     assert next(read_journal(out / "metrics.jsonl"))["threads"] == 2
@@ -207,23 +207,23 @@ ABOUT = {
     [
         (
             Threads(1, "fastest", {2: 1.25, 1: 0.53}, 3),
-            "on cpu, AdamW at 0.001; 1 thread, the best now: 0.53 s for 3 rows (2 threads: 1.2 s)",
+            "1 thread, chosen by timing 3 rows: 0.53 s (2 threads: 1.2 s)",
         ),
         (
             Threads(2, "fastest", {2: 0.4, 1: 0.53}, 1),
-            "on cpu, AdamW at 0.001; 2 threads, the best now: 0.4 s for 1 row (1 thread: 0.53 s)",
+            "2 threads, chosen by timing 1 row: 0.4 s (1 thread: 0.53 s)",
         ),
-        (Threads(1, "all"), "on cpu, AdamW at 0.001; 1 thread"),
-        (Threads(2, "as before"), "on cpu, AdamW at 0.001; 2 threads, as before"),
-        (Threads(2, "as the first"), "on cpu, AdamW at 0.001; 2 threads, as the first run"),
-        (Threads(4, "compiled"), "on cpu, AdamW at 0.001; 4 threads, not timed as the step is compiled"),
+        (Threads(1, "all"), "1 thread"),
+        (Threads(2, "as before"), "2 threads, as before"),
+        (Threads(2, "as the first"), "2 threads, as the first run"),
+        (Threads(4, "compiled"), "4 threads, not timed as the step is compiled"),
     ],
 )
 def test_a_run_says_how_many_and_why(found: Threads, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     event = {"event": "start", "step": 0, **ABOUT, **found.describe()}
     with view(10, quiet=False) as show:
         show(event)
-    assert capsys.readouterr().err.endswith(said + "\n")
+    assert capsys.readouterr().err.endswith(f"\n{said}\n")
     board = Board(10)
     board.take(event)
-    assert board.about.endswith(said)
+    assert board.about.endswith(f"\n{said}")

@@ -80,7 +80,7 @@ def _explain_length(conversation: "Conversation[Llama]", num_tokens: int, option
     if num_tokens < llama.chat_params(**sampling_only(options)).max_tokens:
         context = llama.config.max_position_embeddings
         note(f"[cut: the context of {context:,} tokens is full; /reset begins a new dialog]")
-    elif "max_new_tokens" not in options:
+    elif "max_tokens" not in options:
         note(f"[cut at {num_tokens:,} tokens; -n allows more]")
 
 

@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it
     if question is None:
-        Repl(llama, args.system, options, args.stats, may_repeat=args.allow_repetition, disk_cache=disk).run()
+        repeats, on = args.allow_repetition, args.adapter
+        Repl(llama, args.system, options, args.stats, adapter=on, may_repeat=repeats, disk_cache=disk).run()
     elif args.json:
         _answer_as_json(llama, args.system, question, options)
     else:

@@ -122,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 130
         with suppress(OSError):
             end_line()
+            if command_name(words) in TRAINING:  # while it begins, or the second time: the first one saves
+                note("Ctrl-C: ended at once; nothing more was saved")
     except Exception as error:  # noqa: BLE001 - the last place that can explain it
         code = _explain(error, debug="--debug" in words)
     finally:

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from llamarium.adapters.model_names import public_name
 from llamarium.cli.answer import sampling_only, say
 from llamarium.cli.output import note
 from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape, show_value
+from llamarium.sampling.params import parameters_of
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _QUOTES = '"""'
 _SHOWN = 200  # characters of a message that is shown again
+_LEAVING = ("/quit", "/exit", "/bye")
 _SPELLINGS = ((_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"), ("//", "begins a text with a slash"))
 
 
@@ -32,21 +35,23 @@ class Repl:
         options: dict[str, Any],
         stats: bool | None,
         *,
+        adapter: Path | None = None,
         may_repeat: bool = False,
         disk_cache: "DiskCache | None" = None,
     ) -> None:
         self.llama = llama
+        self.adapter = adapter
         self.options = options
         self.stats = stats
         self.may_repeat = may_repeat
         self.conversation = llama.conversation(system, disk_cache)
         self.interactive = sys.stdin.isatty()
         self.readline = _readline() if self.interactive else None
-        self.commands: dict[str, tuple[str, Callable[[str], object]]] = {
+        self.commands: dict[str, tuple[str, Callable[[str], object]]] = {  # one that takes words begins with theirs
             "/reset": ("forget the dialog, but not the system prompt", self.reset),
             "/undo": ("take back the last question and its answer", lambda _: self.take_back()),
             "/retry": ("answer the last question again, with another seed", self.retry),
-            "/set": ("NAME VALUE: set an option, as in /set temperature 0.2; without NAME, show them", self.set),
+            "/set": ("NAME VALUE: set an option, as in /set temperature 0.2; without NAME, list them", self.set),
             "/system": ("TEXT: set the system prompt; without TEXT, show it", self.system),
             "/load": ("FILE: go on with a dialog that was saved", self.load),
             "/save": ("FILE: save the dialog as JSON; --force FILE replaces a file", self.save),
@@ -57,12 +62,10 @@ class Repl:
     def run(self) -> None:
         """Read lines until /quit or the end of the input; an error ends it only where stdin is no terminal."""
         if self.interactive:
-            name = self.llama.name
-            if (path := Path(name)).exists():  # its folders would take the line
-                name = path.resolve().name.removesuffix(".gguf")
+            name = public_name(self.llama.name, None, {}).removesuffix(".gguf")  # its folders would take the line
+            name += f" with the adapter {self.adapter}" if self.adapter else ""
             note(f"{escape(name)}. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
-            pasting(self.readline)
-        while (line := self.read_line()) is not None and line.strip() not in ("/quit", "/exit", "/bye"):
+        while (line := self.read_line()) is not None and line.strip() not in _LEAVING:
             try:
                 self.take(line.strip())
             except LlamariumError as error:
@@ -108,10 +111,13 @@ class Repl:
         return input(prompt if self.interactive else "")
 
     def take(self, line: str) -> None:
-        """Run a command, or send the line as a message; InputError for an unknown command."""
+        """Run a command, or send the line as a message; InputError for an unknown command, or words behind one."""
         name, _, rest = line.partition(" ")
-        if name in self.commands:
-            self.commands[name][1](rest.strip())
+        what, run = self.commands.get("/quit" if name in _LEAVING else name, ("", None))
+        if run is not None and rest and not what.split()[0].isupper():
+            raise InputError(f"{name} takes no words behind it; // begins a text with a slash")
+        if run is not None:
+            run(rest.strip())
         elif line.startswith("/") and not line.startswith("//"):
             raise InputError(f"no command {escape(name, 40)}; /help lists them; // begins a text with a slash")
         elif line:
@@ -151,11 +157,14 @@ class Repl:
             self.say(question)
 
     def set(self, rest: str) -> None:
-        """Set a sampling option, or show those that are set; InputError if the value is no JSON."""
+        """Set a sampling option, or list them with the values that the next answer has; InputError if it is no JSON."""
         name, _, text = rest.partition(" ")
         if not name:
-            shown = {name: value for name, value in sampling_only(self.options).items() if value is not None}
-            note("[" + (", ".join(f"{name} {show_value(value)}" for name, value in shown.items()) or "defaults") + "]")
+            now = self.llama.chat_params(**sampling_only(self.options))
+            about = {one.name: one.help.partition(" (default")[0] for one in parameters_of("cli")}
+            for name, what in {**about, "max_tokens": "of an answer, at most"}.items():
+                value = "-" if name == "seed" and self.options.get("seed") is None else getattr(now, name)
+                note(f"  {name:<19}{value:<6} {what}")
             return
         try:
             value: Any = json.loads(text)
@@ -207,20 +216,13 @@ def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises RuntimeError for ~nobody
 
 
-def pasting(readline: ModuleType | None) -> None:
-    """Let what is pasted be one text, line ends and all, where the library of line editing can (GNU's can).
-
-    Python turns it off, as its own prompt takes one line at a time.
-    """
-    if readline is not None and "libedit" not in (readline.__doc__ or ""):
-        readline.parse_and_bind("set enable-bracketed-paste on")
-
-
 def _readline() -> ModuleType | None:
     """Import line editing and history, where Python has them: `input()` uses them from then on."""
     with suppress(ImportError):
         import readline
 
+        if "libedit" not in (readline.__doc__ or ""):  # GNU's: a paste is one text; for its own prompt Python says off
+            readline.parse_and_bind("set enable-bracketed-paste on")
         return readline
     return None
 

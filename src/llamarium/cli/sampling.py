@@ -36,7 +36,7 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Return what was given of `add_sampling`'s options, by the API's names."""
     given = choosing(args)
     if args.max_tokens is not None:
-        given["max_new_tokens"] = args.max_tokens
+        given["max_tokens"] = args.max_tokens
     if args.stop is not None:
         given["stop"] = tuple(args.stop)
     if args.stop_id is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llamarium.cli.output import emit, note, warn
 from llamarium.cli.threads import set_threads
-from llamarium.cli.training_view import measured, view
+from llamarium.cli.training_view import counted, measured, view
 from llamarium.hub.folders import is_adapter
 from llamarium.train.conduct import conduct, init_process_group
 from llamarium.train.config import GRPOConfig, RunConfig
@@ -44,10 +44,12 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     stopped_by = ending.signal if ending.position.step < config.steps else None
     if is_first:
         _tell_end(config, ending, stopped_by)
-        if stopped_by is not None:
+        if stopped_by is not None or ending.was_over:
             run = "llamarium" if (n := process_group.world_size) == 1 else f"torchrun --nproc-per-node {n} -m llamarium"
             command = type(config).__name__.removesuffix("Config").lower()
-            note(f"go on with it: {run} {command} --out {shlex.quote(str(out))} --resume")
+            longer = " --patience 0" if ending.position.step < config.steps else " --allow-changes --steps N"
+            what, more = ("train it for longer", longer) if ending.was_over else ("go on with it", "")
+            note(f"{what}: {run} {command} --out {shlex.quote(str(out))} --resume{more}")
         _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint)
     return 0 if stopped_by is None else 128 + stopped_by
 
@@ -58,7 +60,8 @@ def _tell_end(config: RunConfig, ending: TrainingResult, stopped_by: int | None)
     best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:.4f} at step {at.best_step}"
     early = f"; ended early: no better one in {config.patience} validations" if at.step < config.steps else ""
     if stopped_by is None:
-        note(f"{at.step} {'step' if at.step == 1 else 'steps'} done: {ending.checkpoint}{best}{early}")
+        left = "nothing is left to do; " * ending.was_over
+        note(f"{left}{counted(at.step, 'step')} done: {ending.checkpoint}{best}{early}")
     else:
         by = "Ctrl-C" if stopped_by == signal.SIGINT else signal.Signals(stopped_by).name
         note(f"{by} at step {at.step}: saved {ending.checkpoint}{best}")

@@ -28,7 +28,7 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
     if quiet:
         yield lambda event: None
     elif not draws(sys.stderr):
-        yield lambda event: _tell(event, num_steps)
+        yield lambda event: note(sentence) if (sentence := _sentence(event, num_steps)) else None
     else:
         from rich.console import Console
         from rich.live import Live
@@ -60,6 +60,7 @@ class Board:
         self.sample = ""
         self.notice = ""
         self.about = ""
+        self.next_step = f"the next one is being computed; {num_steps:,} in all"
 
     def take(self, event: "Event") -> None:
         """Update the numbers from a training event."""
@@ -75,10 +76,10 @@ class Board:
             self.validation = event["loss"]
             if event["best"]:
                 self.best = event["step"], event["loss"]
-        elif kind == "sample":
-            self.sample = event.get("text", event.get("error", ""))
-        elif kind == "group":
-            self.sample = _group(event)
+        elif kind in ("sample", "group"):
+            self.sample = _group(event) if kind == "group" else event.get("text", event.get("error", ""))
+        elif kind == "end" and event["signal"] is None:
+            self.next_step = "none is left"
         if kind in ("saved", "skipped", "resume"):
             self.notice = _sentence(event, self.num_steps)
         elif kind in ("validation", "sample", "group"):
@@ -101,13 +102,12 @@ class Board:
     def _numbers(self) -> list[tuple[str, str]]:
         step = self.step
         if not step:
-            return [("step", f"the next one is being computed; {self.num_steps:,} in all")]
+            return [("step", self.next_step)]
         rows = [
             ("step", f"{step['step']:,} of {self.num_steps:,}, epoch {step['epoch']:.2f}"),
+            *_rewards(step),
             ("loss", f"{step['loss']:.4f}{_preference(step)}"),
         ]
-        if "reward" in step:
-            rows.insert(1, ("reward", _rewards(step)))
         name, sign = measured("reward" in step)
         found = [] if self.validation is None else [f"{sign * self.validation:.4f}"]
         if self.best is not None:
@@ -139,11 +139,6 @@ def sparkline(values: list[float]) -> str:
     return "".join(_BLOCKS[min(7, int(8 * ((mean - low) / span)))] if mean in finite else " " for mean in means)
 
 
-def _tell(event: "Event", num_steps: int) -> None:
-    if sentence := _sentence(event, num_steps):
-        note(sentence)
-
-
 def _preference(event: "Event") -> str:
     """Return the share of pairs ranked right, and the margin, where pairs are learned."""
     if "reward_accuracy" not in event:
@@ -156,21 +151,19 @@ def measured(is_rewarded: bool) -> tuple[str, int]:
     return ("validation reward", -1) if is_rewarded else ("validation loss", 1)
 
 
-def _rewards(event: "Event") -> str:
-    """Say what answers were worth, how far the model has moved, and how far apart sampling and training passes are."""
-    counts = {
-        f"{event['equal_groups']:.0%} of the groups equal": event["equal_groups"],
-        f"{event['cut']:.0%} cut": event["cut"],
-        f"{event['rewards_failed']} without a reward": event["rewards_failed"],
-    }
-    kl = f"KL {event['kl']:.4f}, " if "kl" in event else ""
-    return ", ".join(
-        [
-            f"{event['reward']:.3f} (spread {event['reward_spread']:.3f})",
-            f"{kl}{event['length']:.1f} tokens, passes differ by {event['largest_difference']:.1e}",
-            *(words for words, count in counts.items() if count),
-        ]
-    )
+def _rewards(event: "Event") -> list[tuple[str, str]]:
+    """Say what answers were worth, how long they were, and how far the model has moved; a name and a text each."""
+    if "reward" not in event:
+        return []
+    equal = f"; {event['equal_groups']:.0%} of the groups have equal rewards" if event["equal_groups"] else ""
+    failed = f"; {event['rewards_failed']} without one" if event["rewards_failed"] else ""
+    cut = f" ({event['cut']:.0%} of the answers cut off at --max-tokens)" if event["cut"] else ""
+    return [
+        ("reward", f"{event['reward']:.3f} (spread {event['reward_spread']:.3f}{equal}{failed})"),
+        ("length", f"{event['length']:.1f} tokens{cut}"),
+        *([("KL", f"{event['kl']:.4f}")] if "kl" in event else []),
+        ("log P", f"differs by {event['largest_difference']:.1e} at most between sampling and training"),
+    ]
 
 
 def _group(event: "Event") -> str:
@@ -187,7 +180,7 @@ def _sentence(event: "Event", num_steps: int) -> str:
     kind, step = event["event"], event["step"]
     if kind == "step":
         mfu = f", MFU {event['mfu']:.1%}" if event["mfu"] else ""
-        rewards = f"reward {_rewards(event)}, " if "reward" in event else ""
+        rewards = "".join(f"{name} {text}, " for name, text in _rewards(event))
         return (
             f"step {step}/{num_steps}: {rewards}loss {event['loss']:.4f}{_preference(event)}, "
             f"norm {event['grad_norm']:.2f}, lr {event['learning_rate']:.2g}, "
@@ -198,7 +191,7 @@ def _sentence(event: "Event", num_steps: int) -> str:
         name, sign = measured("reward" in event)
         return f"step {step}: {name} {sign * event['loss']:.4f}{_preference(event)}{best}"
     if kind == "group":
-        return f"step {step}: a group: {_group(event)}"
+        return f"step {step}: answers to a prompt, with reward (advantage): {_group(event)}"
     if kind == "sample":
         return f"step {step}: sample: {event.get('text', event.get('error'))}"
     if kind == "saved":
@@ -208,55 +201,51 @@ def _sentence(event: "Event", num_steps: int) -> str:
         why = "no token of its rows has a label" if finite else f"gradients are not finite (loss {event['loss']})"
         return f"step {step}: {why}; the weights were left alone"
     if kind == "resume":
-        return f"resumed at step {step}{_threads(event)}"
-    if kind == "start":
-        return _about(event)
-    return ""
+        return "; ".join(filter(None, (f"resumed at step {step}", _threads(event))))
+    return _about(event) if kind == "start" else ""
 
 
 def _about(event: "Event") -> str:
+    """Say what is trained and on what, a line each: sizes, dtype, optimizer, sampler, threads, sources of the data."""
+    settings, reason = event["settings"], event["optimizer_reason"] and f" ({event['optimizer_reason']})"
     trained = "" if event["trainable"] == event["parameters"] else f" ({event['trainable']:,} trained)"
-    sampler = f", answers sampled by {event['sampler']}" if "sampler" in event else ""
-    return (
-        f"{event['parameters']:,} parameters{trained}, {_counted(event['rows'], 'row')} an epoch, "
-        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}{_recipe(event)}{sampler}"
-        f"{_threads(event)}{_mixture(event)}"
+    name, rate = {"adamw": "AdamW", "muon": "Muon"}[settings["optimizer"]], settings["muon_learning_rate"]
+    lines = (
+        f"{event['parameters']:,} parameters{trained}, {counted(event['rows'], 'row')} an epoch, "
+        f"{event['tokens_per_step']:,} tokens a step, on {event['device']}",
+        "matrix products in bfloat16 (--precision float32 for float32)" * (settings["precision"] == "bfloat16"),
+        f"{name}, learning rate {rate or settings['learning_rate']:g}{reason}",
+        f"answers sampled by {event['sampler']}" if "sampler" in event else "",
+        _threads(event),
+        _mixture(event),
     )
+    return "\n".join(line for line in lines if line)
 
 
 def _mixture(event: "Event") -> str:
-    """Say how a mixture stands: "; 80.0% a.jsonl (1,200 tokens, 1.6 passes an epoch), 20.0% ..."."""
+    """Say how a mixture stands: "data: 80.0% a.jsonl (1,200 tokens, 1.6 passes an epoch), 20.0% ..."."""
     parts = [
         f"{part['share']:.1%} {part['source']} ({part['tokens']:,} tokens, {part['passes']:.3g} passes an epoch)"
         for part in event.get("data", {}).get("sources", ())
     ]
-    return f"; {', '.join(parts)}" if parts else ""
-
-
-def _recipe(event: "Event") -> str:
-    """Name what products are computed in, where not float32, the optimizer, its peak rate, and why it was chosen."""
-    settings, reason = event["settings"], event["optimizer_reason"] and f" ({event['optimizer_reason']})"
-    half = ", products in bfloat16 (--precision float32 for float32)" * (settings["precision"] == "bfloat16")
-    name, rate = {"adamw": "AdamW", "muon": "Muon"}[settings["optimizer"]], settings["muon_learning_rate"]
-    return f"{half}, {name} at {rate or settings['learning_rate']:g}{reason}"
+    return f"data: {', '.join(parts)}" if parts else ""
 
 
 def _threads(event: "Event") -> str:
-    """Say how many threads compute, and why so many: "; 1 thread, the best now: 0.53 s for 4 rows (2 threads: 1.2 s)".
+    """Say how many threads compute, and why: "1 thread, chosen by timing 4 rows: 0.53 s (2 threads: 1.2 s)".
 
-    The best are the fewest that take at most a twentieth longer than the fastest number.
+    Chosen are the fewest that take at most a twentieth longer than the fastest number.
     """
     if "threads" not in event:
         return ""
-    count, why = event["threads"], event["threads_why"]
-    named = f"; {_counted(count, 'thread')}"
-    seconds = dict(event["threads_seconds"])
+    count, why, seconds = event["threads"], event["threads_why"], dict(event["threads_seconds"])
     if not seconds:
-        return named + _WITHOUT_TIMING.get(why, f", {why}")
+        return counted(count, "thread") + _WITHOUT_TIMING.get(why, f", {why}")
     rows, own = event["threads_rows"], seconds.pop(str(count))
-    others = ", ".join(f"{_counted(int(other), 'thread')}: {value:.2g} s" for other, value in seconds.items())
-    return f"{named}, the best now: {own:.2g} s for {_counted(rows, 'row')} ({others})"
+    others = ", ".join(f"{counted(int(other), 'thread')}: {value:.2g} s" for other, value in seconds.items())
+    return f"{counted(count, 'thread')}, chosen by timing {counted(rows, 'row')}: {own:.2g} s ({others})"
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """Return "1 row", "2,000 rows"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -148,7 +148,7 @@ def pretrain(
         **settings: Those of `PretrainConfig`; on the command line they are flags.
 
     Returns:
-        The run's last position, its last checkpoint, and the signal that ended it early, or None.
+        The run's last position and checkpoint, the signal that ended it early or None, and whether no step was left.
 
     Raises:
         LlamariumError: If PyTorch is missing, settings or data are refused, or the run cannot continue.

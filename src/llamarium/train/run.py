@@ -54,11 +54,12 @@ _SAMPLE_TEMPERATURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Result of a run: its last position, its last checkpoint, and the signal that ended it early, or None."""
+    """Where a run ended: position, checkpoint, the signal that ended it early or None; `was_over`: no step was left."""
 
     position: Position
     checkpoint: Path
     signal: int | None
+    was_over: bool = False
 
 
 def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> TrainingResult:
@@ -136,9 +137,10 @@ class _Loop:
         self.setup.model.train()
         if at.step == 0:
             self._snapshot()
+        was_over = self._is_over()
         with stop_signals(self.rollouts and self.rollouts.reward) as came:
             stopped = self.process_group.any_signal(came)
-            while (at.step < config.steps or not at.is_validated) and not stopped and not self._is_stale():
+            while not stopped and not self._is_over():
                 found, improved = None, False
                 try:
                     if at.is_validated:  # else the last run was stopped in the validation of this step
@@ -164,11 +166,12 @@ class _Loop:
                 checkpoint = self._save()
         ended = {"signal": stopped[0] if stopped else None, "early": at.step < config.steps and not stopped}
         self.emit({"event": "end", "step": at.step, **ended})
-        return TrainingResult(at, checkpoint, stopped[0] if stopped else None)
+        return TrainingResult(at, checkpoint, stopped[0] if stopped else None, was_over)
 
-    def _is_stale(self) -> bool:
-        """Whether `patience` validations in a row have found no better loss."""
-        return 0 < self.setup.config.patience <= self.at.num_since_best
+    def _is_over(self) -> bool:
+        """Whether the last step is done and validated, or `patience` validations in a row found no better loss."""
+        config, at = self.setup.config, self.at
+        return (at.step >= config.steps and at.is_validated) or 0 < config.patience <= at.num_since_best
 
     def _due(self, every: int) -> bool:
         return self.at.step % every == 0 or self.at.step == self.setup.config.steps

@@ -132,9 +132,9 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         """Wait for running requests, as long as the settings allow."""
-        service, limit_s = self._service, self._service.settings.drain_timeout_s
-        if service.in_flight:
-            self._log.event(f"stopping: {service.in_flight} answers have {limit_s:g} s (a second signal ends them)")
+        service, limit_s, num_answers = self._service, self._service.settings.drain_timeout_s, self._service.in_flight
+        waits = f" (waits {limit_s:g} s at most; a second signal ends it at once)" if num_answers else ""
+        self._log.event(f"stopping; answers under way: {num_answers}{waits}")
         end = time.monotonic() + limit_s
         while service.in_flight and time.monotonic() < end:
             await asyncio.sleep(_LOOK_S)
