@@ -77,27 +77,30 @@ INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, co
 
 /* The softmax of four heads' scores, which become its weights. */
 static __attribute__((noinline)) void weigh(quad *scores, int slots, quad *largest, quad *sum) {
-    wide most_of_four[2] = {(wide){0} - INFINITY, (wide){0} - INFINITY}; /* two, which do not wait for each other */
+    lanes largest_of[32 / LANES]; /* several, which do not wait for each other */
     int whole = 0;
+    for (int i = 0; i < 32 / LANES; i++) largest_of[i] = (lanes){0} - INFINITY;
     for (; whole + 8 <= slots; whole += 8)
-        for (int i = 0; i < 2; i++) most_of_four[i] = larger_wide(load_wide((float *)(scores + whole + 4 * i)), most_of_four[i]);
-    const wide larger = larger_wide(most_of_four[0], most_of_four[1]);
-    quad found[4], most = (quad){0} - INFINITY;
-    memcpy(found, &larger, sizeof found);
-    for (int i = 0; i < 4; i++) most = select_quad(found[i] > most, found[i], most);
+        for (int i = 0; i < 32 / LANES; i++)
+            largest_of[i] = larger_lanes(load_floats((float *)(scores + whole) + i * LANES), largest_of[i]);
+    quad found[8], most = (quad){0} - INFINITY;
+    memcpy(found, largest_of, sizeof found);
+    for (int i = 0; i < 8; i++) most = select_quad(found[i] > most, found[i], most);
     for (int s = whole; s < slots; s++) most = select_quad(scores[s] > most, scores[s], most);
     const quad size = (quad)((quad_ints)most & 0x7fffffff); /* beside huge scores 200 alone is nothing */
     for (int s = slots; s % 4; s++) scores[s] = most - 200 - size * 1e-3f; /* e^-87 is nothing beside the largest's 1 */
     const quad repeated[4] = {most, most, most, most};
-    wide largest_wide, sums = {0};
-    memcpy(&largest_wide, repeated, sizeof repeated);
-    for (int s = 0; s < slots; s += 4) {
-        const wide here = exp_of_wide(load_wide((float *)(scores + s)) - largest_wide);
-        memcpy(scores + s, &here, sizeof here);
-        sums += here;
-    }
+    lanes largest_lanes, sums[16 / LANES] = {{0}};
+    memcpy(&largest_lanes, repeated, sizeof largest_lanes);
+    for (int s = 0; s < slots; s += 4)
+        for (int i = 0; i < 16 / LANES; i++) {
+            float *at = (float *)(scores + s) + i * LANES;
+            const lanes here = exp_of_lanes(load_floats(at) - largest_lanes);
+            memcpy(at, &here, sizeof here);
+            sums[i] += here;
+        }
     quad parts[4];
-    memcpy(parts, &sums, sizeof parts);
+    memcpy(parts, sums, sizeof parts);
     *largest = most;
     *sum = (parts[0] + parts[2]) + (parts[1] + parts[3]);
 }

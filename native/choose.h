@@ -25,41 +25,39 @@ static inline int block_end(const logit_row *row, int block) {
     return end < row->count ? end : row->count;
 }
 
-/* Sixteen of `count` numbers from `first` on; -infinity behind their end. */
-static inline wide sixteen_at(const float *x, int count, int first) {
-    wide found = (wide){0} - INFINITY;
-    if (count - first >= 16)
-        memcpy(&found, x + first, sizeof found);
-    else
-        memcpy(&found, x + first, (count - first) * sizeof(float));
+/* LANES of `count` numbers from `first` on; -infinity behind their end. */
+static inline lanes lanes_at(const float *x, int count, int first) {
+    if (count - first >= LANES) return load_floats(x + first);
+    lanes found = (lanes){0} - INFINITY;
+    memcpy(&found, x + first, (count > first ? count - first : 0) * sizeof(float));
     return found;
 }
 
-static inline wide logits_at(const logit_row *row, int first) { return sixteen_at(row->logits, row->count, first); }
+static inline lanes logits_at(const logit_row *row, int first) { return lanes_at(row->logits, row->count, first); }
 
 /* e^((logit - largest) / temperature); less than e^-87 is 0. */
-static inline wide weights_of(const logit_row *row, wide logits) {
-    const wide zero = {0}, scaled = (logits - row->largest) / row->temperature;
-    return select_wide(scaled > zero - 87.0f, exp_of_wide(select_wide(scaled > zero - 87.0f, scaled, zero)), zero);
+static inline lanes weights_of(const logit_row *row, lanes logits) {
+    const lanes zero = {0}, scaled = (logits - row->largest) / row->temperature;
+    return select_lanes(scaled > zero - 87.0f, exp_of_lanes(select_lanes(scaled > zero - 87.0f, scaled, zero)), zero);
 }
 
 /* Fill in `block_largest` and `largest`; returns whether there is a finite maximum and no NaN. */
 static int find_largest(logit_row *row) {
-    wide_ints is_nan = {0};
+    lane_ints is_nan = {0};
     row->largest = -INFINITY;
     for (int block = 0; block < row->num_blocks; block++) {
-        wide most = (wide){0} - INFINITY;
-        for (int i = block * CHOICE_BLOCK; i < block_end(row, block); i += 16) {
-            const wide here = logits_at(row, i);
+        lanes most = (lanes){0} - INFINITY;
+        for (int i = block * CHOICE_BLOCK; i < block_end(row, block); i += LANES) {
+            const lanes here = logits_at(row, i);
             is_nan |= here != here;
-            most = select_wide(here > most, here, most);
+            most = larger_lanes(here, most);
         }
         float largest = most[0];
-        for (int i = 1; i < 16; i++) largest = most[i] > largest ? most[i] : largest;
+        for (int i = 1; i < LANES; i++) largest = most[i] > largest ? most[i] : largest;
         row->block_largest[block] = largest;
         row->largest = largest > row->largest ? largest : row->largest;
     }
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < LANES; i++)
         if (is_nan[i]) return 0;
     return row->largest > -INFINITY && row->largest < INFINITY;
 }
@@ -74,10 +72,11 @@ static int first_largest(const logit_row *row) {
 }
 
 static float block_mass(const logit_row *row, int block) {
-    wide sums = {0};
-    for (int i = block * CHOICE_BLOCK; i < block_end(row, block); i += 16) sums += weights_of(row, logits_at(row, i));
+    lanes sums[16 / LANES] = {{0}}; /* the same order in every set */
+    for (int i = block * CHOICE_BLOCK; i < block_end(row, block); i += 16)
+        for (int j = 0; j < 16 / LANES; j++) sums[j] += weights_of(row, logits_at(row, i + j * LANES));
     quad parts[4];
-    memcpy(parts, &sums, sizeof parts);
+    memcpy(parts, sums, sizeof parts);
     const quad sum = (parts[0] + parts[2]) + (parts[1] + parts[3]);
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
@@ -171,9 +170,9 @@ static int find_candidates(const logit_row *row, int wanted, candidates *found) 
 }
 
 static void weigh_candidates(const logit_row *row, const candidates *found) {
-    for (int i = 0; i < found->count; i += 16) {
-        const wide weights = weights_of(row, sixteen_at(found->logits, found->count, i));
-        memcpy(found->weights + i, &weights, (found->count - i < 16 ? found->count - i : 16) * sizeof(float));
+    for (int i = 0; i < found->count; i += LANES) {
+        const lanes weights = weights_of(row, lanes_at(found->logits, found->count, i));
+        memcpy(found->weights + i, &weights, (found->count - i < LANES ? found->count - i : LANES) * sizeof(float));
     }
 }
 
@@ -296,13 +295,11 @@ static int draw_filtered(const logit_row *row, const lm_choice *how) {
 
 /* Copy logits, those of tokens that may not come as -infinity. */
 static void copy_masked(const float *logits, int count, const uint32_t *mask, float *out) {
-    const wide_ints bit_of_lane = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-                                   1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-    for (int i = 0; i < count; i += 16) {
-        const int32_t bits = mask[i / 32] >> i % 32 & 0xffff;
-        const wide_ints may_come = (((wide_ints){0} + bits) & bit_of_lane) != 0;
-        const wide kept = select_wide(may_come, sixteen_at(logits, count, i), (wide){0} - INFINITY);
-        memcpy(out + i, &kept, (count - i < 16 ? count - i : 16) * sizeof(float));
+    const lane_ints number = lane_numbers();
+    for (int i = 0; i < count; i += LANES) {
+        const lane_ints may_come = ((((lane_ints){0} + (int32_t)(mask[i / 32] >> i % 32)) >> number) & 1) != 0;
+        const lanes kept = select_lanes(may_come, lanes_at(logits, count, i), (lanes){0} - INFINITY);
+        memcpy(out + i, &kept, (count - i < LANES ? count - i : LANES) * sizeof(float));
     }
 }
 

@@ -215,10 +215,8 @@ static void gate_group(const float *gate, const float *up, float *act, float *ga
     _Alignas(64) float group[LM_GROUP] = {0}, factors[LM_GROUP] = {0};
     memcpy(group, gate, count * sizeof(float));
     memcpy(factors, up, count * sizeof(float));
-    for (int i = 0; i < LM_GROUP; i += 16) {
-        wide values;
-        memcpy(&values, group + i, sizeof values);
-        values = silu(values);
+    for (int i = 0; i < LM_GROUP; i += LANES) {
+        const lanes values = silu(load_floats(group + i));
         memcpy(group + i, &values, sizeof values);
     }
     if (act != NULL) memcpy(act, group, count * sizeof(float));

@@ -1,5 +1,5 @@
-/* Several numbers at once: `wide` is sixteen, for which the compiler takes as many registers as the processor needs, `lanes` is as many
- * as one register holds, and `quad` is four. */
+/* Several numbers at once: `lanes` is as many as one register holds, and `quad` is four. Wider types are none: compilers compare their
+ * numbers one by one (docs/decisions/0045). */
 #ifndef LLAMARIUM_NUMBERS_H
 #define LLAMARIUM_NUMBERS_H
 
@@ -11,9 +11,6 @@
 #elif defined __ARM_NEON
 #include <arm_neon.h>
 #endif
-
-typedef float wide __attribute__((vector_size(64)));
-typedef int32_t wide_ints __attribute__((vector_size(64)));
 
 /* As many numbers as a register holds. */
 #if defined __AVX512F__
@@ -37,53 +34,55 @@ typedef uint16_t lane_halves __attribute__((vector_size(2 * LANES)));
 #define IN_REGISTER(VALUE) ((void)(VALUE))
 #endif
 
-static inline wide load_wide(const float *from) {
-    wide values;
-    memcpy(&values, from, sizeof values);
-    return values;
+/* 0, 1, 2, ... */
+static inline lane_ints lane_numbers(void) {
+    static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    lane_ints found;
+    memcpy(&found, numbers, sizeof found);
+    return found;
 }
 
 /* a where `mask` is all ones, b where it is 0. */
-static inline wide select_wide(wide_ints mask, wide a, wide b) {
-    return (wide)((mask & (wide_ints)a) | (~mask & (wide_ints)b));
+static inline lanes select_lanes(lane_ints mask, lanes a, lanes b) {
+    return (lanes)((mask & (lane_ints)a) | (~mask & (lane_ints)b));
 }
 
 /* a where it is larger, else b, also where one is NaN. */
-static inline wide larger_wide(wide a, wide b) {
+static inline lanes larger_lanes(lanes a, lanes b) {
 #if defined __AVX512F__
-    return (wide)_mm512_max_ps((__m512)a, (__m512)b);
+    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
 #else
-    return select_wide(a > b, a, b);
+    return select_lanes(a > b, a, b);
 #endif
 }
 
 /* e^x for x <= 87, within 2e-7 of it; NaN stays NaN. */
-static inline wide exp_of_wide(wide given) {
-    const wide x = larger_wide((wide){0} - 87.0f, given);
-    const wide n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
-    const wide r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    wide y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+static inline lanes exp_of_lanes(lanes given) {
+    const lanes x = larger_lanes((lanes){0} - 87.0f, given);
+    const lanes n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
+    const lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;
     y = y * r + 8.3334519073e-3f;
     y = y * r + 4.1665795894e-2f;
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
 #if defined __AVX512F__
-    return (wide)_mm512_scalef_ps((__m512)y, (__m512)n); /* the same bits by fewer instructions */
+    return (lanes)_mm512_scalef_ps((__m512)y, (__m512)n); /* the same bits by fewer instructions */
 #else
-    return y * (wide)((__builtin_convertvector(n, wide_ints) + 127) << 23);
+    return y * (lanes)((__builtin_convertvector(n, lane_ints) + 127) << 23);
 #endif
 }
 
 /* e^-x, at most e^87: beside it 1 is nothing. */
-static inline wide exp_of_minus(wide x) {
-    const wide most = (wide){0} + 87;
-    return exp_of_wide(select_wide(-x > most, most, -x));
+static inline lanes exp_of_minus(lanes x) {
+    const lanes most = (lanes){0} + 87;
+    return exp_of_lanes(select_lanes(-x > most, most, -x));
 }
 
-static inline wide silu(wide x) { return x / (exp_of_minus(x) + 1); }
+static inline lanes silu(lanes x) { return x / (exp_of_minus(x) + 1); }
 
-static inline float exp_of(float x) { return exp_of_wide((wide){x})[0]; }
+static inline float exp_of(float x) { return exp_of_lanes((lanes){x})[0]; }
 
 /* The largest of some numbers without their signs; `poison` is NaN if one of them is NaN or infinite, else 0. */
 INLINE float largest_size(const float *x, int count, float *poison) {

@@ -18,17 +18,8 @@ typedef struct {
     atomic_int next;
 } pointwise_job;
 
-/* Sixteen numbers of `dtype`, which is a constant. */
-INLINE wide load_sixteen(const int dtype, const void *from, size_t place) {
-    wide values;
-    for (int i = 0; i < 16; i += LANES) {
-        const lanes part = load_lanes(dtype, from, place + i);
-        memcpy((float *)&values + i, &part, sizeof part);
-    }
-    return values;
-}
-
-INLINE void store_sixteen(const int dtype, void *to, size_t place, wide values) {
+/* `store_lanes`, sooner where the processor rounds to bfloat16; `dtype` is a constant. */
+INLINE void put_lanes(const int dtype, void *to, size_t place, lanes values) {
 #if defined __AVX512BF16__
     if (dtype == LM_BFLOAT16) { /* numbers below 2^-126 become zero */
         const __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
@@ -36,15 +27,11 @@ INLINE void store_sixteen(const int dtype, void *to, size_t place, wide values) 
         return;
     }
 #endif
-    for (int i = 0; i < 16; i += LANES) {
-        lanes part;
-        memcpy(&part, (float *)&values + i, sizeof part);
-        store_lanes(dtype, to, place + i, part);
-    }
+    store_lanes(dtype, to, place, values);
 }
 
-INLINE float total_of(wide values) {
-    for (int half = 8; half > 0; half /= 2)
+INLINE float total_of(lanes values) {
+    for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) values[i] += values[i + half];
     return values[0];
 }
@@ -54,20 +41,20 @@ INLINE float total_of(wide values) {
 INLINE void rms_norm(const int dtype, const int x_dtype, const lm_pointwise *call, int row) {
     const int size = call->columns;
     const size_t at = (size_t)row * size;
-    for (int i = 0; call->in[2] != NULL && i < size; i += 16)
-        store_sixteen(x_dtype, call->out[2], at + i, load_sixteen(x_dtype, call->in[0], at + i) + load_sixteen(dtype, call->in[2], at + i));
+    for (int i = 0; call->in[2] != NULL && i < size; i += LANES)
+        put_lanes(x_dtype, call->out[2], at + i, load_lanes(x_dtype, call->in[0], at + i) + load_lanes(dtype, call->in[2], at + i));
     const void *from = call->in[2] == NULL ? call->in[0] : call->out[2];
     const float factor = inverse_root(x_dtype, from, at, size, call->eps);
     ((float *)call->out[1])[row] = factor;
-    for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(x_dtype, from, at + i), weight = load_sixteen(LM_FLOAT32, call->in[1], i);
-        wide normalised = x * (factor * weight); /* as a pass does */
+    for (int i = 0; i < size; i += LANES) {
+        const lanes x = load_lanes(x_dtype, from, at + i), weight = load_lanes(LM_FLOAT32, call->in[1], i);
+        lanes normalised = x * (factor * weight); /* as a pass does */
         if (x_dtype == LM_BFLOAT16) {
-            uint16_t rounded[16];
-            store_sixteen(x_dtype, rounded, 0, x * factor);
-            normalised = load_sixteen(x_dtype, rounded, 0) * weight;
+            uint16_t rounded[LANES];
+            put_lanes(x_dtype, rounded, 0, x * factor);
+            normalised = load_lanes(x_dtype, rounded, 0) * weight;
         }
-        store_sixteen(dtype, call->out[0], at + i, normalised);
+        put_lanes(dtype, call->out[0], at + i, normalised);
     }
 }
 
@@ -77,19 +64,19 @@ INLINE void rms_norm_backward(const int dtype, const int x_dtype, const lm_point
     const int size = call->columns;
     const size_t at = (size_t)row * size;
     const float factor = ((const float *)call->in[2])[row];
-    wide products = {0};
-    for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(x_dtype, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
-        products += grad * load_sixteen(LM_FLOAT32, call->in[1], i) * x;
-        store_sixteen(LM_FLOAT32, sums, i, load_sixteen(LM_FLOAT32, sums, i) + grad * (x * factor));
+    lanes products = {0};
+    for (int i = 0; i < size; i += LANES) {
+        const lanes x = load_lanes(x_dtype, call->in[0], at + i), grad = load_lanes(dtype, call->in[3], at + i);
+        products += grad * load_lanes(LM_FLOAT32, call->in[1], i) * x;
+        put_lanes(LM_FLOAT32, sums, i, load_lanes(LM_FLOAT32, sums, i) + grad * (x * factor));
     }
     const float share = total_of(products) / size * factor * factor;
-    for (int i = 0; i < size; i += 16) {
-        const wide x = load_sixteen(x_dtype, call->in[0], at + i), grad = load_sixteen(dtype, call->in[3], at + i);
-        wide total = (grad * load_sixteen(LM_FLOAT32, call->in[1], i) - x * share) * factor;
-        if (call->in[4] != NULL) total += load_sixteen(x_dtype, call->in[4], at + i);
-        store_sixteen(x_dtype, call->out[0], at + i, total);
-        if (call->out[2] != NULL) store_sixteen(dtype, call->out[2], at + i, total);
+    for (int i = 0; i < size; i += LANES) {
+        const lanes x = load_lanes(x_dtype, call->in[0], at + i), grad = load_lanes(dtype, call->in[3], at + i);
+        lanes total = (grad * load_lanes(LM_FLOAT32, call->in[1], i) - x * share) * factor;
+        if (call->in[4] != NULL) total += load_lanes(x_dtype, call->in[4], at + i);
+        put_lanes(x_dtype, call->out[0], at + i, total);
+        if (call->out[2] != NULL) put_lanes(dtype, call->out[2], at + i, total);
     }
 }
 
@@ -98,15 +85,15 @@ INLINE void swiglu(const int dtype, const lm_pointwise *call, const int backward
     const void *gates = call->in[0], *ups = call->in[1], *grads = call->in[2];
     void *out = call->out[0], *out_up = call->out[1];
     const size_t begin = (size_t)row * call->columns, end = begin + call->columns;
-    for (size_t at = begin; at < end; at += 16) {
-        const wide x = load_sixteen(dtype, gates, at), up = load_sixteen(dtype, ups, at);
+    for (size_t at = begin; at < end; at += LANES) {
+        const lanes x = load_lanes(dtype, gates, at), up = load_lanes(dtype, ups, at);
         if (!backward) {
-            store_sixteen(dtype, out, at, silu(x) * up);
+            put_lanes(dtype, out, at, silu(x) * up);
             continue;
         }
-        const wide grad = load_sixteen(dtype, grads, at), e = exp_of_minus(x), sigmoid = 1 / (e + 1);
-        store_sixteen(dtype, out, at, grad * up * (sigmoid + x * sigmoid * (e * sigmoid)));
-        store_sixteen(dtype, out_up, at, grad * (x * sigmoid));
+        const lanes grad = load_lanes(dtype, grads, at), e = exp_of_minus(x), sigmoid = 1 / (e + 1);
+        put_lanes(dtype, out, at, grad * up * (sigmoid + x * sigmoid * (e * sigmoid)));
+        put_lanes(dtype, out_up, at, grad * (x * sigmoid));
     }
 }
 
@@ -117,12 +104,12 @@ INLINE void rotate_row(const int dtype, const lm_pointwise *call, const int back
     const void *from = call->in[backward ? 2 : 0], *cosines = call->in[!backward], *sines = call->in[1 + !backward];
     const size_t angles = (size_t)(row % call->table_rows) * size, begin = (size_t)row * call->columns;
     for (size_t at = begin; at < begin + call->columns; at += size)
-        for (int i = 0; i < half; i += 16) {
-            const wide a = load_sixteen(dtype, from, at + i), b = load_sixteen(dtype, from, at + half + i);
-            const wide cos_a = load_sixteen(LM_FLOAT32, cosines, angles + i), cos_b = load_sixteen(LM_FLOAT32, cosines, angles + half + i);
-            const wide sin_a = load_sixteen(LM_FLOAT32, sines, angles + i), sin_b = load_sixteen(LM_FLOAT32, sines, angles + half + i);
-            store_sixteen(dtype, call->out[0], at + i, a * cos_a + b * (backward ? sin_b : sin_a));
-            store_sixteen(dtype, call->out[0], at + half + i, b * cos_b + a * (backward ? sin_a : sin_b));
+        for (int i = 0; i < half; i += LANES) {
+            const lanes a = load_lanes(dtype, from, at + i), b = load_lanes(dtype, from, at + half + i);
+            const lanes cos_a = load_lanes(LM_FLOAT32, cosines, angles + i), cos_b = load_lanes(LM_FLOAT32, cosines, angles + half + i);
+            const lanes sin_a = load_lanes(LM_FLOAT32, sines, angles + i), sin_b = load_lanes(LM_FLOAT32, sines, angles + half + i);
+            put_lanes(dtype, call->out[0], at + i, a * cos_a + b * (backward ? sin_b : sin_a));
+            put_lanes(dtype, call->out[0], at + half + i, b * cos_b + a * (backward ? sin_a : sin_b));
         }
 }
 

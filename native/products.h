@@ -46,11 +46,11 @@ static inline const uint8_t *announced(const lm_matrix *w, const lm_matrix *next
 /* out (num_rows, 16) = the results of each token's two rows, added. */
 static inline void add_residuals(float *out, int num_rows) {
     for (int k = 0; k < num_rows; k++) {
-        wide codes, residuals;
-        memcpy(&codes, out + 2 * k * LM_TILE_ROWS, sizeof codes);
-        memcpy(&residuals, out + (2 * k + 1) * LM_TILE_ROWS, sizeof residuals);
-        codes += residuals;
-        memcpy(out + k * LM_TILE_ROWS, &codes, sizeof codes);
+        const float *codes = out + 2 * k * LM_TILE_ROWS;
+        for (int i = 0; i < LM_TILE_ROWS; i += LANES) {
+            const lanes sum = load_floats(codes + i) + load_floats(codes + LM_TILE_ROWS + i);
+            memcpy(out + k * LM_TILE_ROWS + i, &sum, sizeof sum);
+        }
     }
 }
 
@@ -114,12 +114,10 @@ static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, 
 /* silu(gate) * up of a group of 32, as inputs of the next product. */
 static void put_gated(const float *gate, const float *up, int row, inputs gated, size_t to, int g) {
     _Alignas(64) float group[LM_GROUP];
-    for (int half = 0; half < 2; half++) {
-        wide g, u;
-        memcpy(&g, gate + half * PANEL_STRIDE + row * LM_TILE_ROWS, sizeof g);
-        memcpy(&u, up + half * PANEL_STRIDE + row * LM_TILE_ROWS, sizeof u);
-        g = silu(g) * u;
-        memcpy(group + half * LM_TILE_ROWS, &g, sizeof g);
+    for (int i = 0; i < LM_GROUP; i += LANES) {
+        const int at = i / LM_TILE_ROWS * PANEL_STRIDE + row * LM_TILE_ROWS + i % LM_TILE_ROWS;
+        const lanes gated_here = silu(load_floats(gate + at)) * load_floats(up + at);
+        memcpy(group + i, &gated_here, sizeof gated_here);
     }
     put_group(group, gated, to, g);
 }

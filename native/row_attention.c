@@ -15,7 +15,6 @@
 #define KEYS CHUNK /* of a block: its keys, values and their gradients stay in the L2 cache */
 #define FEW 8      /* groups of query heads: a thread gets one head of them in the backward pass, so that no thread waits long */
 #define HIDDEN (-1e30f)
-#define WIDES (QUERIES / 16)
 
 #if LANES == 16
 #define ROWS 8 /* of a product that are summed at once, times as many registers: as many as give the multipliers enough to do */
@@ -191,15 +190,15 @@ static void hide(const lm_row_attention *call, const int32_t *segments, int tile
     const int tokens = call->num_tokens, left = tokens - tile;
     int32_t numbers[QUERIES] = {0};
     if (segments != NULL) memcpy(numbers, segments + tile, (left < QUERIES ? left : QUERIES) * sizeof(int32_t));
-    for (int w = 0; w < WIDES; w++) {
-        wide_ints own, query = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        memcpy(&own, numbers + 16 * w, sizeof own);
-        query += tile + 16 * w;
+    for (int q = 0; q < QUERIES; q += LANES) {
+        lane_ints own;
+        const lane_ints query = lane_numbers() + (tile + q);
+        memcpy(&own, numbers + q, sizeof own);
         for (int key = segments == NULL && call->causal && tile > keys.first ? tile - keys.first : 0; key < padded(keys.count); key++) {
             const int token = keys.first + key, number = segments == NULL || token >= tokens ? 0 : segments[token];
             const int from = token >= tokens ? INT32_MAX : call->causal ? token : 0; /* the first query that may see it */
-            float *at = scores + key * QUERIES + 16 * w;
-            const wide score = select_wide((query >= from) & (own == number), load_wide(at), (wide){0} + HIDDEN);
+            float *at = scores + key * QUERIES + q;
+            const lanes score = select_lanes((query >= from) & (own == number), load_floats(at), (lanes){0} + HIDDEN);
             memcpy(at, &score, sizeof score);
         }
     }
@@ -208,32 +207,32 @@ static void hide(const lm_row_attention *call, const int32_t *segments, int tile
 /* --- forward ----------------------------------------------------------------------------------------------------- */
 
 /* e^(score - most), and nothing where the score is hidden; NaN stays NaN. */
-INLINE wide probability(wide score, wide most) {
-    const wide hidden = (wide){0} + HIDDEN;
-    return select_wide(score <= hidden, (wide){0}, exp_of_wide(score - most));
+INLINE lanes probability(lanes score, lanes most) {
+    const lanes hidden = (lanes){0} + HIDDEN;
+    return select_lanes(score <= hidden, (lanes){0}, exp_of_lanes(score - most));
 }
 
 /* Turn scores into exponentials, and note of each query the largest score and the sum so far; `sums` of earlier keys shrink. */
 static void soften(float *scores, int num_keys, int head_dim, float *most, float *total, float *sums) {
     float shrink[QUERIES];
-    for (int w = 0; w < WIDES; w++) {
-        float *at = scores + 16 * w;
-        const wide before = load_wide(most + 16 * w);
-        wide largest[2] = {before, before}; /* two, which do not wait for each other */
+    for (int q = 0; q < QUERIES; q += LANES) {
+        float *at = scores + q;
+        const lanes before = load_floats(most + q);
+        lanes largest[2] = {before, before}; /* two, which do not wait for each other */
         for (int key = 0; key < num_keys; key += 2)
-            for (int i = 0; i < 2; i++) largest[i] = larger_wide(load_wide(at + (key + i) * QUERIES), largest[i]);
-        largest[0] = larger_wide(largest[0], largest[1]);
-        const wide factor = exp_of_wide(before - largest[0]);
-        wide sum = {0};
+            for (int i = 0; i < 2; i++) largest[i] = larger_lanes(load_floats(at + (key + i) * QUERIES), largest[i]);
+        largest[0] = larger_lanes(largest[0], largest[1]);
+        const lanes factor = exp_of_lanes(before - largest[0]);
+        lanes sum = {0};
         for (int key = 0; key < num_keys; key++) {
-            const wide p = probability(load_wide(at + key * QUERIES), largest[0]);
+            const lanes p = probability(load_floats(at + key * QUERIES), largest[0]);
             memcpy(at + key * QUERIES, &p, sizeof p);
             sum += p;
         }
-        sum += load_wide(total + 16 * w) * factor;
-        memcpy(most + 16 * w, &largest[0], sizeof *largest);
-        memcpy(total + 16 * w, &sum, sizeof sum);
-        memcpy(shrink + 16 * w, &factor, sizeof factor);
+        sum += load_floats(total + q) * factor;
+        memcpy(most + q, &largest[0], sizeof *largest);
+        memcpy(total + q, &sum, sizeof sum);
+        memcpy(shrink + q, &factor, sizeof factor);
     }
     for (int q = 0; q < QUERIES; q++)
         for (int i = 0; shrink[q] != 1 && i < head_dim; i++) sums[q * head_dim + i] *= shrink[q];
@@ -314,10 +313,10 @@ static void attend_as_pass(const row_job *job, int row, int head, int count, wor
 
 /* Turn scores into probabilities, and the gradients of probabilities into those of scores. */
 static void soften_backward(float *scores, float *grad_scores, int num_keys, const float *log_sums, const float *shares) {
-    for (int w = 0; w < WIDES; w++) {
-        const wide log_sum = load_wide(log_sums + 16 * w), share = load_wide(shares + 16 * w);
-        for (int i = 16 * w; i < num_keys * QUERIES; i += QUERIES) {
-            const wide p = probability(load_wide(scores + i), log_sum), grad = p * (load_wide(grad_scores + i) - share);
+    for (int q = 0; q < QUERIES; q += LANES) {
+        const lanes log_sum = load_floats(log_sums + q), share = load_floats(shares + q);
+        for (int i = q; i < num_keys * QUERIES; i += QUERIES) {
+            const lanes p = probability(load_floats(scores + i), log_sum), grad = p * (load_floats(grad_scores + i) - share);
             memcpy(scores + i, &p, sizeof p);
             memcpy(grad_scores + i, &grad, sizeof grad);
         }
@@ -354,10 +353,10 @@ static void load_softmax(const row_job *job, int row, int head, float *log_sums,
         load_vectors(call, call->grad_out, call->num_heads, row, tile, head, QUERIES, 1, at.grad_out);
         transpose(at.q, size, at.q_transposed);
         transpose(at.grad_out, size, at.grad_out_transposed);
-        for (int w = 0; w < WIDES; w++) {
-            wide sum = {0};
-            for (int i = 16 * w; i < size * QUERIES; i += QUERIES) sum += load_wide(at.q_transposed + i) * load_wide(at.grad_out_transposed + i);
-            memcpy(shares + tile + 16 * w, &sum, sizeof sum);
+        for (int q = 0; q < QUERIES; q += LANES) {
+            lanes sum = {0};
+            for (int i = q; i < size * QUERIES; i += QUERIES) sum += load_floats(at.q_transposed + i) * load_floats(at.grad_out_transposed + i);
+            memcpy(shares + tile + q, &sum, sizeof sum);
         }
     }
 }

@@ -793,6 +793,30 @@ static void check_pointwise(const char *set, int which, int dtype, int x_dtype) 
     for (int i = 0; takes[i]; i++) free(given[i]);
 }
 
+/* A parameter of one number, of several tasks, and of less than a register; the norm is larger than allowed. */
+static void check_clip(const char *set) {
+    enum { GRADS = 3 };
+    static const int64_t COUNTS[GRADS] = {1, 140001, 13};
+    snprintf(doing, sizeof doing, "%s: clipping", set);
+    float *given[GRADS], *grads[GRADS];
+    double sum = 0, norm;
+    for (int n = 0; n < GRADS; n++) {
+        given[n] = random_floats((int)COUNTS[n]);
+        grads[n] = ARRAY(float, COUNTS[n]);
+        memcpy(grads[n], given[n], COUNTS[n] * sizeof(float));
+        for (int i = 0; i < COUNTS[n]; i++) sum += (double)given[n][i] * given[n][i];
+    }
+    use(set);
+    if (lm_clip(grads, COUNTS, GRADS, 0.5, &norm) != LM_OK) fail("there is no memory");
+    expect_close((float[]){(float)norm}, (float[]){(float)sqrt(sum)}, 1, 1e-6f);
+    for (int n = 0; n < GRADS; n++) {
+        for (int i = 0; i < COUNTS[n]; i++) given[n][i] *= (float)(0.5 / (sqrt(sum) + 1e-6));
+        expect_close(grads[n], given[n], COUNTS[n], 1e-6f);
+        free(given[n]);
+        free(grads[n]);
+    }
+}
+
 static void check_all_pointwise(const char *set) {
     for (int which = 0; which < LENGTH(POINTWISE); which++)
         for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
@@ -902,6 +926,7 @@ static void check_set(const char *set) {
     const float rows = worst;
     worst = 0;
     check_all_pointwise(set);
+    check_clip(set);
     const float pointwise = worst;
     worst = 0;
     const int num_models = only_races ? 3 : LENGTH(MODELS); /* the first have a cache of each dtype */
