@@ -659,7 +659,7 @@ def test_ctrl_c_while_pytorch_is_loaded(tmp_path: Path) -> None:
         "        if name == 'torch.nn': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Pressing()); sys.exit(start())"
     )
-    command = [sys.executable, "-c", program, "pretrain", "--preset=tiny", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-c", program, "pretrain", "--preset=tiny", "--steps=1", "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "Ctrl-C: ended at once; nothing more was saved\n"
