@@ -174,29 +174,22 @@ INLINE void transpose_keys(const int dtype, const kv_chunk *at, int slot, float 
         size_t places[LANES];
         for (int s = 0; s < LANES; s++) places[s] = slot_at(at, min_int(slot + s, at->slots - 1)) * head_dim;
         int i = 0;
-        for (; i + PAIR <= head_dim; i += PAIR)
-            for (int half = 0; half < (dtype == LM_BFLOAT16 ? 1 : 2); half++) {
-                lanes keys[LANES], pair[2];
-                for (int s = 0; s < LANES; s++) {
-                    if (dtype == LM_BFLOAT16) {
-                        memcpy(&keys[s], (const uint16_t *)at->k + places[s] + i, sizeof(lanes)); /* words of two, as they lie */
-                    } else {
-                        load_pair(dtype, at->k, places[s] + i, pair);
-                        keys[s] = pair[half];
-                    }
-                }
-                transpose_lanes(keys);
-                for (int n = 0; n < LANES; n++) {
-                    float *to = columns + (size_t)(i + half * LANES + n) * COLUMNS;
-                    if (dtype == LM_BFLOAT16) {
-                        load_pair(dtype, &keys[n], 0, pair);
-                        memcpy(to, &pair[0], sizeof(lanes));
-                        memcpy(to + LANES * COLUMNS, &pair[1], sizeof(lanes));
-                    } else {
-                        memcpy(to, &keys[n], sizeof(lanes));
-                    }
-                }
+        for (; dtype == LM_BFLOAT16 && i + PAIR <= head_dim; i += PAIR) {
+            lanes words[LANES], pair[2]; /* of two numbers each: transposed as they lie, which is half of what floats would be */
+            for (int s = 0; s < LANES; s++) memcpy(&words[s], (const uint16_t *)at->k + places[s] + i, sizeof(lanes));
+            transpose_lanes(words);
+            for (int n = 0; n < LANES; n++) {
+                load_pair(dtype, &words[n], 0, pair);
+                memcpy(columns + (size_t)(i + n) * COLUMNS, &pair[0], sizeof(lanes));
+                memcpy(columns + (size_t)(i + LANES + n) * COLUMNS, &pair[1], sizeof(lanes));
             }
+        }
+        for (; i + LANES <= head_dim; i += LANES) {
+            lanes keys[LANES];
+            for (int s = 0; s < LANES; s++) keys[s] = load_lanes(dtype, at->k, places[s] + i);
+            transpose_lanes(keys);
+            for (int n = 0; n < LANES; n++) memcpy(columns + (size_t)(i + n) * COLUMNS, &keys[n], sizeof(lanes));
+        }
         for (; i < head_dim; i++)
             for (int s = 0; s < LANES; s++) columns[(size_t)i * COLUMNS + s] = kept_at(dtype, at->k, places[s] + i);
     }
@@ -225,7 +218,7 @@ static inline void put_quads(const lanes heads[HEADS_AT_ONCE], quad *scores) {
 /* scores[s][h] of COLUMNS slots. A register holds slots here and numbers of a key in `score_some`; what are lanes there are added up
  * in the same order. */
 INLINE void score_columns(const int heads, int head_dim, const float *columns, const paired *q, const float *scales, quad *scores) {
-    enum { PARTS = LANES / 4 };
+    enum { PARTS = LANES / 4, GROUPS = COLUMNS / LANES };
     const int whole = head_dim / LANES * LANES;
     lanes sums[4][HEADS_AT_ONCE][GROUPS];
 #pragma GCC unroll 4
@@ -281,15 +274,16 @@ static __attribute__((noinline)) void score(int heads, int head_dim, const float
 static __attribute__((noinline)) quad (*score_run(int dtype, int heads, const kv_chunk *at, const row_run *rows))[CHUNK] {
     quad(*scores)[CHUNK] = (quad(*)[CHUNK])rows->scratch;
     float *columns = (float *)(scores + ROWS_OF_RUN);
+    const int last = at->slots - 1;
     for (int slot = 0; slot < at->slots; slot += COLUMNS) {
         float scales[COLUMNS];
-        for (int s = slot; s < min_int(slot + COLUMNS, at->slots); s++) {
-            prefetch_slot(dtype, at, at->v, s);
-            if (s + COLUMNS < at->slots) prefetch_slot(dtype, at, at->k, s + COLUMNS);
+        for (int s = 0; s < COLUMNS; s++) {
+            const int own = min_int(slot + s, last);
+            scales[s] = dtype == LM_INT8 ? at->k_scales[slot_at(at, own)] : 1;
+            prefetch_slot(dtype, at, at->v, own);
+            prefetch_slot(dtype, at, at->k, min_int(slot + s + COLUMNS, last));
         }
         transpose(dtype, at, slot, columns);
-        for (int s = 0; s < COLUMNS; s++)
-            scales[s] = dtype == LM_INT8 && slot + s < at->slots ? at->k_scales[slot_at(at, slot + s)] : 1;
         for (int m = 0; m < rows->count; m++)
             if (slot < rows->visible - (rows->count - 1 - m))
                 score(heads, at->head_dim, columns, rows->q + m * rows->stride, scales, scores[m] + slot);

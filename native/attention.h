@@ -49,7 +49,7 @@ static inline partial *partial_at(float *partials, size_t index, int head_dim) {
 #define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
 
 #define ROWS_OF_RUN 32 /* at most */
-#define LEAST_RUN 4    /* rows alone take less time */
+#define LEAST_RUN 4    /* fewer rows take less time one by one */
 
 /* Rows of tokens that follow each other in one sequence; each sees one slot more than the row before it. */
 typedef struct {
@@ -60,8 +60,7 @@ typedef struct {
     float *scratch;              /* run_scratch(head_dim) numbers */
 } row_run;
 
-#define GROUPS (LANES == 16 ? 2 : 1) /* of LANES slots each, which a run scores at once */
-#define COLUMNS (GROUPS * LANES)
+#define COLUMNS (LANES == 16 ? 32 : LANES) /* slots that a run scores at once: in two registers where there are enough of them */
 
 /* Numbers for the scores of a run and for COLUMNS keys. */
 static inline size_t run_scratch(int head_dim) { return ROWS_OF_RUN * CHUNK * 4 + (size_t)head_dim * COLUMNS; }
