@@ -337,16 +337,16 @@ static void check_products(const char *set) {
 
 /* --- runs ------------------------------------------------------------------------------------------------------- */
 
-enum { LAYERS = 2, HIDDEN = 64, INTERMEDIATE = 96, HEADS = 4, KV_HEADS = 2, VOCAB = 77 };
+enum { LAYERS = 2, HIDDEN = 64, INTERMEDIATE = 96, KV_HEADS = 2, VOCAB = 77 };
 enum { SEQUENCES = 2, POSITIONS = 600, VECTORS = SEQUENCES * KV_HEADS * POSITIONS, MOST_BLOCKS = SEQUENCES * (POSITIONS / 16 + 1) };
 
 /* Each kind whose tiles fit into a small model, each dtype of the cache and each size of heads; how one is computed does not hang on
  * the others. Heads are whole groups of 32, as most models have; with AVX-512 four registers and a rest of eight; four, one more, and
- * no rest. */
+ * no rest. One to four of them share a kv head, and one more than are computed at once. */
 static const struct {
-    int kind, dtype, head_dim;
-} MODELS[] = {{LM_BF16, LM_BFLOAT16, 64},   {LM_Q8_0, LM_INT8, 72},     {LM_Q4_0, LM_FLOAT32, 80}, {LM_Q4_1, LM_INT8, 64},
-              {LM_IQ4_NL, LM_BFLOAT16, 80}, {LM_F32, LM_FLOAT32, 72}, {LM_Q5_0, LM_FLOAT32, 64}, {LM_F16, LM_FLOAT32, 80}};
+    int kind, dtype, heads, head_dim;
+} MODELS[] = {{LM_BF16, LM_BFLOAT16, 4, 64},   {LM_Q8_0, LM_INT8, 8, 72},   {LM_Q4_0, LM_FLOAT32, 6, 80}, {LM_Q4_1, LM_INT8, 2, 64},
+              {LM_IQ4_NL, LM_BFLOAT16, 6, 80}, {LM_F32, LM_FLOAT32, 4, 72}, {LM_Q5_0, LM_FLOAT32, 2, 64}, {LM_F16, LM_FLOAT32, 10, 80}};
 
 /* A token's place. */
 typedef struct {
@@ -369,8 +369,8 @@ typedef struct {
     lm_model model;
 } tiny;
 
-static void make_tiny(tiny *t, int kind, int head_dim) {
-    const int q = HEADS * head_dim, kv = KV_HEADS * head_dim;
+static void make_tiny(tiny *t, int kind, int heads, int head_dim) {
+    const int q = heads * head_dim, kv = KV_HEADS * head_dim;
     t->norm = random_floats(HIDDEN);
     t->frequencies = ARRAY(float, head_dim / 2);
     for (int i = 0; i < head_dim / 2; i++) t->frequencies[i] = powf(500000, -2.0f * i / head_dim);
@@ -387,7 +387,7 @@ static void make_tiny(tiny *t, int kind, int head_dim) {
             .down = random_matrix(kind, HIDDEN, INTERMEDIATE, RANDOM_CODES),
         };
     t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
-    t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, head_dim,
+    t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, heads, KV_HEADS, head_dim,
                           1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers, t->head, t->head, 0, NULL, input_bits};
 }
 
@@ -548,16 +548,16 @@ static void check_again(const tiny *t, const float *filled, int dtype, const int
 
 /* Close to the portable set; the same bits as its twin, whatever the blocks' size and order, whoever comes along, and on any number
  * of threads. */
-static void check_run(const char *set, int kind, int dtype, int head_dim) {
+static void check_run(const char *set, int kind, int dtype, int heads, int head_dim) {
     static float expected[ROWS * VOCAB], logits[ROWS * VOCAB], again[ROWS * VOCAB];
     static const struct {
         int block_size, threads, one_by_one;
     } ways[] = {{16, 1, 1}, {64, 2, 0}, {256, 3, 0}, {256, 3, 1}};
-    snprintf(doing, sizeof doing, "%s, a model in %s, heads of %d, %s cache", set, KINDS[kind], head_dim, DTYPES[dtype]);
+    snprintf(doing, sizeof doing, "%s, a model in %s, %d heads of %d, %s cache", set, KINDS[kind], heads, head_dim, DTYPES[dtype]);
     int64_t ids[ROWS];
     for (int i = 0; i < ROWS; i++) ids[i] = random_bits() % VOCAB;
     tiny t;
-    make_tiny(&t, kind, head_dim);
+    make_tiny(&t, kind, heads, head_dim);
     float *filled = random_floats((size_t)VECTORS * head_dim);
     lm_set_threads(1);
     use("portable");
@@ -930,7 +930,7 @@ static void check_set(const char *set) {
     const float pointwise = worst;
     worst = 0;
     const int num_models = only_races ? 3 : LENGTH(MODELS); /* the first have a cache of each dtype */
-    for (int i = 0; i < num_models; i++) check_run(set, MODELS[i].kind, MODELS[i].dtype, MODELS[i].head_dim);
+    for (int i = 0; i < num_models; i++) check_run(set, MODELS[i].kind, MODELS[i].dtype, MODELS[i].heads, MODELS[i].head_dim);
     printf("%s: products within %.1e, attention over rows within %.1e, pointwise within %.1e, models within %.1e\n", set, products, rows, pointwise, worst);
 #ifdef LM_EMULATE_AMX
     if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());
