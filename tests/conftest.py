@@ -4,13 +4,14 @@ The built-in model's file and the built-in tokenizer's; `model_files` where PyTo
 light.txt are collected, and with --heavy all others: `make test` runs each in one of two environments.
 """
 
+import gc
 import importlib
 import itertools
 import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,6 +39,17 @@ LIGHT = frozenset(Path(__file__).with_name("light.txt").read_text().split())
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--heavy", action="store_true", help="leave out the tests that need no PyTorch (light.txt)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have no garbage looked for while all modules are imported, and none among theirs: a million objects each time."""
+    gc.disable()
+    found = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
