@@ -49,7 +49,7 @@ static inline partial *partial_at(float *partials, size_t index, int head_dim) {
 #define HEADS_AT_ONCE 4 /* that share each key and value that is loaded */
 
 #define ROWS_OF_RUN 32 /* at most */
-#define LEAST_RUN 4    /* fewer rows take less time one by one */
+#define LEAST_RUN (LANES == 16 ? 4 : 8) /* fewer rows take less time one by one */
 
 /* Rows of tokens that follow each other in one sequence; each sees one slot more than the row before it. */
 typedef struct {
