@@ -215,7 +215,7 @@ static int are_apart(const pass *p) {
     return 1;
 }
 
-/* Cut the rows into runs of one sequence. A few rows of one share too little to be put together (docs/decisions/0038). */
+/* Cut the rows into runs of one sequence. A few rows of one share too little to be put together (docs/decisions/0045). */
 static void find_runs(pass *p) {
     p->num_runs = 0;
     for (int row = 0, end; row < p->num_rows; row = end) {
