@@ -315,13 +315,15 @@ def test_a_full_context_is_said(
     assert main([*words, "-n", "5"]) == 0
     assert capsys.readouterr().err == ""
 
-    say(small.conversation(), "word " * 200, {"temperature": 0.0}, stats=False, may_repeat=True)
-    assert "the context of 256 tokens is full; /reset begins a new dialog]" in capsys.readouterr().err
+    for can_set, hint in ((False, ""), (True, "; /reset begins a new dialog")):
+        say(small.conversation(), "word " * 200, {"temperature": 0.0}, False, may_repeat=True, can_set=can_set)
+        assert capsys.readouterr().err == f"[cut: the context of 256 tokens is full{hint}]\n"
     say(small.conversation(), "a", {"temperature": 0.0, "max_tokens": 3}, stats=False)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("llamarium.api.CHAT_MAX_TOKENS", 3)
-    say(small.conversation(), "a", {"temperature": 0.0}, stats=False)
-    assert capsys.readouterr().err == "[cut at 3 tokens; -n allows more]\n"
+    for can_set, hint in ((False, "-n"), (True, "/set max_tokens")):
+        say(small.conversation(), "a", {"temperature": 0.0}, stats=False, can_set=can_set)
+        assert capsys.readouterr().err == f"[cut at 3 tokens; {hint} allows more]\n"
 
 
 def test_a_dialog_past_the_context_names_reset(small: Llama, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,7 +344,11 @@ def test_an_answer_that_repeats_itself_is_stopped_unless_it_may(
     say(conversation, "a", same, stats=False)
     token = small.tokenizer.token_bytes(100).decode()
     assert conversation.messages[-1]["content"] == token * 64
-    assert "[stopped: the last 64 tokens are the same 1 again and again. --rep" in capsys.readouterr().err
+    stopped = "[stopped: the last 64 tokens are the same 1 again and again. "
+    hint = "--repetition-penalty 1.1 makes that rarer, --allow-repetition lets it go on]\n"
+    assert capsys.readouterr().err == stopped + hint
+    Repl(small, None, same, stats=False).take("a")
+    assert capsys.readouterr().err == f"{stopped}/set repetition_penalty 1.1 makes that rarer]\n", "what one can type"
     say(conversation, "a", same, stats=False, may_repeat=True)
     assert conversation.messages[-1]["content"] == token * 100
     assert capsys.readouterr().err == ""
@@ -389,7 +395,7 @@ def test_chat_takes_back_tries_again_and_sets_options(
     assert len(json.loads(file.read_text())["messages"]) == 2
     for line, message in (
         ("/set temperature hot", "expected a number"),
-        ("/set temprature 1", "temperature"),
+        ("/set temprature 1", "temprature cannot be set; /set takes temperature, "),
         ("/set top_p 2", "top_p"),
     ):
         code, _, err = talk(line)
@@ -411,6 +417,24 @@ def test_chat_lists_what_can_be_set_and_what_is_in_effect(
     assert found["seed"] == "-" and found.keys() == {one.name for one in parameters_of("cli")} | {"max_tokens"}
     found = listed("/set max-tokens 30", "/set seed 4", "/set temperature 0.5")
     assert (found["max_tokens"], found["seed"], found["temperature"]) == ("30", "4", "0.5")
+    for name in ("foo", "stop", "n", "logprobs", "grammar", "kv_cache_dtype"):
+        for value in ("", " 2", " -"):
+            code, _, err = talk(f"/set {name}{value}")
+            assert code == 1 and err.endswith(f"error: {name} cannot be set; /set takes {', '.join(found)}\n")
+
+
+def test_chat_takes_an_option_back_and_shows_one(
+    talk: Callable[..., tuple[int, str, str]], llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "generation_config", {"temperature": 0.7})
+    for word in ("-", "none", "None"):
+        assert talk("/set seed 4", f"/set seed {word}")[2] == "[seed is 4]\n[seed is -]\n"
+    _, _, err = talk("/set temperature", "/set temperature -", "/set max-tokens -", "/set min_tokens 200", "/set seed")
+    shown, back, length, least, seed = err.splitlines()
+    assert shown.split()[:2] == ["temperature", "0.0"] and seed.split()[:2] == ["seed", "-"]
+    assert (back, length, least) == ("[temperature is 0.7]", "[max_tokens is 1024]", "[min_tokens is 200]")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main(["chat", "--min-tokens", "200"]) == 0, "the bound is the dialog's 1024"
 
 
 @pytest.mark.parametrize(

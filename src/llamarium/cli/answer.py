@@ -28,8 +28,9 @@ def say(
     stats: bool | None,
     *,
     may_repeat: bool = False,
+    can_set: bool = False,
 ) -> None:
-    """Say something and write the answer as it grows; interrupted, what there is of it stays in the dialog."""
+    """Say something and write the answer; interrupted, it stays. Hints name commands if `can_set`, else flags."""
     check_fits(conversation.llama, text)
     watch, out = Stopwatch(stats), writer()
     pieces = conversation.say(text, **options)
@@ -50,12 +51,11 @@ def say(
     out.write("\n")
     out.finish()
     if period is not None:
-        note(
-            f"[stopped: the last {_needed(period)} tokens are the same {period} again and again. --repetition-penalty "
-            "1.1 makes that rarer, --allow-repetition lets it go on]"
-        )
+        rarer = "/set repetition_penalty 1.1" if can_set else "--repetition-penalty 1.1"
+        hint = f"{rarer} makes that rarer{'' if can_set else ', --allow-repetition lets it go on'}"
+        note(f"[stopped: the last {_needed(period)} tokens are the same {period} again and again. {hint}]")
     elif reason == "length":
-        _explain_length(conversation, len(ids), options)
+        _explain_length(conversation, len(ids), options, can_set)
     watch.report(*speculation_details(options))
 
 
@@ -74,14 +74,14 @@ def _needed(period: int) -> int:
     return times * period
 
 
-def _explain_length(conversation: "Conversation[Llama]", num_tokens: int, options: dict[str, Any]) -> None:
+def _explain_length(conversation: "Conversation[Llama]", count: int, options: dict[str, Any], can_set: bool) -> None:
     """Say why an answer was cut, unless it was where the person wanted it."""
     llama = conversation.llama
-    if num_tokens < llama.chat_params(**sampling_only(options)).max_tokens:
+    if count < llama.chat_params(**sampling_only(options)).max_tokens:
         context = llama.config.max_position_embeddings
-        note(f"[cut: the context of {context:,} tokens is full; /reset begins a new dialog]")
+        note(f"[cut: the context of {context:,} tokens is full{'; /reset begins a new dialog' if can_set else ''}]")
     elif "max_tokens" not in options:
-        note(f"[cut at {num_tokens:,} tokens; -n allows more]")
+        note(f"[cut at {count:,} tokens; {'/set max_tokens' if can_set else '-n'} allows more]")
 
 
 def sampling_only(options: dict[str, Any]) -> dict[str, Any]:

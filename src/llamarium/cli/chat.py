@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --cache-dir: with --json there is one question and no dialog to go on with")
     disk = disk_cache(args)
     llama = load_llama(args, falls_back=False)  # the packaged model has no dialog format
-    llama.sampling_params(**options)  # raises for a value out of range, before a question is typed
+    llama.chat_params(**options)  # raises for a value out of range, before a question is typed
     options |= {"kv_cache_dtype": args.kv_cache_dtype} | speculation(args, llama)
     if llama.tokenizer.chat_format is None:
         llama.tokenizer.chat([])  # raises what there is to say about it

@@ -13,7 +13,7 @@ from llamarium.adapters.model_names import public_name
 from llamarium.cli.answer import sampling_only, say
 from llamarium.cli.output import note
 from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape, show_value
-from llamarium.sampling.params import parameters_of
+from llamarium.sampling.params import PARAMETERS, parameters_of
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -23,6 +23,8 @@ _QUOTES = '"""'
 _SHOWN = 200  # characters of a message that is shown again
 _LEAVING = ("/quit", "/exit", "/bye")
 _SPELLINGS = ((_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"), ("//", "begins a text with a slash"))
+_OPTIONS = {one.name: one.help.partition(" (default")[0] for one in parameters_of("cli")}
+_OPTIONS["max_tokens"] = "of an answer, at most"
 
 
 class Repl:
@@ -51,7 +53,7 @@ class Repl:
             "/reset": ("forget the dialog, but not the system prompt", self.reset),
             "/undo": ("take back the last question and its answer", lambda _: self.take_back()),
             "/retry": ("answer the last question again, with another seed", self.retry),
-            "/set": ("NAME VALUE: set an option, as in /set temperature 0.2; without NAME, list them", self.set),
+            "/set": ("NAME VALUE: set an option (/set seed 4; - takes it back); without NAME, list them", self.set),
             "/system": ("TEXT: set the system prompt; without TEXT, show it", self.system),
             "/load": ("FILE: go on with a dialog that was saved", self.load),
             "/save": ("FILE: save the dialog as JSON; --force FILE replaces a file", self.save),
@@ -126,7 +128,7 @@ class Repl:
     def say(self, text: str) -> None:
         """Say something; Ctrl-C stops the answer alone."""
         try:
-            say(self.conversation, text, self.options, self.stats, may_repeat=self.may_repeat)
+            say(self.conversation, text, self.options, self.stats, may_repeat=self.may_repeat, can_set=True)
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
@@ -157,23 +159,21 @@ class Repl:
             self.say(question)
 
     def set(self, rest: str) -> None:
-        """Set a sampling option, or list them with the values that the next answer has; InputError if it is no JSON."""
+        """Set an option of `/set`'s list, or take it back (`-`); without a value, show what the next answer has."""
         name, _, text = rest.partition(" ")
-        if not name:
-            now = self.llama.chat_params(**sampling_only(self.options))
-            about = {one.name: one.help.partition(" (default")[0] for one in parameters_of("cli")}
-            for name, what in {**about, "max_tokens": "of an answer, at most"}.items():
-                value = "-" if name == "seed" and self.options.get("seed") is None else getattr(now, name)
-                note(f"  {name:<19}{value:<6} {what}")
-            return
-        try:
-            value: Any = json.loads(text)
-        except ValueError:
-            raise InputError(f"{name} is {show_value(text)}; expected a number, as in /set temperature 0.2") from None
-        changed = {**self.options, name.replace("-", "_"): value}
-        self.llama.sampling_params(**sampling_only(changed))
-        self.options.update(changed)
-        note(f"[{name} is {show_value(value)}]")
+        name, text = name.replace("-", "_"), text.strip().lower()
+        if name and name not in _OPTIONS:
+            raise InputError(f"{escape(name, 40)} cannot be set; /set takes {', '.join(_OPTIONS)}")
+        changed = {one: value for one, value in self.options.items() if one != name or not text}
+        if text and text not in ("-", "none"):
+            changed[name] = text  # which is refused if it is no number
+            with suppress(ValueError):
+                changed[name] = PARAMETERS[name].kind(text)
+        now = self.llama.chat_params(**sampling_only(changed))
+        self.options = changed
+        for one in [name] if name else _OPTIONS:
+            value = "-" if one == "seed" and changed.get(one) is None else getattr(now, one)
+            note(f"[{one} is {value}]" if text else f"  {one:<19}{value:<6} {_OPTIONS[one]}")
 
     def system(self, text: str) -> None:
         """Set the system prompt, or show it."""
