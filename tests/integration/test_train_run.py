@@ -738,6 +738,27 @@ def test_a_refused_start_changes_nothing_and_a_resumed_one_knows_its_settings(
     assert "\n4 steps done: " in told and "for longer" not in told
 
 
+def test_the_end_names_the_folder_as_it_was_given_and_a_report_is_renewed_on_resume(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.toml").write_text(tiny_config(text, steps=3, sample_every=0).to_toml())
+    begin = ["pretrain", "--out", "runs/story"]
+    assert main([*begin, "--config", "x.toml", "--report"]) == 0
+    told, report = capsys.readouterr().err, Path("runs/story/report.html")
+    assert str(tmp_path) not in told.split("\nreport: ")[1] and "report: runs/story/report.html\n" in told
+    assert "\n3 steps done: runs/story/step-00000003" in told
+    assert "\ncontinue a text with it: llamarium generate -m runs/story/best TEXT\n" in told
+    before = report.read_bytes()
+    assert main([*begin, "--resume", "--allow-changes", "--steps", "4"]) == 0
+    assert "report: runs/story/report.html\n" in capsys.readouterr().err and report.read_bytes() != before
+    report.write_text("mine")
+    assert main([*begin, "--resume"]) == 0
+    told = capsys.readouterr().err
+    assert report.read_text() == "mine" and "report: " not in told
+    assert "train it for longer: llamarium pretrain --out runs/story --resume " in told
+
+
 def test_a_tracker_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[Event] = []
 

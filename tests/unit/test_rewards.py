@@ -457,7 +457,11 @@ def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
             r"prompts.jsonl:1: .* the reward exact reads 'answer'",
         ),
         ('{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaa"}\n{"prompt": "b"}', {}, "1 of 2 prompts leave no room .*:1, has"),
-        ('{"prompt": "a"}', {"validation": 0.5}, "expected at least one to validate and one to train on"),
+        (
+            '{"prompt": "a"}',
+            {"validation": 0.5},
+            "of 1 example, validation 0.5 takes 1; expected at least one to validate ",
+        ),
         (None, {"reward": ""}, "no reward; expected exact"),
         (None, {"group_size": 3}, "is 16; expected a multiple of group_size, which is 3"),
         (None, {"dropout": 0.1}, "dropout is 0.1; expected 0"),

@@ -288,7 +288,7 @@ def test_optimizer_and_rate_that_are_left_out_follow_from_the_size(
     with training_view.view(10, quiet=False) as show:
         show({"event": "start", "step": 0, **ABOUT, "settings": dataclasses.asdict(config), "optimizer_reason": why})
     name, peak = {"adamw": "AdamW", "muon": "Muon"}[optimizer], config.muon_learning_rate or rate
-    assert capsys.readouterr().err.endswith(f", {name} at {peak:g}" + f" ({why})\n" * bool(why) + "\n" * (not why))
+    assert capsys.readouterr().err.endswith(f"\n{name}, learning rate {peak:g}" + f" ({why})" * bool(why) + "\n")
 
 
 def test_several_processes_and_a_gpu_have_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,17 +415,18 @@ def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
     board.take({"event": "progress", "step": 500, "doing": "saving a checkpoint"})
     console.print(board.draw())
     assert "saving a checkpoint …" in out.getvalue()
-    board.take({"event": "saved", "step": 500, "path": "runs/x\x1b]0;evil\x07/step-00000500"})
+    board.take({"event": "saved", "step": 500, "path": "/home/runs/x/step\x1b]0;evil\x07-00000500"})
     console.print(board.draw())
     shown = out.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b]" not in shown and "\x07" not in shown
     for text in ("0 of 1,000", "500 of 1,000, epoch 1.50", "1.6000; best 1.5000 at step 250", "12,346, MFU 42.0%"):
         assert text in shown
-    assert "1 min 15 s, 1 h 06 min left" in shown and r"saved runs/x\x1b]0;evil\x07/step-00000500" in shown
+    assert "1 min 15 s, 1 h 06 min left" in shown and r"step 500: saved step\x1b]0;evil\x07-00000500" in shown
     assert "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu" in shown
     assert "\nAdamW, learning rate 0.001" in shown
-    assert re.search("█+▇+▆+▅+▄+▃+▂+▁+", shown)
+    assert re.search("^loss █+▇+▆+▅+▄+▃+▂+▁+ *$", shown, re.MULTILINE)
+    assert re.search("^sample: .red.x", shown, re.MULTILINE), "a prompt of blanks is not shown"
 
 
 def test_the_board_of_rewards_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -453,6 +454,85 @@ def test_the_board_of_rewards_fits_eighty_columns(capsys: pytest.CaptureFixture[
         show({**event, "cut": 0.0, "equal_groups": 0.0, "rewards_failed": 2})
     told = "reward -25.900 (spread 0.430; 2 without one), length 32.0 tokens, KL 0.0100, log P differs by 1.2e-07 "
     assert capsys.readouterr().err.startswith(f"step 250/1000: {told}")
+
+
+REWARDED = {
+    **STEP, "reward": 0.5, "reward_spread": 0.5, "equal_groups": 0.0, "rewards_failed": 0, "cut": 0.0, "kl": 0.0,
+    "length": 32.0, "largest_difference": 1.2e-7,
+}  # fmt: skip
+
+
+def drawn(*events: dict[str, Any]) -> str:
+    """What a board shows after these events, at 80 columns."""
+    board, out = training_view.Board(1000), io.StringIO()
+    for event in events:
+        board.take(event)
+    Console(file=out, width=80, markup=False, emoji=False, highlight=False).print(board.draw())
+    return out.getvalue()
+
+
+def test_each_answer_of_a_group_is_a_line_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long the answers before it are, and whatever line ends they have."""
+    texts = ["4\n2", "long " * 100, "41\x1b[2J", "", "[b]7"]
+    answers = [
+        {"text": t, "reward": (1.0, None, 0.0, 0.0, -0.0001)[i], "advantage": (1.29, 0.0, -0.4, -0.4, -0.001)[i]}
+        for i, t in enumerate(texts)
+    ]
+    group = {"event": "group", "step": 250, "prompt": "17+25=\n", "answers": answers}
+    lines = [line.rstrip() for line in drawn(REWARDED, group).splitlines()]
+    assert lines[-6:] == [
+        r'   reward advantage  answer to "17+25=\n"',
+        r"        1     +1.29  4\n2",
+        "        -     +0.00  " + ("long " * 100)[:58] + "…",
+        "  -0.0001     +0.00  [b]7",
+        r"        0     -0.40  41\x1b[2J",
+        "        0     -0.40",
+    ]
+    with training_view.view(1000, quiet=False) as show:
+        show(group)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "step 250: answers to a prompt, best first" and len(told) == 7
+    assert told[3] == f"        -     +0.00  {'long ' * 100}", "nothing is cut where no terminal is"
+
+
+def test_the_curve_of_rewards_is_the_rewards() -> None:
+    rising = [{**REWARDED, "event": "progress", "loss": 1.0 - i / 8, "reward": i / 8} for i in range(8)]
+    assert "\nreward ▁▂▃▄▅▆▇█" in drawn(*rising)
+
+
+def test_no_number_is_a_negative_zero() -> None:
+    tiny = {**REWARDED, "loss": -1e-6, "kl": -1e-6, "reward": -1e-6}
+    shown = drawn(tiny, {"event": "validation", "step": 250, "loss": 0.0, "best": True, "reward": 0.0})
+    assert "-0.0" not in shown and all(f"{name}   " in shown for name in ("KL", "loss", "reward"))
+    assert re.search(r"validation reward +0\.0000; best 0\.0000 at step 250", shown)
+
+
+def test_a_step_whose_groups_are_all_equal_says_that_it_teaches_nothing() -> None:
+    shown = drawn({**REWARDED, "reward_spread": 0.0, "equal_groups": 1.0})
+    assert "0.500 (spread 0.000; equal in each group: this step teaches nothing)" in " ".join(shown.split())
+    assert "nothing" not in drawn({**REWARDED, "equal_groups": 0.5})
+
+
+def test_a_sample_names_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = {"event": "sample", "step": 250, "prompt": 'Once\n"upon', "text": " a time"}
+    assert r'sample of "Once\n"upon":  a time' in drawn(STEP, sample)
+    with training_view.view(1000, quiet=False) as show:
+        show(sample)
+    assert capsys.readouterr().err == 'step 250: sample of "Once\\n"upon":  a time\n'
+
+
+def test_before_the_first_event_nothing_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is refused has none."""
+    monkeypatch.setattr(training_view, "draws", lambda stream: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with pytest.raises(TrainingError), training_view.view(80, quiet=False):
+        raise TrainingError("refused")
+    assert capsys.readouterr().err == ""
+    with training_view.view(80, quiet=False) as show:
+        show(STEP)
+    assert "250 of 80" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("by", "said"), [(None, "none is left"), (15, "the next one is being computed; 10 in all")])

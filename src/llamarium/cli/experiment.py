@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train the variants and compare them."""
-    out: Path = args.out / args.experiment
+    out: Path = (args.out / args.experiment).absolute()
     config = ExperimentConfig.resolve(
         settings_file(args, out / "experiment.toml"), given_settings(args, ExperimentConfig)
     )
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         emit({"event": "report", "path": str(outcome.report), "arms": arms, "verdict": outcome.verdict})
     else:
         _print(outcome)
-    note(f"report: {outcome.report}")
+    note(f"report: {args.out / args.experiment / 'report.html'}")
     return 0
 
 

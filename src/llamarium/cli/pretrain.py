@@ -48,6 +48,6 @@ def run(args: argparse.Namespace) -> int:
 
     def make(process_group: "ProcessGroup") -> "Setup":
         with progress("preparing the data") as report:
-            return prepare(config, args.out, report if process_group.is_rank_zero else None, process_group)
+            return prepare(config, args.out.absolute(), report if process_group.is_rank_zero else None, process_group)
 
     return follow(config, args, make)

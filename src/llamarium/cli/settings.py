@@ -23,15 +23,17 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
-    parser.add_argument("--report", action="store_true", help="write report.html into the run's folder at the end")
+    parser.add_argument(
+        "--report", action="store_true", help="write report.html there at the end; a resumed run renews it"
+    )
     add_report_to(parser)
 
 
 def named_folder(text: str) -> Path:
-    """Return a folder's absolute path; an empty name, of a shell variable that is not set, would be the current one."""
+    """Return a folder's path; an empty name, of a shell variable that is not set, would be the current one."""
     if not text:
         raise argparse.ArgumentTypeError("expected a folder; the current one is .")
-    return Path(text).absolute()  # whatever a reward changes to
+    return Path(text)
 
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from llamarium.train.config import GRPOConfig, RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
 from llamarium.train.report.journal import Emit, Event, is_passing
 from llamarium.train.report.trackers import trackers
+from llamarium.train.report.write import is_report, write_report
 from llamarium.train.run import TrainingResult
 from llamarium.train.setup import Setup
 
@@ -25,9 +26,9 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
     """Run to the end and return the exit code: 0, or 128 and the signal that ended it early."""
     set_threads(config.threads)
     with init_process_group(config) as process_group:
-        is_first, out = process_group.is_rank_zero, args.out
+        is_first, named, out = process_group.is_rank_zero, args.out, args.out.absolute()  # whatever a reward changes to
         if is_first and args.resume and not out.exists():
-            note(f"no run in {out} yet: this begins one")
+            note(f"no run in {named} yet: this begins one")
         with trackers(args.report_to if is_first else (), out) as tracking:
             ending = conduct(
                 lambda: prepare(process_group),
@@ -37,39 +38,37 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
                 allow_changes=args.allow_changes,
                 watch=watching(config.steps, tracking, json=args.json),
             )
-        if is_first and args.report:
-            from llamarium.train.report.write import write_report
-
-            note(f"report: {write_report(out)}")
+        if is_first and (args.report or is_report(out / "report.html")):
+            note(f"report: {named / write_report(out).name}")
     stopped_by = ending.signal if ending.position.step < config.steps else None
     if is_first:
-        _tell_end(config, ending, stopped_by)
+        _tell_end(config, ending, named, stopped_by)
         if stopped_by is not None or ending.was_over:
             run = "llamarium" if (n := process_group.world_size) == 1 else f"torchrun --nproc-per-node {n} -m llamarium"
             command = type(config).__name__.removesuffix("Config").lower()
             longer = " --patience 0" if ending.position.step < config.steps else " --allow-changes --steps N"
             what, more = ("train it for longer", longer) if ending.was_over else ("go on with it", "")
-            note(f"{what}: {run} {command} --out {shlex.quote(str(out))} --resume{more}")
-        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint)
+            note(f"{what}: {run} {command} --out {shlex.quote(str(named))} --resume{more}")
+        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, named)
     return 0 if stopped_by is None else 128 + stopped_by
 
 
-def _tell_end(config: RunConfig, ending: TrainingResult, stopped_by: int | None) -> None:
+def _tell_end(config: RunConfig, ending: TrainingResult, named: Path, stopped_by: int | None) -> None:
     """Say where a run ended, what it saved, and which validation was the best."""
     at, (name, sign) = ending.position, measured(isinstance(config, GRPOConfig))
-    best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:.4f} at step {at.best_step}"
+    best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:z.4f} at step {at.best_step}"
     early = f"; ended early: no better one in {config.patience} validations" if at.step < config.steps else ""
     if stopped_by is None:
         left = "nothing is left to do; " * ending.was_over
-        note(f"{left}{counted(at.step, 'step')} done: {ending.checkpoint}{best}{early}")
+        note(f"{left}{counted(at.step, 'step')} done: {named / ending.checkpoint.name}{best}{early}")
     else:
         by = "Ctrl-C" if stopped_by == signal.SIGINT else signal.Signals(stopped_by).name
-        note(f"{by} at step {at.step}: saved {ending.checkpoint}{best}")
+        note(f"{by} at step {at.step}: saved {named / ending.checkpoint.name}{best}")
 
 
-def _advise(checkpoint: Path) -> None:
-    """Name commands that use a checkpoint."""
-    name = shlex.quote(str(checkpoint))
+def _advise(checkpoint: Path, named: Path) -> None:
+    """Name commands that use a checkpoint; `named` is its run's folder as it was given."""
+    name = shlex.quote(str(named / checkpoint.name))
     if is_adapter(checkpoint):
         note(f"talk to it: llamarium chat --adapter {name}")
         note(f"merge it into a model: llamarium merge --adapter {name} --dtype float32 --out MODEL")
@@ -104,10 +103,7 @@ def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: 
         watchers = [harmless(watcher) for watcher in (first, *trackers)]
 
         def tell(event: Event) -> None:
-            if not is_passing(event):
-                for watcher in watchers:
-                    watcher(event)
-            elif not json:
-                watchers[0](event)
+            for watcher in watchers[: not json] if is_passing(event) else watchers:
+                watcher(event)
 
         yield tell

@@ -4,11 +4,13 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.output import draws, note, printable, table
+from llamarium.cli.output import draws, note, printable, quote, table
+from llamarium.errors import escape
 from llamarium.train.report.page import duration
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from llamarium.train.report.journal import Emit, Event
 
 _WIDTH = 60  # of the curve, in characters
+_LONGEST = 600  # characters of a sample on a board, or of an answer of a group
 _REDRAW_S = 0.2  # seconds between drawings of steps that follow each other quickly
 _WITHOUT_TIMING = {"all": "", "as the first": ", as the first run", "compiled": ", not timed as the step is compiled"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -34,32 +37,32 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
         from rich.live import Live
 
         console = Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
-        board = Board(num_steps)
-        with Live(board.draw(), console=console, auto_refresh=False, transient=False) as live:
-            drawn = 0.0
+        board, live, drawn = Board(num_steps), Live(console=console, auto_refresh=False), 0.0
 
-            def show(event: "Event") -> None:
-                nonlocal drawn
-                board.take(event)
-                if "loss" not in event or event["event"] != "progress" or time.monotonic() - drawn > _REDRAW_S:
-                    live.update(board.draw(), refresh=True)
-                    drawn = time.monotonic()
+        def show(event: "Event") -> None:
+            nonlocal drawn
+            board.take(event)
+            if "loss" not in event or event["event"] != "progress" or time.monotonic() - drawn > _REDRAW_S:
+                live.start()  # not before: a run that is refused has no event
+                live.update(board.draw(), refresh=True)
+                drawn = time.monotonic()
 
+        try:
             yield show
+        finally:
+            live.stop()
 
 
 class Board:
-    """The lines that stay in place: the newest numbers, the curve of the loss, the newest sample."""
+    """The lines that stay in place: the newest numbers, the curve of the loss or the reward, the newest sample."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
         self.step: dict[str, Any] = {}
-        self.losses: deque[float] = deque(maxlen=10_000)
+        self.curve: deque[float] = deque(maxlen=10_000)
         self.validation: float | None = None
         self.best: tuple[int, float] | None = None  # step and loss
-        self.sample = ""
-        self.notice = ""
-        self.about = ""
+        self.sample = self.notice = self.about = ""
         self.next_step = f"the next one is being computed; {num_steps:,} in all"
 
     def take(self, event: "Event") -> None:
@@ -67,7 +70,7 @@ class Board:
         kind = event["event"]
         if "loss" in event and kind in ("step", "progress"):
             self.step |= event
-            self.losses.append(event["loss"])
+            self.curve.append(event.get("reward", event["loss"]))
         elif kind == "progress":
             self.notice = f"{event['doing']} …"
         elif kind in ("start", "resume"):
@@ -77,7 +80,8 @@ class Board:
             if event["best"]:
                 self.best = event["step"], event["loss"]
         elif kind in ("sample", "group"):
-            self.sample = _group(event) if kind == "group" else event.get("text", event.get("error", ""))
+            text = _group(event) if kind == "group" else _sample(event)
+            self.sample = text if kind == "group" or len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
         elif kind == "end" and event["signal"] is None:
             self.next_step = "none is left"
         if kind in ("saved", "skipped", "resume"):
@@ -92,30 +96,24 @@ class Board:
         from rich.console import Group
         from rich.text import Text
 
-        shown = table("", "", rows=self._numbers())
-        curve = Text(sparkline(list(self.losses)))
-        shown_sample = printable(self.sample)
-        sample = Text(shown_sample[:600] + "…" * (len(shown_sample) > 600), style="dim")
-        notice = Text(printable(self.notice), style="dim")
-        return Group(Text(printable(self.about), style="dim"), shown, curve, notice, sample)
+        name = "reward" if "reward" in self.step else "loss"
+        curve = Text(f"{name} {sparkline(self.curve)}" if self.curve else "")
+        about, notice, sample = (Text(printable(text), "dim") for text in (self.about, self.notice, self.sample))
+        if name == "reward":  # a line is an answer
+            sample.no_wrap, sample.overflow = True, "ellipsis"
+        return Group(about, table("", "", rows=self._numbers()), curve, notice, sample)
 
     def _numbers(self) -> list[tuple[str, str]]:
-        step = self.step
-        if not step:
+        if not (step := self.step):
             return [("step", self.next_step)]
-        rows = [
+        name, sign = measured("reward" in step)
+        newest = "" if self.validation is None else f"{sign * self.validation:z.4f}"
+        best = "" if self.best is None else f"best {sign * self.best[1]:z.4f} at step {self.best[0]:,}"
+        return [
             ("step", f"{step['step']:,} of {self.num_steps:,}, epoch {step['epoch']:.2f}"),
             *_rewards(step),
-            ("loss", f"{step['loss']:.4f}{_preference(step)}"),
-        ]
-        name, sign = measured("reward" in step)
-        found = [] if self.validation is None else [f"{sign * self.validation:.4f}"]
-        if self.best is not None:
-            found.append(f"best {sign * self.best[1]:.4f} at step {self.best[0]:,}")
-        if found:
-            rows.append((name, "; ".join(found)))
-        return [
-            *rows,
+            ("loss", f"{step['loss']:z.4f}{_preference(step)}"),
+            *([(name, "; ".join(filter(None, (newest, best))))] if newest or best else []),
             ("gradient norm", f"{step['grad_norm']:.3f}"),
             ("learning rate", f"{step['learning_rate']:.3g}"),
             ("tokens/s", f"{step['tokens_per_s']:,.0f}" + (f", MFU {step['mfu']:.1%}" if step.get("mfu") else "")),
@@ -123,13 +121,12 @@ class Board:
         ]
 
 
-def sparkline(values: list[float]) -> str:
+def sparkline(numbers: Iterable[float]) -> str:
     """Draw numbers as a line of blocks, the mean of each stretch, from the lowest to the highest.
 
     A stretch with a number that is not finite is a blank.
     """
-    if not values:
-        return ""
+    values = list(numbers)
     width = min(_WIDTH, len(values))
     parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
     means = [sum(part) / len(part) for part in parts]
@@ -141,9 +138,8 @@ def sparkline(values: list[float]) -> str:
 
 def _preference(event: "Event") -> str:
     """Return the share of pairs ranked right, and the margin, where pairs are learned."""
-    if "reward_accuracy" not in event:
-        return ""
-    return f" ({event['reward_accuracy']:.0%} of pairs right, margin {event['reward_margin']:.3f})"
+    said = " ({reward_accuracy:.0%} of pairs right, margin {reward_margin:z.3f})"
+    return said.format_map(event) if "reward_accuracy" in event else ""
 
 
 def measured(is_rewarded: bool) -> tuple[str, int]:
@@ -155,25 +151,31 @@ def _rewards(event: "Event") -> list[tuple[str, str]]:
     """Say what answers were worth, how long they were, and how far the model has moved; a name and a text each."""
     if "reward" not in event:
         return []
-    equal = f"; {event['equal_groups']:.0%} of the groups have equal rewards" if event["equal_groups"] else ""
+    some = f"; {event['equal_groups']:.0%} of the groups have equal rewards" if event["equal_groups"] else ""
+    equal = "; equal in each group: this step teaches nothing" if event["equal_groups"] == 1 else some
     failed = f"; {event['rewards_failed']} without one" if event["rewards_failed"] else ""
     cut = f" ({event['cut']:.0%} of the answers cut off at --max-tokens)" if event["cut"] else ""
     return [
-        ("reward", f"{event['reward']:.3f} (spread {event['reward_spread']:.3f}{equal}{failed})"),
+        ("reward", f"{event['reward']:z.3f} (spread {event['reward_spread']:.3f}{equal}{failed})"),
         ("length", f"{event['length']:.1f} tokens{cut}"),
-        *([("KL", f"{event['kl']:.4f}")] if "kl" in event else []),
+        *([("KL", f"{event['kl']:z.4f}")] if "kl" in event else []),
         ("log P", f"differs by {event['largest_difference']:.1e} at most between sampling and training"),
     ]
 
 
 def _group(event: "Event") -> str:
-    """Return a prompt and its answers, best first, a line each: reward, advantage, text."""
-    ranked = sorted(event["answers"], key=lambda answer: -answer["advantage"])
-    lines = (
-        f"{'-' if a['reward'] is None else format(a['reward'], '.3g')} ({a['advantage']:+.2f}) {a['text']}"
-        for a in ranked
-    )
-    return "\n".join([event["prompt"], *lines])
+    """Return a prompt's answers, best first, a line each, below a heading: reward, advantage, text."""
+    lines = [f"   reward advantage  answer to {quote(event['prompt'])}"]
+    for a in sorted(event["answers"], key=lambda answer: -answer["advantage"]):
+        reward = "-" if a["reward"] is None else f"{a['reward']:z.3g}"
+        lines.append(f"{reward:>9} {a['advantage']:+z9.2f}  {escape(a['text'], _LONGEST)}")
+    return "\n".join(lines)
+
+
+def _sample(event: "Event") -> str:
+    """Return a sample, named, and its prompt where that is more than blanks."""
+    of = f" of {quote(event['prompt'])}" if event["prompt"].strip() else ""
+    return f"sample{of}: {event.get('text', event.get('error'))}"
 
 
 def _sentence(event: "Event", num_steps: int) -> str:
@@ -182,20 +184,20 @@ def _sentence(event: "Event", num_steps: int) -> str:
         mfu = f", MFU {event['mfu']:.1%}" if event["mfu"] else ""
         rewards = "".join(f"{name} {text}, " for name, text in _rewards(event))
         return (
-            f"step {step}/{num_steps}: {rewards}loss {event['loss']:.4f}{_preference(event)}, "
+            f"step {step}/{num_steps}: {rewards}loss {event['loss']:z.4f}{_preference(event)}, "
             f"norm {event['grad_norm']:.2f}, lr {event['learning_rate']:.2g}, "
             f"{event['tokens_per_s']:,.0f} tokens/s{mfu}, {duration(event['seconds_left'])} left"
         )
     if kind == "validation":
         best = ", the best so far" if event["best"] else ""
         name, sign = measured("reward" in event)
-        return f"step {step}: {name} {sign * event['loss']:.4f}{_preference(event)}{best}"
+        return f"step {step}: {name} {sign * event['loss']:z.4f}{_preference(event)}{best}"
     if kind == "group":
-        return f"step {step}: answers to a prompt, with reward (advantage): {_group(event)}"
+        return f"step {step}: answers to a prompt, best first\n{_group(event)}"
     if kind == "sample":
-        return f"step {step}: sample: {event.get('text', event.get('error'))}"
+        return f"step {step}: {_sample(event)}"
     if kind == "saved":
-        return f"step {step}: saved {event['path']}"
+        return f"step {step}: saved {Path(event['path']).name}"
     if kind == "skipped":
         finite = math.isfinite(event["grad_norm"])
         why = "no token of its rows has a label" if finite else f"gradients are not finite (loss {event['loss']})"
@@ -224,11 +226,9 @@ def _about(event: "Event") -> str:
 
 def _mixture(event: "Event") -> str:
     """Say how a mixture stands: "data: 80.0% a.jsonl (1,200 tokens, 1.6 passes an epoch), 20.0% ..."."""
-    parts = [
-        f"{part['share']:.1%} {part['source']} ({part['tokens']:,} tokens, {part['passes']:.3g} passes an epoch)"
-        for part in event.get("data", {}).get("sources", ())
-    ]
-    return f"data: {', '.join(parts)}" if parts else ""
+    said = "{share:.1%} {source} ({tokens:,} tokens, {passes:.3g} passes an epoch)"
+    parts = ", ".join(said.format_map(part) for part in event.get("data", {}).get("sources", ()))
+    return parts and f"data: {parts}"
 
 
 def _threads(event: "Event") -> str:

@@ -65,9 +65,9 @@ class Mixture:
             held.append(max(1, round(size * validation)) if validation > 0 else 0)
             if not 0 < held[-1] < size:
                 raise TrainingError(
-                    f"{f'{escape(name)}: ' * bool(name)}a share of {show_value(validation)} of {size} examples is "
-                    f"{held[-1]}; expected at least one to validate and one to train on: give more examples, or no "
-                    "validation (--validation 0)"
+                    f"{f'{escape(name)}: ' * bool(name)}of {size} example{'s' * (size != 1)}, validation "
+                    f"{show_value(validation)} takes {held[-1]}; expected at least one to validate and one to train "
+                    "on: give more examples, or no validation (--validation 0)"
                 )
             start = sum(map(len, parts))
             parts[0].extend(range(start, start + size - held[-1]))

@@ -92,11 +92,12 @@ def compare(
 def _check_page(path: Path) -> None:
     if path.suffix != ".html":
         raise OutputError(f"{escape(path)}: is no name of a page; expected one that ends in .html")
-    if path.exists() and not _is_report(path):
+    if path.exists() and not is_report(path):
         raise OutputError(f"{escape(path)}: is there already, and is no report; choose another name, or remove it")
 
 
-def _is_report(path: Path) -> bool:
+def is_report(path: Path) -> bool:
+    """Whether a file is a report of a run, or of several."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
