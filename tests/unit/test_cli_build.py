@@ -169,6 +169,17 @@ def passed(steps: tuple[str, ...]) -> Iterator[Result]:
     return (Result(step, "passed", "is right") for step in steps)
 
 
+def test_check_takes_a_folder_as_build_does(run: Run) -> None:
+    run("mine")
+    code, out, _ = run("check", "mine")
+    assert code == 1 and out.startswith("step 1, merge: is still empty") and "--folder mine`" in out
+    assert run("check", "mine", "--all")[1].count("is still empty") == 18
+    Path("rotate").mkdir()  # no folder of this command: the step is meant
+    assert ", rotate: is still empty" in run("check", "rotate", "--folder", "mine")[1]
+    code, _, err = run("check", "nothing")
+    assert code == 1 and "my_llama is no folder" in err
+
+
 def test_hints_come_one_by_one_and_are_counted(run: Run) -> None:
     run()
     first, second, last = (run("hint", "embed") for _ in range(3))

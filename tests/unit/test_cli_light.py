@@ -35,6 +35,8 @@ def run(hiding: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("tree -m shakespeare-char", "LlamaForCausalLM("),
         ("info tiny", "FLOPs per token"),
         ("info -m shakespeare-char", "weights in"),
+        ("info -m letters", "0.156 million"),
+        ("bench decode -m letters -n 32 --rounds 1", "decode after 94"),
         ("models", "shakespeare-char"),
         ("doctor --json", "llamarium[torch]"),
         ("bench decode -m shakespeare-char --depths 10 -n 2 --rounds 1", "decode after 10"),

@@ -60,6 +60,42 @@ def test_help_lists_every_command(words: list[str], capsys: pytest.CaptureFixtur
     assert not err
 
 
+@pytest.mark.parametrize("name", [*cli.COMMANDS, *cli.SUBCOMMANDS])
+def test_help_fits_into_80_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*name.split(), "--help"]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
+
+
+def test_help_breaks_a_paragraph_anew_and_an_example_so_that_it_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert cli.main(["next", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "candidates for\nthe next token with their probabilities, one of\nthem appended, and again.\n\n" in out
+    assert '\n  llamarium next "I love to drink" --steps 3 \\\n      --temperature 1 --top-p 0.9 --seed 1\n' in out
+    assert cli.main(["download", "--help"]) == 0
+    assert (
+        " \\\n      bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q4_K_M.gguf\n" in capsys.readouterr().out
+    )
+
+
+def test_a_usage_error_ends_lines_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert cli.main(["export", "-m", "letters"]) == 2
+    assert stream.getvalue() == (
+        "llamarium export: error: the following\narguments are required: --format, --out\n"
+        "(llamarium export --help explains)\n"
+    )
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == "llamarium 0.1.0\n"

@@ -113,6 +113,7 @@ def test_bf16_stays_bf16(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFi
         "without a tokenizer" in err
         and "merged, and as it should be: " in err
         and "the merged model's are within" in err
+        and err.endswith(f"chat with it: llamarium chat -m {tmp_path / 'out'}\n")
     )
 
 

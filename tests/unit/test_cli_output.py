@@ -101,6 +101,12 @@ def test_progress_is_drawn_on_a_terminal_only_and_nothing_remains(
     assert sys.stderr.getvalue() == "loading …\r\x1b[Kloading …  33 %\r\x1b[K"
 
     monkeypatch.setattr(sys, "stderr", Terminal())
+    with output.share_done("merging", "comparing") as report:
+        report(2, 3)
+        report(3, 3)  # at once, as the last tensor may come, and then nothing for long
+    assert sys.stderr.getvalue() == "merging …\r\x1b[Kmerging …  66 %\r\x1b[Kmerging … comparing\r\x1b[K"
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "dumb")
     with output.share_done("loading") as report:
         report(1, 3)

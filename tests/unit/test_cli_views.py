@@ -56,6 +56,14 @@ def test_next_shows_every_step_and_marks_the_choice() -> None:
     assert shown[-1].startswith('then: "…xxx') and shown[-1].endswith(r' coffee[red]:smile:\x1b[31m"')
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"), [('say "hi"', "'say \"hi\"'"), ("it's", '"it\'s"'), ('it\'s "hi"', '"it\'s "hi""'), ("", '""')]
+)
+def test_quotation_marks_are_not_those_of_the_text_where_others_are_free(text: str, shown: str) -> None:
+    assert output.quote(text) == shown
+    assert lines(views.step_view(NextStep(1, text, (1,), (COFFEE,), COFFEE)))[0] == f"step 1: {shown}"
+
+
 def test_score_shows_the_chain_and_its_product() -> None:
     found = Score((TokenScore(1, None, None, "<s>"), TokenScore(5, math.log(0.25), 2, " a"), TokenScore(6, -3.0, 70)))
     shown = lines(views.score_view(found))

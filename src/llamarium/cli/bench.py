@@ -95,10 +95,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         _print(llama, results)
         for mine, library in zip(results, theirs, strict=False):
-            rates = (
-                f"{library.tokens_per_s:,.1f} tokens/s, {library.tokens_per_s / mine.tokens_per_s:,.1f} times as many"
-            )
-            print(f"the library, {_name(mine.work)}: {rates}")
+            rate, times = library.tokens_per_s, library.tokens_per_s / mine.tokens_per_s
+            print(f"the library, {_name(mine.work)}: {rate:,.1f} tokens/s, {times:,.1f} times as many")
     return 0
 
 
@@ -133,10 +131,11 @@ def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
     from llamarium.inspect.measures.speed import Work, check_room
 
     step = Work(num_new=args.max_tokens or _NEW_TOKENS, kv_cache_dtype=args.kv_cache_dtype)
+    depth = max(1, min(_DEPTHS[0], config.max_position_embeddings - step.num_positions))
     prompts = (args.what == "batch" and args.depths) or (_BATCH_PROMPT,)
     wanted = {
         "prefill": (args.lengths, [replace(step, num_prompt=length, num_new=0) for length in args.lengths or _LENGTHS]),
-        "decode": (args.depths, [replace(step, num_cached=depth) for depth in args.depths or _DEPTHS]),
+        "decode": (args.depths, [replace(step, num_cached=depth) for depth in args.depths or (depth, *_DEPTHS[1:])]),
         "batch": (args.rows, [replace(step, num_rows=n, num_prompt=m) for m in prompts for n in args.rows or _ROWS]),
     }
     works: list[Work] = []
@@ -156,16 +155,8 @@ def _measure(llama: "Llama", work: "Work", args: argparse.Namespace, beside: str
         speed = measure(llama.runner, work, num_rounds=args.rounds or _ROUNDS)
     if args.json:
         fields = asdict(speed)
-        emit(
-            {
-                "model": llama.name,
-                **_setting(llama),
-                "beside": beside,
-                "test": _kind(work),
-                **fields.pop("work"),
-                **fields,
-            }
-        )
+        about = {"model": llama.name, **_setting(llama), "beside": beside, "test": _kind(work)}
+        emit(about | fields.pop("work") | fields)
     return speed
 
 

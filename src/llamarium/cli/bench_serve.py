@@ -220,20 +220,14 @@ def _title(args: argparse.Namespace, target: "Target") -> str:
 
 def _setting(args: argparse.Namespace, target: "Target") -> dict[str, Any]:
     """Return the settings without the key."""
-    made = args.dataset is None
-    return {
+    made, same = args.dataset is None, ("chat", "rate", "think_time", "shared_prefix", "seed", "ignore_eos")
+    return {name: getattr(args, name) for name in same} | {
         "url": target.url,
         "model": target.model,
-        "chat": args.chat,
         "clients": None if args.rate is not None else args.clients or 1,
-        "rate": args.rate,
-        "think_time": args.think_time,
         "prompt_tokens_asked": args.prompt_tokens.spelling if made else None,
         "max_tokens_asked": args.max_tokens.spelling,
-        "shared_prefix": args.shared_prefix,
         "dataset": None if made else args.dataset.name,
-        "seed": args.seed,
-        "ignore_eos": args.ignore_eos,
         "goodput_asked": args.goodput,
     }
 

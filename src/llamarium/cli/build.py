@@ -6,6 +6,7 @@ it parts first. Use NumPy or PyTorch, as you like.
   llamarium build                 write my_llama/, or show how far it is
   llamarium build check           check the next step that is open
   llamarium build check rotate    check a step, by its name or number
+  llamarium build check mine      check what `llamarium build mine` wrote
   llamarium build check --all     all steps, and the whole model
   llamarium build hint rotate     a hint; again for the next one
   llamarium build pack            make a course of some steps, for others

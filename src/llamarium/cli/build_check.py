@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("step", nargs="?", help="a step's name or number (default: the next that is open)")
+    parser.add_argument("step", nargs="?", help="its name or number (default: the next that is open); or a folder")
     parser.add_argument("--all", action="store_true", help="check all steps, and the whole model when all are right")
     parser.add_argument("--folder", nargs="+", default=[FOLDER], help=f"whose code is run (default: {FOLDER})")
     parser.add_argument(
@@ -37,11 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print what was found, keep the progress."""
+    from llamarium.build.folder.course import COURSE
+
+    if args.step is not None and args.folder == [FOLDER] and Path(args.step, COURSE).is_file():
+        args.step, args.folder = None, [args.step]
     if args.step is not None and args.all:
         raise UsageError("name a step or give --all, not both")
     rows: list[tuple[str, list[Result], Whole | None]] = []
     for folder in args.folder:
-        with status(f"Checking {folder} ..."):
+        with status(f"checking {folder}"):
             rows.append((folder, *_check(args, folder)))
     if len(rows) > 1 and not args.json:
         _show_table(rows)

@@ -13,7 +13,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -48,18 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look at everything and print it."""
-    topics: dict[str, Callable[[], Iterator[Check]]] = {
-        "versions": _versions,
-        "machine": _machine,
-        "torch": _torch,
-        "kernels": _kernels,
-        "page": _page,
-        "caches": _caches,
-    }
-    if args.hub:
-        topics["network"] = _hub
+    looks = (_versions, _machine, _torch, _kernels, _page, _caches, *((_network,) if args.hub else ()))
     with status("looking"):
-        report = {topic: list(look()) for topic, look in topics.items()}
+        report = {look.__name__.removeprefix("_"): list(look()) for look in looks}
     problems = [check for checks in report.values() for check in checks if not check.ok]
     if args.json:
         emit({"ok": not problems, **{topic: list(map(asdict, checks)) for topic, checks in report.items()}})
@@ -151,9 +142,8 @@ def _torch() -> Iterator[Check]:
     gpu = "none that torch can use"
     if torch.cuda.is_available():
         gpu = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    yield Check(
-        "build", f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only")
-    )
+    made_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    yield Check("build", f"{torch.__version__}, {made_for}")
     yield Check("instructions", torch.backends.cpu.get_cpu_capability())
     yield Check("GPU", gpu)
 
@@ -246,7 +236,7 @@ def _folder_check(folder: Path) -> Check:
     return Check("folder", f"{folder}, {size(free)} free")
 
 
-def _hub() -> Iterator[Check]:
+def _network() -> Iterator[Check]:
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_report_to(parser)
     add_json(parser)
     add_settings(parser, ExperimentConfig)
-    parser.usage = f"{parser.prog} {{{','.join(NAMES)}}} [OPTION ...]"
+    parser.usage = f"{parser.prog} EXPERIMENT [OPTION ...]"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--type",
         (*FLOATS, *BLOCKS),
-        help=f"what the matrices become; {', '.join(BLOCKS)} for gguf only (default: what they are; BF16 where "
-        "they are quantized)",
+        help=f"what the matrices become: {', '.join(FLOATS)}; for gguf also {', '.join(BLOCKS)} (default: what they "
+        "are; BF16 where they are quantized)",
     )
     add_requantize(parser)
     parser.add_argument(
@@ -49,14 +49,9 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.checkpoints.export import export
 
     export(
-        args.model,
-        out,
-        format=args.format,
-        type=args.type,
-        requantize=args.requantize,
-        with_tokenizer=not args.no_tokenizer,
-        force=args.force,
-    )
+        args.model, out, format=args.format, type=args.type, requantize=args.requantize,
+        with_tokenizer=not args.no_tokenizer, force=args.force,
+    )  # fmt: skip
     size = sum(file.stat().st_size for file in out.iterdir()) if out.is_dir() else out.stat().st_size
     if args.json:
         emit({"path": str(out), "format": args.format, "bytes": size, "tokenizer": not args.no_tokenizer})

@@ -24,12 +24,13 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from textwrap import indent as indent_lines
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from llamarium import __version__
 from llamarium.cli.options import UsageError
-from llamarium.cli.output import end_line, note, warn
+from llamarium.cli.output import end_line, filled, note, warn
 from llamarium.cli.threads import put_threads_back
 from llamarium.errors import LlamariumError, escape
 from llamarium.extras import need_torch
@@ -93,15 +94,25 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose messages cannot drive a terminal."""
 
     def error(self, message: str) -> NoReturn:
-        """Print one line that says where help is, and exit with 2."""
-        self.exit(2, f"{self.prog}: error: {escape(message, 500)} ({self.prog} --help explains)\n")
+        """Say what is wrong and where help is, and exit with 2."""
+        with suppress(OSError):
+            note(f"{self.prog}: error: {escape(message, 500)} ({self.prog} --help explains)")
+        self.exit(2)
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
         """Print help or the version; argparse's own way is silent about a full disk."""
-        if file is sys.stdout:
-            sys.stdout.write(message)
-        else:
-            super()._print_message(message, file)
+        (file or sys.stdout).write(message)
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help whose texts and headings fit into the width; a line that fits stays as it was written."""
+
+    def start_section(self, heading: str | None) -> None:
+        """Begin a group of options."""
+        super().start_section(heading and filled(heading, self._width))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return indent_lines(filled(text, width + 2, anew=True), indent)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,7 +220,7 @@ def _parsers(name: str | None, command: ModuleType | None) -> tuple[Parser, Pars
         usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
         description="The Llama 3 system in Python: read it, run it, look inside it.",
         epilog=f"commands:\n{listing}\n\n`llamarium help COMMAND` explains a command. To begin: llamarium chat",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"llamarium {__version__}")
@@ -217,9 +228,7 @@ def _parsers(name: str | None, command: ModuleType | None) -> tuple[Parser, Pars
     chosen = parser
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", help=argparse.SUPPRESS, parser_class=Parser)
     if name is not None and command is not None:
-        chosen = commands.add_parser(
-            name, description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
+        chosen = commands.add_parser(name, description=command.__doc__, formatter_class=Help, allow_abbrev=False)
         command.add_arguments(chosen)
         _add_debug(chosen, default=argparse.SUPPRESS)  # not False: `llamarium --debug COMMAND` has set it before
     return parser, chosen

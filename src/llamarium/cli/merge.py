@@ -10,6 +10,7 @@ base is unpacked. The merged model's logits are held against the adapter's.
 
 import argparse
 import dataclasses
+import shlex
 from pathlib import Path
 
 from llamarium.cli.options import add_json, add_loading, importing_torch, name_base
@@ -44,25 +45,18 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.adapters.merge import FULLY_KEPT
         from llamarium.train.merge import merge
     set_threads(args.threads)
-    with share_done(f"merging into {args.model}") as progress:
+    with share_done(f"merging into {args.model}", "loaded; merging, comparing with the adapter") as progress:
         report = merge(
-            args.adapter,
-            args.out,
-            model=path,
-            dtype=args.dtype,
-            device=args.device,
-            quantize=args.quantize,
-            dequantize=args.dequantize,
-            strict=args.strict,
-            check_base=not args.any_base,
-            force=args.force,
+            args.adapter, args.out, model=path, dtype=args.dtype, device=args.device, quantize=args.quantize,
+            dequantize=args.dequantize, strict=args.strict, check_base=not args.any_base, force=args.force,
             progress=progress,
-        )
+        )  # fmt: skip
     how = "and as it should be" if report.kept >= FULLY_KEPT else "with the loss that the warning tells"
     note(
         f"merged, {how}: {report.kept:.1%} of the adapter's correction is in the merged weights\n"
         f"the adapter moves the base's logits by {report.effect:.2%}; the merged model's are within "
-        f"{report.difference:.2%} of the adapter's"
+        f"{report.difference:.2%} of the adapter's\n"
+        f"chat with it: llamarium chat -m {shlex.quote(str(args.out))}"
     )
     if args.json:
         emit({"path": str(args.out), "base": args.model, **dataclasses.asdict(report)})

@@ -161,7 +161,8 @@ def add_type(
         except OptionError as error:
             raise argparse.ArgumentTypeError(str(error).removeprefix(f"{flag} is ")) from None
 
-    group.add_argument(flag, type=parse, metavar=f"{{{','.join(choices)}}}", **how)
+    listed = f"{{{','.join(choices)}}}"
+    group.add_argument(flag, type=parse, metavar=listed if len(listed) < 40 else "TYPE", **how)
 
 
 def add_requantize(parser: argparse.ArgumentParser) -> None:

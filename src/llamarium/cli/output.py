@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 from llamarium.errors import escape
@@ -31,6 +32,7 @@ _CONTROLS = re.compile(
 )
 
 _COMMAND = re.compile(r"`[^`]+`|(?<=[: ] )(?:llamarium|torchrun) .*")
+_ARGUMENT = re.compile(r"""'[^']*'|"[^"]*"|(?<= )-[\w-]+ (?=[^- ])""")  # a quoted one, an option and its value
 
 _REDRAW_S = 0.1  # seconds between drawings of a bar
 _MIN_WIDTH = 20  # columns; in fewer, rich would draw nothing, or a letter a line
@@ -91,19 +93,31 @@ def _fitting(text: str, stream: TextIO) -> str:
     shown = printable(text)
     if not draws(stream):
         return shown
-    width = max(_MIN_WIDTH, shutil.get_terminal_size().columns - 1)
-    return "\n".join(line if len(line) <= width else _filled(line, width) for line in shown.split("\n"))
+    return filled(shown, max(_MIN_WIDTH, shutil.get_terminal_size().columns - 1))
 
 
-def _filled(line: str, width: int) -> str:
+def filled(text: str, width: int, *, anew: bool = False) -> str:
+    """Break lines that are longer; `anew` fills whole paragraphs, and an example goes on behind a backslash."""
+    lines: list[str] = []
+    for is_prose, group in groupby(text.split("\n"), lambda line: anew and line[:1] not in ("", " ")):
+        part = list(group)
+        if is_prose and max(map(len, part)) > width:
+            part = [" ".join(part)]
+        lines += [line if len(line) <= width else _filled(line, width, anew) for line in part]
+    return "\n".join(lines)
+
+
+def _filled(line: str, width: int, anew: bool) -> str:
     """Break a line between words, never within one or a command; what follows hangs below the text, beside a name."""
     indent = line[: len(line) - len(line.lstrip(" "))]
+    is_example = anew and re.match(r" +llamarium (?!.*\S {2})", line) is not None
     column = re.match(r" +\S+ {2,}| *", line)
-    hang = " " * len(column[0]) if column and indent else indent
-    filler = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=hang)
+    hang = f"{indent}    " if is_example else " " * len(column[0]) if column and indent else indent
+    filler = textwrap.TextWrapper(width - 2 * is_example, initial_indent=indent, subsequent_indent=hang)
     filler.break_long_words = filler.break_on_hyphens = filler.replace_whitespace = False
-    whole = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), line.strip(" "))  # a blank of no line's end
-    return filler.fill(whole).replace("\0", " ")
+    kept = _ARGUMENT if is_example else _COMMAND
+    whole = kept.sub(lambda match: match[0].replace(" ", "\0"), line.strip(" "))  # a blank of no line's end
+    return filler.fill(whole).replace("\n", " \\\n" if is_example else "\n").replace("\0", " ")
 
 
 def warn(text: str) -> None:
@@ -158,10 +172,18 @@ def telling(text: str) -> Generator[Callable[[str], None]]:
 
 
 @contextmanager
-def share_done(text: str) -> Generator[Callable[[int, int], None]]:
-    """Show `text` and a percentage while the body runs, as `progress`; yields a function for (done, total)."""
-    with progress(text) as report:
-        yield lambda done, total: report(f"{100 * done // total if total else 100:3d} %", None)
+def share_done(text: str, then: str = "100 %") -> Generator[Callable[[int, int], None]]:
+    """Show `text` and a percentage, or `then` at the end, as `telling`; yields a function for (done, total)."""
+    drawn = ""
+
+    def report(done: int, total: int) -> None:
+        nonlocal drawn
+        state = f"{100 * done // total:3d} %" if done < total else then
+        if state != drawn:
+            draw(drawn := state)
+
+    with telling(text) as draw:
+        yield report
 
 
 @contextmanager
@@ -286,7 +308,9 @@ def _widths(shown: "Table") -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for column in shown.columns:
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
-        words = [word for line in lines for word in ([line] if column.no_wrap or line[:1] == '"' else line.split(" "))]
+        words = [
+            word for line in lines for word in ([line] if column.no_wrap or line[:1] in "'\"" else line.split(" "))
+        ]
         most, least = (max(map(cell_len, parts), default=0) for parts in (lines, words))
         found.append((min(_LONG_WORD, least), most))
     return found
@@ -297,8 +321,9 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def quote(text: str | None) -> str:
-    """Put a token's printable piece between quotes; "-" where its text is not known."""
-    return "-" if text is None else f'"{escape(text)}"'
+    """Put a text between quotes that are not in it, if there are such; "-" where it is not known."""
+    mark = "'" if text and '"' in text and "'" not in text else '"'
+    return "-" if text is None else f"{mark}{escape(text)}{mark}"
 
 
 def percent(share: float) -> str:

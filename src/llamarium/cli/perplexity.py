@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive
+from llamarium.cli.options import UsageError, add_json, add_model, add_values, load_llama, positive
 from llamarium.cli.output import emit, share_done, show, size, table
 from llamarium.errors import InputError, escape
 
@@ -36,20 +36,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("file", metavar="FILE", help="a text file in UTF-8; - is standard input")
-    parser.add_argument(
-        "--context", type=positive, metavar="N", help="tokens of a window (default: 2048, or what the model can hold)"
+    add_values(
+        parser,
+        ("--context", positive, "N", None, "tokens of a window (default: 2048, or what the model can hold)"),
+        ("--stride", positive, "N", None, "tokens between windows (default: half of a window)"),
+        ("--against", str, "NAME", None, "compare with this model, which has the same vocabulary; named as for -m"),
     )
-    parser.add_argument(
-        "--stride", type=positive, metavar="N", help="tokens between windows (default: half of a window)"
-    )
-    parser.add_argument(
-        "--against", metavar="NAME", help="compare with this model, which has the same vocabulary; named as for -m"
-    )
-    parser.add_argument(
-        "--against-dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="what --against computes in (default: float32)",
-    )
+    dtypes, text = ("float32", "bfloat16", "float16"), "what --against computes in (default: float32)"
+    parser.add_argument("--against-dtype", choices=dtypes, help=text)
     add_json(parser)
     add_model(parser)
 

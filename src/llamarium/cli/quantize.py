@@ -58,12 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of the head and the embedding; auto is the smallest that adds little to the model's KL divergence "
         "(default: auto with --calibration, else Q8_0)",
     )
-    parser.add_argument(
-        "--method",
-        choices=_METHODS,
-        help="how scales are found, each better and slower than the one before; the last two need --calibration "
-        "(default: gptq with --calibration, else fit)",
-    )
+    what = "how scales are found, each better and slower than the one before; the last two need --calibration"
+    how = f"{what} (default: gptq with --calibration, else fit)"
+    parser.add_argument("--method", choices=_METHODS, help=how)
     parser.add_argument("--calibration", metavar="FILE", help="a text file in UTF-8; - is standard input")
     parser.add_argument("--samples", type=positive, metavar="N", help="windows of it that are used (default: 64)")
     parser.add_argument("--context", type=positive, metavar="N", help="tokens of a window (default: 512)")
@@ -93,17 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
         set_threads(args.threads)
         made = quantize(
-            args.model,
-            args.out,
-            type=args.type,
-            head=args.head,
-            method=args.method,
-            calibration=text,
-            requantize=args.requantize,
-            force=args.force,
-            progress=progress,
-            **given,
-        )
+            args.model, args.out, type=args.type, head=args.head, method=args.method, calibration=text,
+            requantize=args.requantize, force=args.force, progress=progress, **given,
+        )  # fmt: skip
     _say(made)
     if args.json:
         emit({**dataclasses.asdict(made), "path": str(made.path), "head_kl": _named(made)})

@@ -24,17 +24,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "TEXT", "what to encode")
-    parser.add_argument(
-        "-m",
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME",
-        help="a model, or a tokenizer: llama3, tokenizer.json, tokenizer.model (default: %(default)s)",
-    )
+    text = "a model, or a tokenizer: llama3, tokenizer.json, tokenizer.model (default: %(default)s)"
+    parser.add_argument("-m", "--model", default=DEFAULT_MODEL, metavar="NAME", help=text)
     parser.add_argument("--merges", action="store_true", help="show every merge")
-    parser.add_argument(
-        "--ids", action="store_true", help="print the ids alone, as the model gets them: BOS first where it has one"
-    )
+    text = "print the ids alone, as the model gets them: BOS first where it has one"
+    parser.add_argument("--ids", action="store_true", help=text)
     add_json(parser)
 
 

@@ -129,12 +129,16 @@ def _costs(summary: "Summary") -> "RenderableType":
         shown.add_row(f"{escape(dtype)} multiplied by", most)
         for by in others:
             shown.add_row("  " + ", ".join(map(_short, products[by])), by)
-    shown.add_row("FLOPs per token", f"{summary.flops_per_token / 1e9:,.3f} billion")
+    shown.add_row("FLOPs per token", _billions(summary.flops_per_token))
     full = summary.flops_per_token_at_full_context
-    shown.add_row(f"  with {context - 1:,} before it", f"{full / 1e9:,.3f} billion")
+    shown.add_row(f"  with {context - 1:,} before it", _billions(full))
     shown.add_row(f"KV cache per token, {summary.kv_dtype}", size(summary.kv_bytes_per_token))
     shown.add_row(f"  of {context:,} tokens", size(summary.kv_bytes_at_full_context))
     return shown
+
+
+def _billions(count: float) -> str:
+    return f"{count / 1e9:,.3f} billion" if count >= 1e9 else f"{count / 1e6:,.3f} million"
 
 
 def _sources(groups: "Sequence[SourceGroup]") -> "RenderableType":
@@ -182,7 +186,7 @@ def _ids(*ids: int | None) -> str:
 
 def _tail(context: str) -> str:
     shown = escape(context, limit=len(context) * 10)
-    return f'"{shown}"' if len(shown) <= CONTEXT_WIDTH else f'"…{shown[1 - CONTEXT_WIDTH :]}"'
+    return quote(shown if len(shown) <= CONTEXT_WIDTH else f"…{shown[1 - CONTEXT_WIDTH :]}")
 
 
 def _line(text: str = "", *, bold: bool = False) -> "RenderableType":
