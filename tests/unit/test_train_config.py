@@ -406,7 +406,6 @@ def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
     out = io.StringIO()
     console = Console(file=out, width=80, markup=False, emoji=False, highlight=False)
     console.print(board.draw())
-    board.take({"event": "start", "step": 0, **ABOUT})
     for i in range(500):
         board.take({**STEP, "event": "step" if i % 10 == 0 else "progress", "step": i + 1, "loss": 4.0 - i / 200})
     board.take({"event": "validation", "step": 250, "loss": 1.5, "best": True})
@@ -423,8 +422,6 @@ def test_the_board_fits_eighty_columns_and_drives_no_terminal() -> None:
     for text in ("0 of 1,000", "500 of 1,000, epoch 1.50", "1.6000; best 1.5000 at step 250", "12,346, MFU 42.0%"):
         assert text in shown
     assert "1 min 15 s, 1 h 06 min left" in shown and r"step 500: saved step\x1b]0;evil\x07-00000500" in shown
-    assert "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu" in shown
-    assert "\nAdamW, learning rate 0.001" in shown
     assert re.search("^loss █+▇+▆+▅+▄+▃+▂+▁+ *$", shown, re.MULTILINE)
     assert re.search("^sample: .red.x", shown, re.MULTILINE), "a prompt of blanks is not shown"
 
@@ -473,7 +470,7 @@ def drawn(*events: dict[str, Any]) -> str:
 
 def test_each_answer_of_a_group_is_a_line_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
     """However long the answers before it are, and whatever line ends they have."""
-    texts = ["4\n2", "long " * 100, "41\x1b[2J", "", "[b]7"]
+    texts = ["4\n2", "long " * 300, "41\x1b[2J", "", "[b]7"]
     answers = [
         {"text": t, "reward": (1.0, None, 0.0, 0.0, -0.0001)[i], "advantage": (1.29, 0.0, -0.4, -0.4, -0.001)[i]}
         for i, t in enumerate(texts)
@@ -483,7 +480,7 @@ def test_each_answer_of_a_group_is_a_line_under_a_heading(capsys: pytest.Capture
     assert lines[-6:] == [
         r'   reward advantage  answer to "17+25=\n"',
         r"        1     +1.29  4\n2",
-        "        -     +0.00  " + ("long " * 100)[:58] + "…",
+        "        -     +0.00  " + ("long " * 300)[:58] + "…",
         "  -0.0001     +0.00  [b]7",
         r"        0     -0.40  41\x1b[2J",
         "        0     -0.40",
@@ -492,7 +489,7 @@ def test_each_answer_of_a_group_is_a_line_under_a_heading(capsys: pytest.Capture
         show(group)
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "step 250: answers to a prompt, best first" and len(told) == 7
-    assert told[3] == f"        -     +0.00  {'long ' * 100}", "nothing is cut where no terminal is"
+    assert told[3] == f"        -     +0.00  {'long ' * 300}", "nothing is cut where no terminal is"
 
 
 def test_the_curve_of_rewards_is_the_rewards() -> None:
@@ -507,9 +504,9 @@ def test_no_number_is_a_negative_zero() -> None:
     assert re.search(r"validation reward +0\.0000; best 0\.0000 at step 250", shown)
 
 
-def test_a_step_whose_groups_are_all_equal_says_that_it_teaches_nothing() -> None:
+def test_a_step_whose_groups_are_all_equal_says_that_nothing_is_learned() -> None:
     shown = drawn({**REWARDED, "reward_spread": 0.0, "equal_groups": 1.0})
-    assert "0.500 (spread 0.000; equal in each group: this step teaches nothing)" in " ".join(shown.split())
+    assert "0.500 (spread 0.000; all groups equal: nothing is learned)" in shown
     assert "nothing" not in drawn({**REWARDED, "equal_groups": 0.5})
 
 
@@ -531,8 +528,22 @@ def test_before_the_first_event_nothing_is_drawn(
         raise TrainingError("refused")
     assert capsys.readouterr().err == ""
     with training_view.view(80, quiet=False) as show:
+        show({"event": "start", "step": 0, **ABOUT})
         show(STEP)
-    assert "250 of 80" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "250 of 80" in told and "80 in all" in told
+    assert told.startswith(
+        "12,345 parameters, 10 rows an epoch, 160 tokens a step, on cpu\nAdamW, learning rate 0.001\n"
+    )
+    assert told.count("AdamW") == 1, "it stands above what is drawn again and again"
+
+
+def test_a_board_of_eight_answers_fits_twenty_four_lines() -> None:
+    answers = [{"text": "long " * 50, "reward": i, "advantage": 0.0} for i in range(8)]
+    found = {"event": "validation", "step": 250, "loss": -0.5, "best": True, "reward": 0.5}
+    group = {"event": "group", "step": 250, "prompt": "x" * 100, "answers": answers}
+    saved = {"event": "saved", "step": 250, "path": "runs/x/step-00000250"}
+    assert len(drawn({**REWARDED, "equal_groups": 1.0}, found, group, saved).splitlines()) < 24
 
 
 @pytest.mark.parametrize(("by", "said"), [(None, "none is left"), (15, "the next one is being computed; 10 in all")])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llamarium.cli.main import main
-from llamarium.cli.training_view import Board, view
+from llamarium.cli.training_view import view
 from llamarium.train import threads
 from llamarium.train.config import PretrainConfig
 from llamarium.train.pretrain import prepare
@@ -224,6 +224,3 @@ def test_a_run_says_how_many_and_why(found: Threads, said: str, capsys: pytest.C
     with view(10, quiet=False) as show:
         show(event)
     assert capsys.readouterr().err.endswith(f"\n{said}\n")
-    board = Board(10)
-    board.take(event)
-    assert board.about.endswith(f"\n{said}")

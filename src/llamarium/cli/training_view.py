@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llamarium.train.report.journal import Emit, Event
 
 _WIDTH = 60  # of the curve, in characters
-_LONGEST = 600  # characters of a sample on a board, or of an answer of a group
+_LONGEST = 600  # characters of a sample on the board
 _REDRAW_S = 0.2  # seconds between drawings of steps that follow each other quickly
 _WITHOUT_TIMING = {"all": "", "as the first": ", as the first run", "compiled": ", not timed as the step is compiled"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -42,6 +42,8 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
         def show(event: "Event") -> None:
             nonlocal drawn
             board.take(event)
+            if event["event"] in ("start", "resume"):
+                note(_about(event))  # above the board, which fits 24 lines without
             if "loss" not in event or event["event"] != "progress" or time.monotonic() - drawn > _REDRAW_S:
                 live.start()  # not before: a run that is refused has no event
                 live.update(board.draw(), refresh=True)
@@ -62,7 +64,7 @@ class Board:
         self.curve: deque[float] = deque(maxlen=10_000)
         self.validation: float | None = None
         self.best: tuple[int, float] | None = None  # step and loss
-        self.sample = self.notice = self.about = ""
+        self.sample = self.notice = ""
         self.next_step = f"the next one is being computed; {num_steps:,} in all"
 
     def take(self, event: "Event") -> None:
@@ -73,8 +75,6 @@ class Board:
             self.curve.append(event.get("reward", event["loss"]))
         elif kind == "progress":
             self.notice = f"{event['doing']} …"
-        elif kind in ("start", "resume"):
-            self.about = _about(event)
         elif kind == "validation":
             self.validation = event["loss"]
             if event["best"]:
@@ -98,10 +98,10 @@ class Board:
 
         name = "reward" if "reward" in self.step else "loss"
         curve = Text(f"{name} {sparkline(self.curve)}" if self.curve else "")
-        about, notice, sample = (Text(printable(text), "dim") for text in (self.about, self.notice, self.sample))
+        notice, sample = (Text(printable(text), "dim") for text in (self.notice, self.sample))
         if name == "reward":  # a line is an answer
             sample.no_wrap, sample.overflow = True, "ellipsis"
-        return Group(about, table("", "", rows=self._numbers()), curve, notice, sample)
+        return Group(table("", "", rows=self._numbers()), curve, notice, sample)
 
     def _numbers(self) -> list[tuple[str, str]]:
         if not (step := self.step):
@@ -152,7 +152,7 @@ def _rewards(event: "Event") -> list[tuple[str, str]]:
     if "reward" not in event:
         return []
     some = f"; {event['equal_groups']:.0%} of the groups have equal rewards" if event["equal_groups"] else ""
-    equal = "; equal in each group: this step teaches nothing" if event["equal_groups"] == 1 else some
+    equal = "; all groups equal: nothing is learned" if event["equal_groups"] == 1 else some
     failed = f"; {event['rewards_failed']} without one" if event["rewards_failed"] else ""
     cut = f" ({event['cut']:.0%} of the answers cut off at --max-tokens)" if event["cut"] else ""
     return [
@@ -168,7 +168,7 @@ def _group(event: "Event") -> str:
     lines = [f"   reward advantage  answer to {quote(event['prompt'])}"]
     for a in sorted(event["answers"], key=lambda answer: -answer["advantage"]):
         reward = "-" if a["reward"] is None else f"{a['reward']:z.3g}"
-        lines.append(f"{reward:>9} {a['advantage']:+z9.2f}  {escape(a['text'], _LONGEST)}")
+        lines.append(f"{reward:>9} {a['advantage']:+z9.2f}  {escape(a['text'], sys.maxsize)}")
     return "\n".join(lines)
 
 
