@@ -791,7 +791,7 @@ def test_a_view_that_fails_ends_no_run(capsys: pytest.CaptureFixture[str], monke
     def failing(*_: object) -> None:
         raise ValueError("cannot draw")
 
-    monkeypatch.setattr("llamarium.cli.training_view._tell", failing)
+    monkeypatch.setattr("llamarium.cli.training_view._sentence", failing)
     with watching(3, [], json=False) as tell:
         tell({"event": "end", "step": 3})
     assert "ValueError: cannot draw: it gets no more events" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_the_last_share_of_each_source_is_held_out() -> None:
     (units, train), (held_units, held) = Mixture({"a": 2, "b": 1}, [10, 4], 3).split(0.2)
     assert units == [*range(8), 10, 11, 12] and held_units == [8, 9, 13]
     assert (train.sizes, train.seed, held.sizes, held.seed) == ([8, 3], 3, [2, 1], None)
-    with pytest.raises(TrainingError, match=r"b: a share of 0.2 of 1 examples is 1; .*--validation 0"):
+    with pytest.raises(TrainingError, match=r"b: of 1 example, validation 0.2 takes 1; .*--validation 0"):
         Mixture({"a": 2, "b": 1}, [10, 1], 3).split(0.2)
 
 
