@@ -227,7 +227,7 @@ def test_a_wrong_command_line(words: list[str], message: str, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert not out
     assert message in err
-    assert err.splitlines()[-1].endswith("(llamarium bench serve --help explains)")
+    assert err.splitlines()[-1].endswith("(`llamarium bench serve --help` explains)")
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_usage_error_ends_lines_between_words_on_a_terminal(monkeypatch: pytes
     assert cli.main(["export", "-m", "letters"]) == 2
     assert stream.getvalue() == (
         "llamarium export: error: the following\narguments are required: --format, --out\n"
-        "(llamarium export --help explains)\n"
+        "(`llamarium export --help` explains)\n"
     )
 
 
@@ -133,7 +133,7 @@ def test_an_unknown_or_shortened_option_is_a_usage_error(
 ) -> None:
     assert command(lambda args: 0, "--siz", "3") == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "llamarium info: error: no option --siz; did you mean --size? (llamarium info --help explains)"
+        "llamarium info: error: no option --siz; did you mean --size? (`llamarium info --help` explains)"
     )
     assert command(lambda args: 0, "--size", "x\x1b") == 2
     assert "llamarium info: error: argument --size: invalid int value: 'x\\x1b'" in capsys.readouterr().err
@@ -197,7 +197,7 @@ def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: 
 def test_a_contradiction_is_a_usage_error(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert command(raising(UsageError("given twice"))) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "llamarium info: error: given twice (llamarium info --help explains)"
+        "llamarium info: error: given twice (`llamarium info --help` explains)"
     )
 
 

@@ -512,10 +512,10 @@ def test_a_step_whose_groups_are_all_equal_says_that_nothing_is_learned() -> Non
 
 def test_a_sample_names_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     sample = {"event": "sample", "step": 250, "prompt": 'Once\n"upon', "text": " a time"}
-    assert r'sample of "Once\n"upon":  a time' in drawn(STEP, sample)
+    assert r"""sample of 'Once\n"upon':  a time""" in drawn(STEP, sample)
     with training_view.view(1000, quiet=False) as show:
         show(sample)
-    assert capsys.readouterr().err == 'step 250: sample of "Once\\n"upon":  a time\n'
+    assert capsys.readouterr().err == """step 250: sample of 'Once\\n"upon':  a time\n"""
 
 
 def test_before_the_first_event_nothing_is_drawn(

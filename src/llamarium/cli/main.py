@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is, and exit with 2."""
         with suppress(OSError):
-            note(f"{self.prog}: error: {escape(message, 500)} ({self.prog} --help explains)")
+            note(f"{self.prog}: error: {escape(message, 500)} (`{self.prog} --help` explains)")
         self.exit(2)
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
