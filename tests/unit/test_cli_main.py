@@ -346,7 +346,7 @@ def test_an_option_of_another_program_is_answered_with_ours(
 
 def test_an_option_that_is_like_none_here_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lens", "--word", "Paris"]) == 2
-    assert capsys.readouterr().err.startswith("llamarium lens: error: no option --word (llamarium lens --help")
+    assert capsys.readouterr().err.startswith("llamarium lens: error: no option --word (`llamarium lens --help`")
 
 
 def test_every_new_name_is_an_option_of_some_command(capsys: pytest.CaptureFixture[str]) -> None:
