@@ -60,7 +60,7 @@ def test_help_lists_every_command(words: list[str], capsys: pytest.CaptureFixtur
     assert not err
 
 
-@pytest.mark.parametrize("name", [*cli.COMMANDS, *cli.SUBCOMMANDS])
+@pytest.mark.parametrize("name", [*cli.COMMANDS, *sorted(cli.SUBCOMMANDS)])
 def test_help_fits_into_80_columns(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
