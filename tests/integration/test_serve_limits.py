@@ -528,7 +528,7 @@ def test_many_requests_later_everything_is_where_it_was(running: Running) -> Non
     some(5)
     before = held()
     some(40)
-    assert held() == before
+    running.wait(lambda: held() == before)
 
 
 # --- what breaks ------------------------------------------------------------------------------------------------------
