@@ -133,7 +133,8 @@ def test_the_step_in_which_a_prompt_arrives_and_is_disturbed_by_that_does_not_st
     for seconds in (*[0.01] * 20, 0.02):
         pace.record(8, 0, seconds)
     pace.record(8, 16, 0.018)
-    assert 0.0005 * pace.chunk(8, GIANT) < 1.25 * (STRETCH[0] - 1) * 0.01
+    alone_s = 0.01 * (1 + 0.25 / 4)  # the disturbed step counts as a quarter more, in a quarter of the average
+    assert pace.chunk(8, GIANT) <= (STRETCH[0] - 1) * alone_s * 16 / (0.018 - alone_s)
 
 
 def test_streams_that_go_deeper_while_a_prompt_is_read_leave_it_its_part() -> None:
@@ -164,4 +165,4 @@ def test_one_step_that_was_slow_or_seemed_to_cost_nothing_changes_the_next_ones_
     for _ in range(5):
         seconds = 0.01 + 0.0005 * (chunk := pace.chunk(8, GIANT))
         pace.record(8, chunk, seconds)
-        assert seconds < 1.25 * STRETCH[0] * 0.018
+        assert seconds < 1.2 * STRETCH[0] * 0.018
