@@ -522,13 +522,15 @@ def test_many_requests_later_everything_is_where_it_was(running: Running) -> Non
         running.wait(lambda: not running.server.server_state.connections and not running.server.server_state.tasks)
 
     def held() -> tuple[int, int, int]:
-        threads = [one for one in threading.enumerate() if not one.name.startswith("asyncio_")]
+        pool = ("asyncio_", "uvloop_")  # a loop starts another thread whenever none is free, up to a bound
+        threads = [one for one in threading.enumerate() if not one.name.startswith(pool)]
         return len(list(Path("/dev/fd").iterdir())), len(threads), len(running.server.server_state.tasks)
 
     some(5)
     before = held()
     some(40)
-    running.wait(lambda: held() == before)
+    # What an earlier test has left may end meanwhile: there may be less. One of each request kept would be 40 more.
+    running.wait(lambda: all(now <= earlier for now, earlier in zip(held(), before, strict=True)))
 
 
 # --- what breaks ------------------------------------------------------------------------------------------------------
