@@ -397,7 +397,7 @@ def test_who_comes_when_the_queue_is_full_is_told_when_to_come_again(llama: Llam
 
 
 def test_a_request_has_so_much_time(llama: Llama, slowly: Slowly) -> None:
-    with serving(llama, request_timeout_s=0.6) as running:
+    with serving(llama, request_timeout_s=1.2) as running:
         answer = running.post(**ENDLESS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
         events = running.post(**ENDLESS, stream=True).text.split("\n\n")

@@ -135,7 +135,7 @@ def test_a_second_signal_ends_it_at_once(smollm2_path: Path) -> None:
         server.process.send_signal(signal.SIGINT)
         server.find(r"(stopping; answers under way: 1 \(waits 30 s at most; a second signal ends it at once\))$")
         server.process.send_signal(signal.SIGINT)
-        wait(lambda: server.process.poll() is not None, 1)
+        wait(lambda: server.process.poll() is not None, 10)  # the stream would have 30 s
         assert server.end() == 130
         thread.join()
         assert not any("[DONE]" in line or '"finish_reason":"' in line for line in told)
