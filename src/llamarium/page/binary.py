@@ -61,12 +61,9 @@ def check_size(count: int, dtype: Dtype) -> None:
     """Raise a QuestionError if `count` numbers of a dtype are more than `MAX_BYTES`."""
     size = count * np.dtype("u1" if dtype == "uint8" else dtype).itemsize
     if size > MAX_BYTES:
-        raise QuestionError(
-            f"these are {size:,} bytes, and {MAX_BYTES:,} are sent at most; ask for one layer, head or position, for a "
-            "larger stride, or for a smaller dtype",
-            code="too_many_numbers",
-            param="stride",
-        )
+        smaller = "one layer, head or position, for a larger stride, or for a smaller dtype"
+        message = f"these are {size:,} bytes, and {MAX_BYTES:,} are sent at most; ask for {smaller}"
+        raise QuestionError(message, code="too_many_numbers", param="stride")
 
 
 def _encode(values: NDArray[np.float32], dtype: Dtype) -> tuple[bytes, Mapping[str, str]]:

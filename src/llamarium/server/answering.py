@@ -96,11 +96,8 @@ class AnswerRequest:
 async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
     """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own."""
     if asked.num_answers > MAX_ANSWERS:
-        raise ApiError(
-            400,
-            f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most",
-            param=asked.number_field,
-        )
+        message = f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
+        raise ApiError(400, message, param=asked.number_field)
     if asked.form is not None or asked.tools.is_held or asked.inside is not None:
         return await in_own_thread(partial(_submit, service, asked))
     return await asyncio.to_thread(_submit, service, asked)

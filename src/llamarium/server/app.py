@@ -92,26 +92,25 @@ async def _on_http(request: Request, error: Exception) -> Response:
     """Translate the framework's errors (404, 405)."""
     if not isinstance(error, ApiError):
         assert isinstance(error, HTTPException)
-        known = {
-            404: f"there is nothing at {request.url.path}",
-            405: f"{request.url.path} does not take {request.method}",
-        }
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        error = ApiError(
-            error.status_code, known.get(error.status_code, error.detail), code=code, headers=error.headers
-        )
-    return error.response(request.scope["path"], request.scope["request_id"])
+        message, code = {
+            404: (f"there is nothing at {request.url.path}", "not_found"),
+            405: (f"{request.url.path} does not take {request.method}", "method_not_allowed"),
+        }.get(error.status_code, (error.detail, None))
+        error = ApiError(error.status_code, message, code=code, headers=error.headers)
+    return _refuse(request, error)
 
 
 async def _on_question(request: Request, error: Exception) -> Response:
-    """Translate a question's error."""
     assert isinstance(error, QuestionError)
-    return of_library(error).response(request.scope["path"], request.scope["request_id"])
+    return _refuse(request, of_library(error))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     """Translate an invalid request, by its field."""
     assert isinstance(error, RequestValidationError)
     in_query = error.body is None and all(fault["loc"][0] == "query" for fault in error.errors())
-    refusal = refusal_of(error.errors(), dict(request.query_params) if in_query else error.body)
-    return refusal.response(request.scope["path"], request.scope["request_id"])
+    return _refuse(request, refusal_of(error.errors(), dict(request.query_params) if in_query else error.body))
+
+
+def _refuse(request: Request, error: ApiError) -> Response:
+    return error.response(request.scope["path"], request.scope["request_id"])

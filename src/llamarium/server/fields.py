@@ -41,13 +41,11 @@ class Body(BaseModel):
             return
         count = _count(cast("dict[str, Any]", value).get(cls.dialog))
         if count > most:
-            raise ApiError(
-                400,
+            message = (
                 f"{cls.dialog} is too long: it has {count:,} messages, parts and calls, each of which takes a token at "
-                f"least; this model's maximum context length is {most} tokens: send fewer",
-                code="context_length_exceeded",
-                param=cls.dialog,
+                f"least; this model's maximum context length is {most} tokens: send fewer"
             )
+            raise ApiError(400, message, code="context_length_exceeded", param=cls.dialog)
 
     @model_validator(mode="before")
     @classmethod

@@ -159,12 +159,11 @@ class Others:
             return self._held[1]
         most = self.max_bytes
         if side.num_bytes > most:
-            raise QuestionError(
+            message = (
                 f"{side.title} takes {side.num_bytes / 1e9:.2f} GB beside the model, and {most / 1e9:.2f} GB may be "
-                "taken, half of the memory that is free; choose another side, or free some memory",
-                code="side_too_large",
-                param=field,
+                "taken, half of the memory that is free; choose another side, or free some memory"
             )
+            raise QuestionError(message, code="side_too_large", param=field)
         self._held = None  # before the next is there: never two of them
         began = time.monotonic()
         try:

@@ -55,12 +55,8 @@ async def weight(request: Request, query: Annotated[WeightQuery, Query()]) -> Re
 def _check_vector(config: ModelConfig, key: str) -> None:
     known = [name for name, shape in expected_shapes(config).items() if len(shape) == 1]
     if key not in known:
-        raise ApiError(
-            404,
-            f"no vector of weights has this key; there are {known[0]} and the like",
-            code="unknown_weight",
-            param="key",
-        )
+        message = f"no vector of weights has this key; there are {known[0]} and the like"
+        raise ApiError(404, message, code="unknown_weight", param="key")
 
 
 SOURCES: Mapping[str, str] = {

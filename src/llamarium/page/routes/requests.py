@@ -94,12 +94,9 @@ def _unknown() -> ApiError:
 
 def _check_allowed(request: Request) -> None:
     if not request.app.state.inspects_requests:
-        raise ApiError(
-            403,
-            "this server does not show its clients' requests; start it with --inspect-requests to show them to "
-            "every client with its key",
-            code="requests_not_inspected",
-        )
+        way = "start it with --inspect-requests to show them to every client with its key"
+        message = f"this server does not show its clients' requests; {way}"
+        raise ApiError(403, message, code="requests_not_inspected")
 
 
 def _look(engine: Engine) -> RequestsView:

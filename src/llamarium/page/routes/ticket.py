@@ -19,12 +19,8 @@ def ticket_routes(ticket: Ticket) -> APIRouter:
         """Give the key for the ticket, once."""
         key = ticket.redeem(body.ticket)
         if key is None:
-            raise ApiError(
-                401,
-                "this way in has been used, or is too old; open the link that `llamarium inspect` printed",
-                code="invalid_ticket",
-                param="ticket",
-            )
+            message = "this way in has been used, or is too old; open the link that `llamarium inspect` printed"
+            raise ApiError(401, message, code="invalid_ticket", param="ticket")
         response.headers["cache-control"] = "no-store"
         return TicketView(key=key)
 

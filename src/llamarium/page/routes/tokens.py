@@ -86,12 +86,8 @@ def llama3_tokenizer() -> Tokenizer:
     from llamarium.hub.builtin import is_cached
 
     if not is_cached("llama3"):
-        raise ApiError(
-            404,
-            "Llama 3's tokenizer is not on this machine; `llamarium download llama3` fetches it",
-            code="tokenizer_not_here",
-            param="tokenizer",
-        )
+        message = "Llama 3's tokenizer is not on this machine; `llamarium download llama3` fetches it"
+        raise ApiError(404, message, code="tokenizer_not_here", param="tokenizer")
     return load_tokenizer("llama3")
 
 

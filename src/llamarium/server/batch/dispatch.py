@@ -35,19 +35,11 @@ class Routes:
     def check(self, asked: BatchRequest) -> None:
         """Refuse a request that cannot be part of a batch."""
         if asked.url not in self._paths:
-            raise ApiError(
-                404,
-                f"url: nothing takes POST at {asked.url!r}; there is: {', '.join(self._paths)}",
-                code="not_found",
-                param="url",
-            )
+            message = f"url: nothing takes POST at {asked.url!r}; there is: {', '.join(self._paths)}"
+            raise ApiError(404, message, code="not_found", param="url")
         if asked.body.get("stream") is True:
-            raise ApiError(
-                400,
-                "body.stream is not supported: an answer is one line of a file; leave it out",
-                code="unsupported_parameter",
-                param="body.stream",
-            )
+            message = "body.stream is not supported: an answer is one line of a file; leave it out"
+            raise ApiError(400, message, code="unsupported_parameter", param="body.stream")
 
     async def post(self, asked: BatchRequest) -> RouteReply:
         """Return the route's reply; a bug is a reply with status 500."""

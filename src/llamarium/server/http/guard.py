@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-from itertools import chain
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -42,7 +41,7 @@ class Guard:
         for origin in origins:
             self._check_origin(origin, hosts)
         if self._keys and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
-            self._check_key(*([value for name, value in headers if name == one] for one in _KEY_HEADERS))
+            self._check_key([(name, value) for name, value in headers if name in _KEY_HEADERS])
 
     def _check_host(self, hosts: list[str]) -> None:
         """Refuse other host names: a page's own name can be made to point here (DNS rebinding)."""
@@ -52,11 +51,8 @@ class Guard:
             raise ApiError(400, message, code="invalid_http")
         if self._settings.uds is not None or name in self._names or (self._any_address and is_address(name)):
             return
-        raise ApiError(
-            403,
-            "this host name is not the server's own; start it with --allowed-host to allow it",
-            code="host_not_allowed",
-        )
+        message = "this host name is not the server's own; start it with --allowed-host to allow it"
+        raise ApiError(403, message, code="host_not_allowed")
 
     def _check_origin(self, origin: str, hosts: list[str]) -> None:
         """Refuse pages of other origins than the server itself and the allowed ones."""
@@ -64,25 +60,17 @@ class Guard:
         own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
         if origin in own or origin in allowed or "*" in allowed:
             return
-        raise ApiError(
-            403,
-            "pages of this origin may not ask; start the server with --cors-origin to let them",
-            code="origin_not_allowed",
-        )
+        message = "pages of this origin may not ask; start the server with --cors-origin to let them"
+        raise ApiError(403, message, code="origin_not_allowed")
 
-    def _check_key(self, *given: list[str]) -> None:
+    def _check_key(self, given: list[tuple[bytes, str]]) -> None:
         """Refuse a request without a key or with a wrong one; a proxy may read another header than this server."""
-        if any(len(values) > 1 for values in given):
+        if len(dict(given)) < len(given):
             raise ApiError(400, "a key's header stands twice; send one", code="invalid_http")
-        values = [*chain(*given)]
-        if values and all(map(self._is_key, values)):
+        if given and all(self._is_key(value) for _, value in given):
             return
-        raise ApiError(
-            401,
-            "no valid API key was given, or another one beside it; send the header Authorization: Bearer KEY",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
+        message = "no valid API key was given, or another one beside it; send the header Authorization: Bearer KEY"
+        raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _is_key(self, value: str) -> bool:
         digest = hashlib.sha256(key_in(value).encode("latin-1")).digest()

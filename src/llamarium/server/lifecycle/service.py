@@ -106,19 +106,12 @@ class Service:
         """
         self.require()
         if num_answers > self.capacity:
-            raise ApiError(
-                400,
-                f"{num_answers} answers are asked for, and {self.capacity} may run and wait (--max-num-seqs, "
-                "--max-queue); ask for fewer at once",
-                param=field,
-            )
+            most = f"{self.capacity} may run and wait (--max-num-seqs, --max-queue)"
+            raise ApiError(400, f"{num_answers} answers are asked for, and {most}; ask for fewer at once", param=field)
         if self.in_flight + num_answers > self.capacity:
-            raise ApiError(
-                429,
-                f"{self.in_flight} answers are under way, and {self.capacity} may run and wait; try again later",
-                code="rate_limit_exceeded",
-                headers={"retry-after": str(max(1, min(60, round(self._typical_s))))},
-            )
+            message = f"{self.in_flight} answers are under way, and {self.capacity} may run and wait; try again later"
+            wait = {"retry-after": str(max(1, min(60, round(self._typical_s))))}
+            raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
         self.in_flight += num_answers
         began = time.monotonic()
         try:

@@ -65,12 +65,8 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
 
 def _check_dimensions(asked: int | None, width: int) -> None:
     if asked is not None and asked != width:
-        raise ApiError(
-            400,
-            f"dimensions is {asked}; the model's vectors have {width}, and it was not made so that parts of them tell "
-            "as much",
-            param="dimensions",
-        )
+        reason = f"the model's vectors have {width}, and it was not made so that parts of them tell as much"
+        raise ApiError(400, f"dimensions is {asked}; {reason}", param="dimensions")
 
 
 async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.dialogs import encode_dialog, missing
+from llamarium.server.dialogs import encode_dialog, misplaced, missing
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body, parameters_in, with_parameters
 from llamarium.server.hints import with_hints
@@ -131,13 +131,7 @@ class Message(Body):
             raise missing(f"{where}.tool_call_id")
         for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
             if self.role != role and getattr(self, name) is not None:
-                param = f"{where}.{name}"
-                raise ApiError(
-                    400,
-                    f"{param} belongs to the role {role}; this is {self.role}",
-                    code="invalid_parameter",
-                    param=param,
-                )
+                raise misplaced(f"{where}.{name}", f"belongs to the role {role}; this is {self.role}")
 
 
 def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -46,12 +46,9 @@ def for_prompt(tokenizer: Tokenizer, tokens: PromptLogprobs) -> list[dict[str, A
 def check_reported(num_tokens: int, num_top: int, times: int, field: str) -> None:
     """Refuse more log-probabilities of prompts than a reply may have; `field` asks for them."""
     if (num_reported := num_tokens * (num_top + 1) * times) > MAX_OF_PROMPTS:
-        raise ApiError(
-            400,
-            f"{num_reported:,} log-probabilities of prompts are requested, and an answer reports {MAX_OF_PROMPTS:,} "
-            f"at most: their tokens times n times {field} + 1; ask for fewer",
-            param=field,
-        )
+        most = f"an answer reports {MAX_OF_PROMPTS:,} at most: their tokens times n times {field} + 1; ask for fewer"
+        message = f"{num_reported:,} log-probabilities of prompts are requested, and {most}"
+        raise ApiError(400, message, param=field)
 
 
 class CompletionLogprobs:

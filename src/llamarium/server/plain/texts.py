@@ -42,11 +42,8 @@ class TokenizeRequest(Body):
                 if getattr(self, name) is not None:
                     raise ApiError(400, f"{name} belongs to messages, and prompt is given; leave it out", param=name)
         elif self.add_special_tokens is not None:
-            raise ApiError(
-                400,
-                "add_special_tokens belongs to prompt, and messages are given, whose format has its own; leave it out",
-                param="add_special_tokens",
-            )
+            reason = "belongs to prompt, and messages are given, whose format has its own; leave it out"
+            raise ApiError(400, f"add_special_tokens {reason}", param="add_special_tokens")
 
 
 class DetokenizeRequest(Body):

@@ -21,7 +21,7 @@ class Relay:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._is_stream = self._is_over = False
-        self._failure = _failure(scope)
+        self._failure = ResponseStreamFailure() if scope["path"] == "/v1/responses" else StreamFailure(scope)
 
     async def pass_on(self, part: Head | bytes) -> None:
         """Send a part of a replica's reply."""
@@ -57,23 +57,17 @@ class Relay:
 class StreamFailure:
     """Returns the last events of a stream that breaks off."""
 
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
     def see(self, piece: bytes) -> None:
         """Take events that were sent."""
 
     def of(self, error: ApiError) -> bytes:
-        """Return its last events."""
+        """Return the events of an error."""
+        if is_anthropic(self._scope["path"]):
+            return event(error.anthropic_body(self._scope["request_id"])).encode()
         return error_event(error).encode()
-
-
-class MessageStreamFailure(StreamFailure):
-    """Returns the last events of a message."""
-
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-
-    def of(self, error: ApiError) -> bytes:
-        """Return the error event."""
-        return event(error.anthropic_body(self._request_id)).encode()
 
 
 class ResponseStreamFailure(StreamFailure):
@@ -96,13 +90,6 @@ class ResponseStreamFailure(StreamFailure):
     def of(self, error: ApiError) -> bytes:
         """Return the error, and the response with its complete items."""
         return failure_events(self._response, self._items, self._number, error).encode()
-
-
-def _failure(scope: Scope) -> StreamFailure:
-    path = scope["path"]
-    if is_anthropic(path):
-        return MessageStreamFailure(scope["request_id"])
-    return ResponseStreamFailure() if path == "/v1/responses" else StreamFailure()
 
 
 def _data(shown: bytes) -> Any:

@@ -128,11 +128,8 @@ def _items(given: str | list[Item]) -> list[Item]:
 def _options(body: ResponseRequest) -> GenerationOptions:
     has_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
-        raise ApiError(
-            400,
-            "top_logprobs is given without log-probabilities; include message.output_text.logprobs",
-            param="top_logprobs",
-        )
+        message = f"top_logprobs is given without log-probabilities; include {LOGPROBS}"
+        raise ApiError(400, message, param="top_logprobs")
     options = parameters_in(body, "responses")
     if has_logprobs:
         options["logprobs"] = body.top_logprobs or 0
