@@ -36,7 +36,6 @@ from llamarium.server.openai.forms import JsonSchema, ResponseFormat, Structured
 from llamarium.server.openai.requests import ChatRequest, CompletionRequest
 from llamarium.server.openai.responses import items
 from llamarium.server.openai.responses import requests as response_requests
-from llamarium.server.openai.responses import tools as response_tools
 from llamarium.server.plain import texts
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -99,9 +98,9 @@ RESPONSES: list[tuple[type[Body], tuple[Any, ...]]] = [
     (items.FunctionCallItem, (responses.ResponseFunctionToolCallParam,)),
     (items.FunctionCallOutputItem, (response_input_param.FunctionCallOutput,)),
     (items.ReasoningItem, (responses.ResponseReasoningItemParam,)),
-    (response_tools.FunctionTool, (responses.FunctionToolParam,)),
-    (response_tools.NamedFunction, (responses.ToolChoiceFunctionParam,)),
-    (response_tools.AllowedFunctions, (responses.ToolChoiceAllowedParam,)),
+    (response_requests.FunctionTool, (responses.FunctionToolParam,)),
+    (response_requests.NamedFunction, (responses.ToolChoiceFunctionParam,)),
+    (response_requests.AllowedFunctions, (responses.ToolChoiceAllowedParam,)),
 ]
 CLAUDE_CHOICES = (
     claude.ToolChoiceAutoParam,
@@ -245,7 +244,7 @@ RESPONSES_PATHS = {
     ("names", "where", "paths"),
     [
         (CLAUDES_NAMES, "messages[7].content[2]", CLAUDES_PATHS),
-        (response_tools.NAMES, "input[7]", RESPONSES_PATHS),
+        (response_requests.NAMES, "input[7]", RESPONSES_PATHS),
     ],
 )
 def test_a_path_is_renamed_where_it_is_the_protocols_and_not_within_a_clients_schema(

@@ -11,7 +11,7 @@ import pytest
 from llamarium.engine.counts import Counts
 from llamarium.engine.thread import EngineSnapshot
 from llamarium.server.http.log import Log
-from llamarium.server.lifecycle.status_line import StatusLine
+from llamarium.server.lifecycle.run import StatusLine
 
 FIELDS = {"client": "127.0.0.1", "method": "GET", "path": "/a\n\x1b[2J\u202e", "status": 404, "id": "r", "error": None}
 

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from llamarium.errors import GrammarError, GrammarLimitError, escape
 from llamarium.extras import optional
 from llamarium.sampling.constraint import NoToken
-from llamarium.sampling.grammar import gbnf, workers
+from llamarium.sampling.grammar import workers
 from llamarium.sampling.grammar.description import Grammar, Kind
 from llamarium.sampling.grammar.json_schema import rule
-from llamarium.sampling.grammar.lark import literal
+from llamarium.sampling.grammar.lark import gbnf_to_lark, literal
 from llamarium.tokenizer.base import Tokenizer
 
 MAX_COMPILE_S = 10.0
@@ -112,7 +112,7 @@ class GrammarCompiler:
             case "lark" | "calls":
                 return grammar.text
             case "gbnf":
-                return gbnf.to_lark(grammar.text)
+                return gbnf_to_lark(grammar.text)
 
 
 class Compiled:

@@ -5,8 +5,10 @@ form of a text, and refused by name.
 """
 
 import re
+from typing import Any
 
-from llamarium.errors import GrammarError, GrammarLimitError, show_value
+from llamarium.errors import GrammarError, GrammarLimitError, escape, show_value
+from llamarium.extras import optional
 
 MAX_RULES = 1000
 """Rules of a grammar; llguidance recurses over them, within the stack of `workers.py`."""
@@ -48,3 +50,26 @@ def check_num_rules(count: int) -> None:
 def literal(text: str) -> str:
     """Return the regular expression, within slashes, of one text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def gbnf_to_lark(text: str) -> str:
+    """Return llama.cpp's notation of a grammar (GBNF) as llguidance's Lark, by llguidance's own converter."""
+    converter: Any = optional("llguidance.gbnf_to_lark", "serve", "structured output")
+    try:
+        rules = converter.GrammarParser().parse(text)
+        converter.resolve(rules)
+        for rule in rules.values():
+            _group_repeated(rule, converter)
+        return "\n".join(map(str, sorted(rules.values(), key=lambda rule: rule.order)))
+    except RecursionError:
+        raise GrammarLimitError("the GBNF grammar is nested too deep; make it flatter") from None
+    except Exception as error:  # noqa: BLE001 - the converter's own, and what it meets in a malformed text
+        raise GrammarError(f"the GBNF grammar cannot be read: {escape(error)}") from None
+
+
+def _group_repeated(node: Any, converter: Any) -> None:
+    """Put parentheses around nested repetitions: Lark takes one sign, and the converter writes two for `("a"?){2}`."""
+    for child in node.children():
+        _group_repeated(child, converter)
+    if isinstance(node, converter.RepetitionNode) and isinstance(node.node, converter.RepetitionNode):
+        node.node = converter.SequenceNode([node.node])

@@ -100,21 +100,15 @@ class BatchRun:
 
     def _write_reply(self, line: Line, reply: RouteReply) -> None:
         """Write a route's reply."""
-        if reply.status == 503 and not self._has_engine():  # else this answer was aborted for others
-            raise self._broken()
+        _, engine = self._service.loaded or (None, None)
+        if reply.status == 503 and (engine is None or engine.state != "ready"):  # else it was aborted for others
+            failure = None if engine is None else engine.failure
+            raise EngineStoppedError(f"the engine has broken, and not all lines are answered: {failure}")
         if reply.bug is not None:
             self._warn(f"line {line.number} met a bug in llamarium: {reply.bug}")
         head = encode({"status_code": reply.status, "request_id": new_request_id()})
         failure = "" if reply.status == 200 else f"{reply.status}, {error_message(reply.body.encode())}"
         self._put(line, f'{head[:-1]},"body":{reply.body}}}', "null", failure=failure)
-
-    def _has_engine(self) -> bool:
-        loaded = self._service.loaded
-        return loaded is not None and loaded[1].state == "ready"
-
-    def _broken(self) -> EngineStoppedError:
-        failure = None if self._service.loaded is None else self._service.loaded[1].failure
-        return EngineStoppedError(f"the engine has broken, and not all lines are answered: {failure}")
 
     def _put(self, line: Line, response: str, error: str, *, failure: str) -> None:
         """Write a line of output; response and error are JSON."""

@@ -43,12 +43,8 @@ def _begin(prompt: object) -> object:
     if isinstance(parts[0], dict):
         roles = [one.get("role") if isinstance(one, dict) else None for one in parts]
         turns = parts[: roles.index("user") + 1] if "user" in roles else parts
-        return [[_role(turn), _plain(turn)] for turn in turns]
+        return [[role, _plain(turn)] for role, turn in zip(roles, turns, strict=False)]
     return parts[:_MAX_IDS] if isinstance(parts[0], int) else _begin(parts[0])
-
-
-def _role(turn: Any) -> object:
-    return turn.get("role") if isinstance(turn, dict) else None
 
 
 def _plain(value: Any) -> object:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -89,7 +90,8 @@ class Forward:
 
     async def _read(self, sent: dict[str, Any], request: Request, held: Held) -> Forwarded:
         body = await read_bounded(request.stream(), self._settings, held)
-        return Forwarded(sent, body, await _conversation(sent["path"], body))
+        name = partial(_conversation, sent["path"], body)
+        return Forwarded(sent, body, await asyncio.to_thread(name) if len(body) > _LARGE else name())
 
     async def _pass_on(self, asked: Forwarded, relay: Relay, held: Held) -> None:
         """Pass a reply on as it arrives; its first part shows that a replica has read the body."""
@@ -122,11 +124,7 @@ class Forward:
             asked = replace(asked, full=asked.full | {full})
 
 
-async def _conversation(path: str, body: bytes) -> str | None:
-    return await asyncio.to_thread(_named, path, body) if len(body) > _LARGE else _named(path, body)
-
-
-def _named(path: str, body: bytes) -> str | None:
+def _conversation(path: str, body: bytes) -> str | None:
     """Return the name of a request's conversation; an invalid body has none, and the replica refuses it."""
     try:
         return conversation_of(path, parse_json(body))

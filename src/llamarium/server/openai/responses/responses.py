@@ -19,9 +19,8 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import chosen_model
 from llamarium.server.openai.responses.formatter import ResponseFormatter
 from llamarium.server.openai.responses.items import ITEMS, Item, MessageItem, add_item
-from llamarium.server.openai.responses.requests import ResponseRequest, form_of
+from llamarium.server.openai.responses.requests import NAMES, ResponseRequest, form_of
 from llamarium.server.openai.responses.store import ResponseStore
-from llamarium.server.openai.responses.tools import NAMES
 from llamarium.server.replying import reply
 from llamarium.tokenizer.tools.request import ToolRequest
 
