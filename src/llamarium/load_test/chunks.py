@@ -47,10 +47,7 @@ class Chunk:
 
 def parse_chunk(data: bytes) -> Chunk:
     """Read an event's data."""
-    try:
-        fields = _object(json.loads(data))
-    except (ValueError, RecursionError):
-        fields = None
+    fields = _parsed(data)
     if fields is None:
         raise Failure("not JSON", f"an event is {shown(data)}")
     if fields.get("error"):
@@ -67,20 +64,14 @@ def parse_chunk(data: bytes) -> Chunk:
 
 def listed_models(body: bytes) -> list[str]:
     """Return the names that `/v1/models` lists, or none from another body."""
-    try:
-        models = (_object(json.loads(body)) or {}).get("data")
-    except (ValueError, RecursionError):
-        return []
+    models = (_parsed(body) or {}).get("data")
     found = cast(list[object], models) if isinstance(models, list) else []
     return [name for model in found if isinstance(name := (_object(model) or {}).get("id"), str)]
 
 
 def error_message(body: bytes) -> str:
     """Return an error's message: OpenAI's `error.message`, FastAPI's `detail`, or the beginning of the body."""
-    try:
-        fields = _object(json.loads(body)) or {}
-    except (ValueError, RecursionError):
-        fields = {}
+    fields = _parsed(body) or {}
     error = fields.get("error", fields.get("detail"))
     message = (_object(error) or {}).get("message", error)
     return escape(message, _MESSAGE_CHARACTERS) if isinstance(message, str) and message else shown(body)
@@ -89,6 +80,13 @@ def error_message(body: bytes) -> str:
 def shown(data: bytes) -> str:
     """Return bytes from a server as safe text."""
     return escape(" ".join(data.decode("utf-8", "replace").split()), _MESSAGE_CHARACTERS) or "(nothing)"
+
+
+def _parsed(data: bytes) -> Mapping[str, Any] | None:
+    try:
+        return _object(json.loads(data))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _object(value: object) -> Mapping[str, Any] | None:

@@ -110,6 +110,5 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-async def _not_built(request: Request) -> Response:
-    del request
+async def _not_built() -> Response:
     raise ApiError(404, f"this server was installed without its page; {HOW_TO_BUILD}", code="page_not_built")

@@ -352,7 +352,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 
 def _recommended(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a generation config's fields into `SamplingParams` fields, and check them."""
     found = {one.name: raw[one.name] for one in parameters_of("file") if raw.get(one.name) is not None}
     if raw.get("do_sample") is not None and not isinstance(raw["do_sample"], bool):
         raise SamplingError(f"do_sample is {show_value(raw['do_sample'])}; expected true or false")

@@ -106,7 +106,6 @@ async def _on_question(request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
-    """Translate an invalid request, by its field."""
     assert isinstance(error, RequestValidationError)
     in_query = error.body is None and all(fault["loc"][0] == "query" for fault in error.errors())
     return _refuse(request, refusal_of(error.errors(), dict(request.query_params) if in_query else error.body))

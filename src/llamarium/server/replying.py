@@ -158,5 +158,4 @@ def _has_prompt(pieces: Pieces) -> bool:
 
 
 async def _run(work: Callable[[], T], *, is_long: bool) -> T:
-    """Run `work`, in a thread if it takes long."""
     return await asyncio.to_thread(work) if is_long else work()

@@ -80,32 +80,17 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values; bytes appear as a printable `text` and as `bytes`, a list of numbers."""
-        return {
-            "text": self.text,
-            "utf8": list(self.utf8),
-            "pieces": [
-                {
-                    "text": piece.text,
-                    "start": piece.start,
-                    "merges": [
-                        {
-                            "rank": merge.rank,
-                            "left": _shown(merge.left),
-                            "right": _shown(merge.right),
-                            "result": _shown(merge.result),
-                            "start": merge.start,
-                        }
-                        for merge in piece.merges
-                    ],
-                    "ids": list(piece.ids),
-                }
-                for piece in self.pieces
-            ],
-            "ids": self.ids,
-            "tokens": [
-                {"id": token.id, **_shown(token.bytes), "start": token.start, "end": token.end} for token in self.tokens
-            ],
-        }
+        pieces = [
+            {"text": one.text, "start": one.start, "merges": list(map(_shown_merge, one.merges)), "ids": list(one.ids)}
+            for one in self.pieces
+        ]
+        tokens = [{"id": one.id, **_shown(one.bytes), "start": one.start, "end": one.end} for one in self.tokens]
+        return {"text": self.text, "utf8": list(self.utf8), "pieces": pieces, "ids": self.ids, "tokens": tokens}
+
+
+def _shown_merge(merge: Merge) -> dict[str, Any]:
+    parts = {name: _shown(getattr(merge, name)) for name in ("left", "right", "result")}
+    return {"rank": merge.rank, **parts, "start": merge.start}
 
 
 def _shown(data: bytes) -> dict[str, Any]:

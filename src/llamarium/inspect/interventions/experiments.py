@@ -53,8 +53,6 @@ class Experiment:
 
 
 class _NoRotation(nn.Module):
-    """A rotation by no angle."""
-
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotary:
         zeros_BT11 = torch.zeros(*positions_BT.shape, 1, 1, dtype=dtype, device=positions_BT.device)
         return Rotary(zeros_BT11.cos(), zeros_BT11)

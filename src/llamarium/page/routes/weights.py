@@ -161,7 +161,6 @@ async def lesson(requested: OfPass, body: schema.LessonRequest) -> schema.Lesson
 
 @contextmanager
 def _alone() -> Generator[None]:
-    """Wait until no other such question is under way."""
     with _at_work:
         check_wanted()
         yield
@@ -174,7 +173,6 @@ def _check_window(start: int, count: int, size: int) -> None:
 
 
 def _check_plain(one: Pass) -> None:
-    """Refuse an experiment, and too long a text."""
     if one.experiment is not None:
         message = "the pass is an experiment, and this question is of the model as it is; ask for a pass without one"
         raise ApiError(400, message, code="invalid_parameter", param="id")

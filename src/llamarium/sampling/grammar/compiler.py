@@ -100,7 +100,6 @@ class GrammarCompiler:
         return matcher
 
     def _lark(self, grammar: Grammar) -> str:
-        """Return a grammar's rules in llguidance's Lark."""
         match grammar.kind:
             case "json_schema":
                 return f"start: {rule(json.loads(grammar.text))}"
@@ -195,7 +194,6 @@ class GrammarConstraint:
         return None
 
     def _end(self) -> None:
-        """End: the answer is complete, or no token fits."""
         if self._matcher.is_error() or not self._matcher.is_accepting():
             self._fail()
         else:
@@ -236,7 +234,6 @@ def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 
 def _bits(ids: Collection[int], vocab_size: int) -> NDArray[np.uint32]:
-    """Return a mask with the bits of `ids`."""
     flags = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     flags[list(ids)] = 1
     return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32)
@@ -262,7 +259,6 @@ def _is_limit(message: str) -> bool:
 
 
 def _refusal(message: str) -> GrammarError:
-    """Translate llguidance's error about a grammar."""
     kind = GrammarLimitError if _is_limit(message) else GrammarError
     if found := _BAD_REGEX.search(message):
         blanks = len(found["blanks"])

@@ -150,7 +150,6 @@ def checked_grammar(value: object) -> Grammar | None:
 
 
 def _checked(what: str, text: object) -> str:
-    """Return a text that is not empty and not too large."""
     if not isinstance(text, str) or not text:
         raise GrammarError(f"{what} is {show_value(text)}; expected a text that is not empty")
     try:

@@ -155,8 +155,10 @@ class _Reading:
             return [self.schema(one, (*inner, str(i))) for i, one in enumerate(listed)]
         if key in _MAPS:
             named = _checked(dict, key, value, path, "an object of schemas")
-            spelled = _pattern if key == "patternProperties" else _as_it_is
-            return {spelled(name, path): self.schema(one, (*inner, name)) for name, one in named.items()}
+            return {
+                _pattern(name, path) if key == "patternProperties" else name: self.schema(one, (*inner, name))
+                for name, one in named.items()
+            }
         if key in ("items", "additionalProperties"):
             if isinstance(value, list):
                 raise _refused(path, f"{key} is a list, as in older drafts; expected a schema (lists are prefixItems)")
@@ -250,9 +252,9 @@ def _count(key: str, value: Any, path: _Path) -> Any:
 
 
 def _multiple(key: str, value: Any, path: _Path) -> Any:
-    if _number(key, value, path) <= 0:
+    if (number := _number(key, value, path)) <= 0:
         raise _refused(path, f"{key} is {show_value(value)}; expected a number above 0")
-    return _number(key, value, path)
+    return number
 
 
 def _constant(key: str, value: Any, path: _Path, depth: int = 0) -> Any:
@@ -285,10 +287,6 @@ def _pattern(value: str, path: _Path) -> str:
         return translated(value)
     except PatternError as error:
         raise _refused(path, f"the pattern {show_value(value)} {error}") from None
-
-
-def _as_it_is(value: str, path: _Path) -> str:
-    return value
 
 
 def _format(key: str, value: Any, path: _Path) -> Any:

@@ -35,8 +35,7 @@ class Prompt:
 
     def ids(self, service: Service) -> list[int]:
         """Return its ids."""
-        how: Any = {"begun": self.begun, "effort": self.effort}
-        return encode_dialog(service, self.dialog.messages, self.tools.offered, **how)
+        return encode_dialog(service, self.dialog.messages, self.tools.offered, begun=self.begun, effort=self.effort)
 
 
 def read_prompt(body: requests.CountRequest) -> Prompt:

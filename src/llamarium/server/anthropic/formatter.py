@@ -54,7 +54,6 @@ class MessageFormatter(ReplyFormatter):
         return self._message
 
     def _finish(self, usage: Usage, last: Piece, finish_reason: str) -> str:
-        """Return the events of the message's end."""
         stopped = last.stop_string is not None and finish_reason == "stop"
         reason = "stop_sequence" if stopped else _STOP_REASONS[finish_reason]
         delta = {"stop_reason": reason, "stop_sequence": last.stop_string if stopped else None}

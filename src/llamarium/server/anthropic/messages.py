@@ -68,7 +68,6 @@ def _options(body: MessagesRequest) -> GenerationOptions:
 
 
 def _form(body: CountRequest) -> Form | None:
-    """Return the form of the answer, if the request has one."""
     asked = None if body.output_config is None else body.output_config.format
     if asked is None:
         return None

@@ -70,7 +70,6 @@ class BatchRun:
             raise errors.exceptions[0] from None
 
     def _has_room(self, line: Line) -> bool:
-        """Whether a line can run besides those under way."""
         most = _AHEAD * self._service.settings.max_num_seqs
         return self._num_lines == 0 or (
             max(self._num_lines, self._service.in_flight) < most
@@ -99,7 +98,6 @@ class BatchRun:
         return asked
 
     def _write_reply(self, line: Line, reply: RouteReply) -> None:
-        """Write a route's reply."""
         _, engine = self._service.loaded or (None, None)
         if reply.status == 503 and (engine is None or engine.state != "ready"):  # else it was aborted for others
             failure = None if engine is None else engine.failure

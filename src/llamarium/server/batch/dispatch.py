@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from llamarium.server.app import post_paths
 from llamarium.server.batch.lines import BatchRequest
 from llamarium.server.errors import ApiError, internal_error
-from llamarium.server.http.access import where
+from llamarium.server.http.access import http_scope, where
 from llamarium.server.http.stream import encode
 
 
@@ -57,7 +57,7 @@ class Routes:
             parts.append(message.get("body", b""))
 
         try:
-            await self._app(_scope(asked.url), receive, send)
+            await self._app(_scope_of(asked), receive, send)
         except Exception as error:  # noqa: BLE001 - reported without its text, which may hold a prompt
             return RouteReply(500, encode(internal_error().body_at(asked.url, None)), where(error))
         return RouteReply(status, _as_ascii(b"".join(parts)))
@@ -68,25 +68,10 @@ def _written(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _scope(path: str) -> dict[str, Any]:
-    headers: Mapping[bytes, bytes] = {b"content-type": b"application/json"}
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": list(headers.items()),
-        "client": None,
-        "server": None,
-        "notes": {},
-        "request_id": None,
-        "began": time.monotonic(),
-    }
+def _scope_of(asked: BatchRequest) -> Scope:
+    headers = [(b"content-type", b"application/json")]
+    begun = {"notes": {}, "request_id": None, "began": time.monotonic()}
+    return http_scope(asked.url, method="POST", query_string=b"", headers=headers, client=None, **begun)
 
 
 def _as_ascii(body: bytes) -> str:

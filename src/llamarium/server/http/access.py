@@ -62,6 +62,21 @@ def _request_id(scope: MutableMapping[str, Any]) -> str:
     return given if _SANE_ID.fullmatch(given) else new_request_id()
 
 
+def http_scope(path: str, **of_request: Any) -> Scope:
+    """Return the ASGI scope of a request that did not come over a socket."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "server": None,
+        **of_request,
+    }
+
+
 def new_request_id() -> str:
     """Return a new id."""
     return f"req-{secrets.token_hex(12)}"

@@ -131,7 +131,6 @@ class Server(uvicorn.Server):
             await self._drain()
 
     async def _drain(self) -> None:
-        """Wait for running requests, as long as the settings allow."""
         service, limit_s, num_answers = self._service, self._service.settings.drain_timeout_s, self._service.in_flight
         waits = f" (waits {limit_s:g} s at most; a second signal ends it at once)" if num_answers else ""
         self._log.event(f"stopping; answers under way: {num_answers}{waits}")

@@ -42,17 +42,3 @@ def path_of(scope: Scope) -> str:
     """Return a request's path within the application, without the route's prefix."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
-
-
-def scope_of(asked: Forwarded) -> Scope:
-    """Return a request's ASGI scope, in a replica."""
-    path: str = asked.scope["path"]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "scheme": "http",
-        "root_path": "",
-        "raw_path": path.encode(),
-        "server": None,
-        **asked.scope,
-    }

@@ -11,11 +11,11 @@ import llamarium.api
 from llamarium.errors import EngineStoppedError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.server.app import create_routes
-from llamarium.server.http.access import Access
+from llamarium.server.http.access import Access, http_scope
 from llamarium.server.http.log import Log
 from llamarium.server.lifecycle.loading import ModelLoader, Progress
 from llamarium.server.lifecycle.service import ServedModel, Service, check_context
-from llamarium.server.ray_serve.forward import Forwarded, Head, scope_of
+from llamarium.server.ray_serve.forward import Forwarded, Head
 from llamarium.server.ray_serve.options import ModelOptions
 from llamarium.server.settings import Settings
 
@@ -77,7 +77,7 @@ class RoutedRequest:
     async def through(self, app: Access) -> None:
         """Call the routes."""
         try:
-            await app(scope_of(self._asked), self._receive, self._outbox.put)
+            await app(http_scope(**self._asked.scope), self._receive, self._outbox.put)
         finally:
             self._outbox.put_nowait(None)
 
@@ -119,7 +119,6 @@ class RoutedRequest:
 
 
 def _name() -> str:
-    """Return Ray's name of this replica."""
     from ray import serve
 
     return serve.get_replica_context().replica_id.unique_id

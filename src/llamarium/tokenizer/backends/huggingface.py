@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 _MAX_BLANKS = 9_900_000  # Oniguruma's retry limit is 10 million; at it the package prints a panic to stderr
 _BPE_OPTIONS = (
-    "dropout",
-    "unk_token",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "fuse_unk",
-    "byte_fallback",
+    "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
     "ignore_merges",
-)
+)  # fmt: skip
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 

@@ -27,19 +27,10 @@ if TYPE_CHECKING:
 NUM_RANKS = 128_000
 NUM_SPECIAL_TOKENS = 256
 _NAMED_SPECIAL_TOKENS = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|reserved_special_token_0|>",
-    "<|reserved_special_token_1|>",
-    "<|finetune_right_pad_id|>",
-    "<|step_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-    "<|image|>",
-)
+    "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>",
+    "<|python_tag|>", "<|image|>",
+)  # fmt: skip
 _MAX_FILE_BYTES = 16 * 2**20  # Llama 3's has 2.2 MB
 
 # Unicode's White_Space without \r and \n, as the pattern's \s reads it. A run is tried from its beginning only and

@@ -65,7 +65,6 @@ class ResponseFormatter(ReplyFormatter):
         return self._response
 
     def _finish(self, usage: Usage, finish_reason: str) -> str:
-        """Return the events of the last item's end."""
         is_cut = finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         events = "" if self._output else self._begin_message()
@@ -195,7 +194,6 @@ def _as_given(value: Body | str | None) -> Any:
 
 
 def _counts(usage: Usage) -> dict[str, Any]:
-    """Return token counts under the names of responses."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

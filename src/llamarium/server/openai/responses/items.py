@@ -14,7 +14,6 @@ _CALLED = {
     "caller": "the server calls no tools by itself",
     "namespace": "tools have a name, and no more",
 }
-_TEXT_ALONE = "this server takes and answers text"
 
 
 @with_hints("responses input[].content[]")
@@ -22,12 +21,10 @@ class InputPart(Body):
     """A part of a text."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "detail": _TEXT_ALONE,
-        "file_data": _TEXT_ALONE,
-        "file_id": _TEXT_ALONE,
-        "file_url": _TEXT_ALONE,
-        "filename": _TEXT_ALONE,
-        "image_url": _TEXT_ALONE,
+        **dict.fromkeys(
+            ("detail", "file_data", "file_id", "file_url", "filename", "image_url"),
+            "this server takes and answers text",
+        ),
         "refusal": "give it as text",
     }
 

@@ -81,7 +81,6 @@ async def delete(request: Request, response_id: str) -> dict[str, object]:
 
 
 async def _in_store(request: Request, name: str, what: Literal["get", "delete"], param: str | None = None) -> Any:
-    """Get or delete a stored response."""
     if unread := next(iter(request.query_params), None):
         raise ApiError(400, f"{escape(unread)} is not a field of this request", code="unknown_parameter", param=unread)
     store: ResponseStore | None = request.app.state.service.settings.responses
@@ -101,13 +100,6 @@ def _owner(request: Request) -> str:
 
 def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, ToolRequest]:
     """Return a request's dialog after the items `before` it, and its tools."""
-    dialog = _dialog(body, before)
-    choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.to_chat()
-    listed = None if body.tools is None else [tool.to_chat() for tool in body.tools]
-    return dialog, dialog.tools(listed, choice, body.parallel_tool_calls)
-
-
-def _dialog(body: ResponseRequest, before: list[dict[str, Any]]) -> Dialog:
     if not body.input:
         raise ApiError(400, "input is empty; expected a text, or a list of items", param="input")
     dialog = Dialog(NAMES)
@@ -117,7 +109,9 @@ def _dialog(body: ResponseRequest, before: list[dict[str, Any]]) -> Dialog:
         add_item(dialog, "previous_response_id", item)
     for i, item in enumerate(_items(body.input)):
         add_item(dialog, "input" if isinstance(body.input, str) else f"input[{i}]", item)
-    return dialog
+    choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.to_chat()
+    listed = None if body.tools is None else [tool.to_chat() for tool in body.tools]
+    return dialog, dialog.tools(listed, choice, body.parallel_tool_calls)
 
 
 def _items(given: str | list[Item]) -> list[Item]:
