@@ -26,8 +26,7 @@ Half = Literal["attention", "mlp"]
 STREAMS: dict[Half, str] = {"attention": "resid_mid", "mlp": "resid"}
 """The stream after each half of a layer, in the order of computation, as a trace calls it."""
 
-_Place = tuple[int, Half]
-"""A layer, and after which half of it."""
+_Place = tuple[int, Half]  # a layer, and after which half of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ Table = Runner | Callable[[Ids], Floats]
 
 CHUNK_ROWS = 512  # rows that are held in float32 at a time: what a processor's caches hold
 
-_ROUNDING = 0.025
-"""By how much roundings may change a cosine: 8 bits of inputs in groups of 32 by 32^0.5 / 254 at most."""
+_ROUNDING = 0.025  # by how much roundings may change a cosine: 8 bits of inputs in groups of 32 by 32^0.5 / 254 at most
 
 _kept_lengths: WeakKeyDictionary[Runner, Floats] = WeakKeyDictionary()
 

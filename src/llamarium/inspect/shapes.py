@@ -172,10 +172,12 @@ def indices(wanted: Collection[int] | None, size: int, what: str) -> tuple[int, 
     return tuple(dict.fromkeys(i % size for i in wanted))
 
 
-def check_finite(name: str, value: object) -> None:
-    """Refuse anything but a finite number."""
+def check_finite(name: str, value: object, *, is_positive: bool = False) -> None:
+    """Refuse anything but a finite number, above 0 if it `is_positive`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InputError(f"{name} is {show_value(value)}; expected a finite number")
+    if is_positive and value <= 0:
+        raise InputError(f"{name} is {value}; expected a number above 0")
 
 
 def check_whole(wanted: object, what: str) -> None:

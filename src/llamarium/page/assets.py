@@ -37,8 +37,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-_PACKED = frozenset({".woff2", ".png"})
-"""Those that compressing makes no smaller."""
+_PACKED = frozenset({".woff2", ".png"})  # those that compressing makes no smaller
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ _GROUPS = (_OF_A_TOKEN, ("k", "v"), ("k_rot",), ("scores", "pattern"))
 Rows = range
 """Positions: of all tokens, of every so many, or one."""
 
-_Key = tuple[str, Key, Rows]
-"""A pass, an activation and its positions."""
+_Key = tuple[str, Key, Rows]  # a pass, an activation and its positions
 
 
 class Passes:

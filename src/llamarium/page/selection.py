@@ -9,6 +9,7 @@ from llamarium.errors import QuestionError, UnknownNameError
 from llamarium.page.binary import Numbers
 from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes, Rows
+from llamarium.page.schema.base import WindowQuery
 from llamarium.page.schema.passes import ActivationQuery
 from llamarium.runtime.taps import ACTIVATIONS
 
@@ -24,6 +25,16 @@ def check_index(name: str, value: int | None, size: int) -> None:
     """Raise a QuestionError with the field's name for an index that is out of range."""
     if value is not None and not 0 <= value < size:
         raise QuestionError(f"{name} is {value}; expected 0 to {size - 1}", code="invalid_parameter", param=name)
+
+
+def window_of(num_tokens: int, query: WindowQuery) -> Rows:
+    """Return the tokens that a query selects of a text of so many; QuestionError if there are none."""
+    stop = num_tokens if query.stop is None else query.stop
+    check_index("start", query.start, num_tokens)
+    if not query.start < stop <= num_tokens:
+        message = f"stop is {stop}; expected {query.start + 1} to {num_tokens}"
+        raise QuestionError(message, code="invalid_parameter", param="stop")
+    return range(query.start, stop, query.stride)
 
 
 def _check(config: ModelConfig, one: Pass, name: str, query: ActivationQuery) -> None:
@@ -52,10 +63,7 @@ def _check_window(one: Pass, name: str, query: ActivationQuery) -> None:
             raise _without(name, field, f"has no queries, its axes are {ACTIVATIONS[name].axes}")
         if query.position is not None:
             raise QuestionError(f"{field} is given beside position, which is one token; give one", param=field)
-    check_index("start", query.start, len(one.ids))
-    if query.stop is not None and not query.start < query.stop <= len(one.ids):
-        message = f"stop is {query.stop}; expected {query.start + 1} to {len(one.ids)}"
-        raise QuestionError(message, code="invalid_parameter", param="stop")
+    window_of(len(one.ids), query)
 
 
 def _without(name: str, field: str, why: str) -> QuestionError:
@@ -65,7 +73,7 @@ def _without(name: str, field: str, why: str) -> QuestionError:
 def _rows(num_tokens: int, query: ActivationQuery) -> Rows:
     if query.position is not None:
         return range(query.position, query.position + 1)
-    return range(query.start, num_tokens if query.stop is None else query.stop, query.stride)
+    return window_of(num_tokens, query)
 
 
 def _cut(found: Numbers, query: ActivationQuery) -> Numbers:

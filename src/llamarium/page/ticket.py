@@ -10,8 +10,7 @@ import threading
 import time
 
 _NUM_BYTES = 24
-_LIFETIME_S = 300.0
-"""From its making; a browser that starts with many tabs takes a while."""
+_LIFETIME_S = 300.0  # from its making; a browser that starts with many tabs takes a while
 
 
 class Ticket:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOOK_S = 0.2
-"""How often is looked whether the engine is still there."""
+_LOOK_S = 0.2  # how often is looked whether the engine is still there
 
 
 def passes_of(request: Request) -> Passes:

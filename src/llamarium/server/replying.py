@@ -32,14 +32,6 @@ class Usage:
         self.answers = answers
         self.generated = 0
 
-    def count(self, pieces: Sequence[Piece]) -> None:
-        """Count the tokens of a step."""
-        self.generated += sum(len(piece.token_ids) for piece in pieces)
-
-    def noted(self) -> dict[str, int]:
-        """Return the counts for the request's line in the log."""
-        return {"prompt": self.prompt, "cached": self.cached, "generated": self.generated}
-
     @property
     def prompt(self) -> int:
         """Tokens of prompts."""
@@ -143,13 +135,15 @@ class _Reply:
 
         async def read(prompt: int, answers: Answers) -> None:
             async for pieces in follow(self._request, answers):
-                self._usage.count(pieces)
+                self._usage.generated += sum(len(piece.token_ids) for piece in pieces)
                 await take(prompt, pieces)
 
         try:
             await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._answers)])
         finally:
-            self._request.scope["notes"].update(self._usage.noted())
+            used = self._usage
+            notes = {"prompt": used.prompt, "cached": used.cached, "generated": used.generated}
+            self._request.scope["notes"].update(notes)
 
 
 def _has_prompt(pieces: Pieces) -> bool:

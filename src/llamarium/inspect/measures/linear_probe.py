@@ -28,8 +28,7 @@ from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Key, Taps
 
-_TOKENS = 256
-"""Of a batch: bounds the streams that are held at once."""
+_TOKENS = 256  # of a batch: bounds the streams that are held at once
 
 MAX_EXAMPLES = 1024
 """Of one probe: its time grows with their third power."""
@@ -100,9 +99,7 @@ def linear_probe(
     groups, group_E = _numbered([one.group for one in examples], "groups")
     check_count(len(examples), "the number of examples", MAX_EXAMPLES)
     check_count(num_splits, "num_splits", 100)
-    check_finite("ridge", ridge)
-    if ridge <= 0:
-        raise InputError(f"ridge is {ridge}; expected a number above 0")
+    check_finite("ridge", ridge, is_positive=True)
     streams_LED = np.concatenate(list(_streams(runner, examples, check_wanted)), axis=1)
     if not np.isfinite(streams_LED).all():
         raise LlamariumError("the model's streams are not finite, so nothing can be read from them")

@@ -135,9 +135,7 @@ def _checked_ids(
     known = check_ids(config, ids)
     if len(known) < 2:
         raise InputError("a text of one token has no loss, as nothing comes before it; expected at least two")
-    check_finite("learning_rate", learning_rate)
-    if learning_rate <= 0:
-        raise InputError(f"learning_rate is {learning_rate}; expected a number above 0")
+    check_finite("learning_rate", learning_rate, is_positive=True)
     needed = lesson_bytes(config, len(known), optimizer)
     if needed > budget_mb * 1e6:
         raise MemoryBudgetError(

@@ -87,8 +87,7 @@ class Wanted:
     layers: tuple[int, ...] | None = None
 
 
-_Key = tuple[str, str, Wanted]
-"""A side's id and version, and what is kept of its pass."""
+_Key = tuple[str, str, Wanted]  # a side's id and version, and what is kept of its pass
 
 
 class Others:

@@ -27,7 +27,7 @@ from llamarium.page.binary import Numbers, check_size, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.schema import probes as schema
-from llamarium.page.selection import check_index
+from llamarium.page.selection import check_index, window_of
 from llamarium.page.work import work_on
 from llamarium.presets import PRESETS
 from llamarium.server.errors import ApiError
@@ -51,8 +51,7 @@ MAX_DISTANCES = 4096
 MAX_BLOCK_TOKENS = 2048
 """Of a picture in blocks: each of them looks at each."""
 
-_PATTERN_BYTES = 64 * 2**20
-"""Of the patterns of all layers that are held at once."""
+_PATTERN_BYTES = 64 * 2**20  # of the patterns of all layers that are held at once
 
 
 @router.get("/passes/{pass_id}/heads")
@@ -142,7 +141,7 @@ async def lens_grid(requested: OfPass, query: Annotated[schema.LensGridQuery, Qu
 @router.get("/passes/{pass_id}/picture", response_class=Response)
 async def picture(requested: OfPass, query: Annotated[schema.PictureQuery, Query()]) -> Response:
     """Send what a pass is drawn from as a whole, as `inspect/probes/picture.py` says; axis P."""
-    columns = _window(requested.one, query.start, query.stop, query.stride)
+    columns = window_of(len(requested.one.ids), query)
     if query.blocks and columns.stop > MAX_BLOCK_TOKENS:
         message = f"{columns.stop} tokens; {MAX_BLOCK_TOKENS} at most are shown in blocks: give stride alone"
         raise ApiError(400, message, code="invalid_parameter", param="blocks")
@@ -242,20 +241,10 @@ def _lens(known: OpenPass, names: Collection[str], rows: range, k: int, token_id
 
 
 def _rows(one: Pass, query: schema.LensGridQuery) -> range:
-    rows = _window(one, query.start, query.stop, query.stride)
+    rows = window_of(len(one.ids), query)
     if len(rows) > MAX_GRID_TOKENS:
         message = (
             f"{len(rows)} tokens are requested, and {MAX_GRID_TOKENS} at most at once; give start and stop, or stride"
         )
         raise ApiError(400, message, code="invalid_parameter", param="stop")
     return rows
-
-
-def _window(one: Pass, start: int, stop: int | None, stride: int) -> range:
-    """Return every so many tokens from `start` to `stop`, the end of the text where there is none."""
-    stop = len(one.ids) if stop is None else stop
-    check_index("start", start, len(one.ids))
-    if not start < stop <= len(one.ids):
-        message = f"stop is {stop}; expected {start + 1} to {len(one.ids)}"
-        raise ApiError(400, message, code="invalid_parameter", param="stop")
-    return range(start, stop, stride)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Literal, cast
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Dtype = Literal["float32", "float16", "uint8"]
 """Of numbers in a binary response."""
@@ -25,6 +25,20 @@ class Query(BaseModel):
         if isinstance(value, int) and value > MAX_INDEX:
             raise ValueError(f"expected {MAX_INDEX} at most")
         return value
+
+
+class WindowQuery(Query):
+    """Some tokens of a text.
+
+    Attributes:
+        start: The first token.
+        stop: Up to this one, which is left out; the whole text where left out.
+        stride: Every so many tokens.
+    """
+
+    start: int = Field(0, ge=0)
+    stop: int | None = Field(None, ge=1)
+    stride: int = Field(1, ge=1)
 
 
 class View(BaseModel):

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from llamarium.page.schema.base import Dtype, Query, View
+from llamarium.page.schema.base import Dtype, Query, View, WindowQuery
 from llamarium.page.schema.text import TokenView
 from llamarium.server.fields import Body
 from llamarium.server.openai.fields import Message
@@ -46,24 +46,19 @@ class PassView(View):
     kv_dtype: str
 
 
-class ActivationQuery(Query):
+class ActivationQuery(WindowQuery):
     """`GET /inspect/passes/{id}/activations/{name}`: numbers of a pass.
 
     Attributes:
         layer: Of one layer; of all where left out, with an axis L before the others.
         head: Of one head (axis N or K); of all where left out.
         position: Of one token (axis T, or the row of S); of all where left out.
-        start: The first token on the axis T; the axis S has all.
-        stop: Behind the last on the axis T; all that there are where left out.
-        stride: Every so many tokens of the axes T and S.
+        start: On the axis T, as `stop`; the axis S has all tokens, or every so many of them.
     """
 
     layer: int | None = Field(None, ge=0)
     head: int | None = Field(None, ge=0)
     position: int | None = Field(None, ge=0)
-    start: int = Field(0, ge=0)
-    stop: int | None = Field(None, ge=1)
-    stride: int = Field(1, ge=1)
     dtype: Dtype = "float32"
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from llamarium.inspect.measures.after_error import ErrorKind
 from llamarium.inspect.measures.probe_tasks import ProbeTask
 from llamarium.inspect.probes.rope import RopePair
-from llamarium.page.schema.base import Query, View
+from llamarium.page.schema.base import Query, View, WindowQuery
 from llamarium.page.schema.model import PublishedShape
 
 
@@ -57,22 +57,8 @@ class LensQuery(Query):
     token_id: int | None = Field(None, ge=0)
 
 
-class WindowQuery(Query):
-    """Some tokens of a text.
-
-    Attributes:
-        start: The first token.
-        stop: Up to this one, which is left out; the whole text where left out.
-        stride: Every so many tokens are a column.
-    """
-
-    start: int = Field(0, ge=0)
-    stop: int | None = Field(None, ge=1)
-    stride: int = Field(1, ge=1)
-
-
 class PictureQuery(WindowQuery):
-    """`GET /inspect/passes/{id}/picture`: a pass as a whole, in a few numbers for each column and layer.
+    """`GET /inspect/passes/{id}/picture`: a pass as a whole, in a few numbers for each layer and token, its columns.
 
     Attributes:
         blocks: A column is all tokens up to its own from the column before, and not its own alone.

@@ -48,11 +48,8 @@ class Grammar:
             GrammarError: For a keyword that is not supported, naming it and its place.
             GrammarLimitError: If it is larger than the limits.
         """
-        if isinstance(schema, str):
-            found = json_schema.parsed(_checked("the JSON schema", schema))
-        else:
-            found = json_schema.parsed(_checked("the JSON schema", _as_json(schema)))
-        lowered = json_schema.lowered(found, open_objects=open_objects)
+        text = _checked("the JSON schema", schema if isinstance(schema, str) else _as_json(schema))
+        lowered = json_schema.lowered(json_schema.parsed(text), open_objects=open_objects)
         return cls("json_schema", json.dumps(lowered, ensure_ascii=False))
 
     @classmethod
