@@ -17,18 +17,8 @@ from llamarium.page.compare.runs import Runs
 from llamarium.page.executor import AdaptedModels
 from llamarium.page.passes import Passes
 from llamarium.page.prepare import Preparation
-from llamarium.page.routes import (
-    interventions,
-    model,
-    passes,
-    probes,
-    requests,
-    sampling,
-    ticket,
-    tokens,
-    translation,
-    weights,
-)
+from llamarium.page.routes import interventions, model, passes, probes, requests, sampling, tokens, translation, weights
+from llamarium.page.routes.ticket import PATH, ticket_routes
 from llamarium.page.ticket import Ticket
 from llamarium.server.app import Extension
 from llamarium.server.errors import ErrorBody, documented
@@ -57,8 +47,7 @@ class Instance:
 
 ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
-    sampling.router, weights.router, compare.router,
-    translation.router, build.router,
+    sampling.router, weights.router, compare.router, translation.router, build.router,
 )  # fmt: skip
 
 
@@ -95,9 +84,9 @@ def page(
         for router in ROUTERS:
             app.include_router(router, responses=documented(ErrorBody))
         if way_in is not None:
-            app.include_router(ticket.ticket_routes(way_in), responses=documented(ErrorBody))
+            app.include_router(ticket_routes(way_in), responses=documented(ErrorBody))
         app.include_router(asset_routes(assets))
         app.add_middleware(Instance)
 
     open_paths = set(assets) or {"/"}
-    return Extension(add, frozenset(open_paths if way_in is None else open_paths | {ticket.PATH}))
+    return Extension(add, frozenset(open_paths if way_in is None else open_paths | {PATH}))

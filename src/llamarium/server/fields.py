@@ -62,12 +62,8 @@ class Body(BaseModel):
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def _optional(parameter: Parameter) -> tuple[Any, Any]:
-    return parameter.kind | None, None
-
-
 def with_parameters(
-    taker: Taker, field_of: Callable[[Parameter], tuple[Any, Any]] = _optional
+    taker: Taker, field_of: Callable[[Parameter], tuple[Any, Any]] = lambda one: (one.kind | None, None)
 ) -> Callable[[type[ModelT]], type[ModelT]]:
     """Return a decorator that adds a field for each of a taker's parameters, optional unless `field_of` says more."""
 

@@ -152,10 +152,10 @@ class ByteLevelBPE:
                 continue  # one of the two has been merged with another since
             merges.append(Merge(rank, left, right, start))
             parts.join(start)
-            for place in (parts.before(start), start):
+            for place in (parts.before[start], start):
                 for candidate in self._candidate(parts, place):
                     heapq.heappush(heap, candidate)
-        return parts.left_to_right(), merges
+        return [part for part in parts.at if part], merges
 
     def _candidate(self, parts: "_Parts", start: int) -> Iterator[tuple[int, int, bytes, bytes]]:
         """Yield the merge of the part at `start` with its right neighbour, if there is one."""
@@ -169,29 +169,23 @@ class _Parts:
     """The parts of a piece, found by the byte at which they begin; a part that was merged away is b""."""
 
     def __init__(self, piece: bytes) -> None:
-        self._at = [piece[i : i + 1] for i in range(len(piece))]
-        self._before = list(range(-1, len(piece) - 1))
+        self.at = [piece[i : i + 1] for i in range(len(piece))]
+        self.before = list(range(-1, len(piece) - 1))  # where the part before begins
 
     def pair_at(self, start: int) -> tuple[bytes, bytes] | None:
         if start < 0:
             return None
-        left = self._at[start]
+        left = self.at[start]
         after = start + len(left)
-        return (left, self._at[after]) if left and after < len(self._at) else None
-
-    def before(self, start: int) -> int:
-        return self._before[start]
+        return (left, self.at[after]) if left and after < len(self.at) else None
 
     def join(self, start: int) -> None:
-        left, right = self._at[start], self._at[start + len(self._at[start])]
-        self._at[start + len(left)] = b""
-        self._at[start] = left + right
+        left, right = self.at[start], self.at[start + len(self.at[start])]
+        self.at[start + len(left)] = b""
+        self.at[start] = left + right
         after = start + len(left) + len(right)
-        if after < len(self._at):
-            self._before[after] = start
-
-    def left_to_right(self) -> list[bytes]:
-        return [part for part in self._at if part]
+        if after < len(self.at):
+            self.before[after] = start
 
 
 def _byte_spellings() -> dict[int, str]:

@@ -1,21 +1,14 @@
 """The sides that the server can build of its own model. No torch at import."""
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, get_args
 
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, UnknownNameError
 from llamarium.extras import has_torch
 from llamarium.generation.text_engine import TextEngine
-from llamarium.inspect.interventions.variants import (
-    BITS,
-    VariantName,
-    variant_bytes,
-    variant_in_c,
-    variant_of,
-    without_rope_scaling,
-)
+from llamarium.inspect.interventions import variants
+from llamarium.inspect.interventions.variants import BITS, VariantName
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.references import References, side_id
 from llamarium.page.compare.runs import Runs
@@ -45,9 +38,8 @@ _HEADS = {
 
 def sides_of(llama: "Llama", engine: TextEngine, references: References, runs: Runs) -> list[Side]:
     """Return what can be compared; the first is the model as it answers."""
-    variants = _variants(llama, engine) if llama.loaded.has_modules else ()
-    found = _at_hand(llama, engine), variants, references.sides(llama), runs.sides(llama)
-    return [*chain.from_iterable(found)]
+    own = _variants(llama, engine) if llama.loaded.has_modules else ()
+    return [*_at_hand(llama, engine), *own, *references.sides(llama), *runs.sides(llama)]
 
 
 def find_side(sides: list[Side], side_id: str, field: str) -> Side:
@@ -120,7 +112,7 @@ def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     for name in get_args(VariantName):
         if name != unfit and not (packed and name in METHODS):  # which would be rounded a second time
             try:
-                num_bytes = variant_bytes(engine.runner, name, in_c=not has_torch())
+                num_bytes = variants.variant_bytes(engine.runner, name, in_c=not has_torch())
             except OptionError:  # a width that the type cannot take
                 continue
             title = "unpacked to float32" if packed and name == "float32" else _TITLES[name]
@@ -143,7 +135,9 @@ def _words(llama: "Llama", name: str) -> str:
 
 def _building(llama: "Llama", name: VariantName) -> Callable[[], Runner]:
     def build() -> Runner:
-        return _modules(variant_of(llama.model, name)) if has_torch() else variant_in_c(llama.runner, name)
+        if has_torch():
+            return _modules(variants.variant_of(llama.model, name))
+        return variants.variant_in_c(llama.runner, name)
 
     return build
 
@@ -156,7 +150,7 @@ def _modules(model: "LlamaForCausalLM") -> Runner:
 
 def _unscaled(llama: "Llama") -> Runner:
     if not has_torch():
-        return without_rope_scaling(llama.runner)
+        return variants.without_rope_scaling(llama.runner)
     from llamarium.inspect.interventions.experiments import Experiment, begin
     from llamarium.runtime.shell import shell_of
 

@@ -6,7 +6,6 @@ from llamarium.engine.counts import SequenceState
 from llamarium.inspect.probes.sampling import SamplerSteps
 from llamarium.page.schema.base import Query, View
 from llamarium.page.schema.passes import PassView
-from llamarium.sampling.params import Parameter
 from llamarium.server.fields import Body, with_parameters
 
 
@@ -41,11 +40,7 @@ class OpenQuery(Query):
     k: int = Field(10, ge=1, le=200)
 
 
-def _as_number(parameter: Parameter) -> tuple[object, object]:
-    return (str if parameter.name == "seed" else parameter.kind), ...
-
-
-@with_parameters("page", _as_number)
+@with_parameters("page", lambda one: (str if one.name == "seed" else one.kind, ...))
 class ParametersView(View):
     """A request's sampling parameters; the seed as text, since it may have more digits than a browser's numbers."""
 

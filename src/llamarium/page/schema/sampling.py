@@ -3,17 +3,12 @@
 from pydantic import Field
 
 from llamarium.page.schema.base import Query, View
-from llamarium.sampling.params import Parameter
 from llamarium.server.fields import Body, with_parameters
 from llamarium.server.openai.forms import ResponseFormat
 from llamarium.server.openai.tools import Tool, ToolChoice
 
 
-def _with_neutral(parameter: Parameter) -> tuple[object, object]:
-    return parameter.kind, parameter.neutral or 0
-
-
-@with_parameters("page", _with_neutral)
+@with_parameters("page", lambda one: (one.kind, one.neutral or 0))
 class SamplerRequest(Body):
     """`POST /inspect/passes/{id}/sampler`: parameters as for an answer, which has the ranges and meanings.
 

@@ -1,7 +1,6 @@
 """The request router of fronts, by the rules of `ranking.py`."""
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -34,12 +33,9 @@ class ConversationRouter(RequestRouter):
         if asked.conversation is None:
             random.shuffle(names)
             return [[replicas[name] for name in group] for group in (names[:2], names[2:]) if group]
-        groups = by_choice(ranking(asked.conversation, names), self._under_way(candidate_replicas), self._places)
+        under_way = {name: self.replica_queue_len_cache.get(one.replica_id) or 0 for name, one in replicas.items()}
+        groups = by_choice(ranking(asked.conversation, names), under_way, self._places)
         return [[replicas[name] for name in group] for group in groups]
-
-    def _under_way(self, replicas: Sequence[RunningReplica]) -> dict[str, int]:
-        cache = self.replica_queue_len_cache
-        return {one.replica_id.unique_id: cache.get(one.replica_id) or 0 for one in replicas}
 
 
 def _asked(pending: PendingRequest | None) -> Forwarded:

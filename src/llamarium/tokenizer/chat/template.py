@@ -40,7 +40,7 @@ from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
 
 MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
-_OUTPUT_CHARACTERS = 2**16  # of one rendering, and so many more for each character that the template is given:
+_OUTPUT_CHARACTERS = 2**16  # of one rendering, all tokenized here; and for each character that the template is given:
 _OUTPUT_RATIO = 8  # published ones write one to three
 CPU_LIMIT_S = 0.3  # of one rendering; the longest published ones take 0.01
 WALL_LIMIT_S = 2 if sys.platform == "win32" else 10  # where there is no CPU limit, the clock must do
@@ -233,13 +233,8 @@ class TemplateFormat:
         spelled = {name: tokenizer.token_bytes(i).decode("utf-8") for name, i in names.items() if i is not None}
         return {"documents": None, **spelled}
 
-    def _output_limit(self, variables: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many characters one rendering may write; all of them are tokenized here, outside its process."""
-        given = max(len(json.dumps(one, ensure_ascii=False)) for one in variables)
-        return _OUTPUT_CHARACTERS + _OUTPUT_RATIO * (len(self._template) + given)
-
     def _render(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[str]:
-        source = self._source
+        source, given = self._source, max(len(json.dumps(one, ensure_ascii=False)) for one in variables)
         request = {
             "path": sys.path,
             "template": self._template,
@@ -248,7 +243,7 @@ class TemplateFormat:
             "now": now.isoformat(),
             "cpu_s": CPU_LIMIT_S,
             "memory_bytes": MEMORY_LIMIT_BYTES,
-            "output_characters": self._output_limit(variables),
+            "output_characters": _OUTPUT_CHARACTERS + _OUTPUT_RATIO * (len(self._template) + given),
         }
         written = json.dumps(request).encode()
         is_one = len(variables) == 1
