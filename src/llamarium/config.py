@@ -180,7 +180,7 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
         if status.st_size > limit_bytes:
             raise ConfigError(f"{escape(path)}: {status.st_size} bytes; expected at most {limit_bytes} for a JSON file")
         text = path.read_bytes().decode("utf-8")
-        value = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=no_constant)
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(why)}") from None
@@ -197,13 +197,14 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands there twice")
+        seen = set[str]()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the key {show_value(twice)} stands there twice")
     return found
 
 
-def _no_constant(name: str) -> float:
+def no_constant(name: str) -> float:
+    """Refuse NaN and infinities, which JSON lacks, by a ValueError. A `parse_constant`."""
     raise ValueError(f"{name} is no number of JSON")
 
 

@@ -123,7 +123,7 @@ def test_two_grammars_are_equal_if_they_say_the_same_in_the_same_order() -> None
     [
         ("{", "no JSON"),
         ("", "not empty"),
-        ('{"type": "null", "type": "string"}', "'type' stands twice"),
+        ('{"type": "null", "type": "string"}', "'type' stands there twice"),
         ('{"const": NaN}', "NaN is no number"),
         ('{"const": "\ud800"}', "surrogate"),
         ("3", "expected an object"),

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from llamarium.config import no_constant, without_duplicates
 from llamarium.errors import GrammarError, GrammarLimitError, escape, show_value
 from llamarium.sampling.grammar.finite import Path as _Path
 from llamarium.sampling.grammar.finite import endless
@@ -50,7 +51,7 @@ SUPPORTED = tuple(sorted((*_LISTS, *_MAPS, *_COUNTS, *_LIMITS, *_OTHERS)))
 def parsed(text: str) -> Any:
     """Read JSON."""
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=without_duplicates, parse_constant=no_constant)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -186,19 +187,6 @@ def _refused(path: _Path, why: str) -> GrammarError:
 
 def _too_deep() -> GrammarLimitError:
     return GrammarLimitError(f"the JSON schema is nested deeper than {MAX_DEPTH} schemas; make it flatter")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {show_value(twice)} stands twice in one object")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _checked(kind: type, key: str, value: Any, path: _Path, expected: str) -> Any:

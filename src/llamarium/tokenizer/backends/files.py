@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llamarium.config import without_duplicates
 from llamarium.errors import LlamariumError, TokenizerError, escape
 from llamarium.io import atomic_file, unwritable
 
@@ -56,21 +57,12 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
     if (count := text.count(",") + text.count("[") + text.count("{")) > _MAX_JSON_VALUES:
         raise TokenizerError(f"{path}: {count} values; expected at most {_MAX_JSON_VALUES} in a tokenizer file")
     try:
-        value: Any = json.loads(text, object_pairs_hook=_unique)
+        value: Any = json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: cannot be read as JSON: {escape(error)}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {escape(twice)!r} appears twice in one object")
-    return found
 
 
 def write_text(path: Path, text: str) -> None:

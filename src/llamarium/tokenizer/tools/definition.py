@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from llamarium.config import without_duplicates
+from llamarium.config import no_constant, without_duplicates
 from llamarium.errors import TokenizerError, ToolError, show_value
 from llamarium.tokenizer.special import check_text
 
@@ -88,7 +88,7 @@ class ToolCall:
     def values(self) -> dict[str, Any]:
         """Return the arguments as values; `ToolError` if they are no JSON object."""
         try:
-            found = json.loads(self.arguments or "{}", parse_constant=_no_json, object_pairs_hook=without_duplicates)
+            found = json.loads(self.arguments or "{}", parse_constant=no_constant, object_pairs_hook=without_duplicates)
         except (ValueError, RecursionError) as error:
             raise ToolError("arguments", f"are no JSON: {error}; expected a JSON object as text") from None
         _check_json(found, "arguments", Mapping)
@@ -214,10 +214,6 @@ def _is_number(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and value.bit_length() <= 1024
-
-
-def _no_json(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _check_schema(schema: object, where: str) -> None:
