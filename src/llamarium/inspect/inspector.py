@@ -55,14 +55,11 @@ LlamaT = TypeVar("LlamaT", bound=Inspected)
 
 
 class Inspector(Generic[LlamaT]):
-    """Inspections of a pass.
+    """Inspections of passes of the model `llama`.
 
     A prompt is text, or token ids. A word is a token's id, or text that is a single token. Negative layers and
     positions count from the last; where `layers` or `positions` is None, all are meant. `k` is how many are returned.
     An invalid argument is an `InputError` in every method; a prompt longer than the context is a `ContextLengthError`.
-
-    Args:
-        llama: The inspected model.
     """
 
     def __init__(self, llama: LlamaT) -> None:

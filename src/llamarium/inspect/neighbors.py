@@ -40,11 +40,7 @@ _kept_lengths: WeakKeyDictionary[Runner, Floats] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class QueryWord:
-    """A word of the query and its token.
-
-    Attributes:
-        text: Its printable piece: " king" is the word as it stands within a sentence, "king" as it begins one.
-    """
+    """A word of the query, its token and its printable piece: " king" within a sentence, "king" at its beginning."""
 
     sign: Literal["+", "-"]
     word: str

@@ -56,7 +56,6 @@ class Summary:
         products: By type in memory, the backend of its products (C with its set of kernels, or PyTorch), and which.
         flops_per_token: Operations for one new token without others before it.
         flops_per_token_at_full_context: Operations for the last token of a full context.
-        kv_dtype: The type of cached keys and values.
         kv_bytes_per_token: Of one cached token.
         kv_bytes_at_full_context: Of a full context, for one sequence.
         sources: Origins of the weights, in the order of the model.

@@ -30,7 +30,6 @@ class Target:
     Attributes:
         url: As `base_url` returns it.
         model: The name in requests.
-        api_key: For the Authorization header.
         timeout_s: Of a request, from its start to its end.
         extra: Further fields of each request's body; None removes one.
     """

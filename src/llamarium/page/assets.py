@@ -45,8 +45,6 @@ class Asset:
     """A file of the page.
 
     Attributes:
-        body: Its bytes.
-        media_type: What they are.
         never_changes: Its name holds a hash of them.
         zipped: The bytes by gzip, or None where that makes them no smaller.
     """

@@ -27,7 +27,6 @@ class Pass:
 
     Attributes:
         id: Names it: a hash of the rest.
-        ids: Of the tokens.
         adapter: The adapter's name, or None.
         adapter_idx: Its place among the runner's, -1 for none.
         experiment: Deviations from the model, or None.

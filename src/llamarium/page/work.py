@@ -39,9 +39,7 @@ async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngi
     It is counted with the answers that are under way, so that the server's limit holds for both. When the client
     leaves, it ends before its next part that takes long (`check_wanted`). The pass `one` has its adapter on the model;
     `field` of the request is what an error of the library is about.
-
-    Raises:
-        ApiError: 503, 429; and what `work` refuses.
+    ApiError 503, 429, and what `work` refuses.
     """
     with closing(_Worker(request, field, one)) as worker:
         return await worker.do_while_here(work)

@@ -136,9 +136,7 @@ class ByteLevelBPE:
 
         Searching all neighbours for the lowest rank before every merge would cost the square of the piece's length
         (a megabyte of spaces is one piece). A heap holds the candidates instead, and each part links to its neighbours.
-
-        Returns:
-            The parts that are left, and the merges in order.
+        Returns the parts that are left, and the merges in order.
         """
         if piece in self.added or (self.whole_pieces and piece in self.ids):
             return [piece], []

@@ -103,10 +103,7 @@ class Proposer(Protocol):
     def policy(self) -> ProposerPolicy: ...  # noqa: D102
 
     def reserve(self, num_blocks: int) -> None:
-        """Make room for sequences with so many blocks of the model's cache.
-
-        MemoryBudgetError if there is not that much memory.
-        """
+        """Make room for sequences with so many blocks of the model's cache; MemoryBudgetError without that memory."""
 
     def propose(self, sequences: Sequence[EngineSequence], num_rows: int) -> list[Draft]:
         """Return a draft for each sequence; `num_rows` sequences get a token in the same pass."""

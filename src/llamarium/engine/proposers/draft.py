@@ -50,10 +50,7 @@ class DraftModel(ProposerPolicy):
     def open(
         self, num_blocks: int, block_size: int, kv_cache_dtype: CacheDtype, clock: Callable[[], float]
     ) -> "DraftProposer":
-        """Return the proposer of an engine with such a cache.
-
-        MemoryBudgetError if there is no memory for the draft model's keys and values.
-        """
+        """Return the proposer of an engine with such a cache; errors as `ProposerPolicy.open`."""
         return DraftProposer(self, num_blocks, block_size, kv_cache_dtype, clock)
 
     def best_length(self, num_rows: int) -> tuple[int, float]:

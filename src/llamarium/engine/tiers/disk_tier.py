@@ -37,11 +37,7 @@ class _Readable(Protocol):
 
 
 class DiskUse(NamedTuple):
-    """How much of its bound a folder takes, and how many blocks were written, and were not.
-
-    Attributes:
-        failure: Why the last block could not be written; empty where it could.
-    """
+    """How much of its bound a folder takes, and how many blocks were written, and were not; `failure` is why, or ""."""
 
     num_bytes: int
     most_bytes: int

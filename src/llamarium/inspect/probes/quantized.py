@@ -33,16 +33,14 @@ def streams_as(
 ) -> Trace:
     """Run a text in float32 with the layers' matrices as they are, or as a type would have them.
 
-    For `stream_errors`: without a type it is the float32 pass of the model's weights, packed or not.
+    Returns a trace of "resid", in all layers and at all positions, for `stream_errors`: without a type that of the
+    float32 pass of the model's weights, packed or not.
 
     Args:
         runner: Holds the weights.
         ids: The text.
         quantize: "NF4", "Q8_0" or "Q4_1"; None leaves the weights as they are.
         rounds_inputs: Round inputs too, as the C kernels do for Q8_0 and Q4_1, or packed weights.
-
-    Returns:
-        A trace of "resid", in all layers and at all positions.
 
     Raises:
         OptionError: For an unknown type, or a shape that it cannot take.

@@ -49,11 +49,7 @@ class Translation(JsonView):
 
 
 class Translator:
-    """An encoder-decoder of words.
-
-    Args:
-        folder: With `translator.json` and `model.safetensors`, as the example writes them.
-    """
+    """An encoder-decoder of words, from a folder as the example writes it: `translator.json`, `model.safetensors`."""
 
     def __init__(self, folder: Path) -> None:
         self.about: Mapping[str, Any] = read_json_object(folder / "translator.json")

@@ -20,6 +20,7 @@ from llamarium.page.schema.base import View
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
+from llamarium.server.hosts import is_address
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
 
@@ -35,10 +36,8 @@ class StepView(View):
     Attributes:
         definition: What the function takes and returns, in words.
         section: Where the course explains it: a chapter's file, `#`, and a heading.
-        file: The name of the file that it stands in.
         code: What the file holds now; None where there is no folder or no such file, or the client may not run
             it.
-        hints: The hints that were read.
     """
 
     number: int
@@ -133,10 +132,7 @@ def _refusal(request: Request) -> ApiError | None:
 
 
 def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def _steps(course: Course, folder: Path | None, *, shows_code: bool) -> tuple[StepView, ...]:

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 
 class References:
-    """Reference models by name; OptionError if one is quantized itself, or has no tokenizer, or two have one name.
+    """Reference models by name, from names or paths as `llamarium.load` takes them.
 
-    Args:
-        sources: Names or paths, as `llamarium.load` takes them.
+    OptionError if one is quantized itself, or has no tokenizer, or two have one name.
     """
 
     def __init__(self, sources: Sequence[str | Path] = ()) -> None:

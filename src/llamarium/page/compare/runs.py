@@ -25,10 +25,9 @@ MAX_MOMENTS = 60
 
 
 class Runs:
-    """Training runs by name; OptionError if one holds no checkpoint, or adapters alone, or two have one name.
+    """Training runs by their folders' names; a folder may get further checkpoints.
 
-    Args:
-        folders: Their folders; each is known by its name, and may get further checkpoints.
+    OptionError if one holds no checkpoint, or adapters alone, or two have one name.
     """
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:

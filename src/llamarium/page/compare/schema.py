@@ -133,8 +133,6 @@ class RunRowsView(View):
     """Rows of the embedding table over a run, all in one projection.
 
     Attributes:
-        steps: The checkpoints.
-        ids: The rows.
         places: For each step and row, where it stands on the first two principal components of the last checkpoint's.
         share: Of the last one's variance that these show.
     """
@@ -168,11 +166,7 @@ class GroupsView(View):
 
 
 class MomentQuery(Query):
-    """`GET /inspect/passes/{id}/moment`: a checkpoint's predictions of a pass's text.
-
-    Attributes:
-        layer: Its patterns are returned too.
-    """
+    """`GET /inspect/passes/{id}/moment`: a checkpoint's predictions of a pass's text, and the patterns of a layer."""
 
     run: str = Field(max_length=300)
     step: int = Field(ge=0)

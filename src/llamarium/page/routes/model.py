@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request, Response
 
 import llamarium
 from llamarium.checkpoints.checkpoint import expected_shapes
-from llamarium.config import ModelConfig
 from llamarium.errors import UnknownNameError
 from llamarium.page.architecture import view_of_model, view_of_shape
 from llamarium.page.binary import Numbers, respond
@@ -46,17 +45,13 @@ async def weight(request: Request, query: Annotated[WeightQuery, Query()]) -> Re
     """Send a weight that is a vector: a norm's."""
 
     def read(llama: "Llama", _: object) -> Numbers:
-        _check_vector(llama.config, query.key)
+        known = [name for name, shape in expected_shapes(llama.config).items() if len(shape) == 1]
+        if query.key not in known:
+            message = f"no vector of weights has this key; there are {known[0]} and the like"
+            raise ApiError(404, message, code="unknown_weight", param="key")
         return Numbers(llama.runner.dequantize(query.key), "D")
 
     return respond(await work_on(request, "key", read), "float32")
-
-
-def _check_vector(config: ModelConfig, key: str) -> None:
-    known = [name for name, shape in expected_shapes(config).items() if len(shape) == 1]
-    if key not in known:
-        message = f"no vector of weights has this key; there are {known[0]} and the like"
-        raise ApiError(404, message, code="unknown_weight", param="key")
 
 
 SOURCES: Mapping[str, str] = {

@@ -25,11 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenPass:
-    """A pass in a thread that may take long.
-
-    Attributes:
-        llama: The model, with the pass's adapter on it.
-    """
+    """A pass in a thread that may take long; `llama` is the model with the pass's adapter on it."""
 
     llama: "Llama"
     engine: TextEngine

@@ -15,7 +15,6 @@ class RequestsView(View):
     Attributes:
         at_s: When, in seconds of the server's own clock.
         num_running: Answers that have blocks.
-        num_waiting: Answers that wait.
         num_blocks: Of the cache.
         num_used_blocks: Those that answers have.
         generated_tokens: Chosen since the server began.

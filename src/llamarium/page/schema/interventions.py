@@ -29,11 +29,7 @@ class EditFields(Body):
 
 
 class SteeringFields(Body):
-    """The difference of two prompts, at their last tokens, added to the stream after a layer.
-
-    Attributes:
-        positions: At which tokens; all where left out.
-    """
+    """The difference of two prompts, at their last tokens, added to the stream after a layer, at some tokens or all."""
 
     toward: str
     away: str
@@ -46,7 +42,6 @@ class EditedRequest(Body):
     """`POST /inspect/passes/{id}/edited`: the same text with edits of the model, beside it without them.
 
     Attributes:
-        edits: In order.
         steering: One more edit, after them.
         position: The token before the predicted one; the last where left out.
         token_id: A token that is always listed, whatever its rank.

@@ -81,8 +81,7 @@ class WordRequest(Body):
 class NeighborsRequest(Body):
     """`POST /inspect/neighbors`: the rows nearest to word - minus + plus; a word, or a token's id.
 
-    Attributes:
-        random_seed: Among the rows that initialisation draws from this seed, in place of the learned ones.
+    With a `random_seed` the rows are those that initialisation draws from it, in place of the learned ones.
     """
 
     word: str | int

@@ -58,11 +58,7 @@ class Held:
         self._bodies, self.num_bytes = bodies, 0
 
     def add(self, num_bytes: int, most: int) -> None:
-        """Count received bytes.
-
-        Raises:
-            ApiError: 413, if the body has more than `most` bytes; 503, if all bodies together have too many.
-        """
+        """Count received bytes; ApiError 413 for more than `most` of the body, 503 for too many of all together."""
         self.num_bytes += num_bytes
         self._bodies.num_bytes += num_bytes
         if self.num_bytes > most:
@@ -114,11 +110,7 @@ class StrictRequest(Request):
 
 
 async def read_bounded(parts: AsyncIterator[bytes], settings: Settings, held: Held) -> bytes:
-    """Read a body within the settings' bounds of size and time, and of all bodies together.
-
-    Raises:
-        ApiError: 408, 413 or 503.
-    """
+    """Read a body within the settings' bounds of time and size, and of all bodies together; ApiError 408, 413, 503."""
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             return await _read(parts, settings.max_body_bytes, held)

@@ -15,11 +15,7 @@ Progress = Callable[[int, int], None]
 
 
 class ModelLoader(Generic[T]):
-    """A model and its engine, being loaded.
-
-    Attributes:
-        progress: Bytes read, and bytes in all.
-    """
+    """A model and its engine, being loaded; `progress` is (bytes read, bytes in all)."""
 
     def __init__(self, load: Callable[[Progress], T]) -> None:
         self.progress = (0, 0)

@@ -50,7 +50,9 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     chosen = chosen_model(request, body.model)
     service: Service = request.app.state.service
     model, _ = service.require()
-    _check_dimensions(body.dimensions, model.config.hidden_size)
+    if body.dimensions not in (None, width := model.config.hidden_size):
+        reason = f"the model's vectors have {width}, and it was not made so that parts of them tell as much"
+        raise ApiError(400, f"dimensions is {body.dimensions}; {reason}", param="dimensions")
     prompts = await _prompts(request, body)
     with service.place(1):
         found = await unless_gone(request, _embed(request, body, prompts, chosen.adapter))
@@ -60,12 +62,6 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     request.scope["notes"].update(notes)
     content = await asyncio.to_thread(_written, found, chosen.name, body.encoding_format == "base64", notes["prompt"])
     return Response(content, media_type="application/json")
-
-
-def _check_dimensions(asked: int | None, width: int) -> None:
-    if asked is not None and asked != width:
-        reason = f"the model's vectors have {width}, and it was not made so that parts of them tell as much"
-        raise ApiError(400, f"dimensions is {asked}; {reason}", param="dimensions")
 
 
 async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
