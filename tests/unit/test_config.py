@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamarium.config import ModelConfig, RopeScaling
+from llamarium.config import ModelConfig, RopeScaling, without_duplicates
 from llamarium.cost import count_parameters, flops, kv_bytes_per_token
 from llamarium.errors import ConfigError, LlamariumError
 from llamarium.model import LlamaForCausalLM
@@ -213,3 +214,12 @@ def test_other_architectures_are_refused(names: Any) -> None:
     assert ModelConfig.from_hf(GOOD | {"architectures": None}) == ModelConfig.from_hf(GOOD)
     with pytest.raises(ConfigError, match="architectures is "):
         ModelConfig.from_hf(GOOD | {"architectures": names})
+
+
+def test_the_last_of_many_keys_that_stands_twice_is_found_at_once() -> None:
+    pairs = [(f"key {i}", 0) for i in range(300_000)]
+    assert len(without_duplicates(pairs)) == 300_000
+    begin = time.process_time()
+    with pytest.raises(ValueError, match="the key 'key 299999' stands there twice"):
+        without_duplicates([*pairs, pairs[-1]])
+    assert time.process_time() - begin < 2  # comparing each key with each takes an hour
