@@ -175,13 +175,18 @@ def test_generate_with_a_greedy_model_warns_of_nothing(
     [
         (["generate"], 2, "no PROMPT; give it"),
         (["generate", "a", "--logprobs", "2"], 2, "needs --json"),
-        (["generate", "a", "--temperature", "warm"], 2, "invalid float value"),
-        (["generate", "a", "--temperature", "-1"], 1, "temperature is -1.0; expected"),
-        (["generate", "a", "--temperature", "nan"], 1, "temperature is nan"),
-        (["generate", "a", "--num-answers", "2", "--temperature", "0"], 1, "greedy answers are all equal"),
+        (["generate", "a", "--temperature", "warm"], 2, "--temperature: expected a number, 0 (greedy) or 1e-5 to 1e5"),
+        (["generate", "a", "--temperature", "-1"], 2, "to 1e5, found '-1'"),
+        (["generate", "a", "--temperature", "nan"], 2, "to 1e5, found 'nan'"),
+        (["generate", "a", "--num-answers", "2", "--temperature", "0"], 2, "answers are all equal"),
         (["generate", ""], 1, "no tokens"),
         (["generate", "a " * 300], 1, "maximum context length is 256"),
-        (["next", "a", "-k", "0"], 1, "k is 0"),
+        (["next", "a", "-k", "0"], 2, "argument -k: expected a whole number, at least 1, found '0'"),
+        (["lens", "a", "--layers", "99"], 1, "llamarium: error: --layers are [99]; expected"),
+        (["generate", "a", "--stop-id", "999999"], 1, "error: --stop-id names token 999999; expected"),
+        (["attention", "a", "--layer", "99"], 2, "argument --layer: 99 is not within"),
+        (["trace", "a", "b", "-p", "a"], 2, "'a' is given twice"),
+        (["trace", "-", "-"], 2, "standard input is given twice"),
         (["neighbors", "antidisestablishmentarianism"], 1, "no single token"),
         (["trace", "a", "--names", "q,nothing"], 1, "unknown activations nothing"),
         (["trace", "a b c", "--budget-mb", "0.01"], 1, "budget is 0.0 MB"),
@@ -195,7 +200,7 @@ def test_generate_with_a_greedy_model_warns_of_nothing(
         (["bench", "prefill", "-n", "2"], 2, "bench prefill has no --max-tokens"),
         (["bench", "decode", "--lengths", "2"], 2, "it is for prefill and all and cache"),
         (["bench", "decode", "--depths", "9,0"], 1, "--depths are [9, 0]; expected numbers of at least 1"),
-        (["bench", "decode", "--depths", "9", "--rounds", "0"], 2, "0 is not at least 1"),
+        (["bench", "decode", "--depths", "9", "--rounds", "0"], 2, "at least 1, found '0'"),
         (["bench", "all", "--depths", "9,300"], 1, "334 positions are needed, and the model's context holds 256"),
     ],
 )
@@ -414,7 +419,7 @@ def test_chat_lists_what_can_be_set_and_what_is_in_effect(
 
     found = listed()
     assert found["temperature"] == "0.0" and found["max_tokens"] == "8" and found["top_p"] == "0.9", "of the model"
-    assert found["seed"] == "-" and found.keys() == {one.name for one in parameters_of("cli")} | {"max_tokens"}
+    assert found["seed"] == "random" and found.keys() == {one.name for one in parameters_of("cli")} | {"max_tokens"}
     found = listed("/set max-tokens 30", "/set seed 4", "/set temperature 0.5")
     assert (found["max_tokens"], found["seed"], found["temperature"]) == ("30", "4", "0.5")
     for name in ("foo", "stop", "n", "logprobs", "grammar", "kv_cache_dtype"):
@@ -428,10 +433,10 @@ def test_chat_takes_an_option_back_and_shows_one(
 ) -> None:
     monkeypatch.setattr(llama, "generation_config", {"temperature": 0.7})
     for word in ("-", "none", "None"):
-        assert talk("/set seed 4", f"/set seed {word}")[2] == "[seed is 4]\n[seed is -]\n"
+        assert talk("/set seed 4", f"/set seed {word}")[2] == "[seed is 4]\n[seed is random]\n"
     _, _, err = talk("/set temperature", "/set temperature -", "/set max-tokens -", "/set min_tokens 200", "/set seed")
     shown, back, length, least, seed = err.splitlines()
-    assert shown.split()[:2] == ["temperature", "0.0"] and seed.split()[:2] == ["seed", "-"]
+    assert shown.split()[:2] == ["temperature", "0.0"] and seed.split()[:2] == ["seed", "random"]
     assert (back, length, least) == ("[temperature is 0.7]", "[max_tokens is 1024]", "[min_tokens is 200]")
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert main(["chat", "--min-tokens", "200"]) == 0, "the bound is the dialog's 1024"
@@ -449,11 +454,11 @@ def test_chat_begins_with_the_models_name_and_the_adapters(
     llama: Llama, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    for adapter, said in ((None, ""), (Path("runs/mine/best"), " with the adapter runs/mine/best")):
+    for adapter, said in ((None, ". "), (Path("runs/mine/best"), " with the adapter runs/mine/best.\n")):
         repl = Repl(llama, None, {}, None, adapter=adapter)
         repl.interactive = True
         repl.run()
-        assert capsys.readouterr().err.startswith(f"{public_name(llama.name, None, {})}{said}. /help lists commands")
+        assert capsys.readouterr().err.startswith(f"{public_name(llama.name, None, {})}{said}/help lists commands")
 
 
 def test_chat_help_and_an_unknown_command(talk: Callable[..., tuple[int, str, str]]) -> None:
@@ -604,9 +609,10 @@ def test_info_of_a_preset_loads_nothing(run: Callable[..., str], asked: dict[str
     assert asked == {}
 
 
-def test_trace(run: Callable[..., str], llama: Llama) -> None:
-    out = run("trace", "The cat sat")
-    assert table_fits(out)
+def test_trace(run: Callable[..., str], llama: Llama, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "The cat sat"]) == 0
+    out, err = capsys.readouterr()
+    assert table_fits(out) and err == "219 activations; --layers or --names shows fewer\n"
     assert out.startswith("0 The | 1  cat | 2  sat\n")
     names = [line.split()[0] for line in out.splitlines()[4:]]
     assert names == list(llama.trace("The cat sat"))
@@ -648,7 +654,7 @@ def test_bench_of_the_kernels(run: Callable[..., str], llama: Llama) -> None:
     assert "1 thread" in out.splitlines()[1] and str(native.kernels()) in out.splitlines()[1]
     assert out.splitlines()[2] == "inputs of packed weights are rounded to 8 bits, outliers to 16"
     assert re.search(r"after 8,000 .* 280\.9 MB +\d+\.\d +\d+\.\d % +\d+\.\d %\n", out)
-    assert re.search(r"^memory: \d+\.\d to \d+\.\d GB/s, read by 1 thread$", out, re.MULTILINE)
+    assert re.search(r"^memory: \d+\.\d( to \d+\.\d)? GB/s, read by 1 thread$", out, re.MULTILINE)
     found = json.loads(run(*words, "--kv-cache-dtype", "int8", "--json"))
     per_token = {"auto": 2 * 30 * 3 * 64 * 2, "int8": 2 * 30 * 3 * (64 + 4)}  # a scale to 64 codes
     assert found["step_bytes"] == weight_bytes(llama.runner) + 8002 * per_token["int8"]

@@ -146,7 +146,7 @@ def test_without_a_page_it_says_what_to_do(
     [
         (["x" * 5000], 1, "5,000 characters; expected 4,096 at most"),
         (["a", "-p", "b"], 2, "given twice"),
-        (["--port", "70000"], 2, "not in 0 to 65535"),
+        (["--port", "70000"], 2, "0 to 65535, found '70000'"),
         (["--build", "/nowhere"], 1, "/nowhere is no folder of `llamarium build`"),
         (["--checkpoints", "/nowhere"], 1, "/nowhere: holds no checkpoint; expected the folder of a training run"),
     ],

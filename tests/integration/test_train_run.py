@@ -446,10 +446,11 @@ def test_the_peak_is_that_of_what_products_are_computed_in(
 
 
 def test_a_second_sigterm_does_not_cut_the_save_short_and_a_second_interrupt_does() -> None:
-    with stop_signals() as came:
+    said: list[int] = []
+    with stop_signals(first=said.append) as came:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
-        assert came[0] == signal.SIGTERM and signal.SIGINT in came
+        assert came[0] == signal.SIGTERM and signal.SIGINT in came and said == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -683,6 +684,7 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
+    assert "step 4: stopping: the step is finished and saved; Ctrl-C once more ends at once, and saves nothing" in err
     assert "SIGTERM at step" in err and "yet: this begins one" in " ".join(err.split())
     stopped = latest_checkpoint(tmp_path / "stopped by it")
     assert stopped is not None and stopped.name != "step-00000060"

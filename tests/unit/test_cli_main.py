@@ -16,7 +16,7 @@ import pytest
 from llamarium.cli import main as cli
 from llamarium.cli.main import PEERS_OPTIONS
 from llamarium.cli.options import UsageError
-from llamarium.errors import CheckpointError
+from llamarium.errors import CheckpointError, OptionError
 
 
 class FakeCommand:
@@ -185,6 +185,22 @@ def test_a_missing_package_is_named(command: Callable[..., int], capsys: pytest.
     assert "needs tokenizers, which is not installed: pip install tokenizers" in capsys.readouterr().err
     assert command(raising(ModuleNotFoundError("No module named 'llamarium.x'", name="llamarium.x"))) == 1
     assert "this is a bug in llamarium" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("max_context is 9; kv_memory holds 8", "--max-context is 9; --kv-memory holds 8"),
+        ("generation_config.json: max_context is 9", "generation_config.json: max_context is 9"),
+        ("kv_memory is 1 bytes", "kv_memory is 1 bytes"),
+    ],
+)
+def test_a_setting_that_the_model_refuses_is_named_as_its_flag_where_it_was_given(
+    message: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llamarium.cli.serve.run", raising(OptionError(message)))
+    assert cli.main(["serve", "--max-context", "9"]) == 1
+    assert capsys.readouterr().err == f"llamarium: error: {said}\n"
 
 
 def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def test_threads_in_a_process_of_its_own(script: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1025", "3000000000"])
 def test_threads_out_of_range(text: str) -> None:
-    with pytest.raises(argparse.ArgumentError, match=f"{text} is not in 1 to 1024"):
+    with pytest.raises(argparse.ArgumentError, match=f"expected a whole number, 1 to 1024, found '{text}'"):
         parse(f"--threads={text}")
 
 
@@ -260,9 +260,57 @@ def test_lists() -> None:
 
 
 def test_numbers_that_are_none_are_named_without_a_functions_name() -> None:
-    for parse_one in (options.positive, options.whole_number(1, 1024)):
-        with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number, found 'two'"):
+    for parse_one, expected in ((options.positive, "at least 1"), (options.whole_number(1, 1024), "1 to 1024")):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^expected a whole number, {expected}, found 'two'$"):
             parse_one("two")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("-n -3", "argument -n/--max-tokens"),
+        ("-n 0", "argument -n/--max-tokens"),
+        ("--top-p 2", "argument --top-p"),
+        ("--top-p 0", "argument --top-p"),
+        ("--top-k -1", "argument --top-k"),
+        ("--min-p 1.5", "argument --min-p"),
+        ("--temperature 1e-7", "argument --temperature"),
+        ("--repetition-penalty 0", "argument --repetition-penalty"),
+        ("--frequency-penalty nan", "argument --frequency-penalty"),
+        ("--seed -1", "argument --seed"),
+        ("--min-tokens -1", "argument --min-tokens"),
+        ("--min-tokens 9 -n 3", "argument --min-tokens"),
+        ("--stop-id -1", "argument --stop-id"),
+        ("--stop=", "argument --stop"),
+        ("--logit-bias 3=900", "argument --logit-bias"),
+        ("--regex a --stop b", "argument --stop"),
+        ("--regex a --min-tokens 1", "argument --min-tokens"),
+        ("--choice=", "argument --choice"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_setting_out_of_range_names_its_flag_before_anything_is_loaded(
+    command: str, words: str, flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llamarium.api.load", lambda *_, **__: pytest.fail("was loaded"))
+    assert main([command, "hello", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"llamarium {command}: error: {flag}: ")
+
+
+def test_every_parameter_of_sampling_is_parsed_within_its_own_bounds() -> None:
+    for one in sampling.parameters_of("cli"):
+        parse_one = sampling.setting(one.name)
+        assert parse_one(str(one.kind(one.high) if one.high < 1e300 else 7)) is not None
+        with pytest.raises(argparse.ArgumentTypeError, match=re.escape(one.expected)):
+            parse_one(str(one.low - 1))
+
+
+def test_a_draft_that_is_not_there_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llamarium.api.load", lambda *_, **__: pytest.fail("was loaded"))
+    assert main(["generate", "hello", "-m", "shakespeare-char", "--draft-model", "nothere"]) == 1
+    assert "no built-in model, file or folder nothere" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "limit"), [(["generate"], SamplingParams().max_tokens), (["chat"], CHAT_MAX_TOKENS)])

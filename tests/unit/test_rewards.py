@@ -492,6 +492,7 @@ def test_the_shell_and_python(
     told = capsys.readouterr().err
     assert "answers sampled by C" in told and "validation reward -" in told and ", length " in told
     assert ", log P differs by " in told
+    assert "continue a text with it: llamarium generate --adapter run/best TEXT\n" in told, "it has no form of dialogs"
     (tmp_path / "mine.py").write_text(
         "import os\ndef short(answer, row):\n    os.chdir('/')\n    return -len(answer)\n"
     )

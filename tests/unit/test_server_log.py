@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -55,8 +56,18 @@ def test_the_line_beneath_stays_beneath(monkeypatch: pytest.MonkeyPatch) -> None
     log.status("")
     lines = terminal.getvalue().split("\r\x1b[K")
     assert lines[:2] == ["", "2 running"]
-    assert lines[2].endswith("Z ready\n2 running")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d ready\n2 running", lines[2])
     assert lines[3:] == [""]
+
+
+def test_a_line_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_of(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "80")
+    Log("text").request({**FIELDS, "path": "/v1/chat/completions", "id": f"req-{'a' * 24}", "prompt_tokens": 300})
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d 127.0.0.1 GET /v1/chat/completions 404 id=req-a{24}\n {9}prompt_tokens=300\n",
+        terminal.getvalue(),
+    )
 
 
 def test_the_line_says_who_is_answered_and_how_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from llamarium.cli import training_view
+from llamarium.cli import training, training_view
 from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import LlamariumError, TrainingError
@@ -370,6 +370,26 @@ def test_which_is_faster_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamarium.train.setup.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(torch, "mm", multiply)
     assert multiplies_bfloat16.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("files", "talks", "said"),
+    [
+        (("adapter_config.json",), True, "talk to it: llamarium chat --adapter run/best\n"),
+        (("adapter_config.json",), False, "continue a text with it: llamarium generate --adapter run/best TEXT\n"),
+        ((), True, "talk to it: llamarium chat -m run/best\n"),
+        ((), False, "continue a text with it: llamarium generate -m run/best TEXT\n"),
+    ],
+)
+def test_a_run_without_dialogs_is_not_one_to_talk_to(
+    files: tuple[str, ...], talks: bool, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "best").mkdir()
+    for name in files:
+        (tmp_path / "best" / name).write_text("{}")
+    training._advise(tmp_path / "best", Path("run"), talks=talks)
+    err = capsys.readouterr().err
+    assert err.startswith(said) and ("merge it into a model" in err) == bool(files)
 
 
 def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     text = require_text(args, "TEXT")
     llama = load_llama(args)
     num_heads, num_layers = llama.config.num_attention_heads, llama.config.num_hidden_layers
-    if not -num_heads <= args.head < num_heads:
-        raise UsageError(f"argument --head: {args.head} is not within {-num_heads}..{num_heads - 1}")
+    for flag, index, size in (("layer", args.layer, num_layers), ("head", args.head, num_heads)):
+        if not -size <= index < size:
+            raise UsageError(f"argument --{flag}: {index} is not within {-size}..{size - 1}")
     trace = llama.trace(check_fits(llama, text), names=["pattern"], layers=[args.layer])
     layer, head = args.layer % num_layers, args.head % num_heads
     pattern: list[list[float]] = trace.arrays["pattern", layer][head].tolist()

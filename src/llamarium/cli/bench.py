@@ -213,4 +213,5 @@ def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     show(shown)
     reads = [speed.memory_bytes_per_s for speed in results if speed.memory_bytes_per_s is not None]
     if reads:
-        print(f"\nmemory: {min(reads) / 1e9:.1f} to {max(reads) / 1e9:.1f} GB/s, read by {threads}")
+        span = " to ".join(dict.fromkeys(f"{read / 1e9:.1f}" for read in (min(reads), max(reads))))
+        print(f"\nmemory: {span} GB/s, read by {threads}")

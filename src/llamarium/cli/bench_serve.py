@@ -36,7 +36,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llamarium.cli.options import UsageError, add_json, add_values, count, number, positive, seconds
+from llamarium.cli.options import UsageError, add_json, add_values, count, positive, positive_number, seconds
 from llamarium.cli.output import emit, percent, printable, share_done, show, table
 from llamarium.errors import OptionError, ServerError
 from llamarium.extras import optional
@@ -73,15 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_load(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage]
     when = group.add_mutually_exclusive_group()
     when.add_argument("--clients", type=positive, metavar="N", help="that ask at once (default: 1)")
-    when.add_argument("--rate", type=_positive_number, metavar="R", help="requests a second, at random times")
+    when.add_argument("--rate", type=positive_number, metavar="R", help="requests a second, at random times")
     in_sum, warmup = f"in sum (default: {_REQUESTS}, or a file's lines)", "requests before, which do not count"
     add_values(
         group,
         ("--think-time", seconds, "S", None, "from an answer to the client's next request"),
         ("--requests", positive, "N", None, in_sum),
-        ("--duration", _positive_number, "S", None, "send none after so many seconds"),
+        ("--duration", positive_number, "S", None, "send none after so many seconds"),
         ("--warmup", count, "N", 1, f"{warmup} (default: 1)"),
-        ("--timeout", _positive_number, "S", 600.0, "for each request (default: %(default)g)"),
+        ("--timeout", positive_number, "S", 600.0, "for each request (default: %(default)g)"),
     )
 
 
@@ -239,13 +239,6 @@ def _lengths(text: str) -> "Lengths":
         return Lengths.parse(text)
     except OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _positive_number(text: str) -> float:
-    value = number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -37,12 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print what was found, keep the progress."""
-    from llamarium.build.folder.course import COURSE
+    from llamarium.build.folder.course import COURSE, step_named
 
     if args.step is not None and args.folder == [FOLDER] and Path(args.step, COURSE).is_file():
         args.step, args.folder = None, [args.step]
-    if args.step is not None and args.all:
-        raise UsageError("name a step or give --all, not both")
+    if args.step is not None:
+        step_named(args.step)
+        if args.all:
+            raise UsageError("name a step or give --all, not both")
     rows: list[tuple[str, list[Result], Whole | None]] = []
     for folder in args.folder:
         with status(f"checking {folder}"):

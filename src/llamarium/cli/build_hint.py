@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llamarium.cli.build import FOLDER, option
 from llamarium.cli.options import whole_number
-from llamarium.cli.output import note
+from llamarium.cli.output import note, say
 from llamarium.errors import escape
 
 
@@ -28,8 +28,10 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.build import hint
 
     depth, text = hint(Path(args.folder), args.step, args.depth)
-    print(text)
-    if depth < 3:
+    if depth == 3:  # with code, whose lines stay as they are
+        print(text)
+    else:
+        say(text)
         command = f"llamarium build hint {escape(args.step)}{option(args.folder)}"
         note(f"\n{'One more hint' if depth == 1 else 'The solution'}: `{command}`")
     return 0

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.answer import writer
-from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama, positive
+from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
 from llamarium.cli.output import Stopwatch, emit, note, write_text
-from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling
+from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling, setting
 from llamarium.cli.speculation import add_speculation, speculation, speculation_counts, speculation_details
 from llamarium.cli.text import add_text, check_fits, require_text
 
@@ -27,15 +27,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "PROMPT", "the text to continue")
-    parser.add_argument(
-        "--num-answers", type=positive, default=1, metavar="N", help="answers to the prompt (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--logprobs", type=int, metavar="K", help="with --json: each token's log-probability, and the K best ones'"
-    )
-    parser.add_argument(
-        "--no-cache", action="store_true", help="recompute everything for every token, to compare; slow"
-    )
+    text = "answers to the prompt (default: %(default)s)"
+    parser.add_argument("--num-answers", dest="n", type=setting("n"), default=1, metavar="N", help=text)
+    text = "with --json: each token's log-probability, and the K best ones'"
+    parser.add_argument("--logprobs", type=setting("logprobs"), metavar="K", help=text)
+    text = "recompute everything for every token, to compare; slow"
+    parser.add_argument("--no-cache", action="store_true", help=text)
     add_speculation(parser)
     add_json(parser)
     add_stats(parser)
@@ -51,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --logprobs: needs --json (`llamarium next` shows candidates as a table)")
     if args.no_cache and args.kv_cache_dtype != "auto":
         raise UsageError("argument --kv-cache-dtype: there is no cache with --no-cache; give one of them")
-    options = sampling(args) | grammar(args) | {"n": args.num_answers, "logprobs": args.logprobs}
+    if args.n > 1 and args.temperature == 0:
+        raise UsageError("argument --num-answers: not allowed with --temperature 0, at which answers are all equal")
+    options = sampling(args) | grammar(args) | {"n": args.n, "logprobs": args.logprobs}
     prompt = require_text(args, "PROMPT")
     llama = load_llama(args)
     check_fits(llama, prompt)
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if params.temperature > 0:  # greedy needs no seed, and would say that it has no effect
         options["seed"] = params.seed
     options |= {"use_cache": not args.no_cache, "kv_cache_dtype": args.kv_cache_dtype} | speculation(args, llama)
-    if args.json or args.num_answers > 1:
+    if args.json or args.n > 1:
         _at_once(llama, prompt, options, args)
     else:
         _streamed(llama, prompt, options, args)

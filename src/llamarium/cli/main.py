@@ -16,6 +16,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -182,6 +183,19 @@ def _dispatch(words: list[str]) -> int:
         return command.run(args)
     except UsageError as error:
         chosen.error(str(error))
+    except LlamariumError as error:
+        error.args = (_with_flags(str(error), args, chosen),)
+        raise
+
+
+def _with_flags(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """Spell a setting that a message is about as its flag, where that was given, and others that it names."""
+    flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}  # pyright: ignore[reportPrivateUsage]
+    about = re.match(r"(\w+) (?:is|are|names|holds|')", text)
+    if about is None or about[1] not in flags or getattr(args, about[1], None) is None:
+        return text
+    rest = re.sub(r"[a-z]+_\w+", lambda found: flags.get(found[0], found[0]), text.removeprefix(about[1]))
+    return flags[about[1]] + rest
 
 
 def _joined(words: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ words alone.
 
 import argparse
 
-from llamarium.cli.options import UsageError, add_json, add_model, load_llama
+from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive
 from llamarium.cli.output import emit_or_show
 
 _DEFAULT_K = 10
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("word", metavar="WORD", help="a word that is one token, with or without a space before it")
     parser.add_argument("--minus", action="append", default=[], metavar="WORD", help="take away its row (repeatable)")
     parser.add_argument("--plus", action="append", default=[], metavar="WORD", help="add its row (repeatable)")
-    parser.add_argument("-k", type=int, metavar="K", help=f"how many (default: {_DEFAULT_K})")
+    parser.add_argument("-k", type=positive, metavar="K", help=f"how many (default: {_DEFAULT_K})")
     parser.add_argument("--with", dest="other", metavar="WORD", help="compare the two words' rows, and rank nothing")
     add_json(parser)
     add_model(parser)

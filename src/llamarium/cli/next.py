@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.options import add_json, add_kv_cache, add_model, load_llama
+from llamarium.cli.options import add_json, add_kv_cache, add_model, add_values, load_llama, positive
 from llamarium.cli.output import emit, show
 from llamarium.cli.sampling import add_choosing, choosing
 from llamarium.cli.text import add_text, check_fits, require_text
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "TEXT", "what to continue")
-    parser.add_argument("-k", type=int, default=10, metavar="K", help="candidates of each step (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1, metavar="N", help="tokens to append (default: %(default)s)")
+    add_values(
+        parser,
+        ("-k", positive, "K", 10, "candidates of each step (default: %(default)s)"),
+        ("--steps", positive, "N", 1, "tokens to append (default: %(default)s)"),
+    )
     add_json(parser)
     add_choosing(parser.add_argument_group("sampling"), "0, or where another option is given, the model's own")
     add_model(parser)

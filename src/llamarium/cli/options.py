@@ -2,11 +2,12 @@
 
 import argparse
 import gc
+import math
 import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +213,8 @@ def load_llama(
     called with (bytes read, bytes in all), instead of showing it.
     """
     name_base(args)
+    if getattr(args, "draft_model", None) is not None:
+        _find(args.draft_model, False)  # refused before the model is read
     return _load(args, falls_back=falls_back, adapter=args.adapter, report=report)
 
 
@@ -348,39 +351,28 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
 
 
-def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Return what parses a whole number from `low` to `high`, for argparse."""
+def number(kind: type[int] | type[float], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Return what parses a number that `accepts` takes, for argparse; `expected` is the range in words."""
 
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
-        if value < low or (high is not None and value > high):
-            bounds = f"at least {low}" if high is None else f"in {low} to {high}"
-            raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
-        return value
+    def parse(text: str) -> float:
+        with suppress(ValueError):
+            if accepts(value := kind(text)):
+                return value
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"expected {what}, {expected}, found {text!r}")
 
     return parse
 
 
+def whole_number(low: int, high: float = math.inf) -> Callable[[str], int]:
+    """Return what parses a whole number from `low` to `high`, for argparse."""
+    expected = f"at least {low}" if high == math.inf else f"{low} to {high}"
+    return number(int, expected, lambda value: low <= value <= high)
+
+
 positive, count = whole_number(1), whole_number(0)
-
-
-def seconds(text: str) -> float:
-    """Parse a time in seconds, which may be 0, for argparse."""
-    value = number(text)
-    if not 0 <= value < _MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0, and below {_MAX_SECONDS:g}")
-    return value
-
-
-def number(text: str) -> float:
-    """Parse any number, for argparse."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
+seconds = number(float, f"at least 0, below {_MAX_SECONDS:g}", lambda value: 0 <= value < _MAX_SECONDS)
+positive_number = number(float, "above 0", lambda value: 0 < value < math.inf)
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_model, add_values, load_llama, positive
+from llamarium.cli.options import UsageError, add_json, add_model, add_values, load_llama, positive, whole_number
 from llamarium.cli.output import emit, share_done, show, size, table
 from llamarium.errors import InputError, escape
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a text file in UTF-8; - is standard input")
     add_values(
         parser,
-        ("--context", positive, "N", None, "tokens of a window (default: 2048, or what the model can hold)"),
+        ("--context", whole_number(2), "N", None, "tokens of a window (default: 2048, or what the model can hold)"),
         ("--stride", positive, "N", None, "tokens between windows (default: half of a window)"),
         ("--against", str, "NAME", None, "compare with this model, which has the same vocabulary; named as for -m"),
     )

@@ -66,7 +66,8 @@ class Repl:
         if self.interactive:
             name = public_name(self.llama.name, None, {}).removesuffix(".gguf")  # its folders would take the line
             name += f" with the adapter {self.adapter}" if self.adapter else ""
-            note(f"{escape(name)}. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+            name = escape(name) + (".\n" if self.adapter else ". ")
+            note(f"{name}/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
         while (line := self.read_line()) is not None and line.strip() not in _LEAVING:
             try:
                 self.take(line.strip())
@@ -172,7 +173,7 @@ class Repl:
         now = self.llama.chat_params(**sampling_only(changed))
         self.options = changed
         for one in [name] if name else _OPTIONS:
-            value = "-" if one == "seed" and changed.get(one) is None else getattr(now, one)
+            value = "random" if one == "seed" and changed.get(one) is None else getattr(now, one)
             note(f"[{one} is {value}]" if text else f"  {one:<19}{value:<6} {_OPTIONS[one]}")
 
     def system(self, text: str) -> None:

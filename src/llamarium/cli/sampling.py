@@ -1,12 +1,15 @@
 """How tokens are chosen, and the form of an answer, as options that several commands share."""
 
 import argparse
+import math
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamarium.cli.options import UsageError
+from llamarium.cli.options import UsageError, count, number
 from llamarium.errors import GrammarError, InputError
-from llamarium.sampling.params import parameters_of
+from llamarium.sampling.params import PARAMETERS, parameters_of
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None:
@@ -14,33 +17,37 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None
     group = parser.add_argument_group(
         "sampling (what is left out is what the model's generation_config.json says, else the default named here)"
     )
-    group.add_argument(
-        "-n", "--max-tokens", type=int, metavar="N", help=f"tokens of an answer at most (default: {max_tokens:,})"
-    )
+    kind, text = setting("max_tokens"), f"tokens of an answer at most (default: {max_tokens:,})"
+    group.add_argument("-n", "--max-tokens", type=kind, metavar="N", help=text)
     add_choosing(group)
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
-    group.add_argument("--stop-id", type=int, action="append", metavar="ID", help="end at this token (repeatable)")
+    group.add_argument("--stop", type=_text, action="append", metavar="TEXT", help="end before this text (repeatable)")
+    text = "end at this token (repeatable)"
+    group.add_argument("--stop-id", dest="stop_token_ids", type=count, action="append", metavar="ID", help=text)
 
 
 def add_choosing(group: "argparse._ActionsContainer", temperature: str = "1") -> None:  # pyright: ignore[reportPrivateUsage]
     """Add what decides which token is chosen; help names the default `temperature`."""
     for one in parameters_of("cli"):
         flag, text = f"--{one.name.replace('_', '-')}", one.help.format(temperature=temperature)
-        group.add_argument(flag, type=one.kind, metavar=one.metavar, help=text)
-    group.add_argument(
-        "--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help="added to a token's logit (repeatable)"
-    )
+        group.add_argument(flag, type=setting(one.name), metavar=one.metavar, help=text)
+    text = "added to a token's logit (repeatable)"
+    group.add_argument("--logit-bias", type=_bias, action="append", metavar="ID=BIAS", help=text)
+
+
+def setting(name: str) -> Callable[[str], Any]:
+    """Return what parses a sampling parameter, for argparse; its range is the parameter's own."""
+    one = PARAMETERS[name]
+    return number(one.kind, one.expected, one.accepts)
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Return what was given of `add_sampling`'s options, by the API's names."""
     given = choosing(args)
-    if args.max_tokens is not None:
-        given["max_tokens"] = args.max_tokens
-    if args.stop is not None:
-        given["stop"] = tuple(args.stop)
-    if args.stop_id is not None:
-        given["stop_token_ids"] = tuple(args.stop_id)
+    for name in ("max_tokens", "stop", "stop_token_ids"):
+        if (value := getattr(args, name)) is not None:
+            given[name] = tuple(value) if isinstance(value, list) else value
+    if given.get("min_tokens", 0) > given.get("max_tokens", math.inf):
+        raise UsageError(f"argument --min-tokens: {given['min_tokens']} are more than -n/--max-tokens allows")
     return given
 
 
@@ -56,10 +63,17 @@ def choosing(args: argparse.Namespace) -> dict[str, Any]:
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, equals, bias = text.partition("=")
-    try:
-        return int(token_id), float(bias if equals else "")
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, found {text!r}") from None
+    with suppress(ValueError):
+        found = int(token_id), float(bias if equals else "")
+        if found[0] >= 0 and -100 <= found[1] <= 100:
+            return found
+    raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, with a bias of -100 to 100, found {text!r}")
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a text that is not empty")
+    return text
 
 
 _WRITTEN = {".lark": "lark", ".gbnf": "gbnf"}
@@ -71,10 +85,9 @@ def add_grammar(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that this JSON Schema allows")
     group.add_argument("--json-object", action="store_true", help="any JSON object")
     group.add_argument("--regex", metavar="REGEX", help="what this matches from end to end (Rust's syntax)")
-    group.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts (repeatable)")
-    group.add_argument(
-        "--grammar", type=Path, metavar="FILE", help="what this grammar accepts: FILE.lark, or llama.cpp's FILE.gbnf"
-    )
+    group.add_argument("--choice", type=_text, action="append", metavar="TEXT", help="one of these texts (repeatable)")
+    text = "what this grammar accepts: FILE.lark, or llama.cpp's FILE.gbnf"
+    group.add_argument("--grammar", type=Path, metavar="FILE", help=text)
 
 
 def grammar(args: argparse.Namespace) -> dict[str, Any]:
@@ -85,6 +98,10 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
         return {}
     if len(given) > 1:
         raise UsageError(f"argument --{given[1].replace('_', '-')}: an answer has one form, see --{given[0]}")
+    for name in ("stop", "min_tokens"):
+        if getattr(args, name):
+            flag, form = (one.replace("_", "-") for one in (name, given[0]))
+            raise UsageError(f"argument --{flag}: not allowed with argument --{form}, which ends the answer itself")
     from llamarium.sampling.grammar.description import Grammar
 
     value = getattr(args, given[0])

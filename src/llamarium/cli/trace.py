@@ -15,10 +15,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, whole_numbers
-from llamarium.cli.output import emit, ranges, show, size, table
+from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, positive_number, whole_numbers
+from llamarium.cli.output import emit, note, ranges, show, size, table
 from llamarium.cli.perplexity import read_file
 from llamarium.cli.text import check_fits, read_standard_input
+from llamarium.errors import show_value
 from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from llamarium.inspect.shapes import ActivationShape
     from llamarium.inspect.trace import Trace
 
+_MANY = 40  # lines, which is more than a terminal shows at once
 _TOKENIZERS = {128256: "llama3", 49152: "smollm2-135m"}  # of the presets, by the size of their vocabulary
 
 
@@ -42,9 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--positions", type=whole_numbers, metavar="N,N,…", help="these tokens only; -1 is the last, 0 the first"
     )
-    parser.add_argument(
-        "--budget-mb", type=float, default=1024.0, metavar="MB", help="refuse a larger trace (default: %(default)s)"
-    )
+    text = "refuse a larger trace (default: %(default)s)"
+    parser.add_argument("--budget-mb", type=positive_number, default=1024.0, metavar="MB", help=text)
     add_json(parser)
     add_model(parser)
 
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _texts(args: argparse.Namespace) -> list[str]:
     given = [*args.texts, *args.prompt]
-    if given.count("-") > 1:
-        raise UsageError("standard input is given twice")
+    if twice := next((text for text in given if given.count(text) > 1), None):
+        raise UsageError(f"{'standard input' if twice == '-' else show_value(twice)} is given twice; once says it all")
     texts = [read_standard_input() if text == "-" else text for text in given]
     texts += [read_file(str(file)) for file in args.file]
     if not texts:
@@ -87,6 +88,9 @@ def _trace(args: argparse.Namespace, llama: "Llama", text: str, *, first: bool) 
     tokens = [llama.tokenizer.token_text(token_id) for token_id in trace.token_ids]
     _head(tokens, trace.positions, first=first)
     show_trace(trace)
+    fewer = [f"--{name}" for name in ("layers", "names") if getattr(args, name) is None]
+    if fewer and len(trace.arrays) > _MANY:
+        note(f"{len(trace.arrays)} activations; {' or '.join(fewer)} shows fewer")
 
 
 def _head(tokens: list[str], positions: tuple[int, ...], *, first: bool) -> None:

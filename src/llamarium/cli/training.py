@@ -29,9 +29,15 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
         is_first, named, out = process_group.is_rank_zero, args.out, args.out.absolute()  # whatever a reward changes to
         if is_first and args.resume and not out.exists():
             note(f"no run in {named} yet: this begins one")
+        setups: list[Setup] = []
+
+        def make() -> Setup:
+            setups.append(prepare(process_group))
+            return setups[0]
+
         with trackers(args.report_to if is_first else (), out) as tracking:
             ending = conduct(
-                lambda: prepare(process_group),
+                make,
                 out,
                 process_group=process_group,
                 resume=args.resume,
@@ -49,7 +55,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
             longer = " --patience 0" if ending.position.step < config.steps else " --allow-changes --steps N"
             what, more = ("train it for longer", longer) if ending.was_over else ("go on with it", "")
             note(f"{what}: {run} {command} --out {shlex.quote(str(named))} --resume{more}")
-        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, named)
+        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, named, talks=setups[0].chat)
     return 0 if stopped_by is None else 128 + stopped_by
 
 
@@ -66,14 +72,13 @@ def _tell_end(config: RunConfig, ending: TrainingResult, named: Path, stopped_by
         note(f"{by} at step {at.step}: saved {named / ending.checkpoint.name}{best}")
 
 
-def _advise(checkpoint: Path, named: Path) -> None:
-    """Name commands that use a checkpoint; `named` is its run's folder as it was given."""
-    name = shlex.quote(str(named / checkpoint.name))
-    if is_adapter(checkpoint):
-        note(f"talk to it: llamarium chat --adapter {name}")
-        note(f"merge it into a model: llamarium merge --adapter {name} --dtype float32 --out MODEL")
-    else:
-        note(f"continue a text with it: llamarium generate -m {name} TEXT")
+def _advise(checkpoint: Path, named: Path, *, talks: bool) -> None:
+    """Name commands that use a checkpoint of the folder `named`, as it was given; `talks`: dialogs were learned."""
+    is_on_base = is_adapter(checkpoint)
+    name = f"{'--adapter' if is_on_base else '-m'} {shlex.quote(str(named / checkpoint.name))}"
+    note(f"talk to it: llamarium chat {name}" if talks else f"continue a text with it: llamarium generate {name} TEXT")
+    if is_on_base:
+        note(f"merge it into a model: llamarium merge {name} --dtype float32 --out MODEL")
 
 
 def harmless(watcher: Emit) -> Emit:

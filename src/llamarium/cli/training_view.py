@@ -196,6 +196,8 @@ def _sentence(event: "Event", num_steps: int) -> str:
         return f"step {step}: answers to a prompt, best first\n{_group(event)}"
     if kind == "sample":
         return f"step {step}: {_sample(event)}"
+    if kind == "progress" and "signal" in event:
+        return f"step {step}: {event['doing']}"
     if kind == "saved":
         return f"step {step}: saved {Path(event['path']).name}"
     if kind == "skipped":

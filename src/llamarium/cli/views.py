@@ -81,7 +81,7 @@ def summary_view(summary: "Summary") -> "RenderableType":
     parts = [_config(summary), _parameters(summary), _costs(summary)]
     if summary.sources:
         parts.append(_sources(summary.sources))
-    return _stack(*(item for part in parts for item in (part, _line())))
+    return _stack(*[item for part in parts for item in (_line(), part)][1:])
 
 
 def _config(summary: "Summary") -> "RenderableType":

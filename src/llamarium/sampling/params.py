@@ -9,6 +9,7 @@ import difflib
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypedDict
 
@@ -48,6 +49,13 @@ class Parameter:
     metavar: str = ""
     help: str = ""
     is_idle_when_greedy: bool = False
+
+    def accepts(self, value: object) -> bool:
+        """Whether `check` finds nothing wrong."""
+        with suppress(SamplingError):
+            self.check(value)
+            return True
+        return False
 
     def check(self, value: object) -> None:
         """Refuse a value that is out of range, by a SamplingError with the name, the value and the range."""

@@ -138,7 +138,7 @@ class _Loop:
         if at.step == 0:
             self._snapshot()
         was_over = self._is_over()
-        with stop_signals(self.rollouts and self.rollouts.reward) as came:
+        with stop_signals(self.rollouts and self.rollouts.reward, self._tell_stopping) as came:
             stopped = self.process_group.any_signal(came)
             while not stopped and not self._is_over():
                 found, improved = None, False
@@ -167,6 +167,10 @@ class _Loop:
         ended = {"signal": stopped[0] if stopped else None, "early": at.step < config.steps and not stopped}
         self.emit({"event": "end", "step": at.step, **ended})
         return TrainingResult(at, checkpoint, stopped[0] if stopped else None, was_over)
+
+    def _tell_stopping(self, signal: int) -> None:
+        doing = "stopping: the step is finished and saved; Ctrl-C once more ends at once, and saves nothing"
+        self.emit({"event": "progress", "step": self.at.step, "doing": doing, "signal": signal})
 
     def _is_over(self) -> bool:
         """Whether the last step is done and validated, or `patience` validations in a row found no better loss."""

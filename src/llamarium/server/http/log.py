@@ -6,7 +6,9 @@ cannot be forged.
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 import time
 from contextlib import suppress
 from typing import Any, Literal
@@ -48,6 +50,9 @@ class Log:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
         line = f"{stamp} {text}" if self._form == "text" else json.dumps({"time": stamp} | fields)
+        if self.shows_status:  # a terminal's lines: without the date, between words, and what follows hangs below
+            width = max(40, shutil.get_terminal_size().columns - 1)
+            line = textwrap.fill(line[11:19] + line[24:], width, subsequent_indent=" " * 9, break_on_hyphens=False)
         _write_all(f"{_CLEAR_LINE}{line}\n{self._status}" if self._status else f"{line}\n")
 
 

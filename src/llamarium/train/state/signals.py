@@ -2,17 +2,17 @@
 
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from llamarium.train.rewards.functions import Reward, StoppedError
 
 
 @contextmanager
-def stop_signals(reward: Reward | None = None) -> Generator[list[int]]:
+def stop_signals(reward: Reward | None = None, first: Callable[[int], object] = lambda _: None) -> Generator[list[int]]:
     """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once.
 
-    Any of them ends a `reward` that is being computed, by StoppedError.
+    Any of them ends a `reward` that is being computed, by StoppedError. `first` is called with the first of them.
     """
     came: list[int] = []
     if reward is not None:
@@ -26,6 +26,8 @@ def stop_signals(reward: Reward | None = None) -> Generator[list[int]]:
             signal.signal(number, signal.SIG_DFL)  # a third one kills, whatever catches this one
             signal.default_int_handler(number, None)
         came.append(number)
+        if len(came) == 1:
+            first(number)
         if reward is not None and reward.is_running:
             raise StoppedError
 
