@@ -12,7 +12,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive
-from llamarium.cli.output import emit, show
+from llamarium.cli.output import emit, percent, quote, show, table
 from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "TEXT", "what to run")
     parser.add_argument("--layer", type=int, default=0, metavar="N", help="-1 is the last (default: %(default)s)")
     parser.add_argument("--head", type=int, default=0, metavar="N", help="of the queries (default: %(default)s)")
-    parser.add_argument(
-        "-k", type=positive, default=3, metavar="K", help="tokens that a long text's lines name (default: %(default)s)"
-    )
+    text = "tokens that a long text's lines name (default: %(default)s)"
+    parser.add_argument("-k", type=positive, default=3, metavar="K", help=text)
     add_json(parser)
     add_model(parser)
 
@@ -55,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _matrix(tokens: list[str], pattern: list[list[float]]) -> "Table":
-    from llamarium.cli.output import quote, table
-
     columns = [str(i) for i in range(len(tokens))]
     shown = table("#", "token", *columns, right=("#", *columns))
     for i, row in enumerate(pattern):
@@ -66,8 +63,6 @@ def _matrix(tokens: list[str], pattern: list[list[float]]) -> "Table":
 
 
 def _most(tokens: list[str], pattern: list[list[float]], k: int) -> "Table":
-    from llamarium.cli.output import percent, quote, table
-
     shown = table("#", "token", "looks at", right=("#",))
     for i, row in enumerate(pattern):
         best = sorted(range(i + 1), key=lambda j: -row[j])[:k]

@@ -71,9 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         shown = ",".join(map(str, default))
         parser.add_argument(name, type=whole_numbers, metavar="N,N,…", help=f"{what} (default: {shown})")
-    parser.add_argument(
-        "-n", "--max-tokens", type=positive, metavar="N", help=f"steps of each round (default: {_NEW_TOKENS})"
-    )
+    text = f"steps of each round (default: {_NEW_TOKENS})"
+    parser.add_argument("-n", "--max-tokens", type=positive, metavar="N", help=text)
     parser.add_argument("--rounds", type=positive, metavar="N", help=f"rounds after a first one (default: {_ROUNDS})")
     add_json(parser)
     add_kv_cache(parser)
@@ -88,24 +87,20 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "learn-and-write":
         return bench_learn.run(args)
     llama = load_llama(args)
+    from llamarium.api import load
+
     works = _works(args, llama.config)
     results = [_measure(llama, work, args) for work in works]
-    beside = _library_beside(llama)
-    theirs = [] if beside is None else [_measure(beside, work, args, beside=llama.name) for work in works]
+    theirs: list[Speed] = []
+    if (model := llama.loaded.weights_of) is not None:  # of a learner's: the library's is measured beside it
+        beside = load(model, dtype="float32", device="cpu")
+        theirs = [_measure(beside, work, args, beside=llama.name) for work in works]
     if not args.json:
         _print(llama, results)
         for mine, library in zip(results, theirs, strict=False):
             rate, times = library.tokens_per_s, library.tokens_per_s / mine.tokens_per_s
             print(f"the library, {_name(mine.work)}: {rate:,.1f} tokens/s, {times:,.1f} times as many")
     return 0
-
-
-def _library_beside(llama: "Llama") -> "Llama | None":
-    """Return the library's model with the weights of a learner's, in float32 too; None for any other model."""
-    import llamarium
-
-    model = llama.loaded.weights_of
-    return None if model is None else llamarium.load(model, dtype="float32", device="cpu")
 
 
 def _check_options(args: argparse.Namespace) -> None:

@@ -36,7 +36,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llamarium.cli.options import UsageError, add_json, add_values, count, positive, positive_number, seconds
+from llamarium.cli.options import Group, UsageError, add_json, add_values, count, positive, positive_number, seconds
 from llamarium.cli.output import emit, percent, printable, share_done, show, table
 from llamarium.errors import OptionError, ServerError
 from llamarium.extras import optional
@@ -61,16 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", type=seconds, metavar="S", help="wait so many seconds for the server to be ready")
     _add_load(parser.add_argument_group("load"))
     _add_requests(parser.add_argument_group("requests"))
-    parser.add_argument(
-        "--goodput",
-        nargs="+",
-        metavar="NAME:MS",
-        help="what a good answer keeps to, in milliseconds: ttft, tpot, e2e, or itl, which is its longest pause",
-    )
+    text = "what a good answer keeps to, in milliseconds: ttft, tpot, e2e, or itl, which is its longest pause"
+    parser.add_argument("--goodput", nargs="+", metavar="NAME:MS", help=text)
     add_json(parser)
 
 
-def _add_load(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage]
+def _add_load(group: Group) -> None:
     when = group.add_mutually_exclusive_group()
     when.add_argument("--clients", type=positive, metavar="N", help="that ask at once (default: 1)")
     when.add_argument("--rate", type=positive_number, metavar="R", help="requests a second, at random times")
@@ -85,7 +81,7 @@ def _add_load(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[r
     )
 
 
-def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage]
+def _add_requests(group: Group) -> None:
     tokens = f"N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA, which is of the logarithm (default: {_PROMPT_TOKENS})"
     add_values(
         group,
@@ -96,11 +92,8 @@ def _add_requests(group: "argparse._ActionsContainer") -> None:  # pyright: igno
         ("--seed", int, "N", 0, "of prompts, lengths and times (default: 0)"),
         ("--extra-body", _object, "JSON", None, "fields for each request; null takes away one of ours"),
     )
-    group.add_argument(
-        "--ignore-eos",
-        action="store_true",
-        help="answers of exactly --max-tokens, where a server has the field (llama-server, vLLM, Llamarium)",
-    )
+    text = "answers of exactly --max-tokens, where a server has the field (llama-server, vLLM, Llamarium)"
+    group.add_argument("--ignore-eos", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

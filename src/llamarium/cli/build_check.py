@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("step", nargs="?", help="its name or number (default: the next that is open); or a folder")
     parser.add_argument("--all", action="store_true", help="check all steps, and the whole model when all are right")
     parser.add_argument("--folder", nargs="+", default=[FOLDER], help=f"whose code is run (default: {FOLDER})")
-    parser.add_argument(
-        "--seed", type=whole_number(0), default=0, metavar="N", help="of sentences and shapes (default: 0)"
-    )
+    parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of texts and shapes (default: 0)")
     add_json(parser)
 
 

@@ -17,9 +17,8 @@ from llamarium.errors import escape
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("step", help="a step's name or number")
-    parser.add_argument(
-        "--depth", type=whole_number(1, 3), metavar="N", help="1, 2, or 3, the solution (default: the next)"
-    )
+    text = "1, 2, or 3, the solution (default: the next)"
+    parser.add_argument("--depth", type=whole_number(1, 3), metavar="N", help=text)
     parser.add_argument("--folder", default=FOLDER, help=f"where it is noted (default: {FOLDER})")
 
 

@@ -4,7 +4,7 @@ import argparse
 import re
 from pathlib import Path
 
-from llamarium.cli.options import UsageError, add_values
+from llamarium.cli.options import Group, UsageError, add_values
 from llamarium.engine.tiers.disk_cache import DEFAULT_BYTES, DiskCache
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -19,7 +19,7 @@ def size(text: str) -> int:
     return round(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def add_disk_cache(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+def add_disk_cache(group: Group) -> None:
     """Add `--cache-dir` and `--cache-disk`; `disk_cache` reads them."""
     what = "keep keys and values of texts there, for the next start; it holds the texts, too, so keep it private"
     bound = f"how large --cache-dir may become (default: {DEFAULT_BYTES >> 30}GiB)"

@@ -16,16 +16,9 @@ from llamarium.cli.output import emit, write_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "name",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        metavar="NAME",
-        help="a built-in name, org/name or org/name:file.gguf (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="check a built-in's SHA-256, and fetch it again if it is not the right one"
-    )
+    text = "a built-in name, org/name or org/name:file.gguf (default: %(default)s)"
+    parser.add_argument("name", nargs="?", default=DEFAULT_MODEL, metavar="NAME", help=text)
+    parser.add_argument("--force", action="store_true", help="check a built-in's SHA-256; fetch it again if wrong")
     add_json(parser)
 
 

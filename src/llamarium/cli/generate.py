@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "PROMPT", "the text to continue")
-    text = "answers to the prompt (default: %(default)s)"
+    text = "answers to the prompt (default: 1)"
     parser.add_argument("--num-answers", dest="n", type=setting("n"), default=1, metavar="N", help=text)
     text = "with --json: each token's log-probability, and the K best ones'"
     parser.add_argument("--logprobs", type=setting("logprobs"), metavar="K", help=text)
-    text = "recompute everything for every token, to compare; slow"
-    parser.add_argument("--no-cache", action="store_true", help=text)
+    parser.add_argument("--no-cache", action="store_true", help="recompute all for every token, to compare; slow")
     add_speculation(parser)
     add_json(parser)
     add_stats(parser)

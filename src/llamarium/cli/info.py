@@ -11,14 +11,10 @@ follows from the shape is shown, its costs too.
 """
 
 import argparse
-from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_loading, add_name, load_base, named
+from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_loading, add_name, load_llama, named
 from llamarium.cli.output import emit_or_show
 from llamarium.presets import PRESETS
-
-if TYPE_CHECKING:
-    from llamarium.inspect.summary import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,24 +30,15 @@ def run(args: argparse.Namespace) -> int:
     """Load the model, or take a preset, and print its summary."""
     from llamarium.cli.views import summary_view
     from llamarium.hub.builtin import BUILTINS
+    from llamarium.inspect.summary import summarize
 
     args.model = named(args)
-    summary = _of_preset(args) if args.model in PRESETS and args.model not in BUILTINS else _of_model(args)
-
+    if args.model in PRESETS and args.model not in BUILTINS:
+        given = (args.dtype, args.device, args.quantize, args.dequantize, args.strict, args.threads)
+        if given != ("auto", "auto", None, "auto", False, None):
+            raise UsageError(f"{args.model} is a preset, of which nothing is loaded; leave out the options of loading")
+        summary = summarize(PRESETS[args.model], kv_cache_dtype=args.kv_cache_dtype)
+    else:
+        llama = load_llama(args)
+        summary = summarize(llama.config, llama.loaded, llama.sources, args.kv_cache_dtype)
     return emit_or_show(args, summary, summary_view)
-
-
-def _of_preset(args: argparse.Namespace) -> "Summary":
-    from llamarium.inspect.summary import summarize
-
-    given = (args.dtype, args.device, args.quantize, args.dequantize, args.strict, args.threads)
-    if given != ("auto", "auto", None, "auto", False, None):
-        raise UsageError(f"{args.model} is a preset, of which nothing is loaded; leave out the options of loading")
-    return summarize(PRESETS[args.model], kv_cache_dtype=args.kv_cache_dtype)
-
-
-def _of_model(args: argparse.Namespace) -> "Summary":
-    from llamarium.inspect.summary import summarize
-
-    llama = load_base(args)
-    return summarize(llama.config, llama.loaded, llama.sources, args.kv_cache_dtype)

@@ -40,7 +40,7 @@ _MAX_LINK_TEXT = 4096  # characters of a text in a link: browsers and shells tak
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_text(parser, "TEXT", "what to begin with", required=False)
+    add_text(parser, "TEXT", "what to begin with (or none)")
     parser.add_argument("--port", type=serve.PORT, default=0, metavar="N", help="to listen at (default: a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
     serve.add_page(parser)
@@ -63,7 +63,12 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args)
     if text is not None and len(text) > _MAX_LINK_TEXT:
         raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
-    folder = None if args.build is None else _learners_folder(args.build)
+    folder = None
+    if args.build is not None:
+        from llamarium.build.folder.course import course_of
+
+        course_of(args.build)
+        folder = args.build.resolve()
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
 
     def begin(listener: socket.socket) -> "Ticket | None":
@@ -75,13 +80,6 @@ def run(args: argparse.Namespace) -> int:
         return way_in
 
     return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder)
-
-
-def _learners_folder(folder: Path) -> Path:
-    from llamarium.build.folder.course import course_of
-
-    course_of(folder)
-    return folder.resolve()
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":

@@ -13,7 +13,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, add_model, load_llama, positive, whole_numbers
-from llamarium.cli.output import emit, show
+from llamarium.cli.output import emit, percent, quote, show, table
 from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "TEXT", "what to run")
-    parser.add_argument(
-        "-k", type=positive, default=3, metavar="K", help="candidates after each layer (default: %(default)s)"
-    )
+    parser.add_argument("-k", type=positive, default=3, metavar="K", help="candidates after each layer (default: 3)")
     parser.add_argument("--layers", type=whole_numbers, metavar="N,N,…", help="these layers only; -1 is the last")
-    parser.add_argument(
-        "--positions", type=whole_numbers, default=(-1,), metavar="N,N,…", help="at these tokens (default: the last)"
-    )
+    text = "at these tokens (default: the last)"
+    parser.add_argument("--positions", type=whole_numbers, default=(-1,), metavar="N,N,…", help=text)
     add_json(parser)
     add_model(parser)
 
@@ -56,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _view(found: "Lens", i: int) -> "Table":
-    from llamarium.cli.output import percent, quote, table
-
     count = len(found.layers[0].candidates[i])
     columns = [name for rank in range(1, count + 1) for name in (f"#{rank}", f"P{rank}")]
     shown = table("layer", *columns, right=("layer", *columns[1::2]))

@@ -302,7 +302,7 @@ def _one_line_warnings() -> Generator[None]:
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
             warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: warn(str(message))
         yield
 
 
@@ -317,10 +317,6 @@ def _no_bars_in_files() -> Generator[None]:
         yield
     finally:
         os.environ.pop(_HUB_BARS, None)
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    warn(str(message))
 
 
 if __name__ == "__main__":

@@ -22,14 +22,12 @@ from llamarium.hub.resolve import resolve
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--adapter", type=Path, required=True, metavar="FOLDER", help="with adapter_config.json and its safetensors"
-    )
+    text = "with adapter_config.json and its safetensors"
+    parser.add_argument("--adapter", type=Path, required=True, metavar="FOLDER", help=text)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the merged model goes")
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
-    parser.add_argument(
-        "--any-base", action="store_true", help="merge even if the adapter was trained on another base of this shape"
-    )
+    text = "merge even if the adapter was trained on another base of this shape"
+    parser.add_argument("--any-base", action="store_true", help=text)
     add_json(parser)
     group = parser.add_argument_group("base model")
     group.add_argument("-m", "--model", metavar="NAME", help="the base (default: the one that the adapter names)")

@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List them."""
-    models = [*_builtins(), *_from_hub()]
+    from llamarium.hub.resolve import cached_models
+
+    hub = (_model(one.name, "hub", _file_kind(one.path), one.num_bytes, one.path) for one in cached_models())
+    models = [*_builtins(), *hub]
     if args.json:
         for model in models:
             emit(model)
@@ -39,22 +42,14 @@ def _builtins() -> list[dict[str, Any]]:
     from llamarium.hub.builtin import BUILTINS, cached_path, is_cached
     from llamarium.hub.resolve import PACKAGED, packaged_path
 
-    found = [
-        _model(
-            name, "built-in", item.summary, item.num_bytes, cached_path(name) if is_cached(name) else None, item.kind
-        )
-        for name, item in BUILTINS.items()
-    ]
+    found: list[dict[str, Any]] = []
+    for name, item in BUILTINS.items():
+        path = cached_path(name) if is_cached(name) else None
+        found.append(_model(name, "built-in", item.summary, item.num_bytes, path, item.kind))
     for name, summary in PACKAGED.items():
         path = packaged_path(name)
         found.append(_model(name, "package", summary, sum(file.stat().st_size for file in path.iterdir()), path))
     return found
-
-
-def _from_hub() -> list[dict[str, Any]]:
-    from llamarium.hub.resolve import cached_models
-
-    return [_model(model.name, "hub", _file_kind(model.path), model.num_bytes, model.path) for model in cached_models()]
 
 
 def _model(

@@ -13,7 +13,7 @@ words alone.
 import argparse
 
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, positive
-from llamarium.cli.output import emit_or_show
+from llamarium.cli.output import emit_or_show, quote
 
 _DEFAULT_K = 10
 
@@ -45,7 +45,6 @@ def _compare(args: argparse.Namespace) -> int:
     if args.minus or args.plus or args.k is not None:
         raise UsageError("argument --with: compares two words alone; leave out --minus, --plus and -k")
     llama = load_llama(args)
-    from llamarium.cli.output import quote
     from llamarium.inspect.neighbors import similarity
 
     found = similarity(llama.runner, llama.tokenizer, args.word, args.other)

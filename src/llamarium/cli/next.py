@@ -46,9 +46,13 @@ def run(args: argparse.Namespace) -> int:
     llama = load_llama(args)
     check_fits(llama, text)
     from llamarium.cli.views import after_view, step_view
+    from llamarium.inspect.next_tokens import follow_next_tokens
 
+    greedy: dict[str, Any] = {"k": args.k, "steps": args.steps, "kv_cache_dtype": args.kv_cache_dtype}
+    greedy["stop_ids"] = llama.stop_ids
+    steps = _drawn(llama, text, args, options) if options else None
     last = None
-    for last in _drawn(llama, text, args, options) if options else _greedy(llama, text, args):
+    for last in steps or follow_next_tokens(llama.runner, llama.tokenizer, text, **greedy):
         if args.json:
             emit(last.to_dict())
         else:
@@ -56,13 +60,6 @@ def run(args: argparse.Namespace) -> int:
     if last is not None and not args.json:
         show(after_view(last))
     return 0
-
-
-def _greedy(llama: "Llama", text: str, args: argparse.Namespace) -> "Iterator[NextStep]":
-    from llamarium.inspect.next_tokens import follow_next_tokens
-
-    how: dict[str, Any] = {"k": args.k, "steps": args.steps, "kv_cache_dtype": args.kv_cache_dtype}
-    return follow_next_tokens(llama.runner, llama.tokenizer, text, stop_ids=llama.stop_ids, **how)
 
 
 def _drawn(llama: "Llama", text: str, args: argparse.Namespace, options: dict[str, Any]) -> "Iterator[NextStep]":

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.cli.output import share_done, warn
@@ -21,6 +21,9 @@ from llamarium.quant.formats import METHODS, chosen_type
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
+
+Group: TypeAlias = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
+"""What options are added to: a parser, or a group of it."""
 
 FALLBACK_MODEL = "shakespeare-char"
 _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
@@ -44,40 +47,22 @@ def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) 
     put_on = "put this LoRA adapter on the model, which is the base that it names unless -m names another"
     if names_adapters:
         parser.set_defaults(adapters={})
-        group.add_argument(
-            "--adapter",
-            action=_AdapterAction,
-            metavar="[NAME=]FOLDER",
-            help=f"{put_on}; with a NAME it is put on for those requests only whose model is that (repeatable)",
-        )
+        text = f"{put_on}; with a NAME it is put on for those requests only whose model is that (repeatable)"
+        group.add_argument("--adapter", action=_AdapterAction, metavar="[NAME=]FOLDER", help=text)
     else:
         group.add_argument("--adapter", type=Path, metavar="FOLDER", help=put_on)
-    group.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="the same bits alone, in any batch and on any number of threads, or no answer (the C kernels do so)",
-    )
-    group.add_argument(
-        "--input-bits",
-        type=int,
-        choices=(8, 16),
-        help="of packed weights' inputs on a CPU, outliers apart, which have 16 bits in any case; 16 comes nearer to "
-        "float32, and reads prompts in 1.7 times the time (default: 8)",
-    )
+    text = "the same bits alone, in any batch and on any number of threads, or no answer (the C kernels do so)"
+    group.add_argument("--deterministic", action="store_true", help=text)
+    text = "of packed weights' inputs on a CPU, but for outliers, which have 16; 16 comes nearer to float32, and reads "
+    text += "prompts in 1.7 times the time (default: 8)"
+    group.add_argument("--input-bits", type=int, choices=(8, 16), help=text)
     add_loading(group)
 
 
 class _AdapterAction(argparse.Action):
     """Takes an adapter for all requests, or adapters that requests choose by their names."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        assert isinstance(values, str)
+    def __call__(self, parser: object, namespace: Any, values: Any, option_string: str | None = None) -> None:
         name, is_named, folder = ("", "", values) if Path(values).is_dir() else values.partition("=")
         if not is_named and namespace.adapter is None:
             namespace.adapter = Path(values)
@@ -95,7 +80,7 @@ class _AdapterAction(argparse.Action):
             )
 
 
-def add_name(group: "argparse._ActionsContainer", more: str) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_name(group: Group, more: str) -> None:
     """Add a model that may stand by itself or after `-m`, and may be `more`; `named` reads it."""
     group.add_argument("name", nargs="?", metavar="NAME", help=f"what -m takes, {more}: {', '.join(PRESETS)}")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
@@ -108,52 +93,36 @@ def named(args: argparse.Namespace) -> str | None:
     return args.name if args.model is None else args.model
 
 
-def add_loading(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+def add_loading(group: Group) -> None:
     """Add how a model is loaded."""
-    group.add_argument(
-        "--dtype",
-        default="auto",
-        choices=("auto", "bfloat16", "float32", "float16"),
-        help="what is computed in (default: %(default)s)",
+    text = "what is computed in (default: %(default)s)"
+    group.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"), help=text)
+    text = "cpu, cuda, cuda:1, … (default: cuda where there is one)"
+    group.add_argument("--device", default="auto", metavar="DEVICE", help=text)
+    text = "quantize the Linears while loading (what is quantized already: only with --dequantize load)"
+    add_type(group, "--quantize", METHODS, help=text)
+    text = (
+        "a quantized file's weights: dequantize them once while loading, or keep them and do so at each use (smaller, "
     )
-    group.add_argument(
-        "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, … (default: cuda where there is one)"
-    )
-    add_type(
-        group,
-        "--quantize",
-        METHODS,
-        help="quantize the Linears while loading (what is quantized already: only with --dequantize load)",
-    )
-    group.add_argument(
-        "--dequantize",
-        default="auto",
-        choices=("auto", "load", "use"),
-        help="a quantized file's weights: dequantize them once while loading, or keep them and dequantize them at each "
-        "use (smaller, slower); auto keeps NF4, and of GGUF what CPU kernels multiply (default: %(default)s)",
-    )
+    text += "slower); auto keeps NF4, and of GGUF what CPU kernels multiply (default: %(default)s)"
+    group.add_argument("--dequantize", default="auto", choices=("auto", "load", "use"), help=text)
     group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
     add_threads(group)
 
 
-def add_values(group: "argparse._ActionsContainer", *options: tuple[str, Any, str, Any, str]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_values(group: Group, *options: tuple[str, Any, str, Any, str]) -> None:
     """Add options that take a value, each as (flag, type, metavar, default, help)."""
     for flag, kind, metavar, default, text in options:
         group.add_argument(flag, type=kind, metavar=metavar, default=default, help=text)
 
 
-def add_repeatable(group: "argparse._ActionsContainer", *options: tuple[str, Any, str, str]) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_repeatable(group: Group, *options: tuple[str, Any, str, str]) -> None:
     """Add options that may be given several times, each as (flag, type, metavar, help)."""
     for flag, kind, metavar, text in options:
         group.add_argument(flag, type=kind, metavar=metavar, action="append", default=[], help=f"{text} (repeatable)")
 
 
-def add_type(
-    group: "argparse._ActionsContainer",  # pyright: ignore[reportPrivateUsage] - parser or group
-    flag: str,
-    choices: Sequence[str],
-    **how: Any,
-) -> None:
+def add_type(group: Group, flag: str, choices: Sequence[str], **how: Any) -> None:
     """Add an option that takes one of some types of weights, in capital letters or not."""
 
     def parse(text: str) -> str:
@@ -168,81 +137,42 @@ def add_type(
 
 def add_requantize(parser: argparse.ArgumentParser) -> None:
     """Add `--requantize`."""
-    parser.add_argument(
-        "--requantize",
-        action="store_true",
-        help="take a model that is quantized already; its errors stay, and new ones are added to them",
-    )
+    text = "take a model that is quantized already; its errors stay, and new ones are added to them"
+    parser.add_argument("--requantize", action="store_true", help=text)
 
 
-def add_threads(group: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage] - parser or group
+def add_threads(group: Group) -> None:
     """Add `--threads`."""
-    group.add_argument(
-        "--threads", type=whole_number(1, _MAX_THREADS), metavar="N", help="CPU threads (default: one for each core)"
-    )
+    text = "CPU threads (default: one for each core)"
+    group.add_argument("--threads", type=whole_number(1, _MAX_THREADS), metavar="N", help=text)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add the model that a command makes another one of; it has to be named."""
-    parser.add_argument(
-        "-m",
-        "--model",
-        required=True,
-        metavar="NAME",
-        help="a built-in name, a folder, a .gguf file, or org/name on the Hugging Face hub",
-    )
+    text = "a built-in name, a folder, a .gguf file, or org/name on the Hugging Face hub"
+    parser.add_argument("-m", "--model", required=True, metavar="NAME", help=text)
 
 
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
     """Add what keys and values are kept in, for commands that keep them."""
-    parser.add_argument(
-        "--kv-cache-dtype",
-        default="auto",
-        choices=("auto", "int8"),
-        help="what keys and values are kept in: auto is what the model computes in; int8 takes half of bfloat16's "
-        "memory (default: %(default)s)",
+    text = (
+        "of keys and values: auto is what the model computes in, int8 half of bfloat16's memory (default: %(default)s)"
     )
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"), help=text)
 
 
 def load_llama(
     args: argparse.Namespace, *, falls_back: bool = True, report: Callable[[int, int], None] | None = None
 ) -> "Llama":
-    """Load the model that `add_model`'s options describe, with its adapter on.
+    """Load the model that `add_model`'s or `add_loading`'s options describe, with its adapter on.
 
     Where no model is named and the built-in one cannot be fetched, `falls_back` takes the packaged one. `report` is
     called with (bytes read, bytes in all), instead of showing it.
     """
+    given = vars(args)
     name_base(args)
-    if getattr(args, "draft_model", None) is not None:
+    if given.get("draft_model") is not None:
         _find(args.draft_model, False)  # refused before the model is read
-    return _load(args, falls_back=falls_back, adapter=args.adapter, report=report)
-
-
-def name_base(args: argparse.Namespace) -> None:
-    """Make the base that an adapter names the model, where no model is named."""
-    args.model = base_model(args.model, args.adapter, getattr(args, "adapters", {}))
-
-
-def check_adapters(args: argparse.Namespace) -> None:
-    """Read the configs of the adapters that requests choose, before a model is loaded that they cannot be put on."""
-    from llamarium.adapters.files import read_adapter_config
-
-    for folder in args.adapters.values():
-        read_adapter_config(folder)
-
-
-def load_base(args: argparse.Namespace) -> "Llama":
-    """Load the model that `add_loading`'s options describe, without an adapter; else as `load_llama`."""
-    return _load(args, falls_back=True, adapter=None)
-
-
-def _load(
-    args: argparse.Namespace,
-    *,
-    falls_back: bool,
-    adapter: Path | None,
-    report: Callable[[int, int], None] | None = None,
-) -> "Llama":
     if args.quantize is not None or args.device not in ("auto", "cpu"):
         need_torch("--quantize" if args.quantize is not None else f"--device {args.device}")
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
@@ -254,18 +184,25 @@ def _load(
         set_threads(args.threads)
         llama = load(
             path,
-            adapter=adapter,
-            dtype=args.dtype,
-            device=args.device,
-            quantize=args.quantize,
-            dequantize=args.dequantize,
-            deterministic=getattr(args, "deterministic", False),  # only where passes are run
-            input_bits=getattr(args, "input_bits", None),
+            **{name: given.get(name, usual) for name, usual in _LOADING.items()},  # some only where passes are run
             strict=args.strict,
             progress=progress,
         )
     llama.name = args.model
     return llama
+
+
+def name_base(args: argparse.Namespace) -> None:
+    """Make the base that an adapter names the model, where no model is named."""
+    args.model = base_model(args.model, getattr(args, "adapter", None), getattr(args, "adapters", {}))
+
+
+def check_adapters(args: argparse.Namespace) -> None:
+    """Read the configs of the adapters that requests choose, before a model is loaded that they cannot be put on."""
+    from llamarium.adapters.files import read_adapter_config
+
+    for folder in args.adapters.values():
+        read_adapter_config(folder)
 
 
 _LOADING = {
@@ -339,11 +276,8 @@ def _collector_resting() -> Generator[None]:
 
 def add_stats(parser: argparse.ArgumentParser) -> None:
     """Add `--stats` and `--no-stats`; None leaves it to whether stderr is a terminal."""
-    parser.add_argument(
-        "--stats",
-        action=argparse.BooleanOptionalAction,
-        help="print counts and tokens/s to stderr (default: where that is a terminal)",
-    )
+    text = "print counts and tokens/s to stderr (default: where that is a terminal)"
+    parser.add_argument("--stats", action=argparse.BooleanOptionalAction, help=text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -98,24 +98,22 @@ def read_file(name: str) -> str:
 
 
 def _view(found: "Perplexity", compared: "Divergence | None" = None) -> "Table":
-    shown = table("", "")
     begins = "after BOS, which is not scored" if found.bos else "without BOS, so all but the first"
-    shown.add_row("perplexity, e^(nats / token)", f"{found.perplexity:,.4f}")
+    rows = {"perplexity, e^(nats / token)": f"{found.perplexity:,.4f}"}
     if compared is not None:
-        _add_compared(shown, compared)
-    shown.add_row("bits per byte", f"{found.bits_per_byte:.4f}")
-    shown.add_row("nats per token", f"{found.nats / found.num_tokens:.4f}")
-    shown.add_row("tokens scored", f"{found.num_tokens:,} ({begins})")
-    shown.add_row("text", size(found.num_bytes))
-    shown.add_row("windows", f"{found.num_windows:,} of {found.context:,} tokens, one every {found.stride:,}")
-    return shown
-
-
-def _add_compared(shown: "Table", found: "Divergence") -> None:
-    other = found.against.perplexity
-    share = found.model.perplexity / other - 1
-    where = "above" if share > 0 else "below"
-    shown.add_row("the other model's", f"{other:,.4f} (this one's is {abs(share):.2%} {where})")
-    shown.add_row("KL(other || this), nats / token", f"{found.kl:.6f} ± {found.kl_error:.6f}")
-    shown.add_row("99 % of tokens are below", f"{found.kl_percentile:.6f}")
-    shown.add_row("same token most probable", f"{found.same_top:.2%} of tokens")
+        other = compared.against.perplexity
+        share = found.perplexity / other - 1
+        rows |= {
+            "the other model's": f"{other:,.4f} (this one's is {abs(share):.2%} {'above' if share > 0 else 'below'})",
+            "KL(other || this), nats / token": f"{compared.kl:.6f} ± {compared.kl_error:.6f}",
+            "99 % of tokens are below": f"{compared.kl_percentile:.6f}",
+            "same token most probable": f"{compared.same_top:.2%} of tokens",
+        }
+    rows |= {
+        "bits per byte": f"{found.bits_per_byte:.4f}",
+        "nats per token": f"{found.nats / found.num_tokens:.4f}",
+        "tokens scored": f"{found.num_tokens:,} ({begins})",
+        "text": size(found.num_bytes),
+        "windows": f"{found.num_windows:,} of {found.context:,} tokens, one every {found.stride:,}",
+    }
+    return table("", "", rows=rows.items())

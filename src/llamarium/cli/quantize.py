@@ -28,6 +28,7 @@ from llamarium.cli.options import (
     positive,
 )
 from llamarium.cli.output import emit, note, share_done, size, write_text
+from llamarium.cli.perplexity import read_file
 from llamarium.cli.threads import set_threads
 from llamarium.extras import need_torch
 from llamarium.quant.formats import FORMATS
@@ -44,23 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to make")
     bits = ", ".join(f"{name} {FORMATS[name].bits_per_weight:g}" for name in _TYPES)
-    add_type(
-        parser,
-        "--type",
-        _TYPES,
-        default="IQ4_NL",
-        help=f"of the layers; bits per weight: {bits} (default: %(default)s)",
-    )
-    add_type(
-        parser,
-        "--head",
-        ("auto", *_TYPES),
-        help="type of the head and the embedding; auto is the smallest that adds little to the model's KL divergence "
-        "(default: auto with --calibration, else Q8_0)",
-    )
-    what = "how scales are found, each better and slower than the one before; the last two need --calibration"
-    how = f"{what} (default: gptq with --calibration, else fit)"
-    parser.add_argument("--method", choices=_METHODS, help=how)
+    text = f"of the layers; bits per weight: {bits} (default: %(default)s)"
+    add_type(parser, "--type", _TYPES, default="IQ4_NL", help=text)
+    text = "of the head and the embedding; auto is the smallest type that adds little to the model's KL divergence "
+    add_type(parser, "--head", ("auto", *_TYPES), help=f"{text}(default: auto with --calibration, else Q8_0)")
+    text = "how scales are found, each better and slower than the one before; the last two need --calibration "
+    parser.add_argument("--method", choices=_METHODS, help=f"{text}(default: gptq with --calibration, else fit)")
     parser.add_argument("--calibration", metavar="FILE", help="a text file in UTF-8; - is standard input")
     parser.add_argument("--samples", type=positive, metavar="N", help="windows of it that are used (default: 64)")
     parser.add_argument("--context", type=positive, metavar="N", help="tokens of a window (default: 512)")
@@ -81,8 +71,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--head auto is measured on a text: give one with --calibration FILE, or choose a type")
     if args.calibration is not None:
         need_torch("--calibration")
-    from llamarium.cli.perplexity import read_file
-
     text = None if args.calibration is None else read_file(args.calibration)
     with share_done(f"quantizing {args.model}") as progress:
         with importing_torch():

@@ -17,9 +17,7 @@ from llamarium.extras import need_torch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder; up to five are compared")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.html", help="a comparison's page (one run's is in its folder)"
-    )
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="a comparison's page; one run's is in its folder")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamarium.cli.options import UsageError, count, number
+from llamarium.cli.options import Group, UsageError, count, number
 from llamarium.errors import GrammarError, InputError
 from llamarium.sampling.params import PARAMETERS, parameters_of
 
@@ -25,7 +25,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None
     group.add_argument("--stop-id", dest="stop_token_ids", type=count, action="append", metavar="ID", help=text)
 
 
-def add_choosing(group: "argparse._ActionsContainer", temperature: str = "1") -> None:  # pyright: ignore[reportPrivateUsage]
+def add_choosing(group: Group, temperature: str = "1") -> None:
     """Add what decides which token is chosen; help names the default `temperature`."""
     for one in parameters_of("cli"):
         flag, text = f"--{one.name.replace('_', '-')}", one.help.format(temperature=temperature)
@@ -86,8 +86,7 @@ def add_grammar(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json-object", action="store_true", help="any JSON object")
     group.add_argument("--regex", metavar="REGEX", help="what this matches from end to end (Rust's syntax)")
     group.add_argument("--choice", type=_text, action="append", metavar="TEXT", help="one of these texts (repeatable)")
-    text = "what this grammar accepts: FILE.lark, or llama.cpp's FILE.gbnf"
-    group.add_argument("--grammar", type=Path, metavar="FILE", help=text)
+    group.add_argument("--grammar", type=Path, metavar="FILE", help="what FILE.lark or llama.cpp's FILE.gbnf accepts")
 
 
 def grammar(args: argparse.Namespace) -> dict[str, Any]:

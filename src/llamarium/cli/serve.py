@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, get_args
 from llamarium.adapters.model_names import public_name
 from llamarium.cli.disk_cache import add_disk_cache, disk_cache, size
 from llamarium.cli.options import (
+    Group,
     UsageError,
     add_kv_cache,
     add_model,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from llamarium.page.ticket import Ticket
     from llamarium.server.lifecycle.loading import Progress
     from llamarium.server.lifecycle.service import ServedModel
-    from llamarium.server.openai.responses.store import ResponseStore
 
 _DEFAULTS = Settings()
 PORT = whole_number(0, 65535)
@@ -93,7 +93,7 @@ def served_names(args: argparse.Namespace) -> tuple[str, ...]:
     return names
 
 
-def add_page(parser: argparse.ArgumentParser, access: "argparse._ActionsContainer | None" = None) -> None:  # pyright: ignore[reportPrivateUsage]
+def add_page(parser: argparse.ArgumentParser, access: Group | None = None) -> None:
     """Add what the page shows besides the served model; `serve_page` opens it."""
     text = "show the requests of all clients in the page, to every client with a key"
     (access or parser).add_argument("--inspect-requests", action="store_true", help=text)
@@ -131,16 +131,13 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
     """Add `--tool-form` and `--open-objects`."""
-    parser.add_argument(
-        "--tool-form",
-        choices=get_args(ToolForm),
-        help="how tools are described and called (default: as the chat template does it, or the dialog format)",
-    )
+    text = "how tools are described and called (default: as the chat template does it, or the dialog format)"
+    parser.add_argument("--tool-form", choices=get_args(ToolForm), help=text)
     text = "without strict, let objects have properties that their schema does not list, unless it forbids them"
     parser.add_argument("--open-objects", action="store_true", help=text)
 
 
-def add_engine(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+def add_engine(group: Group) -> None:
     """Add what an engine is made with, and the context of its requests; `load_engine` makes it."""
     default_memory = "(default: a quarter of what is free, 4GiB at most)"
     add_values(
@@ -153,7 +150,7 @@ def add_engine(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[rep
     add_speculation(group)
 
 
-def _add_place(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+def _add_place(group: Group) -> None:
     add_values(
         group,
         ("--host", str, "ADDRESS", None, f"0.0.0.0 is all (default: {_DEFAULTS.host})"),
@@ -162,7 +159,7 @@ def _add_place(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[rep
     )
 
 
-def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+def _add_access(group: Group) -> None:
     unlike = f"other users here can see it, unlike the variable {KEY_VARIABLE}"
     add_repeatable(
         group,
@@ -179,7 +176,7 @@ def _add_access(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[re
     group.add_argument("--adapter-dir", type=_folder, metavar="DIR", help=text)
 
 
-def _add_bounds(group: "argparse._ArgumentGroup") -> None:  # pyright: ignore[reportPrivateUsage]
+def _add_bounds(group: Group) -> None:
     request, drain = _DEFAULTS.request_timeout_s, _DEFAULTS.drain_timeout_s
     limit = "seconds that a request has, its wait included; 0 is no limit (default: %(default)g)"
     after = "seconds that answers have after SIGTERM or Ctrl-C; a second one ends them (default: %(default)g)"
@@ -260,28 +257,21 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    host, port = _place(args)
-    keys, responses = _keys(args, host), _responses(args)
-    return Settings.of(
-        args, host=host, port=port, uds=args.uds, api_keys=keys, responses=responses, adapter_dir=args.adapter_dir,
-        allow_interventions=args.allow_interventions,
-    )  # fmt: skip
-
-
-def _responses(args: argparse.Namespace) -> "ResponseStore | None":
     from llamarium.server.openai.responses.store import ResponseStore
 
-    if args.store_file is not None and args.store_responses is None:
-        raise UsageError("argument --store-file: say how large it may become, by --store-responses")
-    return None if args.store_responses is None else ResponseStore(args.store_responses, args.store_file)
-
-
-def _place(args: argparse.Namespace) -> tuple[str, int]:
     given = [name for name in ("host", "port") if getattr(args, name) is not None]
     if args.uds is not None and given:
         raise UsageError(f"argument --{given[0]}: not allowed with argument --uds; a Unix socket is its path alone")
     host = _DEFAULTS.host if args.host is None else args.host
-    return host, _DEFAULTS.port if args.port is None else args.port
+    port = _DEFAULTS.port if args.port is None else args.port
+    keys = _keys(args, host)
+    if args.store_file is not None and args.store_responses is None:
+        raise UsageError("argument --store-file: say how large it may become, by --store-responses")
+    responses = None if args.store_responses is None else ResponseStore(args.store_responses, args.store_file)
+    return Settings.of(
+        args, host=host, port=port, uds=args.uds, api_keys=keys, responses=responses, adapter_dir=args.adapter_dir,
+        allow_interventions=args.allow_interventions,
+    )  # fmt: skip
 
 
 def _keys(args: argparse.Namespace, host: str) -> tuple[str, ...]:

@@ -18,14 +18,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     """Add where a run lives, and how it begins and ends."""
-    parser.add_argument(
-        "--out", type=named_folder, default=folder, metavar="FOLDER", help="the run's folder (default: %(default)s)"
-    )
+    text = "the run's folder (default: %(default)s)"
+    parser.add_argument("--out", type=named_folder, default=folder, metavar="FOLDER", help=text)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, or begin")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
-    parser.add_argument(
-        "--report", action="store_true", help="write report.html there at the end; a resumed run renews it"
-    )
+    parser.add_argument("--report", action="store_true", help="write report.html there at the end; --resume renews it")
     add_report_to(parser)
 
 
@@ -38,9 +35,8 @@ def named_folder(text: str) -> Path:
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:
     """Add `--report-to`."""
-    parser.add_argument(
-        "--report-to", action="append", default=[], choices=tuple(TRACKERS), help="follow the run there (repeatable)"
-    )
+    text = "follow the run there (repeatable)"
+    parser.add_argument("--report-to", action="append", default=[], choices=tuple(TRACKERS), help=text)
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None:

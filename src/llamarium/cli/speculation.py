@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from llamarium.cli.options import Group
 from llamarium.cli.output import share_done
 
 if TYPE_CHECKING:
@@ -14,21 +15,14 @@ SPECULATION = "prompt_lookup", "draft_model"
 """The options that `speculation` gives."""
 
 
-def add_speculation(parser: "argparse._ActionsContainer") -> None:  # pyright: ignore[reportPrivateUsage]
+def add_speculation(parser: Group) -> None:
     """Add what guesses tokens: `--prompt-lookup`, or `--draft-model`, which `load_draft` loads."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--draft-model",
-        metavar="NAME",
-        help="a smaller model with the same vocabulary guesses tokens, and the model checks several in one pass: the "
-        "same text, sooner where the guesses are right; it rests by itself where they are not",
-    )
-    group.add_argument(
-        "--prompt-lookup",
-        action="store_true",
-        help="guess tokens from what was said before, and check several in one pass: the same text, sooner where it "
-        "repeats the prompt or itself",
-    )
+    checked = "the model checks several in one pass: the same text, sooner where"
+    text = f"a smaller model with the same vocabulary guesses tokens, {checked} the guesses are right; rests where not"
+    group.add_argument("--draft-model", metavar="NAME", help=text)
+    text = f"what was said before guesses tokens, {checked} the text repeats the prompt or itself"
+    group.add_argument("--prompt-lookup", action="store_true", help=text)
 
 
 def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:

@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 _MAX_BYTES = 2**28
 
 
-def add_text(parser: argparse.ArgumentParser, name: str, what: str, *, required: bool = True) -> None:
+def add_text(parser: argparse.ArgumentParser, name: str, what: str) -> None:
     """Add a text that may stand by itself or after `-p`; `read_text` reads it."""
     parser.add_argument("text", nargs="?", metavar=name, help=f"{what}; - reads it from standard input")
-    parser.add_argument(
-        "-p", "--prompt", metavar=name, help=f"the same, as an option{'' if required else ' (or none)'}"
-    )
+    parser.add_argument("-p", "--prompt", metavar=name, help="the same, as an option")
 
 
 def read_text(args: argparse.Namespace) -> str | None:

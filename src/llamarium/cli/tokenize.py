@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a model, or a tokenizer: llama3, tokenizer.json, tokenizer.model (default: %(default)s)"
     parser.add_argument("-m", "--model", default=DEFAULT_MODEL, metavar="NAME", help=text)
     parser.add_argument("--merges", action="store_true", help="show every merge")
-    text = "print the ids alone, as the model gets them: BOS first where it has one"
-    parser.add_argument("--ids", action="store_true", help=text)
+    parser.add_argument("--ids", action="store_true", help="the ids alone, as the model gets them: BOS first if any")
     add_json(parser)
 
 

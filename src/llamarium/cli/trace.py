@@ -36,15 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="what to run; - reads it from standard input")
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="the same, as an option")
-    parser.add_argument(
-        "--file", type=Path, action="append", default=[], metavar="FILE", help="a text from a file (repeatable)"
-    )
+    parser.add_argument("--file", type=Path, action="append", default=[], metavar="FILE", help="of a text (repeatable)")
     parser.add_argument("--names", type=names, metavar="A,B,…", help="these activations only")
     parser.add_argument("--layers", type=whole_numbers, metavar="N,N,…", help="these layers only; -1 is the last")
-    parser.add_argument(
-        "--positions", type=whole_numbers, metavar="N,N,…", help="these tokens only; -1 is the last, 0 the first"
-    )
-    text = "refuse a larger trace (default: %(default)s)"
+    parser.add_argument("--positions", type=whole_numbers, metavar="N,N,…", help="these tokens only; 0 is the first")
+    text = "refuse a larger one (default: 1024)"
     parser.add_argument("--budget-mb", type=positive_number, default=1024.0, metavar="MB", help=text)
     add_json(parser)
     add_model(parser)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, positive
 from llamarium.cli.output import emit, progress, say
+from llamarium.errors import OutputError, TrainingError, escape
 from llamarium.train.config import DATA_HELP
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="SOURCE", help=DATA_HELP)
     parser.add_argument("--text-field", default="text", metavar="NAME", help="the field with the text (default: text)")
     parser.add_argument("--kind", choices=("bpe", "words", "chars"), default="bpe", help="of tokens (default: bpe)")
-    parser.add_argument(
-        "--vocab-size", type=positive, metavar="N", help=f"tokens; of words, at most (default: {_DEFAULT_VOCAB})"
-    )
+    text = f"tokens; of words, at most (default: {_DEFAULT_VOCAB})"
+    parser.add_argument("--vocab-size", type=positive, metavar="N", help=text)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the files go; has to be given")
     parser.add_argument("--force", action="store_true", help="replace a tokenizer that is there")
     add_json(parser)
@@ -91,8 +91,6 @@ def _measure(tokenizer: "Tokenizer", sample: list[str]) -> dict[str, float]:
 
 def prepare_target(folder: Path, *, force: bool) -> None:
     """Make the folder, or refuse it before any work is done."""
-    from llamarium.errors import OutputError, escape
-
     there = [name for name in _FILES if (folder / name).exists()]
     if (folder / "config.json").exists():
         raise OutputError(
@@ -111,8 +109,6 @@ def prepare_target(folder: Path, *, force: bool) -> None:
 
 def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> None:
     """Write a tokenizer's files (`written`), and remove another's that were there: they would be read in its place."""
-    from llamarium.errors import OutputError, escape
-
     tokenizer.save(folder)
     try:
         for name in set(_FILES) - set(written):
@@ -125,8 +121,6 @@ def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> 
 
 def _with_sample(texts: Iterable[str], sample: list[str], name: str) -> Iterator[str]:
     """Pass texts on, and keep the first million characters of them in `sample`."""
-    from llamarium.errors import TrainingError
-
     missing = _SAMPLE_CHARACTERS
     for text in texts:
         if missing > 0:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], folder: str) -> None:
     """Add the options of a run that begins with a model, by default in `folder`."""
     add_model(parser)
-    parser.add_argument(
-        "--preview", action="store_true", help="show the first row of the data as the model reads it, and leave"
-    )
+    text = "show the first row of the data as the model reads it, and leave"
+    parser.add_argument("--preview", action="store_true", help=text)
     add_run(parser, folder)
     add_json(parser)
     add_settings(parser, kind)
