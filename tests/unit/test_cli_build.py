@@ -229,9 +229,9 @@ def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
         (("pack", "new.json", "--texts", "short.txt"), "short.txt: the text 'too short' is too short"),
         (
             ("pack", "new.json", "--texts", "empty.txt"),
-            "empty.txt: texts is []; expected a list of texts, at least one",
+            "empty.txt: empty; expected text",
         ),
-        (("pack", "new.json", "--texts", "none.txt"), "none.txt: cannot be read as text"),
+        (("pack", "new.json", "--texts", "none.txt"), "none.txt: cannot be read: No such file"),
         (("pack", "course.json"), "course.json exists; give --force, or another name"),
         (("again", "--course", "none.json"), "none.json: no course"),
     ],

@@ -69,6 +69,24 @@ def test_help_fits_into_80_columns(
     assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
 
 
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("generate", "generate [PROMPT] [OPTION ...]"),
+        ("trace", "trace [TEXT ...] [OPTION ...]"),
+        ("batch", "batch IN OUT [OPTION ...]"),
+        ("quantize", "quantize -m NAME --out FOLDER [OPTION ...]"),
+        ("report", "report [-h] [--out FILE.html] [--debug] RUN [RUN ...]"),
+    ],
+)
+def test_usage_is_a_line_what_has_to_be_given_and_options_if_they_are_few(
+    name: str, usage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: llamarium {usage}\n\n")
+
+
 def test_help_breaks_a_paragraph_anew_and_an_example_so_that_it_can_be_pasted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,7 +45,6 @@ _LOOK_S = 0.2  # from one drawing of the progress to the next
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.usage = f"{parser.prog} IN OUT [OPTION ...]"
     parser.add_argument("input", metavar="IN", help="requests, one a line")
     parser.add_argument("output", metavar="OUT", help="answers, one a line")
     parser.add_argument("--resume", action="store_true", help="keep the answers that OUT holds, and ask the rest")

@@ -105,10 +105,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse an option that the chosen measurement does not have, and numbers below 1."""
-    if args.what == "cache" and args.kv_cache_dtype != "auto":
-        raise UsageError("bench cache has no --kv-cache-dtype; its tokens would differ from those without a cache")
-    if args.what == "learn-and-write" and args.kv_cache_dtype != "auto":
-        raise UsageError("bench learn-and-write has no --kv-cache-dtype; learning keeps no cache")
+    why = {"cache": "its tokens would differ from those without a cache", "learn-and-write": "learning keeps no cache"}
+    if args.what in why and args.kv_cache_dtype != "auto":
+        raise UsageError(f"bench {args.what} has no --kv-cache-dtype; {why[args.what]}")
     for name in ("lengths", "depths", "rows", "max_tokens", "rounds"):
         given = getattr(args, name)
         if given is None:

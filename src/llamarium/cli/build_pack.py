@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 
 from llamarium.cli.output import note
-from llamarium.errors import InputError, escape
+from llamarium.cli.perplexity import read_file
+from llamarium.errors import escape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.build.folder.course import Course
 
     whole = Course()
-    texts = whole.texts if args.texts is None else _lines(Path(args.texts))
+    lines = () if args.texts is None else map(str.strip, read_file(args.texts).splitlines())
+    texts = whole.texts if args.texts is None else tuple(filter(None, lines))
     steps = whole.steps if args.steps is None else args.steps
     course = Course.of(steps, texts, source="the course" if args.texts is None else args.texts)
     course.write(Path(args.out), force=args.force)
@@ -34,10 +36,3 @@ def run(args: argparse.Namespace) -> int:
     what = f"{count} step{'' if count == 1 else 's'}, {len(course.texts)} texts"
     note(f"wrote {escape(args.out)}: {what}; learners begin with `llamarium build --course {escape(args.out)}`")
     return 0
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise InputError(f"{escape(path)}: cannot be read as text: {escape(error)}") from None

@@ -44,14 +44,13 @@ NAMES = ("tied", "rope", "causal", "heads", "norm", "depth", "width", "parts", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("experiment", choices=NAMES, help="what is changed")
+    parser.add_argument("experiment", choices=NAMES, metavar="EXPERIMENT", help="what is changed")
     parser.add_argument("--out", type=named_folder, default="runs", metavar="FOLDER", help="where (default: runs)")
     parser.add_argument("--resume", action="store_true", help="go on with what an earlier call has left undone")
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
     add_report_to(parser)
     add_json(parser)
     add_settings(parser, ExperimentConfig)
-    parser.usage = f"{parser.prog} EXPERIMENT [OPTION ...]"
 
 
 def run(args: argparse.Namespace) -> int:

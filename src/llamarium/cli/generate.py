@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-answers", dest="n", type=setting("n"), default=1, metavar="N", help=text)
     text = "with --json: each token's log-probability, and the K best ones'"
     parser.add_argument("--logprobs", type=setting("logprobs"), metavar="K", help=text)
-    parser.add_argument("--no-cache", action="store_true", help="recompute all for every token, to compare; slow")
+    parser.add_argument("--no-cache", action="store_true", help="recompute everything for each token, to compare; slow")
     add_speculation(parser)
     add_json(parser)
     add_stats(parser)

@@ -21,13 +21,13 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from textwrap import indent as indent_lines
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llamarium import __version__
 from llamarium.cli.options import UsageError
@@ -88,6 +88,7 @@ PEERS_OPTIONS: Mapping[str, str] = {
 }  # fmt: skip
 """Options of other programs, and the ones here that do the same."""
 
+_MANY_OPTIONS = 12
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 
 
@@ -107,6 +108,14 @@ class Parser(argparse.ArgumentParser):
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """Help whose texts and headings fit into the width; a line that fits stays as it was written."""
+
+    def add_usage(self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: str | None = None) -> None:
+        """List what has to be given, and options if they are few: many would bury what the command says of itself."""
+        listed = list(actions)
+        if usage is None and len(listed) > _MANY_OPTIONS:
+            more = argparse.Action([], "more", nargs="*", metavar="OPTION")
+            listed, groups = [*(one for one in listed if one.required or not one.option_strings), more], ()
+        super().add_usage(usage, listed, groups, prefix)
 
     def start_section(self, heading: str | None) -> None:
         """Begin a group of options."""

@@ -58,7 +58,6 @@ PORT = whole_number(0, 65535)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.usage = f"{parser.prog} [OPTION ...]"
     _add_place(parser.add_argument_group("where it listens"))
     access = parser.add_argument_group("access")
     _add_access(access)

@@ -41,7 +41,6 @@ def add_report_to(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None:
     """Add `--config FILE` and a flag for every setting of a kind of run: its own first, then what every run has."""
-    parser.usage = f"{parser.prog} [OPTION ...]"  # to list four dozen would bury what the command says of itself
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file; flags win over it")
     own, shared = parser.add_argument_group("what is learned"), parser.add_argument_group("how it is learned")
     common, hints = {item.name for item in dataclasses.fields(RunConfig)}, get_type_hints(kind)

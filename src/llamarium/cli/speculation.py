@@ -19,9 +19,9 @@ def add_speculation(parser: Group) -> None:
     """Add what guesses tokens: `--prompt-lookup`, or `--draft-model`, which `load_draft` loads."""
     group = parser.add_mutually_exclusive_group()
     checked = "the model checks several in one pass: the same text, sooner where"
-    text = f"a smaller model with the same vocabulary guesses tokens, {checked} the guesses are right; rests where not"
+    text = f"a smaller model of the same vocabulary guesses tokens; {checked} guesses are right; it rests where not"
     group.add_argument("--draft-model", metavar="NAME", help=text)
-    text = f"what was said before guesses tokens, {checked} the text repeats the prompt or itself"
+    text = f"what was said before guesses tokens; {checked} the text repeats the prompt or itself"
     group.add_argument("--prompt-lookup", action="store_true", help=text)
 
 
