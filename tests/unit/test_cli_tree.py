@@ -131,6 +131,16 @@ def test_a_config_that_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 'model_type is "gpt2"' in capsys.readouterr().err
 
 
+def test_a_packed_folder_has_the_tree_that_load_gives_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", "-m", "letters", "--out", str(tmp_path / "q"), "--method", "nearest"]) == 0
+    capsys.readouterr()
+    assert main(["tree", str(tmp_path / "q")]) == 0
+    out = capsys.readouterr().out
+    assert out == f"{load(str(tmp_path / 'q')).model}\n" and "LinearPacked(" in out and "EmbeddingPacked(" in out
+    assert main(["tree", str(tmp_path / "q"), "--quantize", "nf4"]) == 1
+    assert "quantized with llamarium" in capsys.readouterr().err
+
+
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", "lama-3.2-1b"]) == 1
     assert "did you mean llama-3.2-1b?" in capsys.readouterr().err

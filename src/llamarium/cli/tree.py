@@ -10,10 +10,11 @@ no weights are read.
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from textwrap import indent
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import DEFAULT_MODEL, add_name, add_type, named
@@ -24,6 +25,7 @@ from llamarium.quant.formats import METHODS, group_size
 if TYPE_CHECKING:
     from llamarium.config import ModelConfig
 
+EMBEDDED = "model.embed_tokens"
 _LINEARS = {"NF4": "Linear4bit", "Q8_0": "Linear8bit", "Q4_1": "LinearInt4"}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
 
@@ -37,6 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the tree of what is named."""
     name = named(args) or DEFAULT_MODEL
+    if name not in PRESETS and (Path(name) / "config.json").is_file() and args.quantize is None:
+        from llamarium.checkpoints.open import open_checkpoint
+        from llamarium.checkpoints.packed.folder import is_packed_folder
+
+        if is_packed_folder(Path(name)):
+            checkpoint = open_checkpoint(Path(name))
+            entries = (entry for entry in checkpoint.entries.values() if entry.is_packed)
+            packed = {entry.key.removesuffix(".weight"): entry.dtype for entry in entries}
+            print(tree(checkpoint.config, packed=packed))
+            return 0
     config, skip = (PRESETS[name], None) if name in PRESETS else read_config(name)
     if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it
         print(tree(config, args.quantize))
@@ -45,24 +57,38 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def tree(config: "ModelConfig", method: str | None = None, skip: Sequence[str] = ("lm_head",)) -> str:
+def tree(
+    config: "ModelConfig",
+    method: str | None = None,
+    skip: Sequence[str] = ("lm_head",),
+    packed: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Return what `print` shows of a `LlamaForCausalLM`, without PyTorch.
 
     `method` is what its Linears are quantized to, but for those that `skip` names: `lm_head`, `mlp`, `layers.0`.
+    `packed` names the types of packed weights, by their modules' paths.
     """
+    if config.tie_word_embeddings and EMBEDDED in packed:
+        packed = {**packed, "lm_head": packed[EMBEDDED]}
 
     def linear(path: str, num_in: int, num_out: int) -> str:
+        shape = f"(in_features={num_in}, out_features={num_out}, bias=False"
+        if path in packed:
+            return f"LinearPacked{shape}, type={packed[path]})"
         is_left = method is None or any(f".{part}." in f".{path}." for part in skip)
         if method == "Q4_1" and not is_left:
             group_size(num_in, method)
         kind = "Linear" if method is None or is_left else _LINEARS[method]
-        return f"{kind}(in_features={num_in}, out_features={num_out}, bias=False)"
+        return f"{kind}{shape})"
 
     width = config.hidden_size
+    rows = f"{config.vocab_size}, {width}"
     norm = f"LlamaRMSNorm(({width},), eps={config.rms_norm_eps})"
     layers = [_layer(config, f"model.layers.{i}", norm, linear) for i in range(config.num_hidden_layers)]
     trunk = {
-        "embed_tokens": f"Embedding({config.vocab_size}, {width})",
+        "embed_tokens": f"EmbeddingPacked({rows}, type={packed[EMBEDDED]})"
+        if EMBEDDED in packed
+        else f"Embedding({rows})",
         "layers": _block("ModuleList", _numbered(layers)),
         "norm": norm,
         "rotary_emb": "LlamaRotaryEmbedding()",
