@@ -13,7 +13,7 @@ bytes, and no numbers: nothing is loaded.
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, positive_number, whole_numbers
 from llamarium.cli.output import emit, note, ranges, show, size, table
@@ -71,13 +71,8 @@ def _texts(args: argparse.Namespace) -> list[str]:
 
 
 def _trace(args: argparse.Namespace, llama: "Llama", text: str, *, first: bool) -> None:
-    trace = llama.trace(
-        check_fits(llama, text),
-        names=args.names,
-        layers=args.layers,
-        positions=args.positions,
-        budget_mb=args.budget_mb,
-    )
+    how: dict[str, Any] = {name: getattr(args, name) for name in ("names", "layers", "positions", "budget_mb")}
+    trace = llama.trace(check_fits(llama, text), **how)
     if args.json:
         emit(trace.to_dict())
         return

@@ -83,12 +83,11 @@ def tree(
 
     width = config.hidden_size
     rows = f"{config.vocab_size}, {width}"
+    embedding = f"EmbeddingPacked({rows}, type={packed[EMBEDDED]})" if EMBEDDED in packed else f"Embedding({rows})"
     norm = f"LlamaRMSNorm(({width},), eps={config.rms_norm_eps})"
     layers = [_layer(config, f"model.layers.{i}", norm, linear) for i in range(config.num_hidden_layers)]
     trunk = {
-        "embed_tokens": f"EmbeddingPacked({rows}, type={packed[EMBEDDED]})"
-        if EMBEDDED in packed
-        else f"Embedding({rows})",
+        "embed_tokens": embedding,
         "layers": _block("ModuleList", _numbered(layers)),
         "norm": norm,
         "rotary_emb": "LlamaRotaryEmbedding()",
@@ -100,14 +99,9 @@ def tree(
 def _layer(config: "ModelConfig", path: str, norm: str, linear: Callable[[str, int, int], str]) -> str:
     width, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    attention = {
-        "q_proj": (width, queries),
-        "k_proj": (width, keys),
-        "v_proj": (width, keys),
-        "o_proj": (queries, width),
-    }
+    heads = {"q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys), "o_proj": (queries, width)}
     mlp = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
-    projections = {name: linear(f"{path}.self_attn.{name}", *shape) for name, shape in attention.items()}
+    projections = {name: linear(f"{path}.self_attn.{name}", *shape) for name, shape in heads.items()}
     products = {name: linear(f"{path}.mlp.{name}", *shape) for name, shape in mlp.items()}
     parts = {
         "self_attn": _block("LlamaAttention", projections),
