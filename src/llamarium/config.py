@@ -44,20 +44,11 @@ class RopeScaling:
         """Check ranges; ConfigError for a factor below 1, frequency factors not in order, or a length below 1."""
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
             _check(math.isfinite(getattr(self, name)), f"rope_scaling.{name}", getattr(self, name), "a finite number")
+        low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
         _check(self.factor >= 1, "rope_scaling.factor", self.factor, "a number of at least 1")
-        _check(self.low_freq_factor > 0, "rope_scaling.low_freq_factor", self.low_freq_factor, "above 0")
-        _check(
-            self.high_freq_factor > self.low_freq_factor,
-            "rope_scaling.high_freq_factor",
-            self.high_freq_factor,
-            f"above low_freq_factor ({self.low_freq_factor})",
-        )
-        _check(
-            self.original_max_position_embeddings >= 1,
-            "rope_scaling.original_max_position_embeddings",
-            self.original_max_position_embeddings,
-            "at least 1 token",
-        )
+        _check(low > 0, "rope_scaling.low_freq_factor", low, "above 0")
+        _check(high > low, "rope_scaling.high_freq_factor", high, f"above low_freq_factor ({low})")
+        _check(original >= 1, "rope_scaling.original_max_position_embeddings", original, "at least 1 token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +96,8 @@ class ModelConfig:
         for name in _SIZES:
             value = getattr(self, name)
             _check(_is_int(value) and 1 <= value < 2**31, name, value, "a whole number from 1 to 2^31 - 1")
-        _check(
-            self.num_attention_heads % self.num_key_value_heads == 0,
-            "num_key_value_heads",
-            self.num_key_value_heads,
-            f"a divisor of num_attention_heads ({self.num_attention_heads})",
-        )
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        _check(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
         _check(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number: RoPE rotates pairs")
         for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
             value = getattr(self, name)
@@ -209,15 +196,9 @@ def no_constant(name: str) -> float:
 
 
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings",
+)  # fmt: skip
 
 # Fields whose only supported value is the one given: anything else changes the mathematics.
 _FIXED: dict[str, tuple[Any, ...]] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -63,6 +64,15 @@ def attend_eagerly(q_BTNH: Tensor, context: Context) -> Eager:
     pattern_BNTS = scores_BNTS.softmax(dim=-1).nan_to_num(0.0)
     out_BTNH = torch.einsum("bnts,bsnh->btnh", pattern_BNTS, v_BSNH)
     return Eager(scores_BNTS, pattern_BNTS, out_BTNH.to(q_BTNH.dtype))
+
+
+def attend_fused(
+    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, mask: Tensor | None, *, is_causal: bool = False
+) -> Tensor:
+    """Return (B, T, N, H) of PyTorch's fused kernels; `mask` is bool and broadcasts to (B, N, T, S)."""
+    q_BNTH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BTNH, k_BSKH, v_BSKH))
+    out_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BKSH, v_BKSH, mask, is_causal=is_causal, enable_gqa=True)
+    return out_BNTH.transpose(1, 2)
 
 
 def visible_in_row(num_tokens: int, segments_BT: Tensor | None, bidirectional: bool, device: torch.device) -> Tensor:

@@ -1,9 +1,8 @@
 """Attention without a past: training, scoring, and the model's default."""
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from llamarium.attention.base import RowAttend
+from llamarium.attention.base import RowAttend, attend_fused
 
 
 class CausalAttend(RowAttend):
@@ -15,12 +14,5 @@ class CausalAttend(RowAttend):
         """Return (B, T, N, H)."""
         if self._mask_B1TT is None and self.segments_BT is not None:  # once for all layers
             self._mask_B1TT = self.context(layer_idx, k_BTKH, v_BTKH).visible_BTS.unsqueeze(1)
-        out_BNTH = F.scaled_dot_product_attention(
-            q_BTNH.transpose(1, 2),
-            k_BTKH.transpose(1, 2),
-            v_BTKH.transpose(1, 2),
-            attn_mask=self._mask_B1TT,
-            is_causal=self.segments_BT is None and not self.bidirectional,
-            enable_gqa=True,
-        )
-        return out_BNTH.transpose(1, 2)
+        is_causal = self.segments_BT is None and not self.bidirectional
+        return attend_fused(q_BTNH, k_BTKH, v_BTKH, self._mask_B1TT, is_causal=is_causal)

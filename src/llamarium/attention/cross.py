@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
+
+from llamarium.attention.base import attend_fused
 
 
 class CrossAttend:
@@ -23,12 +24,5 @@ class CrossAttend:
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         """Return (B, T, N, H)."""
-        k_BSKH, v_BSKH = self.memory[layer_idx]
-        out_BNTH = F.scaled_dot_product_attention(
-            q_BTNH.transpose(1, 2),
-            k_BSKH.transpose(1, 2),
-            v_BSKH.transpose(1, 2),
-            attn_mask=None if self.visible_BS is None else self.visible_BS[:, None, None, :],
-            enable_gqa=True,
-        )
-        return out_BNTH.transpose(1, 2)
+        mask_B11S = None if self.visible_BS is None else self.visible_BS[:, None, None, :]
+        return attend_fused(q_BTNH, *self.memory[layer_idx], mask_B11S)

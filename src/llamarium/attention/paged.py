@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llamarium.errors import InputError, MemoryBudgetError
-from llamarium.kernels.memory import reserve
+from llamarium.attention.base import attend_fused
+from llamarium.errors import InputError
+from llamarium.kernels.memory import no_room, reserve
 
 SCALE_DTYPE = torch.float32
 """Of a key's or value's scale, in a cache of 8 bits."""
@@ -67,21 +68,14 @@ class PagedCache:
             )
         except (RuntimeError, MemoryError):
             bytes_per_vector = head_dim * self.dtype.itemsize + (SCALE_DTYPE.itemsize if num_scaled else 0)
-            gigabytes = 2 * self._num_layers * slots * heads * bytes_per_vector / 1e9
-            raise MemoryBudgetError(
-                f"keys and values of {slots} positions take {gigabytes:,.1f} GB, more than there is; ask for fewer "
-                "tokens (max_tokens) or fewer answers at once (n)"
-            ) from None
+            raise no_room(slots, 2 * self._num_layers * slots * heads * bytes_per_vector) from None
         self.num_blocks = num_blocks
 
     def _zeros(self, slots: int, heads: int, width: int, dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu" or slots == 0:
             return torch.zeros(slots, heads, width, dtype=dtype, device=self.device)
-        return (
-            torch.from_numpy(reserve((slots * heads * width * dtype.itemsize,), np.uint8))
-            .view(dtype)
-            .view(slots, heads, width)
-        )
+        taken = torch.from_numpy(reserve((slots * heads * width * dtype.itemsize,), np.uint8))
+        return taken.view(dtype).view(slots, heads, width)
 
     @property
     def num_bytes(self) -> int:
@@ -178,26 +172,13 @@ class PagedAttend:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _attend(self, layer_idx: int, i: int, segment: Segment, q_1TNH: Tensor) -> Tensor:
-        k_SKH, v_SKH = self.cache.at(layer_idx, segment.slots, q_1TNH.dtype)
-        k_1KSH, v_1KSH = k_SKH.transpose(0, 1).unsqueeze(0), v_SKH.transpose(0, 1).unsqueeze(0)
+        k_1SKH, v_1SKH = (kept.unsqueeze(0) for kept in self.cache.at(layer_idx, segment.slots, q_1TNH.dtype))
         if segment.end == segment.start + 1:
-            return _decode(q_1TNH, k_1KSH, v_1KSH)
-        if segment.start and i not in self._masks:
-            self._masks[i] = self._visible(segment)
-        out_1NTH = F.scaled_dot_product_attention(
-            q_1TNH.transpose(1, 2),
-            k_1KSH,
-            v_1KSH,
-            attn_mask=self._masks.get(i),
-            is_causal=segment.start == 0,  # the plain triangle
-            enable_gqa=True,
-        )
-        return out_1NTH.transpose(1, 2)
-
-    def _visible(self, segment: Segment) -> Tensor:
-        """(T, S): position s is visible to position p if s <= p."""
-        positions_S = torch.arange(segment.end, device=self.cache.device)
-        return positions_S <= positions_S[segment.start :].unsqueeze(1)
+            return _decode(q_1TNH, k_1SKH.transpose(1, 2), v_1SKH.transpose(1, 2))
+        if segment.start and i not in self._masks:  # (T, S): position s is visible to position p if s <= p
+            positions_S = torch.arange(segment.end, device=self.cache.device)
+            self._masks[i] = positions_S <= positions_S[segment.start :].unsqueeze(1)
+        return attend_fused(q_1TNH, k_1SKH, v_1SKH, self._masks.get(i), is_causal=segment.start == 0)
 
 
 def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from llamarium.errors import MemoryBudgetError
+
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python names MAP_NORESERVE in later versions only
 
 
@@ -28,6 +30,14 @@ def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(str(error)) from None
     return np.frombuffer(memory, kind).reshape(shape)
+
+
+def no_room(num_positions: int, num_bytes: int) -> MemoryBudgetError:
+    """Return the error for keys and values that there is no memory for."""
+    return MemoryBudgetError(
+        f"keys and values of {num_positions} positions take {num_bytes / 1e9:,.1f} GB, more than there is; ask for "
+        "fewer tokens (max_tokens) or fewer answers at once (n)"
+    )
 
 
 @functools.cache

@@ -17,6 +17,8 @@ from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.taps import Taps
 
+Floats = NDArray[np.float32]
+
 CacheDtype = Literal["auto", "int8"]
 """What keys and values are kept in: the model's own dtype, or 8 bits with a scale for each (`attention/paged.py`)."""
 
@@ -50,9 +52,7 @@ class Cache(Protocol):
     def grow(self, num_blocks: int) -> None:
         """Become larger; what the blocks hold stays; MemoryBudgetError if there is not that much memory."""
 
-    def read(
-        self, layer_idx: int, blocks: Sequence[int], num_slots: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
         """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
         ...
 
@@ -133,7 +133,7 @@ class Runner(Protocol):
         """
         ...
 
-    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
         """Return a weight, or some rows of a matrix, as float32; a tied head's key is taken too.
 
         `adapted` adds the correction of the adapter that is on; `product` always has it. KeyError if there is no such
@@ -141,7 +141,7 @@ class Runner(Protocol):
         """
         ...
 
-    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+    def product(self, key: str, x_MI: Floats) -> Floats:
         """Multiply by a matrix as a pass does, the adapter that is on included: (M, in) to (M, out).
 
         A tied head's key is taken too. KeyError if there is no such matrix.
@@ -155,7 +155,7 @@ class Runner(Protocol):
         """
         ...
 
-    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+    def read_stream(self, x_MD: Floats) -> Floats:
         """Return what the final norm and the head make of rows of the residual stream: (M, D) to logits (M, V)."""
         ...
 

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
-from llamarium.errors import MemoryBudgetError
 from llamarium.kernels import native
-from llamarium.kernels.memory import reserve
+from llamarium.kernels.memory import no_room, reserve
 from llamarium.runtime.batch import BLOCK_SIZE
-from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES
+from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, Floats
 
 _STORED = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}  # numpy has no bfloat16, but its bits
 
@@ -49,11 +48,7 @@ class NativeCache:
             self.k_scales, self.v_scales = ([reserve(shape, np.float32) for _ in scaled] for _ in "kv")
         except MemoryError:
             vector = config.head_dim * DTYPE_BYTES[dtype] + (SCALE_BYTES if dtype == "int8" else 0)
-            gigabytes = 2 * len(layers) * math.prod(shape) * vector / 1e9
-            raise MemoryBudgetError(
-                f"keys and values of {num_blocks * block_size} positions take {gigabytes:,.1f} GB, more than there is; "
-                "ask for fewer tokens (max_tokens) or fewer answers at once (n)"
-            ) from None
+            raise no_room(num_blocks * block_size, 2 * len(layers) * math.prod(shape) * vector) from None
         self.num_blocks = num_blocks
         self.described = native.CCache(
             C_DTYPES[dtype], num_blocks, block_size,
@@ -87,9 +82,7 @@ class NativeCache:
             new[: len(kept)] = kept
         vars(self).update(vars(larger))
 
-    def read(
-        self, layer_idx: int, blocks: Sequence[int], num_slots: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
         """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
         used = list(blocks[: -(-num_slots // self.block_size)])
         k_BKPH, v_BKPH = _floats(self.k[layer_idx][used]), _floats(self.v[layer_idx][used])
@@ -100,7 +93,7 @@ class NativeCache:
         return k_SKH, v_SKH
 
 
-def _floats(stored: NDArray[np.generic]) -> NDArray[np.float32]:
+def _floats(stored: NDArray[np.generic]) -> Floats:
     if stored.dtype == np.uint16:
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32)

@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
-from llamarium.errors import MemoryBudgetError
+from llamarium.kernels.memory import no_room
 from llamarium.runtime.batch import BLOCK_SIZE
+from llamarium.runtime.runner import Floats
 
 
 class SharedCache:
@@ -52,29 +52,22 @@ class SharedCache:
             os.ftruncate(self.descriptor, num_bytes)
             self.blocks = mapped(self.descriptor, self.config, self.block_size)
         except (OSError, OverflowError, ValueError):
-            raise MemoryBudgetError(
-                f"keys and values of {num_blocks * self.block_size} positions take {num_bytes / 1e9:,.1f} GB, more "
-                "than there is; ask for fewer tokens (max_tokens) or fewer answers at once (n)"
-            ) from None
+            raise no_room(num_blocks * self.block_size, num_bytes) from None
         self.num_blocks = num_blocks
 
-    def read(
-        self, layer_idx: int, blocks: Sequence[int], num_slots: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
         """Return the keys and values of a sequence's first positions: (S, K, H) each."""
         return read_past(self.blocks, layer_idx, blocks, num_slots)
 
 
-def mapped(descriptor: int, config: ModelConfig, block_size: int) -> NDArray[np.float32]:
+def mapped(descriptor: int, config: ModelConfig, block_size: int) -> Floats:
     """Return all blocks of a cache's file, (num_blocks, L, 2, P, K, H)."""
     shape = (config.num_hidden_layers, 2, block_size, config.num_key_value_heads, config.head_dim)
     memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     return np.frombuffer(memory, np.float32).reshape(-1, *shape)
 
 
-def read_past(
-    cache: NDArray[np.float32], layer_idx: int, blocks: Sequence[int], num_slots: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def read_past(cache: Floats, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
     """Return a copy of the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
     used = list(blocks[: -(-num_slots // cache.shape[3])])
     k_SKH, v_SKH = (cache[used, layer_idx, part].reshape(-1, *cache.shape[4:])[:num_slots] for part in (0, 1))
