@@ -13,11 +13,10 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.native.weights import Weight
-from reference_tiles import pack_ggml
+from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
 CONFIG = replace(

@@ -1,12 +1,18 @@
 """NF4 weights as bitsandbytes saves them."""
 
 import json
+import math
 
 import torch
 from torch import Tensor
 
-from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
+from llamarium.quant.nf4 import NF4, NF4_LEVELS, Linear4bit, dequantize_range
 from llamarium.quant.nf4_state import NESTED_BLOCK_SIZE, STATE_KEY
+
+
+def dequantize_nf4(quantized: NF4, shape: tuple[int, ...], *, block_size: int = 64) -> Tensor:
+    """Return the weights: `shape`, float32."""
+    return dequantize_range(quantized, 0, math.prod(shape), block_size).view(shape)
 
 
 def components_of(linear: Linear4bit) -> dict[str, Tensor]:

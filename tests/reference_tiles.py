@@ -8,8 +8,16 @@ from torch import Tensor
 from llamarium.quant import codes as definitions
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat, block_format
 from llamarium.quant.ggml.decode import SuperBlocks, five_bit_codes, super_blocks
+from llamarium.quant.ggml.encode import encode_reference
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.packing import pack_blocks
+
+
+def quantize(weight: Tensor, type_name: str) -> Tensor:
+    """Pack weights, (..., columns) floating point, into blocks: uint8 (..., row_bytes) on the same device."""
+    values = weight.detach().cpu()
+    array = values.view(torch.uint16).numpy() if values.dtype == torch.bfloat16 else values.numpy()
+    return torch.from_numpy(encode_reference(array, type_name)).to(weight.device)
 
 
 def parts(linear: LinearPacked, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

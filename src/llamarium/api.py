@@ -341,10 +341,7 @@ class Llama:
         return trace(self.runner, self.encode(text), **options)
 
     def trace_steps(self, prompt: Prompt, num_steps: int, **options: Any) -> "Iterator[Trace]":
-        """Return the named activations of each decoding step of a greedy answer, from its own cache.
-
-        Options are those of `llamarium.inspect.trace.trace_steps`.
-        """
+        """Return the named activations of each step of a greedy answer; options as in `llamarium.inspect.trace`."""
         from llamarium.inspect.trace import trace_steps
 
         return trace_steps(self.runner, self.encode(prompt), num_steps, **options)

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from llamarium.errors import ConfigError, escape, show_value, warn_caller
 
@@ -188,6 +188,13 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise ValueError(f"the key {show_value(twice)} stands there twice")
     return found
+
+
+def without_nulls(value: Any) -> Any:
+    """Return JSON's values without fields that are null, within lists and objects, too; null means left out."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in cast("dict[str, Any]", value).items() if item is not None}
+    return [without_nulls(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def no_constant(name: str) -> float:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,8 @@ from typing import NoReturn
 
 if sys.platform != "win32":
     import fcntl
+
+_STALE_AFTER_S = 24 * 3600
 
 
 @contextlib.contextmanager
@@ -47,6 +50,13 @@ def remove_leftovers(target: Path) -> None:
         for path in [path for path in target.parent.iterdir() if ours.fullmatch(path.name)]:
             if _is_left(path):
                 _remove(path, target)
+
+
+def remove_stale(folder: Path, pattern: str) -> None:
+    """Remove folders that killed processes have left, but nothing of the last day, which another may be writing."""
+    for old in folder.glob(pattern):
+        if old.stat().st_mtime < time.time() - _STALE_AFTER_S:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove(path: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 import llamarium
 from llamarium.adapters.model_names import public_name
+from llamarium.config import without_nulls
 from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
 from llamarium.generation.dialog import ToolOptions
@@ -97,8 +98,9 @@ class AnswerRows:
         self._engine.close(timeout_s=0)
 
     def _begin(self, row: dict[str, Any]) -> "Answers | LlamariumError":
-        messages, prompt = _given(row.get("messages")), row.get("prompt")
-        own = _given(row.get("sampling_params")) or {}
+        # a table has every field that one of its rows has
+        messages, prompt = without_nulls(row.get("messages")), row.get("prompt")
+        own = without_nulls(row.get("sampling_params")) or {}
         try:
             if not isinstance(own, dict):
                 raise InputError(f"sampling_params is {show_value(own)}; expected options by their names")
@@ -121,14 +123,8 @@ class AnswerLines:
     A batch has a column `text`, as `ray.data.read_text` makes it, a request in each row. The result has a column
     `answer`: the lines of `llamarium batch`, in the order of completion. Line numbers in errors count within the batch.
 
-    Args:
-        model: As for `llamarium.load`.
-        loading: Its other arguments.
-        engine: The options of `Llama.engine`.
-        served_model_name: The model's name in requests and answers; None is its own.
-
-    Raises:
-        LlamariumError: If the model cannot be loaded so.
+    `served_model_name` is the model's name in requests and answers, None its own; other arguments as of `AnswerRows`.
+    LlamariumError if the model cannot be loaded so.
     """
 
     def __init__(
@@ -207,13 +203,6 @@ def _finish(begun: "Answers | LlamariumError") -> Answered:
         "num_generated_tokens": len(answer.token_ids),
         "error": None,
     }
-
-
-def _given(value: Any) -> Any:
-    """Remove null fields: a table has every field that one of its rows has."""
-    if isinstance(value, dict):
-        return {name: _given(item) for name, item in cast(dict[str, Any], value).items() if item is not None}
-    return [_given(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
 
 
 def _schema() -> Any:

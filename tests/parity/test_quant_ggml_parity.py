@@ -15,10 +15,11 @@ from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.errors import CheckpointError
 from llamarium.kernels import native
 from llamarium.quant.formats import GGML_TYPES
-from llamarium.quant.ggml.blocks import dequantize, quantize
+from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.decode import decode_blocks
 from llamarium.quant.ggml.encode import encode, encode_reference
 from llamarium.quant.packing import to_bfloat16
+from reference_tiles import quantize
 
 # Where each format keeps its half-precision scales, in bytes from the block's start.
 SCALES = {

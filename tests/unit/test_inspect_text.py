@@ -19,7 +19,7 @@ from llamarium.inspect.trace import trace
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.blocks import dequantize, quantize
+from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.linear import EmbeddingGGML
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
@@ -28,7 +28,7 @@ from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.special import SpecialTokens
 from native_models import weights_of
-from reference_tiles import pack_ggml
+from reference_tiles import pack_ggml, quantize
 
 ALPHABET = "abcdefghij klmnop.\n"
 CONFIG = replace(preset("tiny"), vocab_size=len(ALPHABET), initializer_range=0.2, max_position_embeddings=32)

@@ -22,7 +22,6 @@ from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
@@ -31,7 +30,7 @@ from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import SamplingParams
 from native_models import native_runner
-from reference_tiles import pack_ggml
+from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores

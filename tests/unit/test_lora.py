@@ -33,6 +33,7 @@ from llamarium.quant.nf4 import Linear4bit
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
+from reference_tiles import quantize
 from swapping import quantize_linears
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
@@ -60,7 +61,7 @@ BASES: dict[str, Callable[[Tensor], nn.Module]] = {
     "NF4": Linear4bit.from_weight,
     "Q8_0": Linear8bit.from_weight,
     "Q4_1": LinearInt4.from_weight,
-    "GGML": lambda weight: LinearGGML.from_weight(weight, "Q4_1"),
+    "GGML": lambda weight: LinearGGML(quantize(weight, "Q4_1"), "Q4_1"),
 }
 
 

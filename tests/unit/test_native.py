@@ -14,11 +14,11 @@ from llamarium.errors import OptionError
 from llamarium.kernels import native, threads
 from llamarium.kernels.native import InputBits
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml.blocks import dequantize, quantize
+from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.linears import Linear8bit, LinearInt4
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_integers
 from native_models import product
-from reference_tiles import pack_ggml, packed_codes, parts, product_reference, quantize_inputs
+from reference_tiles import pack_ggml, packed_codes, parts, product_reference, quantize, quantize_inputs
 
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 

@@ -15,7 +15,6 @@ from llamarium.kernels import native
 from llamarium.kernels.native import InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
@@ -23,7 +22,7 @@ from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Taps
 from native_models import CONFIG, build, native_runner, weights_of
-from reference_tiles import pack_ggml
+from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
 TAPPED = [name for name in ACTIVATIONS if name not in (*FROM_CACHE, "logits")]

@@ -34,14 +34,13 @@ from llamarium.errors import (
 from llamarium.inspect.summary import summarize
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.linears import LinearInt4
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked, pack_integers
 from llamarium.runtime.batch import Span
 from llamarium.runtime.batch import pack as pack_spans
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
-from reference_tiles import pack_ggml
+from reference_tiles import pack_ggml, quantize
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"

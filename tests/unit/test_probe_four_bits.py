@@ -17,12 +17,11 @@ from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
 from llamarium.quant.formats import IQ4_NL_VALUES, METHODS, PACKED_FORMATS
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.ggml.linear import LinearGGML
 from llamarium.quant.linears import QUANTIZED_LINEARS
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
 from llamarium.runtime.module_runner import ModuleRunner
-from reference_tiles import pack_ggml, packed_codes, parts, quantize_inputs
+from reference_tiles import pack_ggml, packed_codes, parts, quantize, quantize_inputs
 
 ROWS = [3, -1, 17]
 

@@ -8,12 +8,11 @@ from torch import Tensor
 from closeness import output_error
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.quant.formats import PACKED_FORMATS, PackedFormat
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import LinearPacked
 from llamarium.quantization import fit as fitting
 from llamarium.quantization import gptq as feeding_back
 from llamarium.quantization.fit import FITTED_FORMATS
-from reference_tiles import pack_ggml, packed_codes, parts
+from reference_tiles import pack_ggml, packed_codes, parts, quantize
 
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
 

@@ -10,8 +10,9 @@ from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatErro
 from llamarium.quant import base
 from llamarium.quant.formats import GGML_TYPES
 from llamarium.quant.ggml import decode as ggml_decode
-from llamarium.quant.ggml.blocks import dequantize, quantize
+from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
+from reference_tiles import quantize
 
 # Levels of a code, and the share of a step that a weight may be off before the scales are rounded.
 STEPS = {"Q8_0": (127, 0.5), "Q4_0": (8, 1.0), "Q5_0": (16, 1.0), "Q4_1": (15, 0.5), "Q5_1": (31, 0.5)}
@@ -85,14 +86,14 @@ def test_refusals():
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
 @pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 5), (0,)])
 def test_linear_is_the_product_with_the_dequantized_weight(name, lead):
-    linear = LinearGGML.from_weight(random_weight(), name)
+    linear = LinearGGML(quantize(random_weight(), name), name)
     x = torch.randn(*lead, 64)
     assert torch.equal(linear(x), F.linear(x, linear.dequantize()))
     assert linear(x).shape == (*lead, 48)
 
 
 def test_row_chunks_change_nothing_and_bound_memory(monkeypatch):
-    linear, x = LinearGGML.from_weight(random_weight(), "Q4_1"), torch.randn(4, 64, requires_grad=True)
+    linear, x = LinearGGML(quantize(random_weight(), "Q4_1"), "Q4_1"), torch.randn(4, 64, requires_grad=True)
     whole = linear(x)
     (whole_grad,) = torch.autograd.grad(whole.square().sum(), x)
     monkeypatch.setattr(base, "_CHUNK_WEIGHTS", 5 * 64)
@@ -108,7 +109,7 @@ def test_row_chunks_change_nothing_and_bound_memory(monkeypatch):
 
 
 def test_gradient_is_that_of_the_dequantized_weight():
-    linear = LinearGGML.from_weight(random_weight(), "Q5_1")
+    linear = LinearGGML(quantize(random_weight(), "Q5_1"), "Q5_1")
     x = torch.randn(2, 3, 64, requires_grad=True)
     (ours,) = torch.autograd.grad(linear(x).pow(2).sum(), x)
     (theirs,) = torch.autograd.grad(F.linear(x, linear.dequantize()).pow(2).sum(), x)
@@ -116,7 +117,7 @@ def test_gradient_is_that_of_the_dequantized_weight():
 
 
 def test_nothing_dequantized_is_kept_for_the_backward_pass():
-    linear = LinearGGML.from_weight(random_weight(), "Q8_0")
+    linear = LinearGGML(quantize(random_weight(), "Q8_0"), "Q8_0")
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         linear(torch.randn(2, 64, requires_grad=True))

@@ -13,9 +13,9 @@ from torch import Tensor
 from llamarium.errors import CheckpointError, LlamariumError, UnsupportedFormatError
 from llamarium.kernels import cpu_half
 from llamarium.quant import base
-from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, dequantize_nf4, quantize_nf4
+from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, quantize_nf4
 from llamarium.quant.nf4_state import STATE_KEY, NF4Layout
-from nf4_components import components_of
+from nf4_components import components_of, dequantize_nf4
 
 
 def random_weight(rows=48, columns=64, seed=0):

@@ -16,13 +16,12 @@ from llamarium.generation.loop import DialogEngine, TokenEvent, generate_tokens
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import SamplingParams
 from native_models import native_runner
-from reference_tiles import pack_ggml
+from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=1)

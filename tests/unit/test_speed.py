@@ -17,10 +17,9 @@ from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.quant.ggml.blocks import quantize
 from llamarium.runtime.module_runner import ModuleRunner
 from native_models import native_runner
-from reference_tiles import pack_ggml
+from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
 pytestmark = pytest.mark.alone  # it measures time

@@ -244,12 +244,13 @@ class WeightBase:
     def _low_rank(self, name: str) -> LowRank:
         tensors = self.saved.tensors
         magnitude = tensors.get(f"{name}.lora_magnitude_vector")
-        gain = None if magnitude is None else magnitude / self._row_norms(name)
+        gain = None
+        if magnitude is not None:
+            corrected = (weights + change for weights, change in self._rows(name))
+            norms: _Floats = np.concatenate([np.linalg.norm(rows, axis=1) for rows in corrected])
+            gain = magnitude / norms
         a, b = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
         return LowRank(self.saved.config.scale, a, b, gain)
-
-    def _row_norms(self, name: str) -> _Floats:
-        return np.concatenate([np.linalg.norm(weights + change, axis=1) for weights, change in self._rows(name)])
 
     def _rows(self, name: str) -> Iterator[tuple[_Floats, _Floats]]:
         """Yield W and scale B A, (rows, in), a range of rows at a time, so a packed W is never unpacked whole."""

@@ -128,8 +128,18 @@ def base_of(folder: Path) -> str:
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """Read `adapter_config.json` and check that everything in it is implemented; errors as `read_adapter`."""
-    _check_folder(folder)
+    if (advice := what_to_name(folder, adapter=True)) is not None:
+        raise ModelNotFoundError(advice)
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {CONFIG} and {WEIGHTS}")
+    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
+        raise UnsupportedFormatError(
+            f"{escape(folder / _PICKLE)}: is a pickle, which could run anything; convert it to {WEIGHTS} where you "
+            "trust it"
+        )
     path = folder / CONFIG
+    if not path.exists():
+        raise ModelNotFoundError(f"{escape(folder)}: has no {CONFIG}")
     raw = read_json_object(path)
     for name, value in raw.items():
         is_off = value is None or value is False or value in ("", [], {})
@@ -172,20 +182,6 @@ def _unsupported(path: Path, name: str, value: object) -> UnsupportedFormatError
     return UnsupportedFormatError(
         f"{escape(path)}: {escape(name, 80)} is {show_value(value)}, which is not supported; expected {allowed}"
     )
-
-
-def _check_folder(folder: Path) -> None:
-    if (advice := what_to_name(folder, adapter=True)) is not None:
-        raise ModelNotFoundError(advice)
-    if not folder.is_dir():
-        raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {CONFIG} and {WEIGHTS}")
-    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
-        raise UnsupportedFormatError(
-            f"{escape(folder / _PICKLE)}: is a pickle, which could run anything; convert it to {WEIGHTS} where you "
-            "trust it"
-        )
-    if not (folder / CONFIG).exists():
-        raise ModelNotFoundError(f"{escape(folder)}: has no {CONFIG}")
 
 
 def read_metadata(folder: Path) -> Mapping[str, str]:

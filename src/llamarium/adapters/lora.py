@@ -119,7 +119,9 @@ class LoRALinear(nn.Module):
     def _corrected_rows(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield W + scale B A in float32, a range of rows at a time, so a packed W is never unpacked whole."""
         with torch.autocast(self.lora_A.weight.device.type, enabled=False):
-            for start, stop in _chunks(self.out_features, self.in_features):
+            step = max(1, _CHUNK_WEIGHTS // self.in_features)
+            for start in range(0, self.out_features, step):
+                stop = min(start + step, self.out_features)
                 yield start, stop, self.correction(start, stop).add_(rows_of(self.base_layer, start, stop))
 
 
@@ -128,11 +130,6 @@ def rows_of(linear: nn.Module, start: int, stop: int) -> Tensor:
     if isinstance(linear, QuantizedLinear):
         return linear.dequantize_rows(start, stop, torch.float32)
     return linear.get_parameter("weight")[start:stop].float()
-
-
-def _chunks(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
-    step = max(1, _CHUNK_WEIGHTS // num_columns)
-    return ((start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
 def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:

@@ -51,7 +51,9 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
     The base, plain or quantized, is plain afterwards, in its own dtype. Warns if a tenth of the correction is lost in
     rounding; TrainingError if half of it is, or if the merged model computes something else. Others as `load_adapter`.
     """
-    ids_1T = _probes(model)
+    count = min(_NUM_PROBES, model.config.max_position_embeddings)
+    drawn_1T = torch.randint(model.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
+    ids_1T = drawn_1T.to(model.device)
     base = model(ids_1T).float()
     load_adapter(model, folder, check_base=check_base)
     adapted = model(ids_1T).float()
@@ -76,12 +78,6 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
             raise TrainingError(lost)
         warn_caller(lost)
     return report
-
-
-def _probes(model: LlamaForCausalLM) -> Tensor:
-    count = min(_NUM_PROBES, model.config.max_position_embeddings)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(model.config.vocab_size, (1, count), generator=generator).to(model.device)
 
 
 def _distance(logits: Tensor, reference: Tensor) -> float:

@@ -47,16 +47,12 @@ def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = T
         try:
             base_check.check_base(ModuleBase(model), saved)
         except CheckpointError:
-            _take_off(model, saved, trained)
+            for name in saved.linears:
+                model.set_submodule(name, cast(Any, model.get_submodule(name)).base_layer)
+            for key, parameter in model.named_parameters():
+                parameter.requires_grad_(key in trained)
             raise
     model.requires_grad_(False)
-
-
-def _take_off(model: LlamaForCausalLM, saved: SavedAdapter, trained: set[str]) -> None:
-    for name in saved.linears:
-        model.set_submodule(name, cast(Any, model.get_submodule(name)).base_layer)
-    for key, parameter in model.named_parameters():
-        parameter.requires_grad_(key in trained)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,15 +75,9 @@ def _course(folder: Path) -> Course:
 
 
 def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
-    """Return the hints of a step up to a depth, and note in the folder how many were read.
+    """Return a depth and the hints of a step, by name or number, up to it, and note in the folder how many were read.
 
-    Args:
-        folder: The learner's folder.
-        step: A step's name or number.
-        depth: 1, 2, or 3 for the solution; None is one more than was read.
-
-    Returns:
-        The depth, and the text.
+    The depth is 1, 2, or 3 for the solution; None is one more than was read.
     """
     found = step_named(step)
     course_of(folder)

@@ -20,7 +20,7 @@ from llamarium.build.compare import Difference, as_results, first_difference, gi
 from llamarium.build.guard import LearnerError
 from llamarium.build.learner import Learner
 from llamarium.build.passes import Pass, watched
-from llamarium.build.step import Mistake, Step
+from llamarium.build.step import Mistake
 from llamarium.build.steps import STEPS
 
 BUDGET_S = 4.0
@@ -75,11 +75,7 @@ class _EnoughError(BaseException):
 def check_learner(source: Source, learner: Learner, *, seed: int = 0, budget_s: float = BUDGET_S) -> Result:
     """Check a learner's function against a model; LearnerError if it did anything but return a result.
 
-    Args:
-        source: The model, and the texts.
-        learner: The function.
-        seed: Of sentences, shapes and numbers.
-        budget_s: How long the function may compute inside the model.
+    `seed` is of sentences, shapes and numbers; the function may compute for `budget_s` inside the model.
     """
     try:
         return _Check(source, learner, seed, budget_s).result()
@@ -121,7 +117,7 @@ class _Check:
                 self._step.name, "passed", "is right", checked=f"{len(cases)} random cases, {inside}{self._slow}"
             )
         parts = [error for error in found if isinstance(error, _DiffersError)]
-        cause = self._cause() if parts else None
+        cause = next(filter(self._was_made, self._step.mistakes), None) if parts else None
         if isinstance(found[0], LearnerError) and cause is None:
             raise found[0]
         inside = [error for error in parts if error.inside and error.difference is not None]
@@ -194,21 +190,15 @@ class _Check:
         words, section = ("", "") if cause is None else (cause.cause, cause.section)
         return Result(self._step.name, error.status, error.words, words, section or self._step.section, place)
 
-    def _cause(self) -> Mistake | None:
-        """Return the mistake whose results are the learner's in all calls, if there is one."""
-        for mistake in self._step.mistakes:
-            if all(_does(mistake, self._step, args, yours) for args, yours in self._calls):
-                return mistake
-        return None
-
-
-def _does(mistake: Mistake, step: Step, args: tuple[Any, ...], yours: tuple[Any, ...]) -> bool:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            wrong = mistake.wrong(*args)
-    except Exception:  # noqa: BLE001 - a mistake may fail where shapes do not fit it
-        return False
-    return same(step.outputs, yours, as_results(wrong))
+    def _was_made(self, mistake: Mistake) -> bool:
+        """Return whether a mistake's results are the learner's in all calls."""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return all(
+                    same(self._step.outputs, yours, as_results(mistake.wrong(*args))) for args, yours in self._calls
+                )
+        except Exception:  # noqa: BLE001 - a mistake may fail where shapes do not fit it
+            return False
 
 
 @contextmanager

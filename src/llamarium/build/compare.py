@@ -73,16 +73,14 @@ def same(outputs: Sequence[str], yours: Sequence[Any], wrong: Sequence[Any]) -> 
     if len(yours) != len(wrong):
         return False
     return all(
-        _same_array(mine, other) if output else _is_nan(mine, other) or _is_same_value(mine, other)
+        _same_array(mine, other) if output else _is_same_value(mine, other)
         for output, mine, other in zip(outputs, yours, wrong, strict=True)
     )
 
 
-def _is_nan(mine: Any, wrong: Any) -> bool:
-    return all(isinstance(value, (float, np.floating)) and bool(np.isnan(value)) for value in (mine, wrong))
-
-
 def _is_same_value(mine: Any, wrong: Any) -> bool:
+    if all(isinstance(value, (float, np.floating)) and bool(np.isnan(value)) for value in (mine, wrong)):
+        return True
     return _value_problem(mine, wrong) is None and _same_value(mine, wrong)
 
 
@@ -136,12 +134,11 @@ def _why(mine: NDArray[Any], expected: NDArray[Any], axes: str) -> str:
 
 def _value_problem(mine: Any, expected: Any) -> str | None:
     if isinstance(expected, list):
-        is_item, kind = (
-            (_is_bytes, "bytes") if expected and isinstance(expected[0], bytes) else (_is_whole, "ids (int)")
-        )
+        has_bytes = bool(expected) and isinstance(expected[0], bytes)
+        kind = "bytes" if has_bytes else "ids (int)"
         if not isinstance(mine, (list, tuple)):
             return f"returned {_kind(mine)}; expected a list of {kind}"
-        odd = [item for item in mine if not is_item(item)]  # pyright: ignore[reportUnknownVariableType]
+        odd = [item for item in mine if not (isinstance(item, bytes) if has_bytes else _is_whole(item))]  # pyright: ignore[reportUnknownVariableType]
         return f"returned a list with {_kind(odd[0])} in it; expected a list of {kind}" if odd else None
     if isinstance(mine, np.ndarray) and mine.ndim:
         return f"returned an array of shape {mine.shape}; expected one number"
@@ -150,10 +147,6 @@ def _value_problem(mine: Any, expected: Any) -> str | None:
     if isinstance(mine, bool) or not isinstance(mine, (float, int, np.number, np.ndarray)) or np.iscomplexobj(mine):
         return f"returned {_kind(mine)}; expected a number (float)"
     return None if np.isfinite(float(mine)) else f"returned {float(mine)}, which is no finite number"
-
-
-def _is_bytes(item: Any) -> bool:
-    return isinstance(item, bytes)
 
 
 def _is_whole(item: Any) -> bool:
@@ -207,14 +200,10 @@ def plain(value: Any) -> Any:
 
 def _same_value(mine: Any, expected: Any) -> bool:
     if isinstance(expected, list):
-        return [_as_int(item) for item in mine] == expected
+        return [int(item) if isinstance(item, (np.integer, np.ndarray)) else item for item in mine] == expected
     if isinstance(expected, float):
         return abs(float(mine) - expected) <= RELATIVE * max(abs(expected), 1e-3)
     return int(mine) == expected
-
-
-def _as_int(item: Any) -> Any:
-    return int(item) if isinstance(item, (np.integer, np.ndarray)) else item
 
 
 def _kind(value: Any) -> str:

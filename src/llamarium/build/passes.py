@@ -148,12 +148,10 @@ class Pass:
         gate, up, down = (self._weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down"))
         halves = {(name, self.layer) for name in ("gate", "up", "act", "gated")}
         if self._taps is not None and halves & self._taps.wanted:  # a swiglu hands out its result alone
-            self._tap_halves(x_TD @ gate.T, x_TD @ up.T)
+            gate_TF, up_TF = x_TD @ gate.T, x_TD @ up.T
+            act_TF = gate_TF / (1 + np.exp(-gate_TF))
+            self._tap_all(("gate", "up", "act", "gated"), (gate_TF, up_TF, act_TF, act_TF * up_TF))
         return self._tap("mlp_out", self._functions["swiglu"](x_TD, gate, up, down))
-
-    def _tap_halves(self, gate_TF: Floats, up_TF: Floats) -> None:
-        act_TF = gate_TF / (1 + np.exp(-gate_TF))
-        self._tap_all(("gate", "up", "act", "gated"), (gate_TF, up_TF, act_TF, act_TF * up_TF))
 
     def _tap_all(self, names: Sequence[str], values: Any) -> Any:
         for name, value in zip(names, values, strict=False):

@@ -60,12 +60,9 @@ def functions_of(folder: Path) -> dict[str, Function]:
 
 
 def whole(llama: "Llama", source: Source, folder: Path) -> Whole:
-    """Let the learner's functions write a text and compare it with the library's; LearnerError if one fails.
+    """Let the functions in a learner's folder write a text and compare it with the library's, of a model in float32.
 
-    Args:
-        llama: The library's model, in float32.
-        source: Has the weights, the tokenizer and the texts.
-        folder: The learner's.
+    LearnerError if one of them fails.
     """
     mine = functions_of(folder)
     text, rate = _write(source, mine)

@@ -30,7 +30,10 @@ def load_weights(
     FunctionError if the functions of a learner's folder cannot begin.
     """
     if isinstance(checkpoint, LearnerCheckpoint):
-        return _load_learner(checkpoint, options)
+        check_learner_options(checkpoint.path, options)
+        check = checkpoint.check_unchanged
+        loaded = LoadedModel(checkpoint.runner(), None, check=check, weights_of=checkpoint.model)
+        return loaded, checkpoint.sources()
     weights = native_weights(checkpoint, options, progress)
     if weights is None:
         return _load_modules(checkpoint, options, progress)
@@ -58,13 +61,6 @@ def runner_over(model: "LlamaForCausalLM") -> Runner | None:
 
     weights = weights_of(model, of_bases=True) if native.library() is not None else None
     return None if weights is None else NativeRunner(model.config, weights)
-
-
-def _load_learner(checkpoint: LearnerCheckpoint, options: LoadOptions) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
-    """Start the process that computes."""
-    check_learner_options(checkpoint.path, options)
-    check = checkpoint.check_unchanged
-    return LoadedModel(checkpoint.runner(), None, check=check, weights_of=checkpoint.model), checkpoint.sources()
 
 
 def _load_modules(

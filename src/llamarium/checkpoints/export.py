@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.checkpoints import storage
-from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor
+from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
 from llamarium.checkpoints.huggingface.writer import OutputTensor, cast_array, needs_dtype, save_weights
 from llamarium.checkpoints.open import OpenedModel, open_model
@@ -69,13 +69,9 @@ def export(
 
 
 def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list[OutputTensor]:
-    """Return the weights of a model on disk, read when they are written; quantized ones need a `dtype`.
+    """Return the weights of a model on disk, read when they are written, which warns where they are NaN or infinite.
 
-    Where some are NaN or infinite, reading them warns.
-
-    Args:
-        checkpoint: Opened.
-        dtype: "F32", "F16" or "BF16"; None is what each weight is stored in.
+    `dtype` is "F32", "F16" or "BF16"; None is what each weight is stored in, and quantized ones need one.
     """
     weights: list[OutputTensor] = []
     for key, entry in checkpoint.entries.items():
@@ -93,7 +89,13 @@ def read_array(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
     """Return a weight's values, (out, in): floats as they are stored, bfloat16 as uint16, others as float32."""
     entry = checkpoint.entries[key]
     stored = checkpoint.stored(key, copy=not (entry.dtype in FLOATS or entry.is_packed))
-    return _values(stored, f"{entry.file}: {entry.name}")
+    if stored.type_name in FLOATS:
+        return stored.data.view(storage.FLOATS[stored.type_name]).reshape(stored.shape)
+    if stored.type_name == "NF4" or (stored.is_packed and native.library() is None):
+        from llamarium.checkpoints.decode import decode
+
+        return decode(stored, f"{entry.file}: {entry.name}").numpy()
+    return dequantize(stored.type_name, stored.shape, np.ascontiguousarray(stored.data))
 
 
 def _read_finite(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
@@ -101,17 +103,6 @@ def _read_finite(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
     if num_bad := count_nonfinite(values):
         warn_caller(f"{escape(checkpoint.path)}: {key} has {num_bad} weights that are NaN or infinite")
     return values
-
-
-def _values(stored: StoredTensor, source: str) -> NDArray[Any]:
-    """Return a weight's values: floats as they are stored, others as float32."""
-    if stored.type_name in FLOATS:
-        return stored.data.view(storage.FLOATS[stored.type_name]).reshape(stored.shape)
-    if stored.type_name == "NF4" or (stored.is_packed and native.library() is None):
-        from llamarium.checkpoints.decode import decode
-
-        return decode(stored, source).numpy()
-    return dequantize(stored.type_name, stored.shape, np.ascontiguousarray(stored.data))
 
 
 def _export_hf(opened: OpenedModel, out: Path, type: str | None, force: bool) -> None:

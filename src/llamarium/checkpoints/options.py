@@ -23,20 +23,12 @@ REQUANTIZE = "--requantize (requantize=True)"
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a checkpoint becomes a model.
+    """How a checkpoint becomes a model: arguments of `llamarium.load`, checked; and whether it is to be trained.
 
     Attributes:
-        dtype: What the model computes in; None means as stored, and bfloat16 for quantized files.
-        device: Where it computes, by torch's name.
-        quantize: Quantize the Linears (but the head) on loading: "NF4", "Q8_0" or "Q4_1".
-        dequantize: For files that are already quantized: "load" dequantizes once into `dtype`, "use" keeps the bytes
-            as they are stored and dequantizes for every use, with PyTorch. "auto" keeps NF4, and in bfloat16 the types
-            that the CPU kernels multiply; others it dequantizes once. They are quantized again with "load" alone.
-        strict: Refuse weights that are not finite instead of warning.
+        dtype: None is "auto".
+        device: By torch's name.
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
-        deterministic: Refuse what PyTorch would have to answer. The C kernels give a request the same bits alone, in
-            any batch, with any chunking and on any number of threads.
-        input_bits: What the C kernels round the inputs of packed weights to; None is 8.
     """
 
     dtype: DtypeName | None = None

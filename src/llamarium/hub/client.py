@@ -76,7 +76,8 @@ def _explained(repo: str) -> Generator[None]:
 def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
     causes = list(_chain(error))
     names = {cls.__name__ for cause in causes for cls in type(cause).__mro__}
-    status = next((s for s in map(_status, causes) if s is not None), None)
+    found = (getattr(getattr(cause, "response", None), "status_code", None) for cause in causes)
+    status = next((code for code in found if isinstance(code, int)), None)
     if "GatedRepoError" in names:
         return GatedModelError(
             f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then set HF_TOKEN to a token of "
@@ -95,9 +96,10 @@ def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
         return DownloadError(
             f"{repo} is not in the hub cache and HF_HUB_OFFLINE is set; unset it, or give a folder or .gguf file"
         )
+    lines = [type(causes[-1]).__name__, *filter(None, map(str.strip, str(causes[-1]).splitlines()))]
     return DownloadError(
-        f"{repo} could not be fetched from the hub: {_first_line(causes[-1])}; without a network give a folder or "
-        "a .gguf file on disk (`llamarium doctor --hub` checks the way to the hub)"
+        f"{repo} could not be fetched from the hub: {escape(': '.join(lines[:2]), 300)}; without a network give a "
+        "folder or a .gguf file on disk (`llamarium doctor --hub` checks the way to the hub)"
     )
 
 
@@ -107,13 +109,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _status(error: BaseException) -> int | None:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return escape(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 300)

@@ -80,7 +80,10 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
     """
     text = str(source)
     if isinstance(source, str) and text in BUILTINS:
-        return _builtin(text, kind)
+        if kind not in ("tokenizer", BUILTINS[text].kind):  # a model's file holds a tokenizer too
+            models = ", ".join([*(n for n, item in BUILTINS.items() if item.kind == "model"), *PACKAGED])
+            raise ModelNotFoundError(f"{text} is a built-in tokenizer, not a model; built-in models: {models}")
+        return fetch(text)
     if isinstance(source, str) and text in PACKAGED:
         return packaged_path(text)
     path = os.path.expanduser(text)  # noqa: PTH111 - Path's raises on odd names
@@ -104,13 +107,6 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
 def cached_models() -> list[CachedModel]:
     """Return the Llamas in the hub's cache, by name."""
     return sorted(model for repo, folder in hub_client.cached_snapshots() for model in _models_in(repo, folder))
-
-
-def _builtin(name: str, kind: Literal["model", "tokenizer"]) -> Path:
-    if kind not in ("tokenizer", BUILTINS[name].kind):  # a model's file holds a tokenizer too
-        models = ", ".join([*(n for n, item in BUILTINS.items() if item.kind == "model"), *PACKAGED])
-        raise ModelNotFoundError(f"{name} is a built-in tokenizer, not a model; built-in models: {models}")
-    return fetch(name)
 
 
 def _tokenizer_folder(repo: str) -> Path:

@@ -17,7 +17,6 @@ Source: Dettmers et al., "QLoRA" (2023), section 3; bitsandbytes, `backends/defa
 `csrc/cpu_ops.cpp` for the nested scales; `functional.py`, `create_dynamic_map`.
 """
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -88,12 +87,7 @@ def _in_pairs(codes: Tensor) -> Tensor:
     return (codes[::2] << 4) | codes[1::2]
 
 
-def dequantize_nf4(quantized: NF4, shape: tuple[int, ...], *, block_size: int = 64) -> Tensor:
-    """Return the weights: `shape`, float32."""
-    return _dequantize_range(quantized, 0, math.prod(shape), block_size).view(shape)
-
-
-def _dequantize_range(quantized: NF4, start: int, stop: int, block_size: int) -> Tensor:
+def dequantize_range(quantized: NF4, start: int, stop: int, block_size: int) -> Tensor:
     """Return weights `start` to `stop` of the flat tensor, float32, by way of the whole blocks around them."""
     first, last = start // block_size, -(-stop // block_size)
     begin, end = first * block_size, last * block_size  # the last block may be short: slices end where the data does
@@ -210,7 +204,7 @@ class Linear4bit(QuantizedLinear):
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Return rows `start` to `stop` of W."""
         columns = self.in_features
-        flat = _dequantize_range(self._quantized(), start * columns, stop * columns, self.layout.block_size)
+        flat = dequantize_range(self._quantized(), start * columns, stop * columns, self.layout.block_size)
         return flat.view(-1, columns).to(dtype)
 
     def scales(self) -> Tensor:

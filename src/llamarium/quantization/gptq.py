@@ -50,15 +50,15 @@ def gptq(weight: Floats, gram: Floats, format: PackedFormat, *, damping: float =
         damping: Share of the diagonal's mean that is added to it; increased tenfold, up to 1, until it inverts.
 
     Returns:
-        Tiles, as `fit`.
-
-    Raises:
-        OptionError: For another format, rows that are no multiple of 32, or an invalid gram.
-        CheckpointError: If weights are NaN, infinite, or too large for float16 scales.
+        Tiles, as `fit`; errors, too, and OptionError for an invalid gram.
     """
     check_format(format, weight.shape[1])
     check_values(weight)
-    factor = inverse_factor(_check_gram(gram, weight.shape[1]), damping)
+    if gram.shape != (weight.shape[1], weight.shape[1]):
+        raise OptionError(f"gram has shape {gram.shape}; expected ({weight.shape[1]}, {weight.shape[1]})")
+    if not np.isfinite(gram).all():
+        raise OptionError("gram has values that are NaN or infinite; expected X^T X of finite inputs")
+    factor = inverse_factor(gram, damping)
     left = np.array(weight.T, np.float32, order="C")  # (in, out): what the columns still have to stand for
     codes = np.empty(left.shape, np.uint8)
     scales: list[Halves] = []
@@ -111,11 +111,3 @@ def _round_columns(
         errors[j] = (left[j] - dequantized(codes[j], scale, minimum, format)) / corner[j, j]
         left[j + 1 :] -= corner[j, j + 1 :, None] * errors[j]
     return errors
-
-
-def _check_gram(gram: Floats, num_columns: int) -> Floats:
-    if gram.shape != (num_columns, num_columns):
-        raise OptionError(f"gram has shape {gram.shape}; expected ({num_columns}, {num_columns})")
-    if not np.isfinite(gram).all():
-        raise OptionError("gram has values that are NaN or infinite; expected X^T X of finite inputs")
-    return gram

@@ -126,7 +126,16 @@ class LoadedModel:
             self._chosen = self._chosen.fresh() if is_changed else self._chosen
             return self._chosen
         if self._chosen is not None and self._modules is None:
-            self._say_edited()
+            what = "a hook, an adapter, a patched method, a replaced weight"
+            if self._deterministic:
+                raise OptionError(
+                    f"the model was loaded as deterministic, and its modules have been edited since ({what}), which "
+                    "the C kernels do not see; load it without deterministic"
+                )
+            warn_caller(
+                f"the model's modules have been edited ({what}): PyTorch answers from now on, as the C kernels do not "
+                "see that"
+            )
         if self._modules is None or is_changed:
             self._modules = ModuleRunner(model)
         return self._modules
@@ -136,17 +145,6 @@ class LoadedModel:
         raise OptionError(
             "a loaded model cannot be pickled or deep-copied, as it refers to memory of this process; call "
             "llamarium.load() in the other process, or copy.deepcopy(llama.model) for modules of your own"
-        )
-
-    def _say_edited(self) -> None:
-        if self._deterministic:
-            raise OptionError(
-                "the model was loaded as deterministic, and its modules have been edited since (a hook, an adapter, a "
-                "patched method, a replaced weight), which the C kernels do not see; load it without deterministic"
-            )
-        warn_caller(
-            "the model's modules have been edited (a hook, an adapter, a patched method, a replaced weight): PyTorch "
-            "answers from now on, as the C kernels do not see that"
         )
 
 

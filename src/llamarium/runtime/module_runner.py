@@ -9,7 +9,6 @@ model computes.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -33,21 +32,11 @@ from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.nf4_state import LEVELS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
-from llamarium.runtime.runner import Cache, CacheDtype, Logits
+from llamarium.runtime.runner import Cache, CacheDtype, HeldWeight, Logits
 from llamarium.runtime.shell import hook_edit, hook_norms, on_host, or_nan, shell_of, watch
 from llamarium.runtime.taps import Taps
 
 _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleWeight:
-    """A module's weight, as a `WeightInfo`."""
-
-    key: str
-    type_name: str
-    shape: tuple[int, ...]
-    num_bytes: int
 
 
 class ModuleRunner:
@@ -88,22 +77,25 @@ class ModuleRunner:
         return f"PyTorch in {self.dtype} on {self.device}"
 
     @property
-    def weights(self) -> Mapping[str, ModuleWeight]:
+    def weights(self) -> Mapping[str, HeldWeight]:
         """All weights by key, of modules that have one; adapters, and a tied head, are not among them."""
-        found: dict[str, ModuleWeight] = {}
+        found: dict[str, HeldWeight] = {}
         tied = self.model.config.tie_word_embeddings
         for name, module in self.model.named_modules():
             weight = getattr(module, "weight", None)
             if isinstance(weight, Tensor) and not (tied and name == "lm_head"):
                 key = f"{name.replace('.base_layer', '')}.weight"
-                found[key] = ModuleWeight(key, _type_name(module), _shape(module), _num_bytes(module))
+                own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                num_bytes = sum(tensor.nbytes for tensor in own if not tensor.is_meta)
+                found[key] = HeldWeight(key, _type_name(module), _shape(module), num_bytes)
         return found
 
     @torch.no_grad()
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
         module = self._module(key)
-        if adapted and _has_adapter(outer := self.model.get_submodule(key.removesuffix(".weight"))):
-            weight = torch.cat([part for _, _, part in cast(Any, outer).merged_rows()])
+        outer: Any = self.model.get_submodule(key.removesuffix(".weight"))
+        if adapted and hasattr(outer, "base_layer") and getattr(outer, "enabled", False):
+            weight = torch.cat([part for _, _, part in outer.merged_rows()])
         elif isinstance(module, QuantizedEmbedding) and rows is not None:
             exact = shell_of(module)
             exact.dtype = torch.float32  # of this shell's vectors alone
@@ -211,18 +203,14 @@ class ModuleRunner:
         _hook_edits(model, batch)
         if taps is not None:
             watch(model, taps)
-        if _is_called_whole(model):
+        own = vars(model)  # hooked or patched itself: to call its parts would miss that
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return _on_host(model(ids_1M, positions_1M, seen)[0][rows_W])
         hidden_WD = model.model(ids_1M, positions_1M, seen)[0][rows_W]
         if taps is None:
             return _on_host(self.model.logits(hidden_WD))
         rows = [self.model.logits(hidden_1D) for hidden_1D in hidden_WD.split(1)]
         return _on_host(torch.cat(rows) if rows else self.model.logits(hidden_WD))
-
-
-def _has_adapter(module: nn.Module) -> bool:
-    """Whether a module adds an adapter's correction now."""
-    return hasattr(module, "base_layer") and bool(getattr(module, "enabled", False))
 
 
 @torch.no_grad()
@@ -264,10 +252,6 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
     return tuple(cast(Tensor, module.weight).shape)
 
 
-def _num_bytes(module: nn.Module) -> int:
-    return sum(t.nbytes for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if not t.is_meta)
-
-
 def threads_for(model: LlamaForCausalLM) -> AbstractContextManager[None]:
     """Return the block in which modules are run: with one thread for PyTorch where the C kernels multiply.
 
@@ -276,12 +260,6 @@ def threads_for(model: LlamaForCausalLM) -> AbstractContextManager[None]:
     """
     is_packed = any(isinstance(module, LinearPacked) for module in model.modules())
     return one_torch_thread() if is_packed else nullcontext()
-
-
-def _is_called_whole(model: LlamaForCausalLM) -> bool:
-    """Whether the model itself is hooked or patched, so that calling its parts would miss that."""
-    own = vars(model)
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own)
 
 
 def _hook_edits(shell: LlamaForCausalLM, batch: Batch) -> None:

@@ -5,6 +5,7 @@ can multiply all of its matrices, the modules elsewhere.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -74,6 +75,16 @@ class WeightInfo(Protocol):
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
     def num_bytes(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWeight:
+    """A `WeightInfo` of a weight that is kept elsewhere."""
+
+    key: str
+    type_name: str
+    shape: tuple[int, ...]
+    num_bytes: int
 
 
 class Runner(Protocol):

@@ -39,8 +39,8 @@ from llamarium.train.config import DPOConfig
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.objectives.base import Trunk, head_weight
-from llamarium.train.objectives.logprobs import token_logprobs
+from llamarium.train.objectives.base import Trunk
+from llamarium.train.objectives.logprobs import learned_logprobs
 from llamarium.train.setup import Setup
 from llamarium.train.step import causal_trunk, computing_in
 
@@ -53,7 +53,7 @@ class Preference:
 
     def count(self, batch: TrainingBatch) -> int:
         """Return the number of pairs."""
-        return len(_answers(batch)[1]) // 2
+        return len(_counts(batch)) // 2
 
     def loss_sum(
         self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
@@ -88,23 +88,17 @@ def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float) -> tuple[Tensor
 
 def answer_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk = causal_trunk) -> Tensor:
     """Return log P of each answer of a batch, the sum over its tokens: (E,), float32, in row order."""
-    hidden_BTD = trunk(model, batch)
-    places_N, starts_E = _answers(batch)
-    logprobs_N = token_logprobs(
-        hidden_BTD.flatten(0, 1)[places_N], head_weight(model), batch.labels_BT.flatten()[places_N]
-    )
-    answer_N = torch.searchsorted(starts_E, torch.arange(len(places_N), device=starts_E.device), right=True) - 1
-    return logprobs_N.new_zeros(len(starts_E)).index_add(0, answer_N, logprobs_N)
+    logprobs_N, counts_E = learned_logprobs(model, batch, trunk), _counts(batch)
+    answer_N = torch.arange(len(counts_E), device=counts_E.device).repeat_interleave(counts_E)
+    return logprobs_N.new_zeros(len(counts_E)).index_add(0, answer_N, logprobs_N)
 
 
-def _answers(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-    """Return the learned tokens' places in the flattened rows (N,), and the start of each answer among these (E,)."""
+def _counts(batch: TrainingBatch) -> Tensor:
+    """Return the number of learned tokens of each answer: (E,)."""
     assert batch.segments_BT is not None  # two answers are two segments
     num_rows, length = batch.labels_BT.shape
     keys_BT = batch.segments_BT + torch.arange(num_rows, device=batch.segments_BT.device)[:, None] * (length + 1)
-    places_N = (batch.labels_BT.flatten() != IGNORED).nonzero().squeeze(1)
-    _, counts_E = torch.unique_consecutive(keys_BT.flatten()[places_N], return_counts=True)
-    return places_N, counts_E.cumsum(0) - counts_E
+    return torch.unique_consecutive(keys_BT[batch.labels_BT != IGNORED], return_counts=True)[1]
 
 
 @torch.no_grad()

@@ -120,7 +120,13 @@ def _train_adapters(
     if config.adapter:
         load_adapter(model, Path(config.adapter).expanduser(), trainable=True)
     else:
-        _add_adapters(model, config)
+        names = config.target_modules
+        lora = LoRAConfig(
+            config.rank, config.alpha, config.dropout,
+            names if names == "all-linear" else tuple(part.strip() for part in names.split(",")),
+            use_rslora=config.rslora, use_dora=config.dora,
+        )  # fmt: skip
+        apply_lora(model, lora, seed=config.seed)
 
     def save(folder: Path) -> None:
         save_adapter(
@@ -129,19 +135,6 @@ def _train_adapters(
         )  # fmt: skip
 
     return save, lambda folder: restore_adapter(model, folder, process_group, metadata)
-
-
-def _add_adapters(model: LlamaForCausalLM, config: FinetuneConfig) -> None:
-    names = config.target_modules
-    lora = LoRAConfig(
-        r=config.rank,
-        alpha=config.alpha,
-        dropout=config.dropout,
-        target_modules=names if names == "all-linear" else tuple(part.strip() for part in names.split(",")),
-        use_rslora=config.rslora,
-        use_dora=config.dora,
-    )
-    apply_lora(model, lora, seed=config.seed)
 
 
 def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:

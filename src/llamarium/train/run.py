@@ -128,7 +128,9 @@ class _Loop:
         seed, group = setup.config.seed, setup.process_group
         self.order = Order(setup.train, seed, at.cursor, shard_idx=group.shard_idx, num_shards=group.num_shards)
         self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
-        self.flops_per_token = _training_flops_per_token(setup)
+        # a backward pass costs two forward passes, or one where hardly a weight has a gradient
+        length, passes = setup.train.context, 3 if all(p.requires_grad for p in setup.model.parameters()) else 2
+        self.flops_per_token = passes * flops(setup.model.config, length, num_logits=length) / length
         self.skipped = 0
         self.window_tokens, self.window_seconds = 0, 0.0
 
@@ -370,13 +372,6 @@ def _describe(setup: Setup) -> dict[str, Any]:
         "tokens": token_texts(setup.tokenizer),
         **({} if setup.rollouts is None else {"sampler": setup.rollouts.sampler}),
     }
-
-
-def _training_flops_per_token(setup: Setup) -> float:
-    """A backward pass costs two forward passes, or one where hardly a weight has a gradient."""
-    length = setup.train.context
-    passes = 3 if all(p.requires_grad for p in setup.model.parameters()) else 2
-    return passes * flops(setup.model.config, length, num_logits=length) / length
 
 
 @contextmanager

@@ -141,18 +141,14 @@ def _attend_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     yield q * 100, k * 100, v, np.arange(3)
 
 
-def _project(weights: tuple[Floats, Floats, Floats], num_heads: int, num_kv_heads: int, x_TD: Floats) -> Heads:
-    return project(x_TD, *weights, num_heads, num_kv_heads)
-
-
 def _cached_cases(rng: np.random.Generator) -> Iterator[Arguments]:
     shapes = (5, 0, 4, 2, 8, 8), (1, 6, 4, 2, 4, 8), (3, 4, 3, 3, 6, 10), (1, 2, 2, 1, 4, 6)
     for tokens, past, heads, kv_heads, size, width in shapes:
-        w_q, w_k, w_v = (floats(rng, count * size, width) for count in (heads, kv_heads, kv_heads))
+        weights = [floats(rng, count * size, width) for count in (heads, kv_heads, kv_heads)]
         w_o = floats(rng, width, heads * size)
         yield (
             floats(rng, tokens, width), floats(rng, past, kv_heads, size), floats(rng, past, kv_heads, size),
-            partial(_project, (w_q, w_k, w_v), heads, kv_heads),
+            lambda x_TD, how=(*weights, heads, kv_heads): project(x_TD, *how),
             lambda q, k, v, positions: rotate(q, k, v, positions, 10_000.0),
             attend,
             lambda heads_TNH, w_o=w_o: join(heads_TNH, w_o),

@@ -52,10 +52,6 @@ def _scale(block: bytes, how: str) -> np.float32:
     return np.float32(np.frombuffer(block, how, 1)[0])
 
 
-def _codes_first(block: bytes) -> Floats:
-    return unpack_q4_0(block[16:] + block[:16])
-
-
 def _cases(rng: np.random.Generator) -> Iterator[Arguments]:
     for scale in (0.013, 1.0, -0.25):
         yield (np.float16(scale).astype("<f2").tobytes() + rng.integers(0, 256, 16, np.uint8).tobytes(),)
@@ -91,7 +87,8 @@ STEPS = (
             Mistake("The scale is read as bfloat16; it is float16.", partial(_unpack_so, scale="bfloat16")),
             Mistake("The scale's bytes are swapped; it is little-endian.", partial(_unpack_so, scale=">f2")),
             Mistake("The scale is read as an integer; it is a float16.", partial(_unpack_so, scale="integer")),
-            Mistake("The scale is read from the end of the block; it is the first two bytes.", _codes_first),
+            Mistake("The scale is read from the end of the block; it is the first two bytes.",
+                    lambda block: unpack_q4_0(block[16:] + block[:16])),
         ),
     ),
 )  # fmt: skip

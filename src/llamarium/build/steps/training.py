@@ -108,10 +108,6 @@ def _loss_so(
     return float(joined(surprise(of_tokens[of(is_answer)])))
 
 
-def _divided_by_all(logits: Floats, ids: Ints, is_answer: Bools) -> float:
-    return loss(logits, ids, is_answer) * float(is_answer[1:].sum()) / (len(ids) - 1)
-
-
 def _adamw_so(
     w: Floats, g: Floats, m: Floats, v: Floats, step: int, lr: float, b1: float, b2: float, eps: float, decay: float,
     *, how: str,
@@ -183,7 +179,9 @@ STEPS = (
             Mistake("Logits and tokens are not shifted: the logits at t are of the token at t + 1.",
                     partial(_loss_so, shift=0)),
             Mistake("The surprises are summed; their mean is wanted.", partial(_loss_so, joined=np.sum)),
-            Mistake("The sum is divided by all tokens; only the answer's are counted.", _divided_by_all),
+            Mistake("The sum is divided by all tokens; only the answer's are counted.",
+                    lambda logits, ids, is_answer:
+                        loss(logits, ids, is_answer) * float(is_answer[1:].sum()) / (len(ids) - 1)),
             Mistake("The logarithm is to the base of 2; nats are wanted (np.log).",
                     partial(_loss_so, surprise=lambda logprobs: -logprobs / np.log(2))),
             Mistake("The sign is missing: log P is returned, and a loss is -log P.",

@@ -13,6 +13,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,10 @@ def export_gguf(
     metadata = _model_metadata(config, mixture, name)
     metadata |= {_KEY + "model": "no_vocab"} if tokenizer is None else tokenizer_metadata(tokenizer, config)
     metadata |= _end_ids(config, tokenizer)
-    tensors = {_gguf_name(weight.key): _tensor(weight, config, mixture) for weight in weights}
+    tensors: dict[str, tuple[str, tuple[int, ...], GGUFData]] = {}
+    for weight in weights:
+        kind = type_of(weight.key, weight.shape, config, mixture)
+        tensors[_gguf_name(weight.key)] = kind, weight.shape, partial(_encode, weight, config, kind)
     if config.rope_scaling is not None:
         factors = rope_factors(config, config.rope_scaling)
         tensors = {ROPE_FREQS: ("F32", tuple(factors.shape), factors.tobytes()), **tensors}
@@ -153,11 +157,6 @@ def _gguf_name(key: str) -> str:
 
 _NAME_OF_KEY = {key: name for name, key in NAMES.items()}
 _LAYER_NAME_OF_KEY = {key: name for name, key in LAYER_NAMES.items()}
-
-
-def _tensor(weight: OutputTensor, config: ModelConfig, mixture: Mixture) -> tuple[str, tuple[int, ...], GGUFData]:
-    kind = type_of(weight.key, weight.shape, config, mixture)
-    return kind, weight.shape, lambda: _encode(weight, config, kind)
 
 
 def _encode(weight: OutputTensor, config: ModelConfig, kind: str) -> memoryview:

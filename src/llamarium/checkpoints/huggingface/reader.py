@@ -98,16 +98,13 @@ class HuggingFaceCheckpoint:
                 entries[name] = TensorEntry(name, group.shape, "NF4", group.num_bytes, file.path, name)
             elif name not in parts:
                 entries[name] = TensorEntry(name, tensor.shape, tensor.dtype, tensor.num_bytes, file.path, name)
-        self._check_dtypes(entries)
-        return entries
-
-    def _check_dtypes(self, entries: Mapping[str, TensorEntry]) -> None:
         for entry in entries.values():
             if entry.dtype not in FLOATS and entry.dtype != "NF4":
                 raise UnsupportedFormatError(
                     f"{escape(entry.file)}: tensor {escape(entry.key, 80)} is {entry.dtype}; expected "
                     f"{', '.join(FLOATS)}, or NF4 with a quantization_config in config.json"
                 )
+        return entries
 
 
 def _shards(path: Path) -> dict[str, frozenset[str] | None]:

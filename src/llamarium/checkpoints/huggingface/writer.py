@@ -140,9 +140,12 @@ def complete_folder(
     check_tokenizer(tokenizer, config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _check_vacant(folder)
+        for path in (path for pattern in MODEL_FILES for path in folder.glob(pattern)):  # would be read beside ours
+            raise OutputError(f"{escape(folder)}: holds {escape(path.name)} already; choose an empty folder")
         yield
-        write_json(folder / "generation_config.json", _generation_config(config, generation_config))
+        ids = {name: config.to_hf()[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        known = {name: value for name, value in ids.items() if value is not None}
+        write_json(folder / "generation_config.json", {**known, **generation_config})
         if tokenizer is not None:
             tokenizer.save(folder)
         sync_tree(folder)
@@ -180,13 +183,6 @@ def needs_dtype(what: str, kind: str) -> OptionError:
     )
 
 
-def _check_vacant(folder: Path) -> None:
-    """Refuse a folder with files of a model: what is not overwritten would be read beside what is."""
-    for pattern in MODEL_FILES:
-        for path in folder.glob(pattern):
-            raise OutputError(f"{escape(folder)}: holds {escape(path.name)} already; choose an empty folder")
-
-
 def _write_shards(folder: Path, weights: Sequence[OutputTensor], max_bytes: int) -> None:
     shards: list[list[OutputTensor]] = [[]]
     room = max_bytes
@@ -205,9 +201,3 @@ def _write_shards(folder: Path, weights: Sequence[OutputTensor], max_bytes: int)
     weight_map = {weight.key: name for name, shard in zip(names, shards, strict=True) for weight in shard}
     index = {"metadata": {"total_size": sum(w.num_bytes for w in weights)}, "weight_map": weight_map}
     write_json(folder / "model.safetensors.index.json", index)
-
-
-def _generation_config(config: ModelConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    fields = config.to_hf()
-    ids = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return {name: value for name, value in ids.items() if value is not None} | dict(given)

@@ -31,12 +31,9 @@ _FIELDS = frozenset(
 
 
 def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
-    """Return the config of the Llama in `folder`.
+    """Return the config of the Llama in a folder with `params.json`; a `config.json` there may say what that does not.
 
-    Args:
-        folder: Holds `params.json`, and possibly `config.json`, which wins where params.json says nothing.
-        vocab_size: Rows of the embedding table.
-        tied: The head is missing, or is the embedding table.
+    `vocab_size` is the rows of the embedding table; `tied`: the head is missing, or is that table.
     """
     path = folder / "params.json"
     raw = read_json_object(path, CONFIG_LIMIT_BYTES)

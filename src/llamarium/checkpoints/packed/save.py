@@ -49,18 +49,12 @@ def save_packed(
 ) -> None:
     """Write a packed folder, synced to disk.
 
-    Args:
-        weights: Exactly those of `config`, in the order of writing.
-        config: The model's.
-        folder: Made if missing; must hold no model.
-        tokenizer: Written beside the weights.
-        generation_config: The content of `generation_config.json`; the config's BOS and EOS are added to it.
-        recipe: How the weights were made, as a record: {"matrices": "Q4_0", "scales": "fitted", ...}.
+    `weights` are in the order of writing; `recipe` says how they were made, as a record: {"matrices": "Q4_0",
+    "scales": "fitted", ...}. Other arguments and errors are those of `save_weights`.
 
     Raises:
-        CheckpointError: If weights and config disagree, a scale is NaN or infinite, or the tokenizer is too large.
+        CheckpointError: If weights and config disagree, or a scale is NaN or infinite.
         OptionError: For a format or a dtype that is not written.
-        OutputError: If the folder holds a model already, or cannot be written.
         UnsupportedFormatError: On a machine that keeps numbers with the big end first.
     """
     check_machine(folder)

@@ -1,4 +1,4 @@
-"""GGUF blocks as tensors; `decode.py` and `encode.py` are the definition of every format."""
+"""GGUF blocks as tensors; `decode.py` is the definition of every format."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,6 @@ from torch import Tensor
 from llamarium.errors import CheckpointError
 from llamarium.quant.formats import block_format
 from llamarium.quant.ggml.decode import decode_into
-from llamarium.quant.ggml.encode import encode_reference
 
 
 def dequantize(
@@ -32,10 +31,3 @@ def dequantize(
     assert out.shape == shape and out.is_contiguous()
     decode_into(torch, packed, type_name, out)
     return out
-
-
-def quantize(weight: Tensor, type_name: str) -> Tensor:
-    """Pack weights, (..., columns) floating point, into blocks: uint8 (..., row_bytes) on the same device."""
-    values = weight.detach().cpu()
-    array = values.view(torch.uint16).numpy() if values.dtype == torch.bfloat16 else values.numpy()
-    return torch.from_numpy(encode_reference(array, type_name)).to(weight.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from llamarium.errors import CheckpointError
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.formats import block_format
-from llamarium.quant.ggml.blocks import dequantize, quantize
+from llamarium.quant.ggml.blocks import dequantize
 
 
 class LinearGGML(QuantizedLinear):
@@ -28,11 +28,6 @@ class LinearGGML(QuantizedLinear):
         super().__init__(_num_columns(weight, type_name), len(weight))
         self.type_name = type_name
         self.register_buffer("weight", weight)
-
-    @classmethod
-    def from_weight(cls, weight: Tensor, type_name: str) -> "LinearGGML":
-        """Quantize (out_features, in_features); see `quantize` for formats and errors."""
-        return cls(quantize(weight, type_name), type_name)
 
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Return rows `start` to `stop` of W."""

@@ -5,6 +5,8 @@ would cost as much again. So C gets the addresses of all weights once, and for e
 Residual stream, activations and logits are float32, where the modules round to the model's dtype after each operation.
 """
 
+# ruff: noqa: D102 - `Runner` documents its methods
+
 import copy
 import ctypes
 import hashlib
@@ -79,34 +81,26 @@ class NativeRunner:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
         return self._config
 
     @property
     def input_bits(self) -> InputBits | None:
-        """What inputs of packed weights are rounded to; None where no weight is packed."""
         return self._bits if any(weight.type_name in PACKED_FORMATS for weight in self.weights.values()) else None
 
     @property
     def name(self) -> str:
-        """Display name of the backend."""
         return f"C ({native.kernels()})"
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> NativeCache:
-        """Return an empty cache; see `Runner.new_cache`."""
         return NativeCache(self._config, num_blocks, self.kv_dtype if dtype == "auto" else dtype, block_size)
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
-        """Run the batch's tokens; see `Runner.run`.
-
-        Raises:
-            InputError: If the cache is not of this model's shape.
-            MemoryBudgetError: If there is no memory for what lies between the layers.
-        """
+        """Run the batch's tokens; see `Runner.run`. InputError if the cache is not of this model's shape."""
         if not isinstance(cache, NativeCache) or cache.config != self._config:
             raise InputError("the cache is another model's; expected one that this runner's new_cache made")
         logits_WV = np.empty((len(batch.logit_rows), self._config.vocab_size), np.float32)
-        kept = {} if taps is None else self._arrays(taps, len(batch.token_ids))
+        sizes = {key: (len(batch.token_ids), *sizes_of(key[0], self._config)) for key in (taps.wanted if taps else ())}
+        kept = {key: np.empty(shape, np.float32) for key, shape in sizes.items()}
         if batch.adapters is None and self._default_adapter >= 0:
             batch = replace(batch, adapters=np.full(len(batch.block_tables), self._default_adapter, np.int32))
         described = _describe_taps(kept, self._config)
@@ -118,11 +112,9 @@ class NativeRunner:
 
     @property
     def addresses(self) -> list[int]:
-        """Of the weights, all of which are read in place."""
         return [weight.data.ctypes.data for weight in self.weights.values()]
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
-        """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
         weight = self._weight(key)
         if len(weight.shape) == 1:
             return to_float32(weight.data)
@@ -132,30 +124,25 @@ class NativeRunner:
         return found if correction is None else correction.added_to(found, correction.b[wanted] @ correction.a, wanted)
 
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Multiply by a matrix as a pass does; see `Runner.product`."""
         out_MO = native.product(self._matrix(key), np.ascontiguousarray(x_MI, np.float32), self._bits)
         found = self._correction(key)
         return out_MO if found is None else found.added_to(out_MO.T, found.b @ (found.a @ x_MI.T)).T
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
-        """Return some rows of a quantized matrix as codes and scales; see `Runner.codes`."""
         weight = self._weight(key)
         if weight.type_name not in PACKED_FORMATS:
             raise InputError(f"{key} is stored as {weight.type_name}, which has no codes; give quantize")
         return unpack_rows(weight.data, np.array(rows, np.int64), PACKED_FORMATS[weight.type_name])
 
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what the final norm and the head make of rows of the residual stream; see `Runner.read_stream`."""
         squares_M1 = np.square(x_MD).mean(-1, keepdims=True)
         factor_M1 = 1 / np.sqrt(squares_M1 + np.float32(self._config.rms_norm_eps)) + 0 * squares_M1  # NaN after inf
         return self.product(HEAD, x_MD * (factor_M1 * to_float32(self.weights["model.norm.weight"].data)))
 
     def backend_of(self, key: str) -> str:
-        """Return the display name of what multiplies by a matrix."""
         return self.name
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> "NativeRunner":
-        """Return a runner over the same weights with these adapters; see `Runner.with_adapters`."""
         return NativeRunner(self._config, self.weights, adapters, default, self._bits)
 
     def replaced(self, config: ModelConfig, weights: Mapping[str, Weight]) -> "NativeRunner":
@@ -173,11 +160,12 @@ class NativeRunner:
         """Return a hash of the adapter that a batch names, or that is used where it names none (-1)."""
         place = adapter if adapter >= 0 else self._default_adapter
         if place >= 0 and place not in self._fingerprints:
-            self._fingerprints[place] = _fingerprint(self.adapters[place])
+            parts = sorted(self.adapters[place].items())
+            arrays = [array for _, one in parts for array in one.arrays()]
+            self._fingerprints[place] = _sha256([(name, one.scale) for name, one in parts], arrays)
         return self._fingerprints.get(place, "")
 
     def fresh(self) -> "NativeRunner":
-        """Return another runner over the same weights; see `Runner.fresh`."""
         return copy.copy(self)
 
     def _correction(self, key: str) -> LowRank | None:
@@ -199,19 +187,10 @@ class NativeRunner:
         weight = self._weight(key)
         return matrix_of(weight.type_name, weight.shape, weight.data.ctypes.data)
 
-    def _arrays(self, taps: Taps, num_tokens: int) -> dict[Key, NDArray[np.float32]]:
-        """Return the memory for what is wanted of so many tokens: (M, ...) as the activation's axes say."""
-        return {key: np.empty((num_tokens, *sizes_of(key[0], self._config)), np.float32) for key in taps.wanted}
-
 
 def _norm(weight: Weight) -> NDArray[Any]:
     """Return a norm as C reads it: float32, or bfloat16's bits."""
     return weight.data.astype(np.float32) if weight.type_name == "F16" else weight.data
-
-
-def _fingerprint(adapter: Adapter) -> str:
-    parts = sorted(adapter.items())
-    return _sha256([(name, one.scale) for name, one in parts], [array for _, one in parts for array in one.arrays()])
 
 
 def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:

@@ -1,9 +1,10 @@
 """A runner whose passes run in another process: functions that are not the library's own compute. Never torch."""
 
+# ruff: noqa: D102 - `Runner` documents its methods
+
 import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -16,21 +17,8 @@ from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.process.cache import SharedCache
 from llamarium.runtime.process.child import Child
-from llamarium.runtime.runner import Cache, CacheDtype, Logits
+from llamarium.runtime.runner import Cache, CacheDtype, HeldWeight, Logits
 from llamarium.runtime.taps import Taps, sizes_of
-
-
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """A weight as the process has it: float32."""
-
-    key: str
-    shape: tuple[int, ...]
-    type_name: str = "F32"
-
-    @property
-    def num_bytes(self) -> int:
-        return 4 * math.prod(self.shape)
 
 
 class ProcessRunner:
@@ -55,12 +43,11 @@ class ProcessRunner:
         self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], child: Child, name: str, weights_of: str
     ) -> None:
         self._config, self._child, self.name, self.weights_of = config, child, name, weights_of
-        self.weights: Mapping[str, _Weight] = {key: _Weight(key, shape) for key, shape in shapes.items()}
+        self.weights = {key: HeldWeight(key, "F32", shape, 4 * math.prod(shape)) for key, shape in shapes.items()}
         self.addresses: Collection[int] = ()
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
         return self._config
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> SharedCache:
@@ -87,13 +74,11 @@ class ProcessRunner:
         return logits_WV
 
     def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what the norm and the head of the process make of rows; see `Runner.read_stream`."""
         logits_MV = np.empty((len(x_MD), self.config.vocab_size), np.float32)
         self._child.ask({"ask": "read_stream"}, [x_MD], [logits_MV], num_tokens=len(x_MD))
         return logits_MV
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
-        """Return a weight, or some rows of a matrix, as float32; see `Runner.dequantize`."""
         shape = self.weights[EMBEDDING if key == HEAD and self._config.tie_word_embeddings else key].shape
         wanted = [] if rows is None else [np.arange(shape[0])[np.array(rows, np.int64)]]  # IndexError, as promised
         found = np.empty(shape if rows is None else (len(rows), *shape[1:]), np.float32)
@@ -101,7 +86,6 @@ class ProcessRunner:
         return found
 
     def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Multiply by a matrix in float32; see `Runner.product`."""
         return x_MI @ self.dequantize(key).T
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
@@ -109,7 +93,6 @@ class ProcessRunner:
         raise InputError(f"{self.name} multiply by float32 weights, which have no codes; load {self.weights_of}")
 
     def backend_of(self, key: str) -> str:
-        """Return the display name of what multiplies by a matrix."""
         return self.name
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> NoReturn:
@@ -117,5 +100,4 @@ class ProcessRunner:
         raise OptionError(f"{self.name} take no adapters; load {self.weights_of} with them instead")
 
     def fresh(self) -> "ProcessRunner":
-        """Return another runner over the same process; see `Runner.fresh`."""
         return copy.copy(self)

@@ -17,7 +17,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from torch import Tensor
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TrainingError, escape, show_value
 from llamarium.io import file_sha256, sync, sync_tree, write_json
+from llamarium.leftovers import remove_stale
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
 
@@ -42,7 +42,6 @@ _Number = type[np.uint16 | np.int32 | np.int64]
 
 _FORMAT = "llamarium corpus 2"  # part of every fingerprint: other rules or another layout make another corpus
 _UNFINISHED = ".corpus-"
-_STALE_AFTER_S = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ def tokenize_corpus(
             if (found := _kept(inside, recipe)) and found.get("stamp") == stamp:
                 return _map_corpus(inside, name, tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder)
+        remove_stale(folder, f"{_UNFINISHED}*")
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder, ignore_cleanup_errors=True) as temporary:
             read = [(source_name(source), read_documents(source, text_field=text_field)) for source in sources]
             documents = _Spool(Path(temporary) / "documents", read, progress)
@@ -268,29 +267,19 @@ def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
     sync(target.parent)
 
 
-def _remove_stale(folder: Path) -> None:
-    """Remove the leftovers of killed processes, but nothing recent, which another may be writing."""
-    for old in folder.glob(f"{_UNFINISHED}*"):
-        if old.stat().st_mtime < time.time() - _STALE_AFTER_S:
-            shutil.rmtree(old, ignore_errors=True)
-
-
 def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the content of `corpus.json` if an intact corpus of this recipe is there, else None."""
     try:
         found: Any = json.loads((inside / "corpus.json").read_bytes())
-        intact = found["recipe"] == recipe and all(
-            _is_as_written(inside / name, *written) for name, written in found["files"].items()
-        )
-        return found if intact else None
+        if found["recipe"] != recipe:
+            return None
+        for name, (num_bytes, mtime_ns, sha256) in found["files"].items():
+            status = (inside / name).stat()  # and the content is compared if it was touched since
+            if status.st_size != num_bytes or (status.st_mtime_ns != mtime_ns and file_sha256(inside / name) != sha256):
+                return None
+        return found
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
-
-
-def _is_as_written(path: Path, num_bytes: int, mtime_ns: int, sha256: str) -> bool:
-    """Compare a file's size, and its content if it was touched since."""
-    status = path.stat()
-    return status.st_size == num_bytes and (status.st_mtime_ns == mtime_ns or file_sha256(path) == sha256)
 
 
 def _map_corpus(inside: Path, name: str, tokenizer: Tokenizer | Learner) -> Corpus:

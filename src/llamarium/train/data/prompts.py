@@ -66,19 +66,11 @@ class PromptRows:
         chat: bool,
         seed: int = 0,
     ) -> Self:
-        """Read the prompts of a source, or of several with weights.
+        """Read the prompts of a source, or of several with weights, which `seed` draws from.
 
-        Args:
-            source: See `read_rows` and `Mixture`.
-            tokenizer: Writes a prompt as a dialog's if it has a dialog format and `chat` is true.
-            context: Tokens of a prompt and its answer at most.
-            max_tokens: Tokens of an answer at most.
-            too_long: What becomes of prompts that leave no room for an answer.
-            chat: See `tokenizer`.
-            seed: Of the order in which several sources are drawn.
-
-        Raises:
-            TrainingError: For a source that cannot be read or holds no prompt; for a row that is none, with its place.
+        A prompt is written as a dialog's if the tokenizer has a dialog format and `chat` is true. Prompt and answer
+        have `context` tokens at most, an answer `max_tokens`; `too_long` is what becomes of prompts without that room.
+        TrainingError for a source that cannot be read or holds no prompt; for a row that is none, with its place.
         """
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
         parts = [_read(name, tokenizer, context, max_tokens, too_long=too_long, chat=chat) for name in weights]

@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from llamarium.config import without_duplicates
+from llamarium.config import without_duplicates, without_nulls
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.extras import optional
 from llamarium.hub.client import data_commit
@@ -331,19 +331,11 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Row]:
             columns = [text_field] if text_field in file.schema_arrow.names else None
             batches = file.iter_batches(_ROWS_AT_ONCE, columns=columns)
             for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
-                yield f"{name}: row {number}", row if text_field else _without_nulls(row)
+                yield f"{name}: row {number}", row if text_field else without_nulls(row)
     except TrainingError:
         raise
     except Exception as error:  # noqa: BLE001 - a damaged file's: Arrow's own, OSError, KeyError, UnicodeDecodeError, ...
         raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None
-
-
-def _without_nulls(value: Any) -> Any:
-    """Return a row of columns without the nulls that stand for what it lacks, within lists and objects, too."""
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {name: _without_nulls(inner) for name, inner in fields.items() if inner is not None}
-    return [_without_nulls(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _stamp_hub(repo: str, subset: str | None) -> object:
@@ -358,7 +350,7 @@ def _read_hub(repo: str, subset: str | None) -> Iterator[Row]:
     datasets = optional("datasets", "hub-data", f"reading {repo} from the hub")
     try:
         for number, row in enumerate(datasets.load_dataset(repo, subset, split="train", streaming=True), start=1):
-            yield f"{repo}: row {number}", _without_nulls(dict(row))
+            yield f"{repo}: row {number}", without_nulls(dict(row))
     except TrainingError:
         raise
     except Exception as error:  # datasets' own, huggingface_hub's, the HTTP library's

@@ -60,7 +60,11 @@ def init_distributed(config: RunConfig, world_size: int) -> Generator["Distribut
 
     TrainingError if they do not fit the settings, or one of them is lost.
     """
-    kind = _device_kind(config.device)
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind not in ("cpu", "cuda"):
+        raise TrainingError(f"device is {escape(kind)}; expected auto, cpu or cuda: each process takes its own device")
     if config.compile:
         raise TrainingError(
             "compile is for one device: the shards of several are gathered where it cannot see; leave it out"
@@ -75,8 +79,9 @@ def init_distributed(config: RunConfig, world_size: int) -> Generator["Distribut
     try:
         sizes = world_size // config.tensor_parallel, config.tensor_parallel
         yield DistributedGroup(init_device_mesh(kind, sizes, mesh_dim_names=("data", "tensor")))
-    except RuntimeError as error:
-        if not _is_loss(error):
+    except RuntimeError as error:  # a lost connection, of which Gloo's have no class of their own
+        gloos = any(word in str(error) for word in ("gloo", "Connection closed", "Timed out"))
+        if not gloos and not isinstance(error, dist.DistError):
             raise
         raise TrainingError(
             f"another process of this run has ended, or does not answer; its own message says why "
@@ -272,20 +277,6 @@ def _num_shards(tensor: DTensor) -> int:
 
 def _gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
-
-
-def _device_kind(name: str) -> str:
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    if kind not in ("cpu", "cuda"):
-        raise TrainingError(f"device is {escape(name)}; expected auto, cpu or cuda: each process takes its own device")
-    return kind
-
-
-def _is_loss(error: RuntimeError) -> bool:
-    """Whether an error is a lost connection; Gloo's have no class of their own."""
-    return isinstance(error, dist.DistError) or any(
-        word in str(error) for word in ("gloo", "Connection closed", "Timed out")
-    )
 
 
 def _others_failed() -> TrainingError:

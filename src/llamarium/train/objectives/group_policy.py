@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from llamarium.model import LlamaForCausalLM
-from llamarium.train.data.batch import IGNORED, AnswerBatch, TrainingBatch
-from llamarium.train.objectives.base import Trunk, head_weight
-from llamarium.train.objectives.logprobs import token_logprobs
+from llamarium.train.data.batch import AnswerBatch, TrainingBatch
+from llamarium.train.objectives.base import Trunk
+from llamarium.train.objectives.logprobs import learned_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class GroupPolicy:
         `largest_difference` is the largest one between log P in the pass that sampled and in the pass that trains.
         """
         assert isinstance(batch, AnswerBatch)
-        logprobs_N = answer_token_logprobs(model, batch, trunk)
+        logprobs_N = learned_logprobs(model, batch, trunk)
         if batch.exact_N is not None:  # its values, with the gradient of this pass
             logprobs_N = _WithValues.apply(logprobs_N, batch.exact_N)
             assert isinstance(logprobs_N, Tensor)
@@ -70,14 +70,6 @@ class GroupPolicy:
             kl_N = apart_N.exp() - apart_N - 1
             loss_N, sums["kl"] = loss_N + self.beta * kl_N, kl_N.detach().sum()
         return loss_N.sum(), sums
-
-
-def answer_token_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk) -> Tensor:
-    """Return log P of each learned token: (N,), float32, row by row."""
-    hidden_BTD = trunk(model, batch)
-    places_N = (batch.labels_BT.flatten() != IGNORED).nonzero().squeeze(1)
-    labels_N = batch.labels_BT.flatten()[places_N]
-    return token_logprobs(hidden_BTD.flatten(0, 1)[places_N], head_weight(model), labels_N)
 
 
 class _WithValues(torch.autograd.Function):

@@ -5,8 +5,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llamarium.kernels.cpu_training import checkpointed
+from llamarium.model import LlamaForCausalLM
+from llamarium.train.data.batch import IGNORED, TrainingBatch
+from llamarium.train.objectives.base import Trunk, head_weight
 
 _CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
+
+
+def learned_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk) -> Tensor:
+    """Return log P of each learned token: (N,), float32, row by row."""
+    hidden_BTD = trunk(model, batch)
+    places_N = (batch.labels_BT.flatten() != IGNORED).nonzero().squeeze(1)
+    labels_N = batch.labels_BT.flatten()[places_N]
+    return token_logprobs(hidden_BTD.flatten(0, 1)[places_N], head_weight(model), labels_N)
 
 
 def token_logprobs(hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:

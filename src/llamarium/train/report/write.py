@@ -89,13 +89,6 @@ def compare(
     return _write(out, page.page(title, body))
 
 
-def _check_page(path: Path) -> None:
-    if path.suffix != ".html":
-        raise OutputError(f"{escape(path)}: is no name of a page; expected one that ends in .html")
-    if path.exists() and not is_report(path):
-        raise OutputError(f"{escape(path)}: is there already, and is no report; choose another name, or remove it")
-
-
 def is_report(path: Path) -> bool:
     """Whether a file is a report of a run, or of several."""
     if not path.is_file():
@@ -264,7 +257,10 @@ def _comparison(histories: Mapping[str, History], columns: Mapping[str, Mapping[
 
 def _write(path: Path, content: str) -> Path:
     try:
-        _check_page(path)
+        if path.suffix != ".html":
+            raise OutputError(f"{escape(path)}: is no name of a page; expected one that ends in .html")
+        if path.exists() and not is_report(path):
+            raise OutputError(f"{escape(path)}: is there already, and is no report; choose another name, or remove it")
         with atomic_file(path) as file:
             file.write(content.encode("utf-8", "backslashreplace"))
     except OSError as error:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llamarium.errors import TrainingError, show_value
-from llamarium.model import LlamaForCausalLM
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train import finetune
 from llamarium.train.config import GRPOConfig
@@ -41,7 +40,10 @@ def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) ->
     reward = reward_of(config.reward, setup.tokenizer, setup.model.config.vocab_size)
     for part in filter(None, (rows, validation)):
         _check_fields(config, part, reward)
-    reference = _frozen(setup.model) if config.beta else None
+    reference = None
+    if config.beta:  # the model as it is now, over the same memory but for what is trained
+        shared = [*(p for p in setup.model.parameters() if not p.requires_grad), *setup.model.buffers()]
+        reference = copy.deepcopy(setup.model, {id(tensor): tensor for tensor in shared}).requires_grad_(False).eval()
     rollouts = Rollouts(config, setup.model, setup.tokenizer, rows, validation, reward, reference)
     return replace(setup, objective=GroupPolicy(config.epsilon, config.beta), rollouts=rollouts)
 
@@ -72,9 +74,3 @@ def _check_fields(config: GRPOConfig, rows: PromptRows, reward: Reward) -> None:
             f"{lacking[0].place}: has the keys {show_value(list(lacking[0].row))}; the reward "
             f"{reward.name} reads {reward.reads!r}"
         )
-
-
-def _frozen(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Return the model as it is now, over the same memory but for what is trained."""
-    shared = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared}).requires_grad_(False).eval()

@@ -30,7 +30,7 @@ from llamarium.train.config import GRPOConfig
 from llamarium.train.data.batch import IGNORED, AnswerBatch
 from llamarium.train.data.order import derived_seed
 from llamarium.train.data.prompts import Prompt, PromptRows
-from llamarium.train.objectives.group_policy import answer_token_logprobs
+from llamarium.train.objectives.logprobs import learned_logprobs
 from llamarium.train.rewards.functions import Reward
 from llamarium.train.step import Evaluation, causal_trunk, computing_in, measured_rows
 
@@ -85,7 +85,9 @@ class Group:
 
 
 class Rollouts:
-    """Samples and rewards a run's answers; OptionError if `config.exact` is on without the C kernels.
+    """Samples and rewards a run's answers.
+
+    OptionError if `config.exact` is on without the C kernels; TrainingError if `config.stop` is not one token.
 
     Args:
         model: The policy; with adapters, or trained whole.
@@ -104,7 +106,10 @@ class Rollouts:
     ) -> None:
         self._config, self._model, self._tokenizer, self.reward = config, model, tokenizer, reward
         self._rows, self._validation, self._reference = rows, validation, reference
-        self._stop_ids = stop_ids_of(model.config, tokenizer, ()) | _stop_id(config, tokenizer)
+        stop = tokenizer.encode(config.stop, add_special_tokens=False) if config.stop else []
+        if len(stop) > 1:
+            raise TrainingError(f"stop is {show_value(config.stop)}, {len(stop)} tokens; expected a text of one token")
+        self._stop_ids = stop_ids_of(model.config, tokenizer, ()).union(stop)
         self.prompts_per_step, self.num_iterations = config.rows_per_step // config.group_size, config.num_iterations
         self.groups: Sequence[Group] = ()
         self._batches: Sequence[AnswerBatch] = ()
@@ -211,15 +216,7 @@ class Rollouts:
     def _logprobs(self, reference: LlamaForCausalLM, batch: AnswerBatch) -> Tensor:
         """Return log P of a batch's tokens under the reference, in the run's precision, by the fastest products."""
         with computing_in(reference.device, self._config.precision):
-            return answer_token_logprobs(reference, batch.to(reference.device), causal_trunk).cpu()
-
-
-def _stop_id(config: GRPOConfig, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the id of the setting's stop text; TrainingError unless it is one token."""
-    ids = tokenizer.encode(config.stop, add_special_tokens=False) if config.stop else []
-    if len(ids) > 1:
-        raise TrainingError(f"stop is {show_value(config.stop)}, {len(ids)} tokens; expected a text of one token")
-    return frozenset(ids)
+            return learned_logprobs(reference, batch.to(reference.device), causal_trunk).cpu()
 
 
 def _summary(groups: Sequence[Group]) -> dict[str, float]:
