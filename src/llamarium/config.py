@@ -177,11 +177,7 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse what json would resolve silently: the last of two equal keys wins. An `object_pairs_hook`.
-
-    Raises:
-        ValueError: Naming the key.
-    """
+    """Refuse, by a ValueError, two equal keys, of which json would take the last; an `object_pairs_hook`."""
     found = dict(pairs)
     if len(found) != len(pairs):
         seen = set[str]()

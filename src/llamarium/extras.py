@@ -10,8 +10,7 @@ from llamarium.errors import MissingPackageError
 def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
     """Import an optional package's module, which an `extra` installs and a `purpose` needs.
 
-    Raises:
-        MissingPackageError: With the command that installs the `package`, which is the module's name where left out.
+    MissingPackageError has the command that installs the `package`, which is the module's name where left out.
     """
     try:
         return importlib.import_module(module)
@@ -25,11 +24,7 @@ def has_torch() -> bool:
 
 
 def need_torch(purpose: str, extra: str = "torch") -> None:
-    """Check that PyTorch is installed, without the seconds that importing it takes.
-
-    Raises:
-        MissingPackageError: With the command that installs it.
-    """
+    """Check that PyTorch is installed, without the seconds of importing it; MissingPackageError as of `optional`."""
     if not has_torch():
         raise _missing(purpose, "PyTorch", extra)
 

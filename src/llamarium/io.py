@@ -60,8 +60,7 @@ def file_sha256(path: Path) -> str:
 def atomic_file(path: Path) -> Generator[BinaryIO]:
     """Write `path` so that it is complete or untouched: a temporary file beside it, synced, then renamed over it.
 
-    Raises:
-        OSError: As the file system says; the temporary file is gone then and `path` is what it was.
+    After an OSError, as the file system says, the temporary file is gone and `path` is what it was.
     """
     remove_leftovers(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -80,12 +79,7 @@ def atomic_file(path: Path) -> Generator[BinaryIO]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON object, synced; `path` is complete or untouched.
-
-    Raises:
-        OSError: If the file cannot be written.
-        ValueError: For a NaN or an infinity, which JSON lacks.
-    """
+    """Write one JSON object as `atomic_file` does; ValueError for a NaN or an infinity, which JSON lacks."""
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))  # half a surrogate pair as JSON's \udcff

@@ -26,11 +26,8 @@ FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 def read(checkpoint: Checkpoint, key: str, out: Tensor | None = None) -> Tensor:
     """Return a weight's values, (out, in), rows in the half-split order; quantized ones decoded to float32.
 
-    Args:
-        checkpoint: Opened.
-        key: One of its `entries`.
-        out: Takes the values, cast to its dtype, and is returned. Without it the result may be a view of the file's
-            private mapping: it can be written to, but costs no memory until then.
+    `out` takes the values, cast to its dtype, and is returned. Without it the result may be a view of the file's
+    private mapping: it can be written to, but costs no memory until then.
     """
     entry = checkpoint.entries[key]
     if out is not None and tuple(out.shape) != entry.shape:

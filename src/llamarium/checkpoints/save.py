@@ -30,13 +30,9 @@ _SAVED_DTYPES = tuple(FLOAT_DTYPES.values())
 def tensor_weight(
     key: str, tensor: Tensor, read: Callable[[], Tensor] | None = None, dtype: torch.dtype | None = None
 ) -> OutputTensor:
-    """Return a tensor as a weight to be written.
+    """Return a weight of a tensor's shape, to be written.
 
-    Args:
-        key: Its name in the file.
-        tensor: Gives the shape.
-        read: Returns the values, on any device; None for the tensor's own.
-        dtype: Of what `read` returns; None is the tensor's.
+    `read` returns the values, on any device, in `dtype`; None are the tensor's own.
     """
     name = _NAME_OF_DTYPE[dtype or tensor.dtype]
     return OutputTensor(key, tuple(tensor.shape), name, lambda: array_of(tensor if read is None else read()))
@@ -101,17 +97,12 @@ def _check_tree(model: LlamaForCausalLM) -> None:
             f"the model is no plain Llama: {len(wrong)} modules are extra or missing: {list_some(wrong)}; merge its "
             "adapters first, or save the adapters alone"
         )
-    if model.config.tie_word_embeddings and _storage(model.lm_head) != _storage(model.model.embed_tokens):
+    head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
+    if model.config.tie_word_embeddings and head.data_ptr() != embedding.data_ptr():
         raise CheckpointError(
             "the config says tie_word_embeddings true, but the head's weight is not the embedding's; tie them "
             "(model.tie_weights()), or set tie_word_embeddings to false"
         )
-
-
-def _storage(module: nn.Module) -> int:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight.data_ptr()
 
 
 def _module_weight(key: str, shape: tuple[int, ...], module: nn.Module, dtype: torch.dtype | None) -> OutputTensor:

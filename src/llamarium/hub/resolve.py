@@ -100,7 +100,7 @@ def resolve(source: str | Path, *, kind: Literal["model", "tokenizer"] = "model"
                 )
             return hub_client.download_file(match["repo"], match["file"])
         if _REPO.fullmatch(text) and not text.endswith(_FILE_SUFFIXES):
-            return _tokenizer_folder(text) if kind == "tokenizer" else _model_folder(text)
+            return _download(text, kind)
     raise ModelNotFoundError(_not_found(text, kind))
 
 
@@ -109,15 +109,13 @@ def cached_models() -> list[CachedModel]:
     return sorted(model for repo, folder in hub_client.cached_snapshots() for model in _models_in(repo, folder))
 
 
-def _tokenizer_folder(repo: str) -> Path:
-    folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_CONFIG_FILES), ("*/*",))
-    if not _holds(folder, *_TOKENIZERS):
-        raise ModelNotFoundError(f"{repo} holds no tokenizer.json or tokenizer.model")
-    return folder
-
-
-def _model_folder(repo: str) -> Path:
-    """Download a repository's safetensors, else Meta's original files."""
+def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
+    """Download a repository's tokenizer; or its safetensors, else Meta's original files."""
+    if kind == "tokenizer":
+        folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_CONFIG_FILES), ("*/*",))
+        if not _holds(folder, *_TOKENIZERS):
+            raise ModelNotFoundError(f"{repo} holds no tokenizer.json or tokenizer.model")
+        return folder
     names = (*_CONFIG_FILES, *_TOKENIZER_FILES, *_WEIGHT_FILES)
     folder = hub_client.download_snapshot(repo, names, _NOT_WANTED)
     if _holds(folder, "*.safetensors"):
@@ -126,17 +124,15 @@ def _model_folder(repo: str) -> Path:
     for candidate in (folder / "original", folder):
         if _holds(candidate, "consolidated.*.pth"):
             return candidate
-    raise ModelNotFoundError(_no_weights(repo))
-
-
-def _no_weights(repo: str) -> str:
     files = hub_client.list_files(repo)
     if ggufs := [name for name in files if name.endswith(".gguf")]:
         shown = ", ".join(escape(name, 80) for name in ggufs[:10]) + (", …" if len(ggufs) > 10 else "")
-        return f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {shown}"
+        raise ModelNotFoundError(
+            f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {shown}"
+        )
     weights = [name for name in files if name.endswith((".bin", ".pt", ".onnx", ".h5", ".msgpack"))]
     found = f"; it holds {', '.join(escape(name, 80) for name in weights[:3])}" if weights else ""
-    return f"{repo} holds no safetensors, GGUF or consolidated.*.pth file{found}"
+    raise ModelNotFoundError(f"{repo} holds no safetensors, GGUF or consolidated.*.pth file{found}")
 
 
 def _holds(folder: Path, *patterns: str) -> bool:

@@ -89,8 +89,10 @@ def fit(weight: Floats, format: PackedFormat, *, importance: Floats | None = Non
         by_row = (None if part is None else part.reshape(len(weight[rows]), -1) for part in found)
         return pack_groups(GroupFit(*by_row), format)  # pyright: ignore[reportArgumentType]
 
+    step = max(1, _PIECE_WEIGHTS // (weight.shape[1] * TILE_ROWS)) * TILE_ROWS  # whole panels of tiles
     with ThreadPoolExecutor(num_threads()) as pool:
-        return np.concatenate([*pool.map(piece, _pieces(*weight.shape))])
+        pieces = (slice(start, start + step) for start in range(0, len(weight), step))
+        return np.concatenate([*pool.map(piece, pieces)])
 
 
 def nearest_groups(groups: Floats, format: PackedFormat) -> GroupFit:
@@ -118,7 +120,9 @@ def fit_groups(groups: Floats, costs: Floats, format: PackedFormat, best: GroupF
         trial = GroupFit(nearest_codes(groups, *halves, format), *halves)
         error = _error(groups, costs, trial, format)
         better = error < least  # False where the trial's scale overflowed and its error is NaN
-        best = _choose(better, trial, best)
+        pairs: Any = zip(trial, best, strict=True)
+        chosen: Any = [None if old is None else np.where(better, new, old) for new, old in pairs]
+        best = GroupFit(*chosen)
         least = np.where(better, error, least)
         scale, minimum = _solve(groups, _values(trial.codes, format), costs, format)
     return best
@@ -209,20 +213,6 @@ def _solve(groups: Floats, levels: Floats, costs: Floats, format: PackedFormat) 
     weighted = off_middle * costs
     scale = _ratio(_sum(weighted * (groups - mean)), _sum(weighted * off_middle))
     return scale, np.subtract(mean, scale * middle)
-
-
-def _pieces(num_rows: int, num_columns: int) -> Iterator[slice]:
-    """Yield ranges of rows of about `_PIECE_WEIGHTS` weights, whole panels of tiles."""
-    step = max(1, _PIECE_WEIGHTS // (num_columns * TILE_ROWS)) * TILE_ROWS
-    return (slice(start, start + step) for start in range(0, num_rows, step))
-
-
-def _choose(better: NDArray[np.bool_], trial: GroupFit, other: GroupFit) -> GroupFit:
-    minimum = None
-    if trial.minimum is not None and other.minimum is not None:
-        minimum = np.where(better, trial.minimum, other.minimum)
-    codes, scale = np.where(better, trial.codes, other.codes), np.where(better, trial.scale, other.scale)
-    return GroupFit(codes, scale, minimum)
 
 
 def _error(groups: Floats, costs: Floats, found: GroupFit, format: PackedFormat) -> Floats:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import (
     FormatName,
@@ -19,7 +18,7 @@ from llamarium.checkpoints.checkpoint import (
     state_dict_key,
 )
 from llamarium.checkpoints.gguf.config import ROPE_FREQS, gguf_config
-from llamarium.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
+from llamarium.checkpoints.gguf.file import GGUFTensor, read_gguf
 from llamarium.checkpoints.storage import TensorFile, unpermute
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, escape
@@ -54,7 +53,12 @@ class GGUFCheckpoint:
         self.generation_config: Mapping[str, Any] = {}
         self._tensors = file.tensors
         self._file = TensorFile(path)
-        self.config = gguf_config(file, self._rope_factors(file))
+        factors = None
+        if (found := file.tensors.get(ROPE_FREQS)) is not None:
+            if found.type_name != "F32":
+                raise CheckpointError(f"{escape(path)}: {ROPE_FREQS} is {found.type_name}; expected F32")
+            factors = self._file.array(found.offset, found.shape, np.float32, copy=True)
+        self.config = gguf_config(file, factors)
         tensors = (tensor for name, tensor in file.tensors.items() if name != ROPE_FREQS)
         self.entries: Mapping[str, TensorEntry] = {e.key: e for e in map(self._entry, tensors)}
         check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
@@ -73,14 +77,6 @@ class GGUFCheckpoint:
     def check_unchanged(self) -> None:
         """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""
         self._file.check_unchanged()
-
-    def _rope_factors(self, file: GGUFFile) -> NDArray[np.float32] | None:
-        if ROPE_FREQS not in file.tensors:
-            return None
-        tensor = file.tensors[ROPE_FREQS]
-        if tensor.type_name != "F32":
-            raise CheckpointError(f"{escape(file.path)}: {ROPE_FREQS} is {tensor.type_name}; expected F32")
-        return self._file.array(tensor.offset, tensor.shape, np.float32, copy=True)
 
     def _entry(self, tensor: GGUFTensor) -> TensorEntry:
         key = state_dict_key(tensor.name, "blk", LAYER_NAMES, NAMES)

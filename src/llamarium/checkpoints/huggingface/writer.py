@@ -63,12 +63,9 @@ def array_bytes(values: NDArray[Any]) -> memoryview:
 
 
 def cast_array(values: NDArray[Any], dtype: str, key: str) -> NDArray[Any]:
-    """Cast a weight; CheckpointError if a finite value becomes infinite: float16 ends at 65,504.
+    """Cast a weight, in float32, float16, or bfloat16's bits as uint16, to "F32", "F16" or "BF16".
 
-    Args:
-        values: float32, float16, or bfloat16's bits as uint16.
-        dtype: "F32", "F16" or "BF16".
-        key: Its name, for the error.
+    CheckpointError, which names the `key`, if a finite value becomes infinite: float16 ends at 65,504.
     """
     if dtype == "F32":
         return to_float32(values)

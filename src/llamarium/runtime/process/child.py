@@ -186,8 +186,7 @@ class Child:
     ) -> None:
         """Send a request and fill `answers` with what comes back.
 
-        Raises:
-            FunctionError: Saying what was done instead of answering. The next request works again.
+        FunctionError says what was done instead of answering; the next request works again.
         """
         limit_s = STEP_S + TOKEN_S * num_tokens
         pause()

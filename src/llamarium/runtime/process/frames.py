@@ -34,12 +34,9 @@ def send(
 
 
 def read_header(channel: socket.socket, deadline: float | None = None, begun: bytes = b"") -> dict[str, Any]:
-    """Return the next header; `begun` is what has been read of it.
+    """Return the next header; `begun` is what has been read of it, `deadline` is of `time.monotonic`.
 
-    Raises:
-        EOFError: If the other side has ended.
-        TimeoutError: If it does not come in time; `deadline` is of `time.monotonic`.
-        ValueError: If it is none.
+    EOFError if the other side has ended, TimeoutError if it does not come in time, ValueError if it is none.
     """
     length = int.from_bytes(begun + _read(channel, 4 - len(begun), deadline), "big")
     if length > HEADER_BYTES:
