@@ -89,7 +89,9 @@ class AnswerRows:
 
         _check_table(batch)
         begun = [self._begin(row) for row in batch.to_pylist()]
-        answered = pyarrow.Table.from_pylist([_finish(one) for one in begun], _schema())
+        counts: dict[str, Any] = dict.fromkeys(("num_input_tokens", "num_generated_tokens"), pyarrow.int64())
+        schema = pyarrow.schema([(name, counts.get(name, pyarrow.string())) for name in Answered.__annotations__])
+        answered = pyarrow.Table.from_pylist([_finish(one) for one in begun], schema)
         columns = {name: batch[name] for name in batch.column_names}
         return pyarrow.table(columns | {name: answered[name] for name in answered.column_names})
 
@@ -203,11 +205,3 @@ def _finish(begun: "Answers | LlamariumError") -> Answered:
         "num_generated_tokens": len(answer.token_ids),
         "error": None,
     }
-
-
-def _schema() -> Any:
-    import pyarrow
-
-    texts, counts = pyarrow.string(), pyarrow.int64()
-    kinds = {"num_input_tokens": counts, "num_generated_tokens": counts}
-    return pyarrow.schema([(name, kinds.get(name, texts)) for name in Answered.__annotations__])

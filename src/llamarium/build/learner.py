@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,8 +92,11 @@ class Learner:
         if isinstance(arg, list):
             return [self._given(item) for item in arg]  # pyright: ignore[reportUnknownVariableType]
         if callable(arg) and self._torch is not None:
-            return lambda *args: self._as_tensors(arg(*map(_from_learner, args)))
+            return partial(self._call_with_tensors, arg)
         return arg
+
+    def _call_with_tensors(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._as_tensors(function(*map(_from_learner, args)))
 
     def _as_tensors(self, result: Any) -> Any:
         if isinstance(result, tuple):

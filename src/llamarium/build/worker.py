@@ -71,7 +71,9 @@ def _checking(
     def answer(asked: dict[str, Any], _: list[int]) -> None:
         name, limit_s = asked["step"], asked["limit_s"]
         is_whole = name == "whole"
-        _bound_time(3 * limit_s if is_whole else limit_s)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        limit = math.ceil(usage.ru_utime + usage.ru_stime + (3 * limit_s if is_whole else limit_s))  # then SIGXCPU
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         os.pwrite(place, (0).to_bytes(8, "little"), 0)
         found = _whole(course.model, source, folder) if is_whole else _check(source, folder, name, asked["seed"])
         os.pwrite(place, (-1).to_bytes(8, "little", signed=True), 0)
@@ -121,13 +123,6 @@ def _printed() -> Generator[io.StringIO]:
     printed = _Bounded()
     with redirect_stdout(printed), redirect_stderr(printed):
         yield printed
-
-
-def _bound_time(limit_s: float) -> None:
-    """Let this process compute for so long from now on; then it is ended (SIGXCPU)."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(usage.ru_utime + usage.ru_stime + limit_s)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def end_with_parent() -> None:

@@ -74,20 +74,13 @@ class HuggingFaceCheckpoint:
         for name in [name for name in self._tensors if _IGNORED.fullmatch(name)]:
             del self._tensors[name]
         if self.config.tie_word_embeddings and HEAD in self._tensors and EMBEDDING in self._tensors:
-            self._check_tied_head()
-            del self._tensors[HEAD]
-
-    def _check_tied_head(self) -> None:
-        """A tied model may carry its head as a copy; a head of its own would be dropped without a word."""
-        head, embedding = (
-            file.view(tensor.offset, tensor.num_bytes)
-            for file, tensor in (self._tensors[HEAD], self._tensors[EMBEDDING])
-        )
-        if not equal_by_pieces(head, embedding):
-            raise CheckpointError(
-                f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} differs from {EMBEDDING}; "
-                f"set it to false to use that head, or remove {HEAD} from the weights"
-            )
+            # a tied model may carry its head as a copy; a head of its own would be dropped without a word
+            pair = self._tensors.pop(HEAD), self._tensors[EMBEDDING]
+            if not equal_by_pieces(*(file.view(tensor.offset, tensor.num_bytes) for file, tensor in pair)):
+                raise CheckpointError(
+                    f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} differs from "
+                    f"{EMBEDDING}; set it to false to use that head, or remove {HEAD} from the weights"
+                )
 
     def _make_entries(self) -> dict[str, TensorEntry]:
         entries: dict[str, TensorEntry] = {}

@@ -64,8 +64,12 @@ class MetaCheckpoint:
         self._slices = {
             key: (name, [shard[name] for shard in shards]) for name, key in names.items() if name != _ROPE_TABLE
         }
-        self._check_num_shards(len(files))
-        self._vocab_on_rows = self._width(EMBEDDING) == self._width("model.norm.weight")  # Llama 2 cuts by features
+        # o_proj's width in one shard, and of the whole, a norm's length: the last shards may be missing
+        part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
+        if part and whole % part == 0 and whole // part > len(files):
+            missing = [f"consolidated.{i:02d}.pth" for i in range(len(files), whole // part)]
+            raise CheckpointError(f"{escape(path)}: {len(files)} shards; {list_some(missing)} is missing")
+        self._vocab_on_rows = self._width(EMBEDDING) == whole  # Llama 2 cuts by features
         head = self._slices.pop(HEAD, None)
         tied = head is None or self._is_embedding(head[1])
         self.config = meta_config(path, self._shape(EMBEDDING)[0], tied)
@@ -108,13 +112,6 @@ class MetaCheckpoint:
         if key not in self._slices or not self._slices[key][1][0].ndim:
             raise CheckpointError(f"{escape(self.path)}: {key} is missing; this is no whole Llama")
         return self._slices[key][1][0].shape[-1]
-
-    def _check_num_shards(self, num_shards: int) -> None:
-        """Compare o_proj's width in one shard with the whole, a norm's length: the last shards may be missing."""
-        part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
-        if part and whole % part == 0 and whole // part > num_shards:
-            missing = [f"consolidated.{i:02d}.pth" for i in range(num_shards, whole // part)]
-            raise CheckpointError(f"{escape(self.path)}: {num_shards} shards; {list_some(missing)} is missing")
 
     def _shape(self, key: str) -> tuple[int, ...]:
         """Return the shape of a whole weight; its slices must be alike."""

@@ -67,7 +67,9 @@ class NativeRunner:
         self._bits: InputBits = input_bits
         self._fingerprints = dict[int, str]()  # of adapters, once they are asked for
         self._frequencies = rope_frequencies(config)
-        self._norms = {key: _norm(weight) for key, weight in weights.items() if len(weight.shape) == 1}
+        vectors = {key: weight for key, weight in weights.items() if len(weight.shape) == 1}
+        # as C reads them: float32, or bfloat16's bits
+        self._norms = {k: w.data.astype(np.float32) if w.type_name == "F16" else w.data for k, w in vectors.items()}
         self._layers = (native.CLayer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
         norm = self._norms["model.norm.weight"]
         self.kv_dtype = "bfloat16" if norm.dtype == np.uint16 else "float32"
@@ -186,11 +188,6 @@ class NativeRunner:
     def _matrix(self, key: str) -> native.CMatrix:
         weight = self._weight(key)
         return matrix_of(weight.type_name, weight.shape, weight.data.ctypes.data)
-
-
-def _norm(weight: Weight) -> NDArray[Any]:
-    """Return a norm as C reads it: float32, or bfloat16's bits."""
-    return weight.data.astype(np.float32) if weight.type_name == "F16" else weight.data
 
 
 def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:
