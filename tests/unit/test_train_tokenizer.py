@@ -269,7 +269,7 @@ def test_what_is_there_needs_force(tmp_path: Path, data: str, capsys: pytest.Cap
     assert run("--data", data, "--vocab-size", "270", "--out", str(out)) == 0
     before = (out / "tokenizer.json").read_bytes()
     (out / "chat_template.jinja").write_text("old")
-    with pytest.raises(OutputError, match=r"tokenizer.json is here already.*--force"):
+    with pytest.raises(OutputError, match=r"tokenizer.json is here; .*--force"):
         run("--data", data, "--kind", "chars", "--out", str(out))
     assert (out / "tokenizer.json").read_bytes() == before
     (out / "notes.txt").write_text("mine")

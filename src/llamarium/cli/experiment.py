@@ -56,9 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train the variants and compare them."""
     out: Path = (args.out / args.experiment).absolute()
-    config = ExperimentConfig.resolve(
-        settings_file(args, out / "experiment.toml"), given_settings(args, ExperimentConfig)
-    )
+    given = given_settings(args, ExperimentConfig)
+    config = ExperimentConfig.resolve(settings_file(args, out / "experiment.toml"), given)
     with importing_torch():
         from llamarium.cli.training import watching
         from llamarium.train.experiments.running import run_experiment
@@ -78,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
         args.experiment, config, out, resume=args.resume, allow_changes=args.allow_changes, watch=watch
     )
     if outcome.signal is not None:
-        note(
-            f"saved; go on with it: llamarium experiment {args.experiment} --out {shlex.quote(str(args.out))} --resume"
-        )
+        where = shlex.quote(str(args.out))
+        note(f"saved; go on with it: llamarium experiment {args.experiment} --out {where} --resume")
         return 128 + outcome.signal
     if args.json:
         arms = {label: asdict(arm) for label, arm in outcome.arms.items()}

@@ -105,6 +105,5 @@ def _explain_length(num_tokens: int, llama: "Llama", args: argparse.Namespace) -
 
 def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -> None:
     seed = [f"seed {options['seed']}"] if "seed" in options else []
-    watch.report(
-        f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}", *seed, *speculation_details(options)
-    )
+    prompt = f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}"
+    watch.report(prompt, *seed, *speculation_details(options))

@@ -33,9 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Rank them and print."""
     if args.other is not None:
         return _compare(args)
-    found = load_llama(args).neighbors(
-        args.word, minus=args.minus, plus=args.plus, k=_DEFAULT_K if args.k is None else args.k
-    )
+    found = load_llama(args).neighbors(args.word, minus=args.minus, plus=args.plus, k=args.k or _DEFAULT_K)
     from llamarium.cli.views import neighbors_view
 
     return emit_or_show(args, found, neighbors_view)

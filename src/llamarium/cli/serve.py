@@ -123,9 +123,8 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
     names = {folder.resolve().name for folder in args.checkpoints}
     runs = [*args.checkpoints, *(packaged_run(name) for name in PACKAGED_RUNS if name not in names)]
     taken = {args.model, *map(reference_name, args.reference)}
-    return Runs(runs), References(
-        [*args.reference, *(name for name in PACKAGED if name not in {*taken, *PACKAGED_RUNS})]
-    )
+    packaged = (name for name in PACKAGED if name not in {*taken, *PACKAGED_RUNS})
+    return Runs(runs), References([*args.reference, *packaged])
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:

@@ -38,9 +38,8 @@ def read_standard_input() -> str:
     try:
         return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"standard input is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
-        ) from None
+        byte = error.object[error.start]
+        raise InputError(f"standard input is no UTF-8 text: byte {error.start} is 0x{byte:02x}") from None
 
 
 def require_text(args: argparse.Namespace, name: str) -> str:

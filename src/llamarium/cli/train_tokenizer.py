@@ -98,9 +98,7 @@ def prepare_target(folder: Path, *, force: bool) -> None:
             "choose another folder"
         )
     if there and not force:
-        raise OutputError(
-            f"{escape(folder)}: {there[0]} is here already; choose another folder, or replace it (--force)"
-        )
+        raise OutputError(f"{escape(folder)}: {there[0]} is here; choose another folder, or replace it (--force)")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,9 +112,8 @@ def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> 
         for name in set(_FILES) - set(written):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"{escape(folder)}: an old file cannot be removed: {escape(error.strerror or error)}"
-        ) from None
+        why = escape(error.strerror or error)
+        raise OutputError(f"{escape(folder)}: an old file cannot be removed: {why}") from None
 
 
 def _with_sample(texts: Iterable[str], sample: list[str], name: str) -> Iterator[str]:

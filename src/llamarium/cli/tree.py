@@ -44,10 +44,9 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.checkpoints.packed.folder import is_packed_folder
 
         if is_packed_folder(Path(name)):
-            checkpoint = open_checkpoint(Path(name))
-            entries = (entry for entry in checkpoint.entries.values() if entry.is_packed)
-            packed = {entry.key.removesuffix(".weight"): entry.dtype for entry in entries}
-            print(tree(checkpoint.config, packed=packed))
+            found = open_checkpoint(Path(name))
+            packed = {key.removesuffix(".weight"): one.dtype for key, one in found.entries.items() if one.is_packed}
+            print(tree(found.config, packed=packed))
             return 0
     config, skip = (PRESETS[name], None) if name in PRESETS else read_config(name)
     if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it

@@ -107,12 +107,10 @@ def _config(summary: "Summary") -> "RenderableType":
 def _parameters(summary: "Summary") -> "RenderableType":
     p = summary.parameters
     shown = table("parameters", "number", "share", "", right=("number", "share"))
-    for name, number in (("embedding", p.embedding), ("attention", p.attention), ("mlp", p.mlp), ("norms", p.norms)):
-        shown.add_row(name, f"{number:,}", percent(number / p.total), bar(number / p.total))
-    tied = summary.config.tie_word_embeddings
-    shown.add_row(
-        "head", f"{p.head:,}", percent(p.head / p.total), "the embedding's" if tied else bar(p.head / p.total)
-    )
+    for name in ("embedding", "attention", "mlp", "norms", "head"):
+        number: int = getattr(p, name)
+        drawn = "the embedding's" if name == "head" and summary.config.tie_word_embeddings else bar(number / p.total)
+        shown.add_row(name, f"{number:,}", percent(number / p.total), drawn)
     shown.add_row("total", f"{p.total:,}", "", "")
     return shown
 
