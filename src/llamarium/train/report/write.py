@@ -31,11 +31,15 @@ _PORT = 8765  # of the page that the report links to
 
 def write_report(run: Path) -> Path:
     """Write `report.html` into a run's folder and return its path; TrainingError without a run, OutputError."""
-    history = History.read(run)
-    name = f"Training run: {run.resolve().name}"
+    history, name = History.read(run), f"Training run: {run.resolve().name}"
+    done, steps = history.last("step", "step"), history.section("settings").get("steps", "?")
+    ended = history.of("end")
+    is_early = bool(ended) and bool(ended[-1].get("signal") or ended[-1].get("early"))
+    how = "still running, or killed" if not ended else "ended early" if is_early else "finished"
+    sentence = f"{number(done)} of {steps} steps on {history.start.get('device', '?')}; {how}."
     body = [
         f"<h1>{page.text(name)}</h1>",
-        f'<p class="soft">{page.text(_sentence(history))}</p>',
+        f'<p class="soft">{page.text(sentence)}</p>',
         page.facts(_facts(history)),
         "<h2>Curves</h2>",
         f'<div class="plots">{"".join(_curves(history))}</div>',
@@ -95,14 +99,6 @@ def is_report(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(page.HEAD)) == page.HEAD.encode()
-
-
-def _sentence(history: History) -> str:
-    done, steps = history.last("step", "step"), history.section("settings").get("steps", "?")
-    ended = history.of("end")
-    is_early = bool(ended) and bool(ended[-1].get("signal") or ended[-1].get("early"))
-    how = "still running, or killed" if not ended else "ended early" if is_early else "finished"
-    return f"{number(done)} of {steps} steps on {history.start.get('device', '?')}; {how}."
 
 
 def _facts(history: History) -> Iterator[tuple[str, str]]:
