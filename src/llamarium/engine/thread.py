@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
+from llamarium.kernels.threads import allowed_cpus, num_threads
 from llamarium.kernels.turns import Turns
 
 
@@ -34,6 +36,8 @@ Deliver = Callable[[Sequence[TokenEvent] | Exception], Reader | None]
 State = Literal["ready", "draining", "stopped", "broken"]
 
 T = TypeVar("T")
+
+_MOST_WAIT_S = 0.003  # for an event loop that has more to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class EngineThread:
         self._deliver: dict[int, Deliver] = {}
         self.failure: BaseException | None = None
         self._closing, self.turns = False, Turns()
+        self._fills_cores = num_threads() >= allowed_cpus()
         self.snapshot = self._look()
         self._lock = threading.Lock()  # no request is put into the queue after the last command
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
@@ -195,17 +200,23 @@ class EngineThread:
         """Wake each event loop that reads, once for all of its requests; return the requests of closed loops.
 
         `call_soon_threadsafe` releases the GIL, and the woken thread may take it: so once per step, after all events.
+        Where the kernels leave no core free, wait until a loop has passed the events on: in the next step it would get
+        a core only at one of the system's ticks, 4 ms apart.
         """
-        unread = list[int]()
+        unread, passed_on = list[int](), queue.SimpleQueue[None]()
         by_loop = defaultdict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]](dict)
         for number, reader in readers.items():
             if reader is not None:
                 by_loop[reader.loop][number] = reader.wake
         for loop, calls in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_call_all, calls.values())
+                loop.call_soon_threadsafe(_call_all, calls.values(), loop, passed_on)
             except RuntimeError:
                 unread += calls
+            else:
+                if self._fills_cores:
+                    with suppress(queue.Empty):
+                        passed_on.get(timeout=_MOST_WAIT_S)
         return unread
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
@@ -246,6 +257,9 @@ class EngineThread:
         return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
 
 
-def _call_all(calls: Iterable[Callable[[], object]]) -> None:
+def _call_all(
+    calls: Iterable[Callable[[], object]], loop: asyncio.AbstractEventLoop, passed_on: queue.SimpleQueue[None]
+) -> None:
     for call in calls:
         call()
+    loop.call_soon(passed_on.put, None)  # behind what the calls have made ready
