@@ -289,6 +289,23 @@ def test_a_step_wakes_an_event_loop_once(engine: TextEngine, monkeypatch: pytest
     assert 0 < calls <= steps + 1 < 4 * 60  # the last step may not have been counted yet
 
 
+def test_where_no_core_is_free_a_step_waits_for_the_event_loop(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._thread, "_most_wait_s", 20.0)
+    step, seen = Engine.step, list[str]()
+    monkeypatch.setattr(Engine, "step", lambda self: seen.append("step") or step(self))
+
+    async def read() -> None:
+        async for _ in engine.stream("To be", temperature=0.0, max_new_tokens=12, stop_token_ids=[]):
+            time.sleep(0.02)  # in which the engine would run several steps
+            seen.append("piece")
+
+    asyncio.run(read())
+    last = seen[-16:]
+    assert last == ["step", "piece"] * 8 or last == ["piece", "step"] * 8
+
+
 def test_an_event_loop_that_is_gone_harms_nobody(llama: llamarium.Llama, engine: TextEngine) -> None:
     async def begin() -> object:
         answers = engine.stream("To be", max_new_tokens=240, temperature=1.0)

@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
@@ -36,8 +35,6 @@ Deliver = Callable[[Sequence[TokenEvent] | Exception], Reader | None]
 State = Literal["ready", "draining", "stopped", "broken"]
 
 T = TypeVar("T")
-
-_MOST_WAIT_S = 0.003  # for an event loop that has more to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class EngineThread:
         self._deliver: dict[int, Deliver] = {}
         self.failure: BaseException | None = None
         self._closing, self.turns = False, Turns()
-        self._fills_cores = num_threads() >= allowed_cpus()
+        self._most_wait_s = 0.003 if num_threads() >= allowed_cpus() else 0.0
         self.snapshot = self._look()
         self._lock = threading.Lock()  # no request is put into the queue after the last command
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
@@ -199,24 +196,20 @@ class EngineThread:
     def _wake(self, readers: Mapping[int, Reader | None]) -> list[int]:
         """Wake each event loop that reads, once for all of its requests; return the requests of closed loops.
 
-        `call_soon_threadsafe` releases the GIL, and the woken thread may take it: so once per step, after all events.
-        Where the kernels leave no core free, wait until a loop has passed the events on: in the next step it would get
-        a core only at one of the system's ticks, 4 ms apart.
+        That releases the GIL, so it is done once per step, after all events. Where the kernels leave no core free, wait
+        until a loop has passed them on: later it would get a core only at a tick of the system, 4 ms apart.
         """
-        unread, passed_on = list[int](), queue.SimpleQueue[None]()
+        unread, passed_on = list[int](), threading.Semaphore(0)
         by_loop = defaultdict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]](dict)
         for number, reader in readers.items():
             if reader is not None:
                 by_loop[reader.loop][number] = reader.wake
         for loop, calls in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_call_all, calls.values(), loop, passed_on)
+                loop.call_soon_threadsafe(_call_all, calls.values(), loop, passed_on.release)
+                passed_on.acquire(timeout=self._most_wait_s)
             except RuntimeError:
                 unread += calls
-            else:
-                if self._fills_cores:
-                    with suppress(queue.Empty):
-                        passed_on.get(timeout=_MOST_WAIT_S)
         return unread
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
@@ -258,8 +251,8 @@ class EngineThread:
 
 
 def _call_all(
-    calls: Iterable[Callable[[], object]], loop: asyncio.AbstractEventLoop, passed_on: queue.SimpleQueue[None]
+    calls: Iterable[Callable[[], object]], loop: asyncio.AbstractEventLoop, done: Callable[[], object]
 ) -> None:
     for call in calls:
         call()
-    loop.call_soon(passed_on.put, None)  # behind what the calls have made ready
+    loop.call_soon(done)  # behind what they have made ready

@@ -61,6 +61,7 @@ class Answers:
         num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
         num_disk: How many of those came from disk.
         is_edited: Whether the request changes what the model computes.
+        rows: The text of each, as far as it has been read.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Answers:
         self.prompt_ids, self.adapter = tuple(prompt_ids), adapter
         self.num_cached = self.num_disk = 0
         self.is_edited = False
-        self._rows = rows
+        self.rows = rows
         self._num_open = len(rows)
         self._most_buffered = most_buffered
         self._inbox = queue.SimpleQueue[Sequence[TokenEvent] | Exception]()
@@ -86,7 +87,7 @@ class Answers:
     @property
     def num_answers(self) -> int:
         """How many there are to the prompt."""
-        return len(self._rows)
+        return len(self.rows)
 
     def begin(self, thread: EngineThread, request: Request) -> Self:
         """Submit the request; errors as `EngineThread.submit`."""
@@ -156,10 +157,10 @@ class Answers:
         return self._generation()
 
     def _generation(self) -> Generation:
-        if any(row.finish_reason is None for row in self._rows):
+        if any(row.finish_reason is None for row in self.rows):
             raise InputError("the request was ended before its answers were complete; there is nothing to collect")
-        completions = tuple(row.completion() for row in self._rows)
-        return Generation(self.prompt_ids, completions, self._rows[0].prompt_logprobs)
+        completions = tuple(row.completion() for row in self.rows)
+        return Generation(self.prompt_ids, completions, self.rows[0].prompt_logprobs)
 
     def _take(self, came: Sequence[TokenEvent] | Exception) -> Reader | None:
         """Take a step's events, in the engine's thread."""
@@ -189,7 +190,7 @@ class Answers:
             self._push_event(event)
 
     def _push_event(self, event: TokenEvent) -> None:
-        row = self._rows[event.row]
+        row = self.rows[event.row]
         if row.finish_reason is not None:  # chosen while its stop string was found
             return
         self.num_cached, self.num_disk = event.num_cached, event.num_disk

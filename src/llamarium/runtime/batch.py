@@ -8,6 +8,7 @@ Shape suffixes: M tokens of the batch, R sequences, W tokens whose logits are wa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,7 @@ class Batch:
     edits: tuple[tuple[Edit, ...], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Tokens of one sequence that follow each other, at least one.
 
     Attributes:

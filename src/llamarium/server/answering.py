@@ -1,7 +1,7 @@
 """From a request's fields to the engine's answers: the model, prompts, lengths, forms, and metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +12,6 @@ from fastapi import Request
 from llamarium.engine.pooling import Places
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, GrammarError, LlamariumError, RequestTimeoutError, SamplingError
-from llamarium.generation.completion import Piece
 from llamarium.generation.dialog import own_tool_form
 from llamarium.generation.text_engine import Answers, TextEngine
 from llamarium.runtime.intervention import Edit
@@ -24,7 +23,7 @@ from llamarium.server.dialogs import renamed
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
 from llamarium.server.lifecycle.threads import in_own_thread
-from llamarium.server.metrics import Metrics, RequestMetrics, Timer
+from llamarium.server.metrics import RequestMetrics
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -245,21 +244,6 @@ def close(answers: Iterable[Answers]) -> None:
     """Abort requests."""
     for one in answers:
         one.close()
-
-
-async def follow(request: Request, answers: Answers) -> AsyncIterator[Sequence[Piece]]:
-    """Yield the pieces of each step, and record them in the metrics."""
-    metrics: Metrics = request.app.state.metrics
-    noted = metrics.of(answers.adapter)
-    timer = Timer(noted, request.scope["began"])
-    with recording(noted, is_edited=answers.is_edited):
-        while pieces := await answers.arrived():
-            timer.tokens()
-            for piece in pieces:
-                if piece.finish_reason is not None:
-                    noted.finished(piece.finish_reason)
-            yield pieces
-        timer.end()
 
 
 @contextmanager

@@ -4,38 +4,37 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
 from llamarium.generation.completion import Piece
 from llamarium.generation.text_engine import Answers
-from llamarium.server.answering import AnswerRequest, close, follow, side_by_side, submit
+from llamarium.server.answering import AnswerRequest, close, recording, side_by_side, submit
 from llamarium.server.errors import JSON, ApiError
 from llamarium.server.http.stream import COMMENT, EventStream, Write, unless_gone
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.metrics import Timer
 
 T = TypeVar("T")
 Pieces = Sequence[Piece]
 
 
 class Usage:
-    """The tokens of one HTTP request.
-
-    Attributes:
-        answers: To each of its prompts.
-        generated: Tokens of answers.
-    """
+    """The tokens of one HTTP request; `answers` are those to each of its prompts."""
 
     def __init__(self, answers: Sequence[Answers]) -> None:
         self.answers = answers
-        self.generated = 0
 
     @property
     def prompt(self) -> int:
         """Tokens of prompts."""
         return sum(len(one.prompt_ids) for one in self.answers)
+
+    @property
+    def generated(self) -> int:
+        """Tokens of answers so far."""
+        return sum(len(row.token_ids) for one in self.answers for row in one.rows)
 
     @property
     def cached(self) -> int:
@@ -111,8 +110,10 @@ class _Reply:
         """Write all events."""
 
         async def write_step(prompt: int, pieces: Pieces) -> None:
-            events = partial(self._formatter.events, prompt, pieces, self._usage)
-            await write(await _run(events, is_long=_has_prompt(pieces)))
+            if _has_prompt(pieces):
+                await write(await asyncio.to_thread(self._formatter.events, prompt, pieces, self._usage))
+            else:
+                await write(self._formatter.events(prompt, pieces, self._usage))
 
         await write(self._formatter.begin())
         await self._read(write_step)
@@ -134,9 +135,15 @@ class _Reply:
         """Pass each step of each prompt to `take`, all prompts side by side."""
 
         async def read(prompt: int, answers: Answers) -> None:
-            async for pieces in follow(self._request, answers):
-                self._usage.generated += sum(len(piece.token_ids) for piece in pieces)
-                await take(prompt, pieces)
+            timer = Timer(noted := self._request.app.state.metrics.of(answers.adapter), self._request.scope["began"])
+            with recording(noted, is_edited=answers.is_edited):
+                while pieces := await answers.arrived():
+                    timer.tokens()
+                    for piece in pieces:
+                        if piece.finish_reason is not None:
+                            noted.finished(piece.finish_reason)
+                    await take(prompt, pieces)
+                timer.end()
 
         try:
             await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._answers)])

@@ -83,7 +83,8 @@ class CompletionFormatter(ChoicesFormatter):
             if index not in self._logprobs:
                 self._logprobs[index] = self._of_answer(prompt)
             logprobs = encode(self._logprobs[index].next(piece.token_ids, piece.logprobs))
-        return events + self._chunk(index, f'"text":{encode(piece.text)}{ids}', logprobs, encode(piece.finish_reason))
+        reason = "null" if piece.finish_reason is None else f'"{piece.finish_reason}"'
+        return events + self._chunk(index, f'"text":{encode(piece.text)}{ids}', logprobs, reason)
 
     def _ids(self, ids: Sequence[int]) -> str:
         """Return the member `token_ids` of a choice as JSON, or nothing."""
