@@ -99,11 +99,9 @@ static void run_choices(void *context, lm_team team) {
 
 static int choose_rows(const float *logits, int32_t num_rows, int32_t count, const lm_choice *how, int32_t *ids) {
     choices c = {.logits = logits, .num_rows = num_rows, .count = count, .how = how, .ids = ids};
-    int num_draws = 0;
-    for (int row = 0; row < num_rows; row++) num_draws += how[row].temperature > 0;
     lm_enter();
-    if (num_draws < 2)
-        run_choices(&c, (lm_team){0}); /* sooner done than another thread is there */
+    if (num_rows == 1)
+        run_choices(&c, (lm_team){0}); /* sooner done than another thread is awake */
     else
         lm_parallel(run_choices, &c);
     lm_leave();

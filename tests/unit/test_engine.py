@@ -123,6 +123,18 @@ def test_who_streams_gets_a_token_in_every_step_while_a_giant_is_read() -> None:
     assert all(sum(event.request == 0 for event in events) == 1 for events in steps)
 
 
+def test_a_step_is_mixed_while_a_prompt_is_read_beside_streams() -> None:
+    engine = Engine(HashRunner(), 400, block_size=SLOTS, chunk=8)
+    mixed = list[bool]()
+    engine.add(Request([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=9)))
+    for step in range(6):
+        if step == 2:
+            engine.add(Request(range(20), SamplingParams(temperature=0.0, max_tokens=2)))
+        engine.step()
+        mixed.append(engine.was_mixed)
+    assert mixed == [False, False, True, True, True, False]
+
+
 def test_a_short_prompt_is_not_kept_waiting_by_a_giant() -> None:
     engine = Engine(HashRunner(), 400, block_size=SLOTS, clock=iter(range(10**6)).__next__)  # each step takes a second
     giant = engine.add(Request([4] * 390, SamplingParams(temperature=0.0, max_tokens=1)))

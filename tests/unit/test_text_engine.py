@@ -289,12 +289,18 @@ def test_a_step_wakes_an_event_loop_once(engine: TextEngine, monkeypatch: pytest
     assert 0 < calls <= steps + 1 < 4 * 60  # the last step may not have been counted yet
 
 
-def test_where_no_core_is_free_a_step_waits_for_the_event_loop(
+def test_where_no_core_is_free_a_mixed_step_waits_for_the_event_loop(
     engine: TextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine._thread, "_most_wait_s", 20.0)
     step, seen = Engine.step, list[str]()
-    monkeypatch.setattr(Engine, "step", lambda self: seen.append("step") or step(self))
+
+    def noted(self: Engine) -> Any:
+        seen.append("step")
+        events, self.was_mixed = step(self), True
+        return events
+
+    monkeypatch.setattr(Engine, "step", noted)
 
     async def read() -> None:
         async for _ in engine.stream("To be", temperature=0.0, max_new_tokens=12, stop_token_ids=[]):

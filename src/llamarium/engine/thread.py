@@ -196,8 +196,8 @@ class EngineThread:
     def _wake(self, readers: Mapping[int, Reader | None]) -> list[int]:
         """Wake each event loop that reads, once for all of its requests; return the requests of closed loops.
 
-        That releases the GIL, so it is done once per step, after all events. Where the kernels leave no core free, wait
-        until a loop has passed them on: later it would get a core only at a tick of the system, 4 ms apart.
+        That releases the GIL, so it is done once per step, after all events. After a mixed step wait for the loops if
+        the kernels leave no core free: later they would get one only at a tick of the system, 4 ms apart.
         """
         unread, passed_on = list[int](), threading.Semaphore(0)
         by_loop = defaultdict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]](dict)
@@ -207,7 +207,7 @@ class EngineThread:
         for loop, calls in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_call_all, calls.values(), loop, passed_on.release)
-                passed_on.acquire(timeout=self._most_wait_s)
+                passed_on.acquire(timeout=self._most_wait_s * self.engine.was_mixed)
             except RuntimeError:
                 unread += calls
         return unread
