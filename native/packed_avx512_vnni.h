@@ -52,17 +52,17 @@ INLINE void load_codes(const code_line *lines, const int kind, __m512i book, __m
     for (int j = 0; j < 8; j++) codes[j] = load_four(lines, kind, book, j);
 }
 
-/* Whether codes lie in two lines. These are made once for all rows, and kept in 8 bits. */
+/* Whether codes lie in two lines. */
 INLINE int lies_in_two_lines(const int kind) { return FORMATS[kind].code_bits == 5 || FORMATS[kind].code_bits == 6; }
 
-/* As `load_four`, from codes of 8 bits where they lay in two lines; j is a constant. */
-INLINE __m512i four_at(const code_line *lines, const int kind, __m512i book, const int j) {
-    return lies_in_two_lines(kind) ? codes_in(&lines[j]) : load_four(lines, kind, book, j);
+/* As `load_four`, or from codes of 8 bits that were made of them; j is a constant. */
+INLINE __m512i four_at(const code_line *lines, const int kind, __m512i book, const int j, const int made) {
+    return made ? codes_in(&lines[j]) : load_four(lines, kind, book, j);
 }
 
 /* The same for a block's outlier. */
-INLINE __m512i outlier_codes_at(const code_line *lines, const int kind, __m512i book, const lm_block *block) {
-    if (lies_in_two_lines(kind) || FORMATS[kind].code_bits == 8) return codes_in(&lines[block->outlier]);
+INLINE __m512i outlier_codes_at(const code_line *lines, const int kind, __m512i book, const lm_block *block, const int made) {
+    if (made || FORMATS[kind].code_bits == 8) return codes_in(&lines[block->outlier]);
     const __m512i shift = _mm512_set1_epi32(block->outlier & 4); /* vpsrlvd: vpsrlw takes the time of a product where its count is no constant */
     const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(codes_in(&lines[block->outlier % 4]), shift), _mm512_set1_epi8(15));
     return FORMATS[kind].has_codebook ? _mm512_shuffle_epi8(book, codes) : codes;
@@ -149,10 +149,10 @@ INLINE int rows_of_block(const int kind) { return has_two_scales(kind) ? 4 : MOS
 typedef __m512 block_totals[MOST_PANELS][MOST_ROWS];
 
 /* A group of each of `panels` panels times those of `rows` rows of inputs, added to `totals`: an input serves all panels, and a code all
- * rows. A row's outlier comes behind four columns, each row's behind others: one after the other they would keep the multiplying pipes
- * waiting. Those of all panels come together, which takes fewer operations than one by one. */
+ * rows. Codes are kept where `keep` is not NULL. A row's outlier comes behind four columns, each row's behind others: one after the
+ * other they would keep the multiplying pipes waiting. Those of all panels come together, which takes fewer operations than one by one. */
 INLINE void multiply_group(const code_line *const *lines, const factors *f, const lm_block *x, size_t groups, __m512i book, const int kind,
-                           const int panels, const int rows, block_totals totals) {
+                           const int panels, const int rows, const int made, code_line *const *keep, block_totals totals) {
     const int parts = has_two_scales(kind) ? 2 : 1, fours = 8 / parts;
     __m512i sum[MOST_PANELS][MOST_ROWS], upper[MOST_PANELS][MOST_ROWS];
 #pragma GCC unroll 2
@@ -163,13 +163,14 @@ INLINE void multiply_group(const code_line *const *lines, const factors *f, cons
         for (int n = 0; n < fours; n++) {
             const int j = parts == 2 ? part * 4 + n : n / 2 + n % 2 * 4; /* codes of the same bytes follow each other */
             __m512i codes[MOST_PANELS];
-            EACH_PANEL codes[i] = four_at(lines[i], kind, book, j);
+            EACH_PANEL codes[i] = four_at(lines[i], kind, book, j, made);
+            if (keep != NULL) EACH_PANEL _mm512_store_si512(&keep[i][j], codes[i]);
             EACH_ROW {
                 const lm_block *block = &x[m * groups];
                 const __m512i input = four(block->q + 4 * j);
                 EACH_PANEL sum[i][m] = _mm512_dpbusd_epi32(sum[i][m], codes[i], input);
                 if (m * fours / rows != n) continue;
-                if (part == 0) EACH_PANEL upper[i][m] = upper_sum(outlier_codes_at(lines[i], kind, book, block), block);
+                if (part == 0) EACH_PANEL upper[i][m] = upper_sum(outlier_codes_at(lines[i], kind, book, block, made), block);
                 EACH_PANEL sum[i][m] = _mm512_add_epi32(sum[i][m], share_of(upper[i][m], block, kind, part));
             }
         }
@@ -209,22 +210,26 @@ INLINE void prefetch_share(const block_column *c, int i, int g, const int kind) 
     for (size_t place = 0; place < share; place += 64) _mm_prefetch(from + place, _MM_HINT_T0);
 }
 
-/* What is made of a panel once for all rows: codes that lie in two lines, by the first block, and the K types' small integers. */
+/* What is made of a panel once for all rows: codes of 8 bits, by the first block, and the K types' small integers. */
 typedef struct {
     code_line codes[BLOCK_GROUPS][8];
     small_integers small;
 } made_of_panel;
 
+/* Straight to where they stay: a store takes up to 1.3 times a product's time. */
 INLINE void make_codes(const code_line *lines, const int kind, code_line to[8]) {
-    __m512i codes[8];
-    load_codes(lines, kind, _mm512_setzero_si512(), codes);
-    memcpy(to, codes, sizeof codes);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) _mm512_store_si512(&to[j], load_four(lines, kind, _mm512_setzero_si512(), j));
 }
+
+/* A block's codes: as they are packed, or so and kept in 8 bits for other blocks, or those that were kept. */
+enum { PACKED, KEEPING, KEPT };
 
 /* Panels `first_panel` and on of a column times `rows` rows of inputs, from row `first` on. */
 INLINE void multiply_block(const block_column *c, made_of_panel *made, int first_panel, int first, const int kind, const int panels,
-                           const int rows) {
+                           const int rows, const int codes) {
     const tile_column *t = &c->at;
+    const int makes = codes == KEEPING && lies_in_two_lines(kind); /* all of a group, and then reads them */
     const __m512i book = codebook_of(t->w, kind);
     const uint8_t *tile = t->tiles + first_panel * t->step;
     const lm_block *x = t->x + (size_t)first * t->groups;
@@ -233,17 +238,19 @@ INLINE void multiply_block(const block_column *c, made_of_panel *made, int first
     EACH_PANEL EACH_ROW totals[i][m] = is_super(kind) ? _mm512_setzero_ps() : sums_at(t, out + i * PANEL_STRIDE + m * LM_TILE_ROWS);
     for (int g = 0; g < c->num_groups; g++) {
         const code_line *lines[MOST_PANELS];
+        code_line *kept[MOST_PANELS];
         factors f[MOST_PANELS];
         EACH_PANEL {
             const uint8_t *own = tile + i * t->step + (is_super(kind) ? 0 : g * tile_bytes(kind));
             f[i] = is_super(kind) ? super_factors(own, &made[i].small, g, kind) : load_factors(own, kind);
             if (first == 0 && c->coming != NULL) prefetch_share(c, first_panel + i, g, kind);
             lines[i] = codes_of(kind, own, is_super(kind) ? g : 0);
-            if (!lies_in_two_lines(kind)) continue;
-            if (first == 0) make_codes(lines[i], kind, made[i].codes[g]);
-            lines[i] = made[i].codes[g];
+            kept[i] = made[i].codes[g];
+            if (makes) make_codes(lines[i], kind, kept[i]);
+            if (makes || codes == KEPT) lines[i] = kept[i];
         }
-        multiply_group(lines, f, x + g, t->groups, book, kind, panels, rows, totals);
+        multiply_group(lines, f, x + g, t->groups, book, kind, panels, rows, makes || codes == KEPT,
+                       codes == KEEPING && !makes ? kept : NULL, totals);
     }
     EACH_PANEL {
         float *to = out + i * PANEL_STRIDE;
@@ -252,18 +259,30 @@ INLINE void multiply_block(const block_column *c, made_of_panel *made, int first
     }
 }
 
+INLINE void multiply_rows(const block_column *c, made_of_panel *made, int first_panel, int first, const int kind, const int panels,
+                          int rows, const int codes) {
+#define CASE(NUMBER) \
+    case NUMBER: if (NUMBER <= rows_of_block(kind)) multiply_block(c, made, first_panel, first, kind, panels, NUMBER, codes); break;
+    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) }
+#undef CASE
+}
+
 /* Panels `first_panel` and on of a column times all rows, shared out evenly, since a block of one row or two takes as long for its codes
- * as one of five. */
+ * as one of five. Codes that lie in two lines are always kept, for outliers; those of 4 bits for three blocks, since keeping them takes
+ * longer than unpacking them a second time. */
 INLINE void multiply_panels(const block_column *c, int first_panel, int num_rows, const int kind, const int panels) {
     _Alignas(64) made_of_panel made[MOST_PANELS];
     EACH_PANEL if (is_super(kind) && !has_two_scales(kind)) made[i].small = unpack_integers(c->at.tiles + (first_panel + i) * c->at.step);
     int num_blocks = (num_rows + rows_of_block(kind) - 1) / rows_of_block(kind);
+    const int keeps = lies_in_two_lines(kind) || (FORMATS[kind].code_bits == 4 && num_blocks > 2);
     for (int m = 0, rows; m < num_rows; m += rows) {
         rows = (num_rows - m) / num_blocks--;
-#define CASE(NUMBER) \
-    case NUMBER: if (NUMBER <= rows_of_block(kind)) multiply_block(c, made, first_panel, m, kind, panels, NUMBER); break;
-        switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) }
-#undef CASE
+        if (!keeps)
+            multiply_rows(c, made, first_panel, m, kind, panels, rows, PACKED);
+        else if (m == 0)
+            multiply_rows(c, made, first_panel, m, kind, panels, rows, KEEPING);
+        else
+            multiply_rows(c, made, first_panel, m, kind, panels, rows, KEPT);
     }
 }
 
