@@ -46,7 +46,7 @@ SETS = {  # by the processor that is compiled for; beside `portable`, which is f
 }
 PARTS = ("products", "ops", "attention", "row_attention", "pointwise", "floats")  # each is compiled for each set
 SHARED = {  # whose part a set takes where its own would be the same
-    "avx512_bf16": dict.fromkeys(("attention", "row_attention", "products"), "avx512_vnni"),
+    "avx512_bf16": dict.fromkeys(("attention", "products"), "avx512_vnni"),
     "amx": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "avx512_vnni"),
     "neon_i8mm": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "neon_dotprod"),
 }

@@ -5,6 +5,9 @@
  * of exponentials, from which the backward pass makes a tile's probabilities again. A head's sums have one order, whatever thread
  * computes it.
  *
+ * Where the processor multiplies bfloat16 and that is what comes, products take pairs of it: wherever "words" are said, two numbers that are
+ * neighbours in the direction of the sum are one word in the place of a float, and probabilities and gradients of scores are rounded to them.
+ *
  * Source: Dao 2023, "FlashAttention-2".
  */
 #include "parts.h"
@@ -15,6 +18,12 @@
 #define KEYS CHUNK /* of a block: its keys, values and their gradients stay in the L2 cache */
 #define FEW 8      /* groups of query heads: a thread gets one head of them in the backward pass, so that no thread waits long */
 #define HIDDEN (-1e30f)
+
+#ifdef __AVX512BF16__
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
 
 #if LANES == 16
 #define ROWS 8 /* of a product that are summed at once, times as many registers: as many as give the multipliers enough to do */
@@ -40,6 +49,7 @@ typedef struct {
     float *k, *v, *grad_k, *grad_v;                                   /* a block's: (KEYS, head_dim) */
     float *q, *q_transposed, *grad_out, *grad_out_transposed;         /* a tile's; of `attend_as_pass` queries of four heads */
     float *scores, *grad_scores;                                      /* (KEYS, QUERIES) */
+    float *plain, *paired_keys, *paired_grads;                        /* words: as they lie in memory; of keys side by side */
     float *sums;                                                      /* (heads, tokens, head_dim): outputs, or gradients of queries */
     float *most, *total;                                              /* (heads, tokens): what of each query's softmax is known so far */
     float *partials, *scratch;                                        /* of `attend_as_pass` */
@@ -47,7 +57,25 @@ typedef struct {
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-INLINE void multiply_some(const int registers, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step,
+/* Whether vectors are words: pairs of bfloat16. */
+INLINE int has_words(const lm_row_attention *call) { return HAS_PAIRS && call->dtype == LM_BFLOAT16 && call->head_dim % 32 == 0; }
+
+INLINE lanes repeat(float x) {
+#if HAS_PAIRS
+    return (lanes)_mm512_set1_ps(x);
+#endif
+    return x - (lanes){0};
+}
+
+INLINE lanes add_product(const int of_words, lanes sum, lanes left, lanes right) {
+#if HAS_PAIRS
+    if (of_words) return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+#endif
+    (void)of_words;
+    return sum + left * right;
+}
+
+INLINE void multiply_some(const int of_words, const int registers, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step,
                           float *c, ptrdiff_t c_row, int depth, int adds) {
     lanes sums[ROWS][REGISTERS];
     for (int r = 0; r < ROWS; r++)
@@ -56,8 +84,8 @@ INLINE void multiply_some(const int registers, const float *a, ptrdiff_t a_row, 
         lanes right[REGISTERS];
         for (int i = 0; i < registers; i++) right[i] = load_floats(b + i * LANES);
         for (int r = 0; r < ROWS; r++) {
-            const float left = a[r * a_row];
-            for (int i = 0; i < registers; i++) sums[r][i] += left * right[i];
+            const lanes left = repeat(a[r * a_row]);
+            for (int i = 0; i < registers; i++) sums[r][i] = add_product(of_words, sums[r][i], left, right[i]);
         }
     }
     for (int r = 0; r < ROWS; r++)
@@ -71,22 +99,32 @@ INLINE void multiply_some(const int registers, const float *a, ptrdiff_t a_row, 
 #define NO_TRIANGLE -(1 << 20), 1 << 20
 
 /* c (rows, columns) = or += a (rows, depth) b (depth, columns). Neighbours of `a` in a column are a_row apart, in a row a_step. `rows` is a
- * multiple of ROWS, `columns` of 16. Row r of `a` is zero before `begin` + r, and from `end` + r on, for r up to a multiple of ROWS. */
-static void multiply(const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c, ptrdiff_t c_row,
+ * multiple of ROWS, `columns` of 16. Row r of `a` is zero before `begin` + r, and from `end` + r on, for r up to a multiple of ROWS. Of words
+ * `depth`, `begin` and `end` count numbers, and steps words. */
+INLINE void multiply_any(const int of_words, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c, ptrdiff_t c_row,
                      int rows, int columns, int depth, int adds, int begin, int end) {
     int column = 0;
 #define MULTIPLY(COUNT)                                                                                                                   \
     for (; column + (COUNT) * LANES <= columns; column += (COUNT) * LANES)                                                                \
         for (int r = 0; r < rows; r += ROWS) {                                                                                            \
             const int from = begin + r > 0 ? begin + r : 0, last = end + r + ROWS - 1, to = last < depth ? last : depth;                  \
-            multiply_some(COUNT, a + r * a_row + from * a_step, a_row, a_step, b + from * b_step + column, b_step, c + r * c_row + column, \
-                          c_row, to - from, adds);                                                                                        \
+            const int first = from >> of_words, count = ((to + of_words) >> of_words) - first;                                            \
+            multiply_some(of_words, COUNT, a + r * a_row + first * a_step, a_row, a_step, b + first * b_step + column, b_step,            \
+                          c + r * c_row + column, c_row, count, adds);                                                                    \
         }
     MULTIPLY(REGISTERS)
 #if REGISTERS * LANES > 16
     MULTIPLY(1)
 #endif
 #undef MULTIPLY
+}
+
+static void multiply(int of_words, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c,
+                     ptrdiff_t c_row, int rows, int columns, int depth, int adds, int begin, int end) {
+    if (HAS_PAIRS && of_words)
+        multiply_any(1, a, a_row, a_step, b, b_step, c, c_row, rows, columns, depth, adds, begin, end);
+    else
+        multiply_any(0, a, a_row, a_step, b, b_step, c, c_row, rows, columns, depth, adds, begin, end);
 }
 
 /* --- between memory and tiles ------------------------------------------------------------------------------------ */
@@ -96,11 +134,11 @@ static size_t place_of(const lm_row_attention *call, int heads, int row, int tok
     return (((size_t)row * call->num_tokens + token) * heads + head) * call->head_dim;
 }
 
-INLINE void load_numbers(const int dtype, const void *from, size_t place, int step, int rows, int count, float factor, float *to) {
+INLINE void load_numbers(const int dtype, const void *from, size_t place, int step, int rows, int count, float *to) {
     const char *coming = (const char *)from + (place + (size_t)rows * step) * (dtype == LM_FLOAT32 ? 4 : 2); /* the next tile's */
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i += LANES) {
-            const lanes values = load_lanes(dtype, from, place + (size_t)r * step + i) * factor;
+            const lanes values = load_lanes(dtype, from, place + (size_t)r * step + i);
             memcpy(to + (size_t)r * count + i, &values, sizeof values);
             __builtin_prefetch(coming + ((size_t)r * step + i) * (dtype == LM_FLOAT32 ? 4 : 2));
         }
@@ -114,15 +152,15 @@ INLINE void store_numbers(const int dtype, void *to, size_t place, int step, int
         }
 }
 
-/* Vectors of some tokens of one head from memory, times `factor`, and zeros up to `size` of them; both dtypes are constants. */
-static void load_vectors(const lm_row_attention *call, const void *from, int heads, int row, int token, int head, int size, float factor,
-                         float *to) {
-    const int left = call->num_tokens - token, rows = left < size ? left : size, count = call->head_dim;
-    const size_t place = place_of(call, heads, row, token, head);
-    if (call->dtype == LM_BFLOAT16)
-        load_numbers(LM_BFLOAT16, from, place, heads * count, rows, count, factor, to);
+/* Vectors of some tokens of one head from memory, floats or words, and zeros up to `size` of them; both dtypes are constants. */
+static void load_vectors(const lm_row_attention *call, const void *from, int heads, int row, int token, int head, int size, float *to) {
+    const int left = call->num_tokens - token, rows = left < size ? left : size, of_words = has_words(call);
+    const int count = call->head_dim >> of_words;
+    const size_t place = place_of(call, heads, row, token, head) >> of_words;
+    if (call->dtype == LM_BFLOAT16 && !of_words)
+        load_numbers(LM_BFLOAT16, from, place, heads * count, rows, count, to);
     else
-        load_numbers(LM_FLOAT32, from, place, heads * count, rows, count, factor, to);
+        load_numbers(LM_FLOAT32, from, place, heads * count, rows, count, to);
     memset(to + (size_t)rows * count, 0, (size_t)(size - rows) * count * sizeof(float));
 }
 
@@ -144,6 +182,26 @@ static void transpose(const float *from, int count, float *to) {
             transpose_quads(four);
             for (int r = 0; r < 4; r++) memcpy(to + (i + r) * QUERIES + q, &four[r], sizeof(quad));
         }
+}
+
+/* Words of numbers that are neighbours in a column, (rows / 2, count), from rows of bfloat16. */
+static void pair_rows(const float *from, int rows, int count, float *to) {
+    for (int r = 0; r < rows; r += 2)
+        for (int i = 0; i < count; i += LANES, to += LANES) {
+            const lane_bits even = (lane_bits)load_lanes(LM_BFLOAT16, from, (size_t)r * count + i);
+            const lane_bits words = even >> 16 | (lane_bits)load_lanes(LM_BFLOAT16, from, (size_t)(r + 1) * count + i);
+            memcpy(to, &words, sizeof words);
+        }
+}
+
+/* A tile's vectors, as a product's right side whose sum goes over queries, and transposed. */
+static void load_tile(const lm_row_attention *call, const void *from, int row, int tile, int head, float *vectors, float *transposed,
+                      workspace at) {
+    const int of_words = has_words(call), size = call->head_dim;
+    float *plain = of_words ? at.plain : vectors;
+    load_vectors(call, from, call->num_heads, row, tile, head, QUERIES, plain);
+    transpose(plain, size >> of_words, transposed);
+    if (of_words) pair_rows(plain, QUERIES, size, vectors);
 }
 
 /* --- what is visible --------------------------------------------------------------------------------------------- */
@@ -206,14 +264,24 @@ static void hide(const lm_row_attention *call, const int32_t *segments, int tile
 
 /* --- forward ----------------------------------------------------------------------------------------------------- */
 
-/* e^(score - most), and nothing where the score is hidden; NaN stays NaN. */
-INLINE lanes probability(lanes score, lanes most) {
+/* e^x, and nothing where the score is hidden; NaN stays NaN. */
+INLINE lanes probability(lanes score, lanes x) {
     const lanes hidden = (lanes){0} + HIDDEN;
-    return select_lanes(score <= hidden, (lanes){0}, exp_of_lanes(score - most));
+    return select_lanes(score <= hidden, (lanes){0}, exp_of_lanes(x));
 }
 
-/* Turn scores into exponentials, and note of each query the largest score and the sum so far; `sums` of earlier keys shrink. */
-static void soften(float *scores, int num_keys, int head_dim, float *most, float *total, float *sums) {
+#if HAS_PAIRS
+/* A register of `first`, then of `second`, as bfloat16; and the same with neighbours in a word. */
+static inline lanes halves_of(lanes first, lanes second) { return (lanes)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
+static inline lanes pairs_of(lanes even, lanes odd) {
+    const __m512i order = _mm512_or_si512((__m512i)lane_numbers(), _mm512_slli_epi32((__m512i)(lane_numbers() + LANES), 16));
+    return (lanes)_mm512_permutexvar_epi16(order, (__m512i)halves_of(even, odd));
+}
+#endif
+
+/* Turn scores into exponentials, or words of two keys', and note of each query the largest score and the sum so far; `sums` of earlier keys
+ * shrink. */
+static void soften(int of_words, float *scores, int num_keys, int head_dim, float factor, float *most, float *total, float *sums) {
     float shrink[QUERIES];
     for (int q = 0; q < QUERIES; q += LANES) {
         float *at = scores + q;
@@ -222,58 +290,68 @@ static void soften(float *scores, int num_keys, int head_dim, float *most, float
         for (int key = 0; key < num_keys; key += 2)
             for (int i = 0; i < 2; i++) largest[i] = larger_lanes(load_floats(at + (key + i) * QUERIES), largest[i]);
         largest[0] = larger_lanes(largest[0], largest[1]);
-        const lanes factor = exp_of_lanes(before - largest[0]);
+        const lanes less = exp_of_lanes((before - largest[0]) * factor);
         lanes sum = {0};
-        for (int key = 0; key < num_keys; key++) {
-            const lanes p = probability(load_floats(at + key * QUERIES), largest[0]);
-            memcpy(at + key * QUERIES, &p, sizeof p);
-            sum += p;
+        for (int key = 0; key < num_keys; key += 2) {
+            lanes p[2];
+            for (int i = 0; i < 2; i++) {
+                const lanes score = load_floats(at + (key + i) * QUERIES);
+                p[i] = probability(score, (score - largest[0]) * factor);
+                sum += p[i];
+            }
+#if HAS_PAIRS
+            if (of_words) {
+                p[0] = pairs_of(p[0], p[1]);
+                memcpy(at + key / 2 * QUERIES, p, sizeof *p);
+                continue;
+            }
+#endif
+            for (int i = 0; i < 2; i++) memcpy(at + (key + i) * QUERIES, &p[i], sizeof *p);
         }
-        sum += load_floats(total + q) * factor;
+        sum += load_floats(total + q) * less;
         memcpy(most + q, &largest[0], sizeof *largest);
         memcpy(total + q, &sum, sizeof sum);
-        memcpy(shrink + q, &factor, sizeof factor);
+        memcpy(shrink + q, &less, sizeof less);
     }
     for (int q = 0; q < QUERIES; q++)
         for (int i = 0; shrink[q] != 1 && i < head_dim; i++) sums[q * head_dim + i] *= shrink[q];
 }
 
-static void load_queries(const row_job *job, int row, int tile, int head, workspace at) {
-    const lm_row_attention *call = job->call;
-    load_vectors(call, call->q, call->num_heads, row, tile, head, QUERIES, 1 / sqrtf((float)call->head_dim), at.q);
-    transpose(at.q, call->head_dim, at.q_transposed);
-}
+static float factor_of(const lm_row_attention *call) { return 1 / sqrtf((float)call->head_dim); } /* of scores */
 
 static void score(const row_job *job, const int32_t *segments, int tile, int block, seen keys, workspace at) {
-    const int size = job->call->head_dim;
-    multiply(at.k + (size_t)(keys.first - block) * size, size, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES, size, 0, NO_TRIANGLE);
+    const int of_words = has_words(job->call), size = job->call->head_dim, count = size >> of_words;
+    multiply(of_words, at.k + (size_t)(keys.first - block) * count, count, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES,
+             size, 0, NO_TRIANGLE);
     if (keys.has_hidden) hide(job->call, segments, tile, keys, at.scores);
 }
 
 static void attend_forward(const row_job *job, int row, int head, workspace at) {
     const lm_row_attention *call = job->call;
-    const int tokens = call->num_tokens, size = call->head_dim, kv_head = head / (call->num_heads / call->num_kv_heads);
+    const int tokens = call->num_tokens, size = call->head_dim, kv_head = head / (call->num_heads / call->num_kv_heads), of_words = has_words(call);
+    const float factor = factor_of(call);
     const int32_t *segments = call->segments == NULL ? NULL : call->segments + (size_t)row * tokens;
     memset(at.sums, 0, (size_t)(tokens + QUERIES) * size * sizeof(float));
     for (int i = 0; i < tokens + QUERIES; i++) at.most[i] = HIDDEN, at.total[i] = 0;
     for (int block = 0; block < tokens; block += KEYS) {
-        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.k);
-        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.v);
+        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, at.k);
+        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, of_words ? at.plain : at.v);
+        if (of_words) pair_rows(at.plain, KEYS, size, at.v);
         for (int tile = call->causal ? block : 0; tile < tokens; tile += QUERIES) {
             const seen keys = keys_seen(call, segments, tile, block);
             if (keys.count == 0) continue;
-            load_queries(job, row, tile, head, at);
+            load_tile(call, call->q, row, tile, head, at.q, at.q_transposed, at);
             score(job, segments, tile, block, keys, at);
             float *sums = at.sums + (size_t)tile * size;
-            soften(at.scores, padded(keys.count), size, at.most + tile, at.total + tile, sums);
-            multiply(at.scores, 1, QUERIES, at.v + (size_t)(keys.first - block) * size, size, sums, size, QUERIES, size, keys.count, 1, -KEYS,
-                     call->causal ? tile + 1 - keys.first : KEYS);
+            soften(of_words, at.scores, padded(keys.count), size, factor, at.most + tile, at.total + tile, sums);
+            multiply(of_words, at.scores, 1, QUERIES, at.v + (size_t)(keys.first - block) * (size >> of_words), size, sums, size, QUERIES, size,
+                     keys.count, 1, -KEYS, call->causal ? tile + 1 - keys.first : KEYS);
         }
     }
     float *logs = call->log_sums + ((size_t)row * call->num_heads + head) * tokens;
     for (int token = 0; token < tokens; token++) {
         for (int i = 0; i < size; i++) at.sums[(size_t)token * size + i] /= at.total[token];
-        logs[token] = at.most[token] + logf(at.total[token]);
+        logs[token] = at.most[token] * factor + logf(at.total[token]);
     }
     store_vectors(call, call->out, call->num_heads, row, 0, head, tokens, at.sums);
 }
@@ -282,10 +360,9 @@ static void attend_forward(const row_job *job, int row, int head, workspace at) 
 static void attend_as_pass(const row_job *job, int row, int head, int count, workspace at) {
     const lm_row_attention *call = job->call;
     const int tokens = call->num_tokens, size = call->head_dim, heads = call->num_heads, stride = tokens + QUERIES;
-    const float factor = 1 / sqrtf((float)size);
     for (int block = 0; block < tokens; block += CHUNK) {
-        load_vectors(call, call->k, call->num_kv_heads, row, block, head / count, CHUNK, 1, at.k);
-        load_vectors(call, call->v, call->num_kv_heads, row, block, head / count, CHUNK, 1, at.v);
+        load_vectors(call, call->k, call->num_kv_heads, row, block, head / count, CHUNK, at.k);
+        load_vectors(call, call->v, call->num_kv_heads, row, block, head / count, CHUNK, at.v);
         for (int tile = block; tile < tokens; tile += ROWS_OF_RUN)
             for (int first = 0; first < count; first += HEADS_AT_ONCE) {
                 const int own = min_int(HEADS_AT_ONCE, count - first), rows = min_int(ROWS_OF_RUN, tokens - tile), visible = tile + rows - block;
@@ -293,7 +370,8 @@ static void attend_as_pass(const row_job *job, int row, int head, int count, wor
                 partial *out[ROWS_OF_RUN][HEADS_AT_ONCE];
                 for (int i = 0; i < rows * own; i++) /* `tokens` and on: of this chunk alone */
                     out[i / own][i % own] = partial_at(at.partials, (first + i % own) * stride + (block == 0 ? tile : tokens) + i / own, size);
-                load_numbers(LM_FLOAT32, call->q, place_of(call, heads, row, tile, head + first), heads * size, rows, own * size, factor, at.q);
+                load_numbers(LM_FLOAT32, call->q, place_of(call, heads, row, tile, head + first), heads * size, rows, own * size, at.q);
+                for (int i = 0; i < rows * own * size; i++) at.q[i] *= factor_of(call);
                 attend_chunk(LM_FLOAT32, own, &chunk, &(row_run){(const paired *)at.q, (size_t)own * size, rows, visible, out, at.scratch});
                 for (int i = 0; i < rows * own && block > 0; i++)
                     merge(partial_at(at.partials, (first + i % own) * stride + tile + i / own, size), out[i / own][i % own], size);
@@ -311,51 +389,79 @@ static void attend_as_pass(const row_job *job, int row, int head, int count, wor
 
 /* --- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Turn scores into probabilities, and the gradients of probabilities into those of scores. */
-static void soften_backward(float *scores, float *grad_scores, int num_keys, const float *log_sums, const float *shares) {
+/* Turn scores into probabilities, and the gradients of probabilities into those of scores, times `factor`. */
+static void soften_backward(float *scores, float *grad_scores, int num_keys, float factor, const float *log_sums, const float *shares) {
     for (int q = 0; q < QUERIES; q += LANES) {
         const lanes log_sum = load_floats(log_sums + q), share = load_floats(shares + q);
         for (int i = q; i < num_keys * QUERIES; i += QUERIES) {
-            const lanes p = probability(load_floats(scores + i), log_sum), grad = p * (load_floats(grad_scores + i) - share);
+            const lanes score = load_floats(scores + i), p = probability(score, score * factor - log_sum);
+            const lanes grad = p * factor * (load_floats(grad_scores + i) - share);
             memcpy(scores + i, &p, sizeof p);
             memcpy(grad_scores + i, &grad, sizeof grad);
         }
     }
 }
 
+#if HAS_PAIRS
+/* The same as words of two queries', where they lie, and gradients of scores as words of two keys' too. */
+static void soften_into_words(float *scores, float *grad_scores, int num_keys, float factor, const float *log_sums, const float *shares,
+                              float *paired_grads) {
+    for (int key = 0; key < num_keys; key += 2) {
+        lanes p[2][2], grads[2][2];
+        for (int n = 0; n < 2; n++)
+            for (int i = 0; i < 2; i++) {
+                const int at = (key + n) * QUERIES + i * LANES;
+                const lanes score = load_floats(scores + at);
+                p[n][i] = probability(score, score * factor - load_floats(log_sums + i * LANES));
+                grads[n][i] = p[n][i] * factor * (load_floats(grad_scores + at) - load_floats(shares + i * LANES));
+            }
+        for (int n = 0; n < 2; n++) {
+            const lanes words = halves_of(p[n][0], p[n][1]), grad = halves_of(grads[n][0], grads[n][1]);
+            const lanes pairs = pairs_of(grads[0][n], grads[1][n]);
+            memcpy(scores + (key + n) * LANES, &words, sizeof words);
+            memcpy(grad_scores + (key + n) * LANES, &grad, sizeof grad);
+            memcpy(paired_grads + (key + n) * LANES, &pairs, sizeof pairs);
+        }
+    }
+}
+#endif
+
 static void attend_tile_backward(const row_job *job, const int32_t *segments, int row, int tile, int block, int head, int nth, workspace at) {
     const lm_row_attention *call = job->call;
-    const int size = call->head_dim;
+    const int size = call->head_dim, of_words = has_words(call), width = size >> of_words, step = QUERIES >> of_words;
     const seen keys = keys_seen(call, segments, tile, block);
     if (keys.count == 0) return;
-    const size_t query = (size_t)nth * (call->num_tokens + QUERIES) + tile, key = (size_t)(keys.first - block) * size;
+    const size_t query = (size_t)nth * (call->num_tokens + QUERIES) + tile, key = keys.first - block;
     const int count = padded(keys.count), first = call->causal ? keys.first - tile : -KEYS, end = call->causal ? 1 - first : KEYS;
-    load_queries(job, row, tile, head, at);
-    load_vectors(call, call->grad_out, call->num_heads, row, tile, head, QUERIES, 1, at.grad_out);
-    transpose(at.grad_out, size, at.grad_out_transposed);
+    const float factor = factor_of(call), *most = at.most + query, *total = at.total + query;
+    load_tile(call, call->q, row, tile, head, at.q, at.q_transposed, at);
+    load_tile(call, call->grad_out, row, tile, head, at.grad_out, at.grad_out_transposed, at);
     score(job, segments, tile, block, keys, at);
-    multiply(at.v + key, size, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0, NO_TRIANGLE);
-    soften_backward(at.scores, at.grad_scores, count, at.most + query, at.total + query);
-    multiply(at.scores, QUERIES, 1, at.grad_out, size, at.grad_v + key, size, count, size, QUERIES, 1, first, QUERIES);
-    multiply(at.grad_scores, QUERIES, 1, at.q, size, at.grad_k + key, size, count, size, QUERIES, 1, first, QUERIES);
-    multiply(at.grad_scores, 1, QUERIES, at.k + key, size, at.sums + query * size, size, QUERIES, size, keys.count, 1, -KEYS, end);
+    multiply(of_words, at.v + key * width, width, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0, NO_TRIANGLE);
+#if HAS_PAIRS
+    if (of_words) soften_into_words(at.scores, at.grad_scores, count, factor, most, total, at.paired_grads);
+#endif
+    if (!of_words) soften_backward(at.scores, at.grad_scores, count, factor, most, total);
+    multiply(of_words, at.scores, step, 1, at.grad_out, size, at.grad_v + key * size, size, count, size, QUERIES, 1, first, QUERIES);
+    multiply(of_words, at.grad_scores, step, 1, at.q, size, at.grad_k + key * size, size, count, size, QUERIES, 1, first, QUERIES);
+    multiply(of_words, of_words ? at.paired_grads : at.grad_scores, 1, QUERIES, (of_words ? at.paired_keys : at.k) + key * width, size,
+             at.sums + query * size, size, QUERIES, size, keys.count, 1, -KEYS, end);
 }
 
 /* Of each query: the logarithm of its sum, which is large where there is no query, and its share: its output times that one's gradient,
  * summed in the order of `multiply`, so that where one key is all that is seen its score has no gradient at all. */
 static void load_softmax(const row_job *job, int row, int head, float *log_sums, float *shares, workspace at) {
     const lm_row_attention *call = job->call;
-    const int tokens = call->num_tokens, size = call->head_dim;
+    const int tokens = call->num_tokens, size = call->head_dim, of_words = has_words(call);
     const float *logs = call->log_sums + ((size_t)row * call->num_heads + head) * tokens;
     for (int token = 0; token < tokens + QUERIES; token++) log_sums[token] = token < tokens ? logs[token] : -HIDDEN;
     for (int tile = 0; tile < tokens; tile += QUERIES) {
-        load_vectors(call, call->out, call->num_heads, row, tile, head, QUERIES, 1, at.q);
-        load_vectors(call, call->grad_out, call->num_heads, row, tile, head, QUERIES, 1, at.grad_out);
-        transpose(at.q, size, at.q_transposed);
-        transpose(at.grad_out, size, at.grad_out_transposed);
+        load_tile(call, call->out, row, tile, head, at.q, at.q_transposed, at);
+        load_tile(call, call->grad_out, row, tile, head, at.grad_out, at.grad_out_transposed, at);
         for (int q = 0; q < QUERIES; q += LANES) {
             lanes sum = {0};
-            for (int i = q; i < size * QUERIES; i += QUERIES) sum += load_floats(at.q_transposed + i) * load_floats(at.grad_out_transposed + i);
+            for (int i = q; i < (size >> of_words) * QUERIES; i += QUERIES)
+                sum = add_product(of_words, sum, load_floats(at.q_transposed + i), load_floats(at.grad_out_transposed + i));
             memcpy(shares + tile + q, &sum, sizeof sum);
         }
     }
@@ -393,8 +499,9 @@ static void attend_backward(row_job *job, int row, int head, int count, workspac
     for (int nth = 0; nth < count; nth++)
         load_softmax(job, row, head + nth, at.most + (size_t)nth * stride, at.total + (size_t)nth * stride, at);
     for (int block = 0; block < tokens; block += KEYS) {
-        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.k);
-        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, 1, at.v);
+        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, at.k);
+        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, at.v);
+        if (has_words(call)) pair_rows(at.k, KEYS, size, at.paired_keys);
         if (job->parts != NULL) {
             at.grad_k = part_of(job, row, head, 0) + (size_t)block * size;
             at.grad_v = part_of(job, row, head, 1) + (size_t)block * size;
@@ -408,8 +515,6 @@ static void attend_backward(row_job *job, int row, int head, int count, workspac
         store_vectors(call, call->grad_k, call->num_kv_heads, row, block, kv_head, KEYS, at.grad_k);
         store_vectors(call, call->grad_v, call->num_kv_heads, row, block, kv_head, KEYS, at.grad_v);
     }
-    const float factor = 1 / sqrtf((float)size);
-    for (size_t i = 0; i < (size_t)count * stride * size; i++) at.sums[i] *= factor;
     for (int nth = 0; nth < count; nth++)
         store_vectors(call, call->grad_q, call->num_heads, row, 0, head + nth, tokens, at.sums + (size_t)nth * stride * size);
     if (job->parts != NULL && atomic_fetch_add(&job->finished[row * call->num_kv_heads + kv_head], 1) + 1 == group) join_parts(job, row, kv_head);
@@ -419,12 +524,12 @@ static void attend_backward(row_job *job, int row, int head, int count, workspac
 
 /* The parts of a thread's memory, one after the other; returns how many floats they are. */
 static size_t lay_out(const lm_row_attention *call, int heads, float *memory, workspace *at) {
-    const size_t size = call->head_dim, tokens = (size_t)heads * (call->num_tokens + QUERIES);
+    const size_t size = call->head_dim, tokens = (size_t)heads * (call->num_tokens + QUERIES), words = has_words(call) ? size / 2 : 0;
     const size_t counts[] = {KEYS * size, KEYS * size, KEYS * size, KEYS * size, QUERIES * size, QUERIES * size, QUERIES * size, QUERIES * size,
-                             KEYS * QUERIES, KEYS * QUERIES, tokens * size, tokens, tokens,
+                             KEYS * QUERIES, KEYS * QUERIES, words * KEYS, words * KEYS, words * QUERIES * KEYS / size, tokens * size, tokens, tokens,
                              call->as_pass ? tokens * (size + 2) : 0, call->as_pass ? run_scratch(call->head_dim) : 0};
     float **parts[] = {&at->k, &at->v, &at->grad_k, &at->grad_v, &at->q, &at->q_transposed, &at->grad_out, &at->grad_out_transposed,
-                       &at->scores, &at->grad_scores, &at->sums, &at->most, &at->total, &at->partials, &at->scratch};
+                       &at->scores, &at->grad_scores, &at->plain, &at->paired_keys, &at->paired_grads, &at->sums, &at->most, &at->total, &at->partials, &at->scratch};
     size_t all = 0;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         *parts[i] = memory + all;
