@@ -4,6 +4,7 @@
  * A task is some rows; its number decides what it sums, so the same bits come for every number of threads.
  */
 #include "parts.h"
+#include "row_products.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -153,6 +154,69 @@ int compute_pointwise(const lm_pointwise *call) {
             for (int i = 0; i < columns; i++) total[i] += job.sums[(size_t)task * columns + i];
         free(job.sums);
     }
+    return LM_OK;
+}
+
+/* --- gradients of weights ----------------------------------------------------------------------------------------- */
+
+#define PANEL 32         /* columns */
+#define ROWS_AT_ONCE 256 /* of two panels, which stay in the L1 cache */
+
+/* Two matrices of bfloat16, (num_rows, columns), in panels of floats or words, (columns / PANEL, num_rows, PANEL). */
+typedef struct {
+    const void *from[2];
+    int columns[2], num_rows;
+    size_t panel; /* numbers of one, and a few more, so that not all begin in one set of a cache */
+    float *panels[2], *out;
+    atomic_int next;
+} transposed_job;
+
+static void load_panels(void *context) {
+    transposed_job *job = context;
+    const int tasks = (job->num_rows + ROWS_OF_A_TASK - 1) / ROWS_OF_A_TASK;
+    for (int task; (task = lm_next(&job->next)) < 2 * tasks;) {
+        const int side = task / tasks, begin = task % tasks * ROWS_OF_A_TASK, columns = job->columns[side];
+        for (int r = begin; r < begin + ROWS_OF_A_TASK && r < job->num_rows; r += 2)
+            for (int column = 0; column < columns; column += LANES) {
+                const size_t at = (size_t)r * columns + column;
+                float *to = job->panels[side] + column / PANEL * job->panel + (r >> HAS_PAIRS) * PANEL + column % PANEL;
+                const lanes even = load_lanes(LM_BFLOAT16, job->from[side], at);
+                const lanes odd = r + 1 < job->num_rows ? load_lanes(LM_BFLOAT16, job->from[side], at + columns) : (lanes){0};
+                const lane_bits words = (lane_bits)even >> 16 | (lane_bits)odd;
+                for (int i = 8; i < 10; i++) __builtin_prefetch((const uint16_t *)job->from[side] + at + i * columns);
+                memcpy(to, HAS_PAIRS ? (const void *)&words : &even, sizeof words);
+                if (!HAS_PAIRS) memcpy(to + PANEL, &odd, sizeof odd);
+            }
+    }
+}
+
+/* A task is a panel of the side that has more of them: the other one stays in the L2 cache. */
+static void multiply_panels(void *context) {
+    transposed_job *job = context;
+    const int most = job->columns[1] > job->columns[0];
+    for (int task; (task = lm_next(&job->next)) < job->columns[most] / PANEL;)
+        for (int other = 0; other < job->columns[!most] / PANEL; other++) {
+            const int left = most ? other : task, right = most ? task : other;
+            float *out = job->out + ((size_t)left * job->columns[1] + right) * PANEL;
+            for (int row = 0; row < job->num_rows; row += ROWS_AT_ONCE) {
+                const size_t from = (size_t)(row >> HAS_PAIRS) * PANEL;
+                const int count = job->num_rows - row < ROWS_AT_ONCE ? job->num_rows - row : ROWS_AT_ONCE;
+                multiply(HAS_PAIRS, job->panels[0] + left * job->panel + from, 1, PANEL, job->panels[1] + right * job->panel + from, PANEL, out,
+                         job->columns[1], PANEL, PANEL, count, row > 0, NO_TRIANGLE);
+            }
+        }
+}
+
+int multiply_transposed(const void *grad, const void *x, int32_t num_rows, int32_t columns, int32_t width, float *out) {
+    transposed_job job = {.from = {grad, x}, .columns = {columns, width}, .num_rows = num_rows, .out = out};
+    job.panel = ((size_t)(num_rows + 1) / 2 * (2 >> HAS_PAIRS) + 1) * PANEL;
+    void *panels;
+    if (posix_memalign(&panels, 64, (columns + width) / PANEL * job.panel * sizeof(float))) return LM_NO_MEMORY;
+    job.panels[0] = panels, job.panels[1] = job.panels[0] + columns / PANEL * job.panel;
+    lm_parallel_beside_others(load_panels, &job);
+    atomic_store(&job.next, 0);
+    lm_parallel_beside_others(multiply_panels, &job);
+    free(panels);
     return LM_OK;
 }
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llamarium.attention.training import attend_backward, attend_forward
-from llamarium.kernels import cpu_float32
+from llamarium.kernels import cpu_float32, native
 from llamarium.kernels.cpu_training import RMS_NORM, ROTATE, SWIGLU, compute, products_dtype
 
 
@@ -71,6 +71,10 @@ def _multiply(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
+    if x.dtype == torch.bfloat16 and native.kernels() == "avx512_bf16" and grad.shape[1] % 32 == x.shape[1] % 32 == 0:
+        out = x.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
+        native.multiply_transposed(grad.data_ptr(), x.data_ptr(), *grad.shape, x.shape[1], out.data_ptr())
+        return out
     return _multiply(grad.T, x.T).float()
 
 
