@@ -62,7 +62,7 @@ INLINE void store_numbers(const int dtype, void *to, size_t place, int step, int
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i += LANES) {
             const lanes values = load_floats(from + (size_t)r * count + i);
-            store_lanes(dtype, to, place + (size_t)r * step + i, values);
+            put_lanes(dtype, to, place + (size_t)r * step + i, values);
         }
 }
 
@@ -87,14 +87,14 @@ static void store_vectors(const lm_row_attention *call, void *to, int heads, int
         store_numbers(LM_FLOAT32, to, place, heads * count, rows, count, from);
 }
 
-/* to (count, QUERIES) = from (QUERIES, count), four by four. */
+/* to (count, QUERIES) = from (QUERIES, count). */
 static void transpose(const float *from, int count, float *to) {
-    for (int i = 0; i < count; i += 4)
-        for (int q = 0; q < QUERIES; q += 4) {
-            quad four[4];
-            for (int r = 0; r < 4; r++) memcpy(&four[r], from + (q + r) * count + i, sizeof(quad));
-            transpose_quads(four);
-            for (int r = 0; r < 4; r++) memcpy(to + (i + r) * QUERIES + q, &four[r], sizeof(quad));
+    for (int i = 0; i < count; i += LANES)
+        for (int q = 0; q < QUERIES; q += LANES) {
+            lanes block[LANES];
+            for (int r = 0; r < LANES; r++) block[r] = load_floats(from + (q + r) * count + i);
+            transpose_lanes(block);
+            for (int r = 0; r < LANES; r++) memcpy(to + (i + r) * QUERIES + q, &block[r], sizeof(lanes));
         }
 }
 

@@ -22,6 +22,18 @@
 #define REGISTERS 2
 #endif
 
+/* `store_lanes`, sooner where the processor rounds to bfloat16; `dtype` is a constant. */
+INLINE void put_lanes(const int dtype, void *to, size_t place, lanes values) {
+#if HAS_PAIRS
+    if (dtype == LM_BFLOAT16) { /* numbers below 2^-126 become zero */
+        const __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
+        memcpy((uint16_t *)to + place, &halves, sizeof halves);
+        return;
+    }
+#endif
+    store_lanes(dtype, to, place, values);
+}
+
 INLINE lanes repeat(float x) {
 #if HAS_PAIRS
     return (lanes)_mm512_set1_ps(x);

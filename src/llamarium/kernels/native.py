@@ -236,7 +236,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_attend_rows.argtypes = [POINTER(CRowAttention), c_int32]
     found.lm_compute_pointwise.argtypes = [POINTER(CPointwise)]
     found.lm_clip.argtypes = [c_void_p, c_void_p, c_int32, c_double, POINTER(c_double)]
-    found.lm_multiply_transposed.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
+    found.lm_multiply_transposed.argtypes = [c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
     found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
@@ -329,9 +329,11 @@ def clip(grads: Sequence[int], counts: Sequence[int], max_norm: float) -> float:
     return norm.value
 
 
-def multiply_transposed(grad: int, x: int, rows: int, columns: int, width: int, out: int) -> None:
-    """Multiply grad (rows, columns) transposed by x (rows, width), from bfloat16 to float32; MemoryBudgetError."""
-    _check(_ready().lm_multiply_transposed(grad, x, rows, columns, width, out))
+def multiply_transposed(grads: Sequence[int], columns: Sequence[int], x: int, width: int, rows: int, out: int) -> None:
+    """Multiply each of some bfloat16 (rows, columns), transposed, by x (rows, width) to float32; MemoryBudgetError."""
+    many = len(grads)
+    how = (c_void_p * many)(*grads), (c_int32 * many)(*columns), many, x, width, rows, out
+    _check(_ready().lm_multiply_transposed(*how))
 
 
 def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:
