@@ -4,6 +4,7 @@ It leaves out what stands between those: casts, views, and a dispatch and a node
 """
 
 from collections.abc import Sequence
+from ctypes import c_int32, c_void_p
 from typing import Any
 
 import torch
@@ -74,8 +75,9 @@ def _of_weights(grads: Sequence[Tensor], x: Tensor) -> Sequence[Tensor]:
     sizes, width = [grad.shape[1] for grad in grads], x.shape[1]
     if x.dtype == torch.bfloat16 and native.kernels() == "avx512_bf16" and not any(n % 32 for n in (width, *sizes)):
         out = x.new_empty(sum(sizes), width, dtype=torch.float32)
-        places = [grad.data_ptr() for grad in grads]
-        native.multiply_transposed(places, sizes, x.data_ptr(), width, len(x), out.data_ptr())
+        many, places = len(grads), [grad.data_ptr() for grad in grads]
+        given = (c_void_p * many)(*places), (c_int32 * many)(*sizes), many, x.data_ptr(), width, len(x)
+        native.compute("multiply_transposed", *given, out.data_ptr())
         return out.split(sizes)
     return [_multiply(grad.T, x.T).float() for grad in grads]
 

@@ -312,14 +312,9 @@ def choose(logits_BV: NDArray[np.float32], choices: Sequence[CChoice]) -> list[i
     return ids[:]
 
 
-def attend_rows(call: CRowAttention, *, backward: bool) -> None:
-    """Compute attention over rows, or its gradients, into `call`'s arrays; MemoryBudgetError without memory."""
-    _check(_ready().lm_attend_rows(call, backward))
-
-
-def compute_pointwise(call: CPointwise) -> None:
-    """Compute what stands between a training step's products; MemoryBudgetError if there is no memory to work in."""
-    _check(_ready().lm_compute_pointwise(call))
+def compute(name: str, *how: object) -> None:
+    """Compute attention over rows, or another of training's kernels, `lm_` and its name; MemoryBudgetError."""
+    _check(getattr(_ready(), f"lm_{name}")(*how))
 
 
 def clip(grads: Sequence[int], counts: Sequence[int], max_norm: float) -> float:
@@ -327,13 +322,6 @@ def clip(grads: Sequence[int], counts: Sequence[int], max_norm: float) -> float:
     norm, size = c_double(), len(grads)
     _check(_ready().lm_clip((c_void_p * size)(*grads), (c_int64 * size)(*counts), size, max_norm, norm))
     return norm.value
-
-
-def multiply_transposed(grads: Sequence[int], columns: Sequence[int], x: int, width: int, rows: int, out: int) -> None:
-    """Multiply each of some bfloat16 (rows, columns), transposed, by x (rows, width) to float32; MemoryBudgetError."""
-    many = len(grads)
-    how = (c_void_p * many)(*grads), (c_int32 * many)(*columns), many, x, width, rows, out
-    _check(_ready().lm_multiply_transposed(*how))
 
 
 def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> None:
