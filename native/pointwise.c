@@ -176,7 +176,7 @@ static void load_panels(void *context) {
                 const lanes even = load_lanes(LM_BFLOAT16, from, at);
                 const lanes odd = r + 1 < job->num_rows ? load_lanes(LM_BFLOAT16, from, at + columns) : (lanes){0};
                 const lane_bits words = (lane_bits)even >> 16 | (lane_bits)odd;
-                for (int i = 16; i < 18; i++) __builtin_prefetch((const uint16_t *)from + at + i * columns);
+                for (int i = 4; i < 6; i++) __builtin_prefetch((const uint16_t *)from + at + i * columns);
                 memcpy(to, HAS_PAIRS ? (const void *)&words : &even, sizeof words);
                 if (!HAS_PAIRS) memcpy(to + PANEL, &odd, sizeof odd);
             }

@@ -1,6 +1,6 @@
 """Attention for training: over whole rows in C, forward and backward, where the CPU's kernels can compute it.
 
-PyTorch's on a CPU takes several times as long as its products. `native/row_attention.c` computes all sums in float32,
+PyTorch's on a CPU takes several times as long as its products. `native/row_attention.c` sums in float32,
 repeats no keys, needs no T x T mask, and gives the same bits for every number of threads. `attend_eagerly` defines it.
 """
 

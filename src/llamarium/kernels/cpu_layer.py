@@ -1,4 +1,4 @@
-"""A layer's passes on a CPU as one function of PyTorch's, by the products and calls of C that its modules take.
+"""A layer's passes on a CPU as one function of PyTorch's, by what its modules take and C's gradients of weights.
 
 It leaves out what stands between those: casts, views, and a dispatch and a node of the graph for each (decision 0040).
 """
