@@ -197,6 +197,7 @@ static inline lanes pairs_of(lanes even, lanes odd) {
  * shrink. */
 static void soften(int of_words, float *scores, int num_keys, int head_dim, float factor, float *most, float *total, float *sums) {
     float shrink[QUERIES];
+    (void)of_words; /* where there are none */
     for (int q = 0; q < QUERIES; q += LANES) {
         float *at = scores + q;
         const lanes before = load_floats(most + q);
