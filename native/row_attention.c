@@ -5,7 +5,7 @@
  * of exponentials, from which the backward pass makes a tile's probabilities again. A head's sums have one order, whatever thread
  * computes it.
  *
- * Where products take words (row_products.h), probabilities and gradients of scores are rounded to bfloat16.
+ * Products of two factors that are bfloat16 as they come take words (row_products.h): scores, and grad_out v. All others are of floats.
  *
  * Source: Dao 2023, "FlashAttention-2".
  */
@@ -32,7 +32,7 @@ typedef struct {
     float *k, *v, *grad_k, *grad_v;                                   /* a block's: (KEYS, head_dim) */
     float *q, *q_transposed, *grad_out, *grad_out_transposed;         /* a tile's; of `attend_as_pass` queries of four heads */
     float *scores, *grad_scores;                                      /* (KEYS, QUERIES) */
-    float *plain, *paired_keys, *paired_grads;                        /* words: as they lie in memory; of keys side by side */
+    float *plain, *words_k, *words_v;                                 /* words, as they lie in memory; of a tile, of a block's keys and values */
     float *sums;                                                      /* (heads, tokens, head_dim): outputs, or gradients of queries */
     float *most, *total;                                              /* (heads, tokens): what of each query's softmax is known so far */
     float *partials, *scratch;                                        /* of `attend_as_pass` */
@@ -66,12 +66,11 @@ INLINE void store_numbers(const int dtype, void *to, size_t place, int step, int
         }
 }
 
-/* Vectors of some tokens of one head from memory, floats or words, and zeros up to `size` of them; both dtypes are constants. */
-static void load_vectors(const lm_row_attention *call, const void *from, int heads, int row, int token, int head, int size, float *to) {
-    const int left = call->num_tokens - token, rows = left < size ? left : size, of_words = has_words(call);
-    const int count = call->head_dim >> of_words;
-    const size_t place = place_of(call, heads, row, token, head) >> of_words;
-    if (call->dtype == LM_BFLOAT16 && !of_words)
+/* Vectors of some tokens of one head from memory, as floats or words, and zeros up to `size` of them; both dtypes are constants. */
+static void load_vectors(const lm_row_attention *call, int as_words, const void *from, int heads, int row, int token, int head, int size, float *to) {
+    const int left = call->num_tokens - token, rows = left < size ? left : size, count = call->head_dim >> as_words;
+    const size_t place = place_of(call, heads, row, token, head) >> as_words;
+    if (call->dtype == LM_BFLOAT16 && !as_words)
         load_numbers(LM_BFLOAT16, from, place, heads * count, rows, count, to);
     else
         load_numbers(LM_FLOAT32, from, place, heads * count, rows, count, to);
@@ -98,24 +97,13 @@ static void transpose(const float *from, int count, float *to) {
         }
 }
 
-/* Words of numbers that are neighbours in a column, (rows / 2, count), from rows of bfloat16. */
-static void pair_rows(const float *from, int rows, int count, float *to) {
-    for (int r = 0; r < rows; r += 2)
-        for (int i = 0; i < count; i += LANES, to += LANES) {
-            const lane_bits even = (lane_bits)load_lanes(LM_BFLOAT16, from, (size_t)r * count + i);
-            const lane_bits words = even >> 16 | (lane_bits)load_lanes(LM_BFLOAT16, from, (size_t)(r + 1) * count + i);
-            memcpy(to, &words, sizeof words);
-        }
-}
-
-/* A tile's vectors, as a product's right side whose sum goes over queries, and transposed. */
+/* A tile's vectors, and transposed, there as words where there are. */
 static void load_tile(const lm_row_attention *call, const void *from, int row, int tile, int head, float *vectors, float *transposed,
                       workspace at) {
-    const int of_words = has_words(call), size = call->head_dim;
-    float *plain = of_words ? at.plain : vectors;
-    load_vectors(call, from, call->num_heads, row, tile, head, QUERIES, plain);
-    transpose(plain, size >> of_words, transposed);
-    if (of_words) pair_rows(plain, QUERIES, size, vectors);
+    const int of_words = has_words(call);
+    load_vectors(call, 0, from, call->num_heads, row, tile, head, QUERIES, vectors);
+    if (of_words) load_vectors(call, 1, from, call->num_heads, row, tile, head, QUERIES, at.plain);
+    transpose(of_words ? at.plain : vectors, call->head_dim >> of_words, transposed);
 }
 
 /* --- what is visible --------------------------------------------------------------------------------------------- */
@@ -184,20 +172,9 @@ INLINE lanes probability(lanes score, lanes x) {
     return select_lanes(score <= hidden, (lanes){0}, exp_of_lanes(x));
 }
 
-#if HAS_PAIRS
-/* A register of `first`, then of `second`, as bfloat16; and the same with neighbours in a word. */
-static inline lanes halves_of(lanes first, lanes second) { return (lanes)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
-static inline lanes pairs_of(lanes even, lanes odd) {
-    const __m512i order = _mm512_or_si512((__m512i)lane_numbers(), _mm512_slli_epi32((__m512i)(lane_numbers() + LANES), 16));
-    return (lanes)_mm512_permutexvar_epi16(order, (__m512i)halves_of(even, odd));
-}
-#endif
-
-/* Turn scores into exponentials, or words of two keys', and note of each query the largest score and the sum so far; `sums` of earlier keys
- * shrink. */
-static void soften(int of_words, float *scores, int num_keys, int head_dim, float factor, float *most, float *total, float *sums) {
+/* Turn scores into exponentials, and note of each query the largest score and the sum so far; `sums` of earlier keys shrink. */
+static void soften(float *scores, int num_keys, int head_dim, float factor, float *most, float *total, float *sums) {
     float shrink[QUERIES];
-    (void)of_words; /* where there are none */
     for (int q = 0; q < QUERIES; q += LANES) {
         float *at = scores + q;
         const lanes before = load_floats(most + q);
@@ -207,21 +184,10 @@ static void soften(int of_words, float *scores, int num_keys, int head_dim, floa
         largest[0] = larger_lanes(largest[0], largest[1]);
         const lanes less = exp_of_lanes((before - largest[0]) * factor);
         lanes sum = {0};
-        for (int key = 0; key < num_keys; key += 2) {
-            lanes p[2];
-            for (int i = 0; i < 2; i++) {
-                const lanes score = load_floats(at + (key + i) * QUERIES);
-                p[i] = probability(score, (score - largest[0]) * factor);
-                sum += p[i];
-            }
-#if HAS_PAIRS
-            if (of_words) {
-                p[0] = pairs_of(p[0], p[1]);
-                memcpy(at + key / 2 * QUERIES, p, sizeof *p);
-                continue;
-            }
-#endif
-            for (int i = 0; i < 2; i++) memcpy(at + (key + i) * QUERIES, &p[i], sizeof *p);
+        for (int key = 0; key < num_keys; key++) {
+            const lanes score = load_floats(at + key * QUERIES), p = probability(score, (score - largest[0]) * factor);
+            memcpy(at + key * QUERIES, &p, sizeof p);
+            sum += p;
         }
         sum += load_floats(total + q) * less;
         memcpy(most + q, &largest[0], sizeof *largest);
@@ -236,7 +202,7 @@ static float factor_of(const lm_row_attention *call) { return 1 / sqrtf((float)c
 
 static void score(const row_job *job, const int32_t *segments, int tile, int block, seen keys, workspace at) {
     const int of_words = has_words(job->call), size = job->call->head_dim, count = size >> of_words;
-    multiply(of_words, at.k + (size_t)(keys.first - block) * count, count, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES,
+    multiply(of_words, (of_words ? at.words_k : at.k) + (size_t)(keys.first - block) * count, count, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES,
              size, 0, NO_TRIANGLE);
     if (keys.has_hidden) hide(job->call, segments, tile, keys, at.scores);
 }
@@ -249,17 +215,16 @@ static void attend_forward(const row_job *job, int row, int head, workspace at) 
     memset(at.sums, 0, (size_t)(tokens + QUERIES) * size * sizeof(float));
     for (int i = 0; i < tokens + QUERIES; i++) at.most[i] = HIDDEN, at.total[i] = 0;
     for (int block = 0; block < tokens; block += KEYS) {
-        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, at.k);
-        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, of_words ? at.plain : at.v);
-        if (of_words) pair_rows(at.plain, KEYS, size, at.v);
+        load_vectors(call, of_words, call->k, call->num_kv_heads, row, block, kv_head, KEYS, of_words ? at.words_k : at.k);
+        load_vectors(call, 0, call->v, call->num_kv_heads, row, block, kv_head, KEYS, at.v);
         for (int tile = call->causal ? block : 0; tile < tokens; tile += QUERIES) {
             const seen keys = keys_seen(call, segments, tile, block);
             if (keys.count == 0) continue;
             load_tile(call, call->q, row, tile, head, at.q, at.q_transposed, at);
             score(job, segments, tile, block, keys, at);
             float *sums = at.sums + (size_t)tile * size;
-            soften(of_words, at.scores, padded(keys.count), size, factor, at.most + tile, at.total + tile, sums);
-            multiply(of_words, at.scores, 1, QUERIES, at.v + (size_t)(keys.first - block) * (size >> of_words), size, sums, size, QUERIES, size,
+            soften(at.scores, padded(keys.count), size, factor, at.most + tile, at.total + tile, sums);
+            multiply(0, at.scores, 1, QUERIES, at.v + (size_t)(keys.first - block) * size, size, sums, size, QUERIES, size,
                      keys.count, 1, -KEYS, call->causal ? tile + 1 - keys.first : KEYS);
         }
     }
@@ -276,8 +241,8 @@ static void attend_as_pass(const row_job *job, int row, int head, int count, wor
     const lm_row_attention *call = job->call;
     const int tokens = call->num_tokens, size = call->head_dim, heads = call->num_heads, stride = tokens + QUERIES;
     for (int block = 0; block < tokens; block += CHUNK) {
-        load_vectors(call, call->k, call->num_kv_heads, row, block, head / count, CHUNK, at.k);
-        load_vectors(call, call->v, call->num_kv_heads, row, block, head / count, CHUNK, at.v);
+        load_vectors(call, 0, call->k, call->num_kv_heads, row, block, head / count, CHUNK, at.k);
+        load_vectors(call, 0, call->v, call->num_kv_heads, row, block, head / count, CHUNK, at.v);
         for (int tile = block; tile < tokens; tile += ROWS_OF_RUN)
             for (int first = 0; first < count; first += HEADS_AT_ONCE) {
                 const int own = min_int(HEADS_AT_ONCE, count - first), rows = min_int(ROWS_OF_RUN, tokens - tile), visible = tile + rows - block;
@@ -317,33 +282,9 @@ static void soften_backward(float *scores, float *grad_scores, int num_keys, flo
     }
 }
 
-#if HAS_PAIRS
-/* The same as words of two queries', where they lie, and gradients of scores as words of two keys' too. */
-static void soften_into_words(float *scores, float *grad_scores, int num_keys, float factor, const float *log_sums, const float *shares,
-                              float *paired_grads) {
-    for (int key = 0; key < num_keys; key += 2) {
-        lanes p[2][2], grads[2][2];
-        for (int n = 0; n < 2; n++)
-            for (int i = 0; i < 2; i++) {
-                const int at = (key + n) * QUERIES + i * LANES;
-                const lanes score = load_floats(scores + at);
-                p[n][i] = probability(score, score * factor - load_floats(log_sums + i * LANES));
-                grads[n][i] = p[n][i] * factor * (load_floats(grad_scores + at) - load_floats(shares + i * LANES));
-            }
-        for (int n = 0; n < 2; n++) {
-            const lanes words = halves_of(p[n][0], p[n][1]), grad = halves_of(grads[n][0], grads[n][1]);
-            const lanes pairs = pairs_of(grads[0][n], grads[1][n]);
-            memcpy(scores + (key + n) * LANES, &words, sizeof words);
-            memcpy(grad_scores + (key + n) * LANES, &grad, sizeof grad);
-            memcpy(paired_grads + (key + n) * LANES, &pairs, sizeof pairs);
-        }
-    }
-}
-#endif
-
 static void attend_tile_backward(const row_job *job, const int32_t *segments, int row, int tile, int block, int head, int nth, workspace at) {
     const lm_row_attention *call = job->call;
-    const int size = call->head_dim, of_words = has_words(call), width = size >> of_words, step = QUERIES >> of_words;
+    const int size = call->head_dim, of_words = has_words(call), width = size >> of_words;
     const seen keys = keys_seen(call, segments, tile, block);
     if (keys.count == 0) return;
     const size_t query = (size_t)nth * (call->num_tokens + QUERIES) + tile, key = keys.first - block;
@@ -352,14 +293,11 @@ static void attend_tile_backward(const row_job *job, const int32_t *segments, in
     load_tile(call, call->q, row, tile, head, at.q, at.q_transposed, at);
     load_tile(call, call->grad_out, row, tile, head, at.grad_out, at.grad_out_transposed, at);
     score(job, segments, tile, block, keys, at);
-    multiply(of_words, at.v + key * width, width, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0, NO_TRIANGLE);
-#if HAS_PAIRS
-    if (of_words) soften_into_words(at.scores, at.grad_scores, count, factor, most, total, at.paired_grads);
-#endif
-    if (!of_words) soften_backward(at.scores, at.grad_scores, count, factor, most, total);
-    multiply(of_words, at.scores, step, 1, at.grad_out, size, at.grad_v + key * size, size, count, size, QUERIES, 1, first, QUERIES);
-    multiply(of_words, at.grad_scores, step, 1, at.q, size, at.grad_k + key * size, size, count, size, QUERIES, 1, first, QUERIES);
-    multiply(of_words, of_words ? at.paired_grads : at.grad_scores, 1, QUERIES, (of_words ? at.paired_keys : at.k) + key * width, size,
+    multiply(of_words, (of_words ? at.words_v : at.v) + key * width, width, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0, NO_TRIANGLE);
+    soften_backward(at.scores, at.grad_scores, count, factor, most, total);
+    multiply(0, at.scores, QUERIES, 1, at.grad_out, size, at.grad_v + key * size, size, count, size, QUERIES, 1, first, QUERIES);
+    multiply(0, at.grad_scores, QUERIES, 1, at.q, size, at.grad_k + key * size, size, count, size, QUERIES, 1, first, QUERIES);
+    multiply(0, at.grad_scores, 1, QUERIES, at.k + key * size, size,
              at.sums + query * size, size, QUERIES, size, keys.count, 1, -KEYS, end);
 }
 
@@ -414,9 +352,9 @@ static void attend_backward(row_job *job, int row, int head, int count, workspac
     for (int nth = 0; nth < count; nth++)
         load_softmax(job, row, head + nth, at.most + (size_t)nth * stride, at.total + (size_t)nth * stride, at);
     for (int block = 0; block < tokens; block += KEYS) {
-        load_vectors(call, call->k, call->num_kv_heads, row, block, kv_head, KEYS, at.k);
-        load_vectors(call, call->v, call->num_kv_heads, row, block, kv_head, KEYS, at.v);
-        if (has_words(call)) pair_rows(at.k, KEYS, size, at.paired_keys);
+        load_vectors(call, 0, call->k, call->num_kv_heads, row, block, kv_head, KEYS, at.k);
+        if (has_words(call)) load_vectors(call, 1, call->k, call->num_kv_heads, row, block, kv_head, KEYS, at.words_k);
+        load_vectors(call, has_words(call), call->v, call->num_kv_heads, row, block, kv_head, KEYS, has_words(call) ? at.words_v : at.v);
         if (job->parts != NULL) {
             at.grad_k = part_of(job, row, head, 0) + (size_t)block * size;
             at.grad_v = part_of(job, row, head, 1) + (size_t)block * size;
@@ -441,10 +379,10 @@ static void attend_backward(row_job *job, int row, int head, int count, workspac
 static size_t lay_out(const lm_row_attention *call, int heads, float *memory, workspace *at) {
     const size_t size = call->head_dim, tokens = (size_t)heads * (call->num_tokens + QUERIES), words = has_words(call) ? size / 2 : 0;
     const size_t counts[] = {KEYS * size, KEYS * size, KEYS * size, KEYS * size, QUERIES * size, QUERIES * size, QUERIES * size, QUERIES * size,
-                             KEYS * QUERIES, KEYS * QUERIES, words * KEYS, words * KEYS, words * QUERIES * KEYS / size, tokens * size, tokens, tokens,
+                             KEYS * QUERIES, KEYS * QUERIES, words * QUERIES, words * KEYS, words * KEYS, tokens * size, tokens, tokens,
                              call->as_pass ? tokens * (size + 2) : 0, call->as_pass ? run_scratch(call->head_dim) : 0};
     float **parts[] = {&at->k, &at->v, &at->grad_k, &at->grad_v, &at->q, &at->q_transposed, &at->grad_out, &at->grad_out_transposed,
-                       &at->scores, &at->grad_scores, &at->plain, &at->paired_keys, &at->paired_grads, &at->sums, &at->most, &at->total, &at->partials, &at->scratch};
+                       &at->scores, &at->grad_scores, &at->plain, &at->words_k, &at->words_v, &at->sums, &at->most, &at->total, &at->partials, &at->scratch};
     size_t all = 0;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         *parts[i] = memory + all;
