@@ -11,7 +11,7 @@ optimizer stay float32). The plain step is the one that everyone writes: `model(
 per second are of the wall's time and of the processor's (user): the second is what a busy machine leaves comparable
 with `--threads 1`. Each side has a process of its own, as memory that ours keeps would be the other's too; our threads
 wait as the commands set it (GOMP_SPINCOUNT), the others as PyTorch does by itself. "of the products" is the share
-of the rate at which PyTorch computes a step's matrix products alone, attention's counted at that rate.
+of the rate at which the step's own matrix products run alone, attention's counted at that rate.
 Memory is the peak resident set of a process that does nothing else, less what it held before the first step.
 """
 

@@ -121,9 +121,4 @@ int lm_clip(float *const *grads, const int64_t *counts, int32_t num_grads, doubl
     return ops()->clip(grads, counts, num_grads, max_norm, norm);
 }
 
-int lm_multiply_transposed(const void *const *grads, const int32_t *columns, int32_t num_grads, const void *x, int32_t width, int32_t num_rows,
-                           float *out) {
-    return ops()->multiply_transposed(grads, columns, num_grads, x, width, num_rows, out);
-}
-
 int lm_compute_pointwise(const lm_pointwise *call) { return ops()->compute_pointwise(call); }

@@ -217,12 +217,6 @@ LM_EXPORT int lm_compute_pointwise(const lm_pointwise *call);
  * down to `max_norm` where it is finite and larger. The same bits for every number of threads. */
 LM_EXPORT int lm_clip(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm);
 
-/* Gradients of the weights that x (num_rows, width) is multiplied with, one below the other, float32: each of `num_grads` matrices
- * (num_rows, columns[i]) transposed times x. They and x are LM_BFLOAT16, sums float32; all columns and width are multiples of 32. The same bits
- * for every number of threads. */
-LM_EXPORT int lm_multiply_transposed(const void *const *grads, const int32_t *columns, int32_t num_grads, const void *x, int32_t width, int32_t num_rows,
-                                     float *out);
-
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 

@@ -110,4 +110,4 @@ static int choose_rows(const float *logits, int32_t num_rows, int32_t count, con
     return LM_OK;
 }
 
-const lm_ops JOIN(lm_ops_, LM_ISA) = {STRING(LM_ISA), run, product, lookup, choose_rows, attend_rows, compute_pointwise, clip, multiply_transposed};
+const lm_ops JOIN(lm_ops_, LM_ISA) = {STRING(LM_ISA), run, product, lookup, choose_rows, attend_rows, compute_pointwise, clip};

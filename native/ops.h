@@ -25,8 +25,6 @@ typedef struct {
     int (*attend_rows)(const lm_row_attention *, int32_t backward);
     int (*compute_pointwise)(const lm_pointwise *);
     int (*clip)(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm);
-    int (*multiply_transposed)(const void *const *grads, const int32_t *columns, int32_t num_grads, const void *x, int32_t width, int32_t num_rows,
-                               float *out);
 } lm_ops;
 
 /* Which of them there are depends on the compiler and the processor: LM_HAS_AVX2 and so on, for dispatch.c. */

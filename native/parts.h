@@ -28,11 +28,6 @@ int compute_pointwise(const lm_pointwise *call);
 #define clip JOIN(lm_clip_, LM_POINTWISE)
 int clip(float *const *grads, const int64_t *counts, int32_t num_grads, double max_norm, double *norm);
 
-/* pointwise.c: see lm_multiply_transposed. */
-#define multiply_transposed JOIN(lm_multiply_transposed_, LM_POINTWISE)
-int multiply_transposed(const void *const *grads, const int32_t *columns, int32_t num_grads, const void *x, int32_t width, int32_t num_rows,
-                        float *out);
-
 /* floats.c: as `product` below, of rows of tokens from `m` on, a multiple of TOKENS. */
 #define float_product JOIN(lm_float_product_, LM_FLOATS)
 void float_product(const lm_matrix *w, int panel, int num_panels, inputs in, int m, int num_tokens, float *out);

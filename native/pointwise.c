@@ -4,7 +4,6 @@
  * A task is some rows; its number decides what it sums, so the same bits come for every number of threads.
  */
 #include "parts.h"
-#include "row_products.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -18,6 +17,18 @@ typedef struct {
     float *sums; /* of a norm's backward pass: a task's gradient of the weight */
     atomic_int next;
 } pointwise_job;
+
+/* `store_lanes`, sooner where the processor rounds to bfloat16; `dtype` is a constant. */
+INLINE void put_lanes(const int dtype, void *to, size_t place, lanes values) {
+#if defined __AVX512BF16__
+    if (dtype == LM_BFLOAT16) { /* numbers below 2^-126 become zero */
+        const __m256bh halves = _mm512_cvtneps_pbh((__m512)values);
+        memcpy((uint16_t *)to + place, &halves, sizeof halves);
+        return;
+    }
+#endif
+    store_lanes(dtype, to, place, values);
+}
 
 INLINE float total_of(lanes values) {
     for (int half = LANES / 2; half > 0; half /= 2)
@@ -142,77 +153,6 @@ int compute_pointwise(const lm_pointwise *call) {
             for (int i = 0; i < columns; i++) total[i] += job.sums[(size_t)task * columns + i];
         free(job.sums);
     }
-    return LM_OK;
-}
-
-/* --- gradients of weights ----------------------------------------------------------------------------------------- */
-
-#define PANEL 32         /* columns */
-#define ROWS_AT_ONCE 256 /* of two panels, which stay in the L1 cache */
-
-/* Matrices of bfloat16, (num_rows, columns): gradients and, last, x, in panels of floats or words, (num_rows, PANEL), one after the other. */
-typedef struct {
-    const void *const *grads, *x;
-    const int32_t *columns;
-    int num_rows, num_grads, sides[2]; /* panels of all gradients, and of x */
-    size_t panel; /* numbers of one, and a few more, so that not all begin in one set of a cache */
-    float *panels, *out;
-    atomic_int next;
-} transposed_job;
-
-static void load_panels(void *context) {
-    transposed_job *job = context;
-    const int tasks = (job->num_rows + ROWS_OF_A_TASK - 1) / ROWS_OF_A_TASK;
-    for (int task; (task = lm_next(&job->next)) < (job->num_grads + 1) * tasks;) {
-        const int nth = task / tasks, begin = task % tasks * ROWS_OF_A_TASK, is_x = nth == job->num_grads;
-        const int columns = is_x ? job->sides[1] * PANEL : job->columns[nth];
-        const void *from = is_x ? job->x : job->grads[nth];
-        float *panels = job->panels;
-        for (int i = 0; i < nth; i++) panels += job->columns[i] / PANEL * job->panel;
-        for (int r = begin; r < begin + ROWS_OF_A_TASK && r < job->num_rows; r += 2)
-            for (int column = 0; column < columns; column += LANES) {
-                const size_t at = (size_t)r * columns + column;
-                float *to = panels + column / PANEL * job->panel + (r >> HAS_PAIRS) * PANEL + column % PANEL;
-                const lanes even = load_lanes(LM_BFLOAT16, from, at);
-                const lanes odd = r + 1 < job->num_rows ? load_lanes(LM_BFLOAT16, from, at + columns) : (lanes){0};
-                const lane_bits words = (lane_bits)even >> 16 | (lane_bits)odd;
-                for (int i = 4; i < 6; i++) __builtin_prefetch((const uint16_t *)from + at + i * columns);
-                memcpy(to, HAS_PAIRS ? (const void *)&words : &even, sizeof words);
-                if (!HAS_PAIRS) memcpy(to + PANEL, &odd, sizeof odd);
-            }
-    }
-}
-
-/* A task is a panel of the side that has more of them: the other one stays in the L2 cache. */
-static void multiply_panels(void *context) {
-    transposed_job *job = context;
-    const int most = job->sides[1] > job->sides[0], width = job->sides[1] * PANEL;
-    for (int task; (task = lm_next(&job->next)) < job->sides[most];)
-        for (int other = 0; other < job->sides[!most]; other++) {
-            const int left = most ? other : task, right = most ? task : other;
-            const float *a = job->panels + left * job->panel, *b = job->panels + (job->sides[0] + right) * job->panel;
-            float *out = job->out + ((size_t)left * width + right) * PANEL;
-            for (int row = 0; row < job->num_rows; row += ROWS_AT_ONCE) {
-                const size_t from = (size_t)(row >> HAS_PAIRS) * PANEL;
-                const int left_over = job->num_rows - row, count = left_over < ROWS_AT_ONCE ? left_over : ROWS_AT_ONCE;
-                multiply(HAS_PAIRS, a + from, 1, PANEL, b + from, PANEL, out, width, PANEL, PANEL, count, row > 0, NO_TRIANGLE);
-            }
-        }
-}
-
-int multiply_transposed(const void *const *grads, const int32_t *columns, int32_t num_grads, const void *x, int32_t width, int32_t num_rows,
-                        float *out) {
-    transposed_job job = {.grads = grads, .x = x, .columns = columns, .num_rows = num_rows, .num_grads = num_grads, .out = out};
-    for (int i = 0; i < num_grads; i++) job.sides[0] += columns[i] / PANEL;
-    job.sides[1] = width / PANEL;
-    job.panel = ((size_t)(num_rows + 1) / 2 * (2 >> HAS_PAIRS) + 1) * PANEL;
-    void *panels;
-    if (posix_memalign(&panels, 64, (job.sides[0] + job.sides[1]) * job.panel * sizeof(float))) return LM_NO_MEMORY;
-    job.panels = panels;
-    lm_parallel_beside_others(load_panels, &job);
-    atomic_store(&job.next, 0);
-    lm_parallel_beside_others(multiply_panels, &job);
-    free(panels);
     return LM_OK;
 }
 

@@ -5,12 +5,12 @@
  * of exponentials, from which the backward pass makes a tile's probabilities again. A head's sums have one order, whatever thread
  * computes it.
  *
- * Products of two factors that are bfloat16 as they come take words (row_products.h): scores, and grad_out v. All others are of floats.
+ * Products of two factors that are bfloat16 as they come take words, pairs of neighbours in the place of a float:
+ * scores, and grad_out v. All others are of floats.
  *
  * Source: Dao 2023, "FlashAttention-2".
  */
 #include "parts.h"
-#include "row_products.h"
 
 #include <stdlib.h>
 
@@ -18,6 +18,90 @@
 #define KEYS CHUNK /* of a block: its keys, values and their gradients stay in the L2 cache */
 #define FEW 8      /* groups of query heads: a thread gets one head of them in the backward pass, so that no thread waits long */
 #define HIDDEN (-1e30f)
+
+#ifdef __AVX512BF16__
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
+#if LANES == 16
+#define ROWS 8 /* of a product that are summed at once, times as many registers: as many as give the multipliers enough to do */
+#define REGISTERS 2
+#elif defined __ARM_NEON
+#define ROWS 4
+#define REGISTERS 4
+#else
+#define ROWS 4
+#define REGISTERS 2
+#endif
+
+INLINE lanes repeat(float x) {
+#if HAS_PAIRS
+    return (lanes)_mm512_set1_ps(x);
+#endif
+    return x - (lanes){0};
+}
+
+INLINE lanes add_product(const int of_words, lanes sum, lanes left, lanes right) {
+#if HAS_PAIRS
+    if (of_words) return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+#endif
+    (void)of_words;
+    return sum + left * right;
+}
+
+INLINE void multiply_some(const int of_words, const int registers, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step,
+                          float *c, ptrdiff_t c_row, int depth, int adds) {
+    lanes sums[ROWS][REGISTERS];
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < registers; i++) sums[r][i] = (lanes){0};
+    for (int step = 0; step < depth; step++, a += a_step, b += b_step) {
+        lanes right[REGISTERS];
+        for (int i = 0; i < registers; i++) right[i] = load_floats(b + i * LANES);
+        for (int r = 0; r < ROWS; r++) {
+            const lanes left = repeat(a[r * a_row]);
+            for (int i = 0; i < registers; i++) sums[r][i] = add_product(of_words, sums[r][i], left, right[i]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < registers; i++) {
+            float *to = c + r * c_row + i * LANES;
+            if (adds) sums[r][i] += load_floats(to); /* last: sums of parts round less than one long sum */
+            memcpy(to, &sums[r][i], sizeof(lanes));
+        }
+}
+
+#define NO_TRIANGLE -(1 << 20), 1 << 20
+
+/* c (rows, columns) = or += a (rows, depth) b (depth, columns). Neighbours of `a` in a column are a_row apart, in a row a_step. `rows` is a
+ * multiple of ROWS, `columns` of 16. Row r of `a` is zero before `begin` + r, and from `end` + r on, for r up to a multiple of ROWS. Of words
+ * `depth`, `begin` and `end` count numbers, and steps words. */
+INLINE void multiply_any(const int of_words, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c, ptrdiff_t c_row,
+                     int rows, int columns, int depth, int adds, int begin, int end) {
+    int column = 0;
+#define MULTIPLY(COUNT)                                                                                                                   \
+    for (; column + (COUNT) * LANES <= columns; column += (COUNT) * LANES)                                                                \
+        for (int r = 0; r < rows; r += ROWS) {                                                                                            \
+            const int from = begin + r > 0 ? begin + r : 0, last = end + r + ROWS - 1, to = last < depth ? last : depth;                  \
+            const int first = from >> of_words, count = ((to + of_words) >> of_words) - first;                                            \
+            multiply_some(of_words, COUNT, a + r * a_row + first * a_step, a_row, a_step, b + first * b_step + column, b_step,            \
+                          c + r * c_row + column, c_row, count, adds);                                                                    \
+        }
+    MULTIPLY(REGISTERS)
+#if REGISTERS * LANES > 16
+    MULTIPLY(1)
+#endif
+#undef MULTIPLY
+}
+
+static void multiply(int of_words, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c,
+                     ptrdiff_t c_row, int rows, int columns, int depth, int adds, int begin, int end) {
+    if (HAS_PAIRS && of_words)
+        multiply_any(1, a, a_row, a_step, b, b_step, c, c_row, rows, columns, depth, adds, begin, end);
+    else
+        multiply_any(0, a, a_row, a_step, b, b_step, c, c_row, rows, columns, depth, adds, begin, end);
+}
 
 typedef struct {
     const lm_row_attention *call;
@@ -62,7 +146,7 @@ INLINE void store_numbers(const int dtype, void *to, size_t place, int step, int
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < count; i += LANES) {
             const lanes values = load_floats(from + (size_t)r * count + i);
-            put_lanes(dtype, to, place + (size_t)r * step + i, values);
+            store_lanes(dtype, to, place + (size_t)r * step + i, values);
         }
 }
 

@@ -819,35 +819,6 @@ static void check_clip(const char *set) {
     }
 }
 
-/* Several gradients at once, rows not whole pairs: close to the definition, and the same bits on one thread and on three. */
-static void check_multiply_transposed(const char *set) {
-    enum { ROWS = 301, WIDTH = 96, GRADS = 2, ALL = 96 };
-    static const int32_t COLUMNS[GRADS] = {32, 64};
-    snprintf(doing, sizeof doing, "%s: gradients of weights", set);
-    float *x = ARRAY(float, ROWS * WIDTH), *grads[GRADS], *found[2] = {ARRAY(float, ALL * WIDTH), ARRAY(float, ALL * WIDTH)};
-    float *expected = ARRAY(float, ALL * WIDTH), *to = expected;
-    void *kept_x = random_kept(LM_BFLOAT16, ROWS * WIDTH, x), *kept[GRADS];
-    for (int n = 0; n < GRADS; n++) {
-        grads[n] = ARRAY(float, ROWS * COLUMNS[n]);
-        kept[n] = random_kept(LM_BFLOAT16, ROWS * COLUMNS[n], grads[n]);
-        for (int c = 0; c < COLUMNS[n]; c++)
-            for (int i = 0; i < WIDTH; i++) {
-                double sum = 0;
-                for (int r = 0; r < ROWS; r++) sum += (double)grads[n][r * COLUMNS[n] + c] * x[r * WIDTH + i];
-                *to++ = (float)sum;
-            }
-    }
-    use(set);
-    for (int run = 0; run < 2; run++) {
-        lm_set_threads(run ? 3 : 1);
-        if (lm_multiply_transposed((const void *const *)kept, COLUMNS, GRADS, kept_x, WIDTH, ROWS, found[run]) != LM_OK) fail("there is no memory");
-    }
-    expect_close(found[0], expected, ALL * WIDTH, 2e-6f);
-    expect_same(found[1], found[0], ALL * WIDTH * sizeof(float), "other bits on three threads");
-    for (int n = 0; n < GRADS; n++) free(grads[n]), free(kept[n]), free(found[n]);
-    free(x), free(kept_x), free(expected);
-}
-
 static void check_all_pointwise(const char *set) {
     for (int which = 0; which < LENGTH(POINTWISE); which++)
         for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
@@ -958,7 +929,6 @@ static void check_set(const char *set) {
     worst = 0;
     check_all_pointwise(set);
     check_clip(set);
-    check_multiply_transposed(set);
     const float pointwise = worst;
     worst = 0;
     const int num_models = only_races ? 3 : LENGTH(MODELS); /* the first have a cache of each dtype */

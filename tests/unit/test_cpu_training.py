@@ -1,6 +1,6 @@
 """Norms, rotations and gates of a training step in C, held to float64 and to the model's own methods."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,6 @@ from llamarium.adapters.config import LoRAConfig
 from llamarium.attention import CausalAttend, TrainingAttend
 from llamarium.config import ModelConfig
 from llamarium.kernels import cpu_training, native
-from llamarium.kernels.cpu_layer import _of_weights  # pyright: ignore[reportPrivateUsage]
 from llamarium.model import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -182,13 +181,13 @@ def test_what_is_not_a_number_is_seen() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What is computed in C from now on: the numbers of the operations."""
     found: list[int] = []
-    compute = native.compute
+    compute = native.compute_pointwise
 
-    def note(name: str, *how: Any) -> None:
-        found.extend(call.op for call in how if isinstance(call, native.CPointwise))
-        compute(name, *how)
+    def note(call: native.CPointwise) -> None:
+        found.append(call.op)
+        compute(call)
 
-    monkeypatch.setattr(native, "compute", note)
+    monkeypatch.setattr(native, "compute_pointwise", note)
     return found
 
 
@@ -253,23 +252,6 @@ def test_a_layers_output_and_gradients_are_float64s(
     for a, b, reference in zip(ours, modules, expected, strict=True):
         error, theirs = (float((each - reference).norm() / reference.norm()) for each in (a, b))
         assert a.dtype == FLOAT32 and error < (1e-6 if precision == "float32" else 1.2 * theirs + 1e-4)
-
-
-@pytest.mark.parametrize("rows", [1, 37, 300, 513])
-def test_gradients_of_weights_are_summed_in_float32_with_the_same_bits_for_every_number_of_threads(rows: int) -> None:
-    """Of several weights of one input at once: sums of bfloat16 are not rounded to it again."""
-    x, *grads = drawn((rows, 96), (rows, 64), (rows, 160), dtype=BFLOAT16)
-    before, found = torch.get_num_threads(), list[Sequence[Tensor]]()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            found.append(_of_weights(grads, x))
-    finally:
-        torch.set_num_threads(before)
-    for grad, one, three in zip(grads, *found, strict=True):
-        exact = grad.double().T @ x.double()
-        own = native.kernels() == "avx512_bf16"  # elsewhere PyTorch's products
-        assert torch.equal(one, three) and (one - exact).norm() < (1e-6 if own else 4e-3) * exact.norm()
 
 
 WATCHED = ["hook", "forward", "method", "patch", "global"]
@@ -379,7 +361,7 @@ def test_what_the_kernels_do_not_take_is_the_modules(change: str, monkeypatch: p
     width, dtype = 24 if change == "shape" else 32, torch.float64 if change == "dtype" else FLOAT32
     if change == "kernels":
         monkeypatch.setattr(native, "library", lambda: None)
-    monkeypatch.setattr(native, "compute", pytest.fail)
+    monkeypatch.setattr(native, "compute_pointwise", pytest.fail)
     device = "meta" if change == "device" else "cpu"
     (x,) = drawn((1, 4, 2, width), dtype=dtype)
     x = x.to(device)
@@ -393,7 +375,7 @@ def test_what_the_kernels_do_not_take_is_the_modules(change: str, monkeypatch: p
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_shapes_that_broadcast_are_the_modules(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight (1,), an up (1, F), x (T, N, H), sines of fewer rows than cosines: C would read beyond them."""
-    monkeypatch.setattr(native, "compute", pytest.fail)
+    monkeypatch.setattr(native, "compute_pointwise", pytest.fail)
     x, weight, up, angles = drawn((2, 4, 2, 32), (1,), (1, 32), (2, 4, 1, 32), dtype=dtype)
     norm, mlp = LlamaRMSNorm(1, 1e-5).to(dtype), LlamaMLP(CONFIG)
     norm.load_state_dict({"weight": weight})
@@ -408,7 +390,7 @@ def test_shapes_that_broadcast_are_the_modules(dtype: torch.dtype, monkeypatch: 
 
 
 def test_angles_of_another_shape_are_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "compute", pytest.fail)
+    monkeypatch.setattr(native, "compute_pointwise", pytest.fail)
     (x,) = drawn((2, 4, 2, 32))
     one = torch.ones(1, 1, 1, 1)
     with computing_in(torch.device("cpu"), "float32"):

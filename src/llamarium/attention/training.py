@@ -1,6 +1,6 @@
 """Attention for training: over whole rows in C, forward and backward, where the CPU's kernels can compute it.
 
-PyTorch's on a CPU takes several times as long as its products. `native/row_attention.c` sums in float32,
+PyTorch's on a CPU takes several times as long as its products. `native/row_attention.c` computes all sums in float32,
 repeats no keys, needs no T x T mask, and gives the same bits for every number of threads. `attend_eagerly` defines it.
 """
 
@@ -74,7 +74,7 @@ def attend_forward(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) ->
     rows, tokens, heads, _ = q_BTNH.shape
     out_BTNH, log_sums_BNT = torch.empty_like(q_BTNH), q_BTNH.new_empty(rows, heads, tokens, dtype=torch.float32)
     arrays = (q_BTNH, k_BTKH, v_BTKH, out_BTNH, log_sums_BNT)
-    native.compute("attend_rows", _call(arrays, *how), False)
+    native.attend_rows(_call(arrays, *how), backward=False)
     return arrays
 
 
@@ -82,7 +82,7 @@ def attend_backward(arrays: tuple[Tensor, ...], grad_BTNH: Tensor, *how: Any) ->
     """Return the gradients of queries, keys and values, from what `attend_forward` returned and the output's."""
     grad_BTNH = grad_BTNH.contiguous()  # a name of its own: a copy must live while C reads it
     grads = [torch.empty_like(x) for x in arrays[:3]]
-    native.compute("attend_rows", _call((*arrays, grad_BTNH, *grads), *how), True)
+    native.attend_rows(_call((*arrays, grad_BTNH, *grads), *how), backward=True)
     return grads
 
 

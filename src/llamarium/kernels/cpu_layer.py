@@ -1,10 +1,9 @@
-"""A layer's passes on a CPU as one function of PyTorch's, by what its modules take and C's gradients of weights.
+"""A layer's passes on a CPU as one function of PyTorch's, by the products and calls of C that its modules take.
 
 It leaves out what stands between those: casts, views, and a dispatch and a node of the graph for each (decision 0040).
 """
 
 from collections.abc import Sequence
-from ctypes import c_int32, c_void_p
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llamarium.attention.training import attend_backward, attend_forward
-from llamarium.kernels import cpu_float32, native
+from llamarium.kernels import cpu_float32
 from llamarium.kernels.cpu_training import RMS_NORM, ROTATE, SWIGLU, compute, products_dtype
 
 
@@ -51,35 +50,28 @@ class Layer(torch.autograd.Function):
         q, k, v, out, logs, x2, normed2, root2, gate, up, gated = saved[14:]
         grad, dtype, width = grad_outputs[0].contiguous().view_as(x1), gated.dtype, shape[-1]
         half = grad.to(dtype)
-        of_down, grad_gated = _of_weights([half], gated), _of_input([half], matrices[6:])
+        of_down, grad_gated = _of_weight(half, gated), _of_input([half], matrices[6:])
         given = gate, up, grad_gated
         grads = compute(SWIGLU + 1, dtype, (gate.shape[-1],), given, (empty(gate), empty(up)))
-        of_gate_up, grad_normed = _of_weights(grads, normed2), _of_input(grads, matrices[4:6])
+        of_gate_up, grad_normed = [_of_weight(each, normed2) for each in grads], _of_input(grads, matrices[4:6])
         given, outs = (x2, norm2, root2, grad_normed, grad), (empty(x2), empty(norm2), empty(normed2))
         grad, of_norm2, half = compute(RMS_NORM + 1, dtype, (width,), given, outs)
-        of_o, grad_out = _of_weights([half], out.view(len(x1), -1)), _of_input([half], matrices[3:4]).view_as(out)
+        of_o, grad_out = _of_weight(half, out.view(len(x1), -1)), _of_input([half], matrices[3:4]).view_as(out)
         grads = attend_backward((q, k, v, out, logs), grad_out, *ctx.mask)
         _turn(ROTATE + 1, grads[:2], cos, sin)
         grads = [each.view(len(x1), -1) for each in grads]
-        of_qkv, grad_normed = _of_weights(grads, normed1), _of_input(grads, matrices[:3])
+        of_qkv, grad_normed = [_of_weight(each, normed1) for each in grads], _of_input(grads, matrices[:3])
         given = x1, norm1, root1, grad_normed, grad
         grad, of_norm1 = compute(RMS_NORM + 1, dtype, (width,), given, (empty(x1), empty(norm1)))
-        return None, grad.view(shape), None, None, *of_qkv, *of_o, *of_gate_up, *of_down, of_norm1, of_norm2
+        return None, grad.view(shape), None, None, *of_qkv, of_o, *of_gate_up, of_down, of_norm1, of_norm2
 
 
 def _multiply(x: Tensor, weight: Tensor) -> Tensor:
     return cpu_float32.multiply(x, weight) if x.dtype == torch.float32 else F.linear(x, weight)
 
 
-def _of_weights(grads: Sequence[Tensor], x: Tensor) -> Sequence[Tensor]:
-    sizes, width = [grad.shape[1] for grad in grads], x.shape[1]
-    if x.dtype == torch.bfloat16 and native.kernels() == "avx512_bf16" and not any(n % 32 for n in (width, *sizes)):
-        out = x.new_empty(sum(sizes), width, dtype=torch.float32)
-        many, places = len(grads), [grad.data_ptr() for grad in grads]
-        given = (c_void_p * many)(*places), (c_int32 * many)(*sizes), many, x.data_ptr(), width, len(x)
-        native.compute("multiply_transposed", *given, out.data_ptr())
-        return out.split(sizes)
-    return [_multiply(grad.T, x.T).float() for grad in grads]
+def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
+    return _multiply(grad.T, x.T).float()
 
 
 def _of_input(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

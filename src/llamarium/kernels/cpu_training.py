@@ -104,7 +104,7 @@ def compute(
     """Call C with contiguous tensors, and return `outputs`; `options` are the struct's, from `columns` on."""
     how = op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
     places = [tuple(x.data_ptr() for x in arrays) for arrays in (inputs, outputs)]
-    native.compute("compute_pointwise", native.CPointwise(*how, inputs=places[0], outputs=places[1]))
+    native.compute_pointwise(native.CPointwise(*how, inputs=places[0], outputs=places[1]))
     return outputs
 
 

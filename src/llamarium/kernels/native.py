@@ -236,7 +236,6 @@ def _open() -> ctypes.CDLL | None:
     found.lm_attend_rows.argtypes = [POINTER(CRowAttention), c_int32]
     found.lm_compute_pointwise.argtypes = [POINTER(CPointwise)]
     found.lm_clip.argtypes = [c_void_p, c_void_p, c_int32, c_double, POINTER(c_double)]
-    found.lm_multiply_transposed.argtypes = [c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
     found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
@@ -312,9 +311,14 @@ def choose(logits_BV: NDArray[np.float32], choices: Sequence[CChoice]) -> list[i
     return ids[:]
 
 
-def compute(name: str, *how: object) -> None:
-    """Compute attention over rows, or another of training's kernels, `lm_` and its name; MemoryBudgetError."""
-    _check(getattr(_ready(), f"lm_{name}")(*how))
+def attend_rows(call: CRowAttention, *, backward: bool) -> None:
+    """Compute attention over rows, or its gradients, into `call`'s arrays; MemoryBudgetError without memory."""
+    _check(_ready().lm_attend_rows(call, backward))
+
+
+def compute_pointwise(call: CPointwise) -> None:
+    """Compute what stands between a training step's products; MemoryBudgetError if there is no memory to work in."""
+    _check(_ready().lm_compute_pointwise(call))
 
 
 def clip(grads: Sequence[int], counts: Sequence[int], max_norm: float) -> float:

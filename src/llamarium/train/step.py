@@ -6,7 +6,7 @@ gives, even with different numbers of learned tokens. The loss is an `Objective`
 """
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -203,11 +203,7 @@ def computing_in(
     device: torch.device, precision: Literal["float32", "bfloat16"], *, as_pass: bool = False
 ) -> Generator[None]:
     """Compute products in this precision, the rest in C on a CPU; in float32 `as_pass` all has a pass's own bits."""
-    of_two: dict[Any, Callable[[Any, Any], Any]] = {
-        LlamaRMSNorm.forward: lambda norm, x: cpu_training.rms_norm(x, norm.weight, norm.eps),
-        Rotary.rotate: lambda angles, x: cpu_training.rotate(x, angles.cos_BT1H, angles.sin_BT1H),
-    }
-    faster: dict[Any, Any] = {**of_two, LlamaMLP.gated: _swiglu}
+    faster: dict[Any, Any] = {LlamaRMSNorm.forward: _rms_norm, LlamaMLP.gated: _swiglu, Rotary.rotate: _rotate}
     faster[attend_rows] = partial(attend_rows, as_pass=as_pass)
     if not as_pass:
         faster[LlamaDecoderLayer.forward] = compute_layer
@@ -246,9 +242,17 @@ def compute_layer(layer: LlamaDecoderLayer, x_BTD: Tensor, rotary: Rotary, atten
     return Layer.apply((head_dim, eps, mask), *(x.contiguous() for x in (x_BTD, *angles)), *weights)
 
 
+def _rms_norm(norm: LlamaRMSNorm, x_BTD: Tensor) -> Any:
+    return cpu_training.rms_norm(x_BTD, norm.weight, norm.eps)
+
+
 def _swiglu(mlp: LlamaMLP, gate_BTF: Tensor, up_BTF: Tensor) -> Any:
     plain = type(mlp.act_fn) is SiLUActivation and _are_unchanged([mlp.act_fn])
     return cpu_training.swiglu(gate_BTF, up_BTF) if plain else NotImplemented
+
+
+def _rotate(rotary: Rotary, x_BTNH: Tensor) -> Any:
+    return cpu_training.rotate(x_BTNH, rotary.cos_BT1H, rotary.sin_BT1H)
 
 
 def any_learned(rows: Rows) -> bool:
