@@ -221,16 +221,15 @@ def shared_prefix(server: Server, options: argparse.Namespace) -> Found:
 def long_prompt(server: Server, options: argparse.Namespace) -> Found:
     """Return the pauses of answers under way before and while a long prompt is read, in milliseconds.
 
-    Answers with tokens that have no text are left out: a client sees no gap of theirs, but two or three joined. A model
-    that goes on after its end (`ignore_eos`) writes control tokens.
+    Ids are asked for, so that tokens without text arrive, too: those that a model writes after its end (`ignore_eos`).
     """
+    server = replace(server, target=replace(server.target, extra={**SAME, "return_token_ids": True}))
     seed = f"long {next(server.seeds)}"
     streams = itertools.islice(_made(options.prompt_tokens, options.stream_tokens, seed=seed), options.streams)
     late = next(_made(options.long_tokens, 4, seed=f"late {seed}"))
     exchanges, arrived = server.ask(lambda client: _interrupt(client, list(streams), late))
     _check(server, [*exchanges, arrived])
-    shown = [exchange for exchange in exchanges if len(exchange.arrivals) == exchange.num_tokens]
-    gaps = [pair for exchange in shown for pair in itertools.pairwise(exchange.arrivals)]
+    gaps = [pair for exchange in exchanges for pair in itertools.pairwise(exchange.arrivals)]
     all_stream = max(exchange.arrivals[0] for exchange in exchanges)
     before = sorted(later - earlier for earlier, later in gaps if all_stream <= earlier and later <= arrived.start)
     within = sorted(

@@ -184,7 +184,12 @@ def test_times_count_from_when_a_request_was_due() -> None:
 def test_a_dialogs_pieces_are_content_reasoning_and_calls_of_tools() -> None:
     deltas: list[Any] = [{"content": "a"}, {"reasoning_content": "b"}, {"tool_calls": [{"index": 0}]}, {}, None]
     chunks = [parse_chunk(json.dumps({"choices": [{"delta": delta}]}).encode()) for delta in deltas]
-    assert [chunk.has_text for chunk in chunks] == [True, True, True, False, False]
+    assert [chunk.has_piece for chunk in chunks] == [True, True, True, False, False]
+
+
+def test_a_token_without_text_is_a_piece_where_its_id_was_asked_for() -> None:
+    choices: list[Any] = [{"text": "", "token_ids": [2]}, {"text": "", "token_ids": []}, {"text": ""}]
+    assert [parse_chunk(json.dumps({"choices": [one]}).encode()).has_piece for one in choices] == [True, False, False]
 
 
 def test_without_counts_pieces_count() -> None:

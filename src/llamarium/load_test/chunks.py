@@ -38,9 +38,9 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An event: whether it has text, reasoning or a tool's call, whether it has the finish reason, and token counts."""
+    """An event: whether it has text, reasoning, a tool's call or ids, whether it is the last one, and token counts."""
 
-    has_text: bool
+    has_piece: bool
     is_last: bool
     usage: ReportedUsage | None
 
@@ -55,11 +55,9 @@ def parse_chunk(data: bytes) -> Chunk:
     choices = fields.get("choices")
     choice = (_object(cast(list[object], choices)[0]) if isinstance(choices, list) and choices else None) or {}
     delta = _object(choice.get("delta")) or {}
-    texts = (
-        choice.get("text"),
-        *(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls")),
-    )
-    return Chunk(any(texts), bool(choice.get("finish_reason")), _usage(_object(fields.get("usage"))))
+    pieces = [choice.get(key) for key in ("text", "token_ids")]
+    pieces += [delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls")]
+    return Chunk(any(pieces), bool(choice.get("finish_reason")), _usage(_object(fields.get("usage"))))
 
 
 def listed_models(body: bytes) -> list[str]:

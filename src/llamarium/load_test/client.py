@@ -174,7 +174,7 @@ class _Answer:
                 self._is_whole = True
                 continue
             chunk = parse_chunk(event)
-            if chunk.has_text:
+            if chunk.has_piece:
                 self._exchange.arrivals.append(now)
             self._is_whole |= chunk.is_last
             self._exchange.usage = chunk.usage or self._exchange.usage
