@@ -212,7 +212,7 @@ def test_the_shell_takes_each_form(shell, tmp_path: Path) -> None:
         (["--grammar", "a.txt"], 2, "a.txt is neither FILE.lark nor FILE.gbnf"),
         (["--regex", "("], 1, "cannot be compiled"),
         (["--regex", "a", "--json-object"], 2, "an answer has one form"),
-        (["--regex", "a", "--stop", "b"], 2, "beside a grammar"),
+        (["--regex", "a", "--stop", "b"], 2, "not allowed with argument --regex, which ends the answer itself"),
     ],
 )  # fmt: skip
 def test_the_shell_says_what_is_wrong(shell, tmp_path: Path, monkeypatch, words, code, complaint: str) -> None:
