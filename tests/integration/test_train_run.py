@@ -455,6 +455,24 @@ def test_a_second_sigterm_does_not_cut_the_save_short_and_a_second_interrupt_doe
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize(("number", "presses"), [(signal.SIGINT, "once more"), (signal.SIGTERM, "twice")])
+def test_the_first_signal_says_on_stderr_how_often_ctrl_c_ends_the_run(
+    number: signal.Signals, presses: str, json: bool, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with watching(30, [], json=json) as tell:
+
+        def emit(event: Event) -> None:
+            tell(event)
+            if event["event"] == "step":
+                signal.raise_signal(number)
+
+        config = tiny_config(text, steps=30, eval_rows=1, eval_every=90, sample_every=0)
+        ending = go(config, tmp_path / "run", emit)
+    assert ending.signal == number
+    assert f"Ctrl-C {presses} ends at once, and saves nothing" in " ".join(capsys.readouterr().err.split())
+
+
 # --- fine-tuning ------------------------------------------------------------------------------------------------------
 
 
@@ -684,7 +702,7 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert "step 4: stopping: the step is finished and saved; Ctrl-C once more ends at once, and saves nothing" in err
+    assert "step 4: stopping: the step is finished and saved; Ctrl-C twice ends at once, and saves nothing" in err
     assert "SIGTERM at step" in err and "yet: this begins one" in " ".join(err.split())
     stopped = latest_checkpoint(tmp_path / "stopped by it")
     assert stopped is not None and stopped.name != "step-00000060"

@@ -208,7 +208,10 @@ def test_a_missing_package_is_named(command: Callable[..., int], capsys: pytest.
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ("max_context is 9; kv_memory holds 8", "--max-context is 9; --kv-memory holds 8"),
+        ("max_context is 9; kv_memory holds 8", "--max-context is 9; kv_memory holds 8"),
+        ("max_context: of no effect", "--max-context: of no effect"),
+        ("max_context needs more", "--max-context needs more"),
+        ("max_context is /a/max_context b", "--max-context is /a/max_context b"),
         ("generation_config.json: max_context is 9", "generation_config.json: max_context is 9"),
         ("kv_memory is 1 bytes", "kv_memory is 1 bytes"),
     ],
@@ -219,6 +222,14 @@ def test_a_setting_that_the_model_refuses_is_named_as_its_flag_where_it_was_give
     monkeypatch.setattr("llamarium.cli.serve.run", raising(OptionError(message)))
     assert cli.main(["serve", "--max-context", "9"]) == 1
     assert capsys.readouterr().err == f"llamarium: error: {said}\n"
+
+
+def test_a_switch_that_is_refused_is_named_as_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llamarium.cli.pretrain.run", raising(OptionError("compile is for one device")))
+    assert cli.main(["pretrain", "--compile"]) == 1
+    assert capsys.readouterr().err == "llamarium: error: --compile is for one device\n"
 
 
 def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,14 @@ def test_a_line_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_narrow_terminal_cuts_no_address_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_of(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "30")
+    address = "http://127.0.0.1:8000/" + "v1/chat-completions/" * 3
+    Log("text").event(f"listening at {address}")
+    assert address in terminal.getvalue()
+
+
 def test_the_line_says_who_is_answered_and_how_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_of(monkeypatch)
     counts, service = Counts(), SimpleNamespace(loaded=None, loading=SimpleNamespace(progress=(1, 4)))

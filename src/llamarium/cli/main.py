@@ -88,7 +88,7 @@ PEERS_OPTIONS: Mapping[str, str] = {
 }  # fmt: skip
 """Options of other programs, and the ones here that do the same."""
 
-_MANY_OPTIONS = 12
+_MANY_OPTIONS = 12  # their usage has six lines; more lines would push the description off a small terminal
 _HUB_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 
 
@@ -198,13 +198,13 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _with_flags(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """Spell a setting that a message is about as its flag, where that was given, and others that it names."""
-    flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}  # pyright: ignore[reportPrivateUsage]
-    about = re.match(r"(\w+) (?:is|are|names|holds|')", text)
-    if about is None or about[1] not in flags or getattr(args, about[1], None) is None:
-        return text
-    rest = re.sub(r"[a-z]+_\w+", lambda found: flags.get(found[0], found[0]), text.removeprefix(about[1]))
-    return flags[about[1]] + rest
+    """Spell the setting that a message begins with as its flag, where it has a value."""
+    about = re.match(r"\w+(?=[ :])", text)
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        if about and action.dest == about[0] and action.option_strings and getattr(args, about[0], None) is not None:
+            flag = next((one for one in action.option_strings if one.startswith("--")), action.option_strings[0])
+            return flag + text.removeprefix(about[0])
+    return text
 
 
 def _joined(words: list[str]) -> list[str]:

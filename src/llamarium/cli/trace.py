@@ -13,13 +13,21 @@ bytes, and no numbers: nothing is loaded.
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llamarium.cli.options import UsageError, add_json, add_model, load_llama, names, positive_number, whole_numbers
+from llamarium.cli.options import (
+    UsageError,
+    add_json,
+    add_model,
+    add_repeatable,
+    load_llama,
+    names,
+    positive_number,
+    whole_numbers,
+)
 from llamarium.cli.output import emit, note, ranges, show, size, table
 from llamarium.cli.perplexity import read_file
 from llamarium.cli.text import check_fits, read_standard_input
-from llamarium.errors import show_value
 from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -36,11 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="what to run; - reads it from standard input")
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="the same, as an option")
-    parser.add_argument("--file", type=Path, action="append", default=[], metavar="FILE", help="of a text (repeatable)")
+    add_repeatable(parser, ("--file", Path, "FILE", "a text from a file"))
     parser.add_argument("--names", type=names, metavar="A,B,…", help="these activations only")
     parser.add_argument("--layers", type=whole_numbers, metavar="N,N,…", help="these layers only; -1 is the last")
-    parser.add_argument("--positions", type=whole_numbers, metavar="N,N,…", help="these tokens only; 0 is the first")
-    text = "refuse a larger one (default: 1024)"
+    text = "these tokens only; -1 is the last, 0 the first"
+    parser.add_argument("--positions", type=whole_numbers, metavar="N,N,…", help=text)
+    text = "refuse a larger trace (default: 1024)"
     parser.add_argument("--budget-mb", type=positive_number, default=1024.0, metavar="MB", help=text)
     add_json(parser)
     add_model(parser)
@@ -61,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _texts(args: argparse.Namespace) -> list[str]:
     given = [*args.texts, *args.prompt]
-    if twice := next((text for text in given if given.count(text) > 1), None):
-        raise UsageError(f"{'standard input' if twice == '-' else show_value(twice)} is given twice; once says it all")
+    if given.count("-") > 1:
+        raise UsageError("standard input is given twice")
     texts = [read_standard_input() if text == "-" else text for text in given]
     texts += [read_file(str(file)) for file in args.file]
     if not texts:
@@ -71,8 +80,10 @@ def _texts(args: argparse.Namespace) -> list[str]:
 
 
 def _trace(args: argparse.Namespace, llama: "Llama", text: str, *, first: bool) -> None:
-    how: dict[str, Any] = {name: getattr(args, name) for name in ("names", "layers", "positions", "budget_mb")}
-    trace = llama.trace(check_fits(llama, text), **how)
+    trace = llama.trace(
+        check_fits(llama, text), names=args.names, layers=args.layers, positions=args.positions,
+        budget_mb=args.budget_mb,
+    )  # fmt: skip
     if args.json:
         emit(trace.to_dict())
         return

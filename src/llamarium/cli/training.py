@@ -29,15 +29,9 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
         is_first, named, out = process_group.is_rank_zero, args.out, args.out.absolute()  # whatever a reward changes to
         if is_first and args.resume and not out.exists():
             note(f"no run in {named} yet: this begins one")
-        setups: list[Setup] = []
-
-        def make() -> Setup:
-            setups.append(prepare(process_group))
-            return setups[0]
-
         with trackers(args.report_to if is_first else (), out) as tracking:
             ending = conduct(
-                make,
+                lambda: prepare(process_group),
                 out,
                 process_group=process_group,
                 resume=args.resume,
@@ -55,7 +49,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
             longer = " --patience 0" if ending.position.step < config.steps else " --allow-changes --steps N"
             what, more = ("train it for longer", longer) if ending.was_over else ("go on with it", "")
             note(f"{what}: {run} {command} --out {shlex.quote(str(named))} --resume{more}")
-        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, named, talks=setups[0].chat)
+        _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, named, talks=ending.chat)
     return 0 if stopped_by is None else 128 + stopped_by
 
 
@@ -101,13 +95,16 @@ def harmless(watcher: Emit) -> Emit:
 def watching(num_steps: int, trackers: Iterable[Emit], *, json: bool, **labels: str) -> Generator[Emit]:
     """Yield a function that shows a run's events on the terminal, or as JSON on stdout, and passes them to trackers.
 
-    A tracker that fails ends no run. With `json` there is a line an event, which the labels begin, and no view.
+    A tracker that fails ends no run. With `json` there is a line an event, which the labels begin, and no view; what a
+    signal does is said on stderr.
     """
     with view(num_steps, quiet=json) as show:
         first: Emit = (lambda event: emit({**labels, **event})) if json else show
         watchers = [harmless(watcher) for watcher in (first, *trackers)]
 
         def tell(event: Event) -> None:
+            if json and is_passing(event) and "signal" in event:
+                note(f"step {event['step']}: {event['doing']}")
             for watcher in watchers[: not json] if is_passing(event) else watchers:
                 watcher(event)
 

@@ -15,6 +15,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 import torch
@@ -54,12 +55,16 @@ _SAMPLE_TEMPERATURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Where a run ended: position, checkpoint, the signal that ended it early or None; `was_over`: no step was left."""
+    """Where a run ended: position, checkpoint, the signal that ended it early or None.
+
+    `was_over`: no step was left. `chat`: dialogs were learned.
+    """
 
     position: Position
     checkpoint: Path
     signal: int | None
-    was_over: bool = False
+    was_over: bool
+    chat: bool
 
 
 def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> TrainingResult:
@@ -168,10 +173,11 @@ class _Loop:
                 checkpoint = self._save()
         ended = {"signal": stopped[0] if stopped else None, "early": at.step < config.steps and not stopped}
         self.emit({"event": "end", "step": at.step, **ended})
-        return TrainingResult(at, checkpoint, stopped[0] if stopped else None, was_over)
+        return TrainingResult(at, checkpoint, stopped[0] if stopped else None, was_over, self.setup.chat)
 
     def _tell_stopping(self, signal: int) -> None:
-        doing = "stopping: the step is finished and saved; Ctrl-C once more ends at once, and saves nothing"
+        presses = "once more" if signal == SIGINT else "twice"
+        doing = f"stopping: the step is finished and saved; Ctrl-C {presses} ends at once, and saves nothing"
         self.emit({"event": "progress", "step": self.at.step, "doing": doing, "signal": signal})
 
     def _is_over(self) -> bool:

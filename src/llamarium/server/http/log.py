@@ -48,11 +48,14 @@ class Log:
 
     def _write(self, fields: dict[str, Any], text: str) -> None:
         now = time.time()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+        day, clock = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now)).split()
+        stamp = f"{day}T{clock}.{int(now % 1 * 1000):03d}Z"
         line = f"{stamp} {text}" if self._form == "text" else json.dumps({"time": stamp} | fields)
-        if self.shows_status:  # a terminal's lines: without the date, between words, and what follows hangs below
-            width = max(40, shutil.get_terminal_size().columns - 1)
-            line = textwrap.fill(line[11:19] + line[24:], width, subsequent_indent=" " * 9, break_on_hyphens=False)
+        if self.shows_status:  # a terminal's lines: without the date; they break between words, never within an address
+            line = textwrap.fill(
+                f"{clock} {text}", max(40, shutil.get_terminal_size().columns - 1),
+                subsequent_indent=" " * len(f"{clock} "), break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
         _write_all(f"{_CLEAR_LINE}{line}\n{self._status}" if self._status else f"{line}\n")
 
 
