@@ -51,8 +51,8 @@ INLINE lanes add_product(const int of_words, lanes sum, lanes left, lanes right)
     return sum + left * right;
 }
 
-INLINE void multiply_some(const int of_words, const int registers, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step,
-                          float *c, ptrdiff_t c_row, int depth, int adds) {
+INLINE void multiply_some(const int of_words, const int registers, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b,
+                          ptrdiff_t b_step, float *c, ptrdiff_t c_row, int depth, int adds) {
     lanes sums[ROWS][REGISTERS];
     for (int r = 0; r < ROWS; r++)
         for (int i = 0; i < registers; i++) sums[r][i] = (lanes){0};
@@ -77,8 +77,8 @@ INLINE void multiply_some(const int of_words, const int registers, const float *
 /* c (rows, columns) = or += a (rows, depth) b (depth, columns). Neighbours of `a` in a column are a_row apart, in a row a_step. `rows` is a
  * multiple of ROWS, `columns` of 16. Row r of `a` is zero before `begin` + r, and from `end` + r on, for r up to a multiple of ROWS. Of words
  * `depth`, `begin` and `end` count numbers, and steps words. */
-INLINE void multiply_any(const int of_words, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c, ptrdiff_t c_row,
-                     int rows, int columns, int depth, int adds, int begin, int end) {
+INLINE void multiply_any(const int of_words, const float *a, ptrdiff_t a_row, ptrdiff_t a_step, const float *b, ptrdiff_t b_step, float *c,
+                         ptrdiff_t c_row, int rows, int columns, int depth, int adds, int begin, int end) {
     int column = 0;
 #define MULTIPLY(COUNT)                                                                                                                   \
     for (; column + (COUNT) * LANES <= columns; column += (COUNT) * LANES)                                                                \
@@ -286,8 +286,8 @@ static float factor_of(const lm_row_attention *call) { return 1 / sqrtf((float)c
 
 static void score(const row_job *job, const int32_t *segments, int tile, int block, seen keys, workspace at) {
     const int of_words = has_words(job->call), size = job->call->head_dim, count = size >> of_words;
-    multiply(of_words, (of_words ? at.words_k : at.k) + (size_t)(keys.first - block) * count, count, 1, at.q_transposed, QUERIES, at.scores, QUERIES, padded(keys.count), QUERIES,
-             size, 0, NO_TRIANGLE);
+    multiply(of_words, (of_words ? at.words_k : at.k) + (size_t)(keys.first - block) * count, count, 1, at.q_transposed, QUERIES,
+             at.scores, QUERIES, padded(keys.count), QUERIES, size, 0, NO_TRIANGLE);
     if (keys.has_hidden) hide(job->call, segments, tile, keys, at.scores);
 }
 
@@ -377,7 +377,8 @@ static void attend_tile_backward(const row_job *job, const int32_t *segments, in
     load_tile(call, call->q, row, tile, head, at.q, at.q_transposed, at);
     load_tile(call, call->grad_out, row, tile, head, at.grad_out, at.grad_out_transposed, at);
     score(job, segments, tile, block, keys, at);
-    multiply(of_words, (of_words ? at.words_v : at.v) + key * width, width, 1, at.grad_out_transposed, QUERIES, at.grad_scores, QUERIES, count, QUERIES, size, 0, NO_TRIANGLE);
+    multiply(of_words, (of_words ? at.words_v : at.v) + key * width, width, 1, at.grad_out_transposed, QUERIES,
+             at.grad_scores, QUERIES, count, QUERIES, size, 0, NO_TRIANGLE);
     soften_backward(at.scores, at.grad_scores, count, factor, most, total);
     multiply(0, at.scores, QUERIES, 1, at.grad_out, size, at.grad_v + key * size, size, count, size, QUERIES, 1, first, QUERIES);
     multiply(0, at.grad_scores, QUERIES, 1, at.q, size, at.grad_k + key * size, size, count, size, QUERIES, 1, first, QUERIES);
@@ -466,7 +467,8 @@ static size_t lay_out(const lm_row_attention *call, int heads, float *memory, wo
                              KEYS * QUERIES, KEYS * QUERIES, words * QUERIES, words * KEYS, words * KEYS, tokens * size, tokens, tokens,
                              call->as_pass ? tokens * (size + 2) : 0, call->as_pass ? run_scratch(call->head_dim) : 0};
     float **parts[] = {&at->k, &at->v, &at->grad_k, &at->grad_v, &at->q, &at->q_transposed, &at->grad_out, &at->grad_out_transposed,
-                       &at->scores, &at->grad_scores, &at->plain, &at->words_k, &at->words_v, &at->sums, &at->most, &at->total, &at->partials, &at->scratch};
+                       &at->scores, &at->grad_scores, &at->plain, &at->words_k, &at->words_v, &at->sums, &at->most, &at->total,
+                       &at->partials, &at->scratch};
     size_t all = 0;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         *parts[i] = memory + all;
