@@ -1,5 +1,6 @@
 """`llamarium build`, `build check`, `build hint` and `build pack`: what they print, keep and refuse."""
 
+import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -105,6 +106,14 @@ def test_a_mistake_is_shown_in_three_lines(run: Run) -> None:
     )
     assert cause == "  The values are rotated too; only queries and keys are."
     assert section.endswith('"A position is a rotation"; `llamarium build hint rotate --folder mine`')
+
+
+def test_texts_of_a_course_may_come_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" one two three four \n\n")))
+    assert run("pack", "course.json", "--texts", "-")[0] == 0
+    assert Course.read(Path("course.json")).texts == ("one two three four",)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"short\n")))
+    assert "standard input: the text 'short' is too short" in run("pack", "other.json", "--texts", "-")[2]
 
 
 def test_results_as_json_and_as_a_table_of_folders(run: Run) -> None:
@@ -227,10 +236,8 @@ def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
         (("mine", "--course", "other.json"), "mine belongs to another course; name a new folder"),
         (("pack", "new.json", "--steps", "embed", "walk"), "no step walk; there are"),
         (("pack", "new.json", "--texts", "short.txt"), "short.txt: the text 'too short' is too short"),
-        (
-            ("pack", "new.json", "--texts", "empty.txt"),
-            "empty.txt: empty; expected text",
-        ),
+        (("pack", "new.json", "--texts", "empty.txt"), "empty.txt: empty; expected text"),
+        (("pack", "new.json", "--texts", "blank.txt"), "blank.txt: texts is []; expected a list of texts"),
         (("pack", "new.json", "--texts", "none.txt"), "none.txt: cannot be read: No such file"),
         (("pack", "course.json"), "course.json exists; give --force, or another name"),
         (("again", "--course", "none.json"), "none.json: no course"),
@@ -242,6 +249,7 @@ def test_what_cannot_be_done_is_said(args: tuple[str, ...], words: str, run: Run
     Path("file").touch()
     Path("short.txt").write_text("too short\n")
     Path("empty.txt").touch()
+    Path("blank.txt").write_text(" \n\n")
     build.start(Path("mine"), Course.of(["embed"], ["one two three four"]))
     Course().write(Path("course.json"))
     Course.of(["lora"], ["one two three four"]).write(Path("other.json"))

@@ -19,7 +19,7 @@ from llamarium.cli import options, sampling, threads
 from llamarium.cli import text as text_option
 from llamarium.cli.main import main
 from llamarium.errors import DownloadError, InputError
-from llamarium.hub.resolve import packaged_path
+from llamarium.hub.resolve import packaged_path, resolve
 from llamarium.kernels.threads import num_threads
 from llamarium.sampling.params import SamplingParams
 
@@ -311,6 +311,18 @@ def test_a_draft_that_is_not_there_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr("llamarium.api.load", lambda *_, **__: pytest.fail("was loaded"))
     assert main(["generate", "hello", "-m", "shakespeare-char", "--draft-model", "nothere"]) == 1
     assert "no built-in model, file or folder nothere" in capsys.readouterr().err
+
+
+def test_a_draft_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[object] = []
+
+    def counted(name: str | Path) -> Path:
+        asked.append(name)
+        return resolve(name)
+
+    monkeypatch.setattr("llamarium.hub.resolve.resolve", counted)
+    assert main(["generate", "ROMEO:", "-n", "2", "-m", "shakespeare-char", "--draft-model", "letters"]) == 0
+    assert asked.count("letters") == 1, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "limit"), [(["generate"], SamplingParams().max_tokens), (["chat"], CHAT_MAX_TOKENS)])

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from llamarium.cli.options import UsageError, add_kv_cache, add_model, check_adapters
 from llamarium.cli.output import BAR_WIDTH, bar, note, telling, warn
@@ -138,9 +138,11 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
     from llamarium.server.lifecycle.service import Service
     from llamarium.server.settings import Settings
 
-    same = ("max_num_seqs", "kv_cache_dtype", "max_context", "tool_form", "open_objects")
-    how: dict[str, Any] = {name: getattr(args, name) for name in same}
-    settings = Settings(max_queue=sys.maxsize, request_timeout_s=None, **how)  # the submitter bounds itself
+    settings = Settings(
+        max_num_seqs=args.max_num_seqs, kv_cache_dtype=args.kv_cache_dtype, max_context=args.max_context,
+        max_queue=sys.maxsize, request_timeout_s=None,  # the submitter bounds itself
+        tool_form=args.tool_form, open_objects=args.open_objects,
+    )  # fmt: skip
     llama, engine = load_engine(args)
     with _told(args, engine, tally) as report, engine:  # once it has stopped, it has counted all
         loading = ModelLoader(lambda _: (llama, engine))

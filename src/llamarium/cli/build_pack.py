@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from llamarium.cli.output import note
-from llamarium.cli.perplexity import read_file
+from llamarium.cli.text import read_file
 from llamarium.errors import escape
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("out", metavar="FILE", help="the course to write, JSON")
     parser.add_argument("--steps", nargs="+", metavar="STEP", help="names or numbers (default: all)")
-    parser.add_argument("--texts", metavar="FILE", help="one text a line (default: the library's sentences)")
+    parser.add_argument("--texts", metavar="FILE", help="one text a line; - is standard input (default: the library's)")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
 
 
@@ -27,10 +27,11 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.build.folder.course import Course
 
     whole = Course()
-    lines = () if args.texts is None else map(str.strip, read_file(args.texts).splitlines())
-    texts = whole.texts if args.texts is None else tuple(filter(None, lines))
+    lines = whole.texts if args.texts is None else read_file(args.texts).splitlines()
+    texts = [line.strip() for line in lines if line.strip()]
     steps = whole.steps if args.steps is None else args.steps
-    course = Course.of(steps, texts, source="the course" if args.texts is None else args.texts)
+    source = "standard input" if args.texts == "-" else args.texts or "the course"
+    course = Course.of(steps, texts, source=source)
     course.write(Path(args.out), force=args.force)
     count = len(course.steps)
     what = f"{count} step{'' if count == 1 else 's'}, {len(course.texts)} texts"

@@ -22,8 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument("--format", required=True, choices=("hf", "gguf"), help="a Hugging Face folder, or a GGUF file")
     parser.add_argument("--out", required=True, metavar="PATH", help="the folder, or the file (its name ends in .gguf)")
-    text = f"what the matrices become: {', '.join(FLOATS)}; for gguf also {', '.join(BLOCKS)} (default: what they are; "
-    add_type(parser, "--type", (*FLOATS, *BLOCKS), help=f"{text}BF16 where they are quantized)")
+    text = (
+        f"what the matrices become: {', '.join(FLOATS)}; for gguf also {', '.join(BLOCKS)} (default: what they are; "
+        "BF16 where they are quantized)"
+    )
+    add_type(parser, "--type", (*FLOATS, *BLOCKS), help=text)
     add_requantize(parser)
     text = "write the weights alone; from such a GGUF file llama.cpp computes, but writes no text"
     parser.add_argument("--no-tokenizer", action="store_true", help=text)

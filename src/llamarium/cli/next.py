@@ -48,11 +48,15 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.cli.views import after_view, step_view
     from llamarium.inspect.next_tokens import follow_next_tokens
 
-    greedy: dict[str, Any] = {"k": args.k, "steps": args.steps, "kv_cache_dtype": args.kv_cache_dtype}
-    greedy["stop_ids"] = llama.stop_ids
-    steps = _drawn(llama, text, args, options) if options else None
+    if options:
+        steps = _drawn(llama, text, args, options)
+    else:
+        steps = follow_next_tokens(
+            llama.runner, llama.tokenizer, text, k=args.k, steps=args.steps, stop_ids=llama.stop_ids,
+            kv_cache_dtype=args.kv_cache_dtype,
+        )  # fmt: skip
     last = None
-    for last in steps or follow_next_tokens(llama.runner, llama.tokenizer, text, **greedy):
+    for last in steps:
         if args.json:
             emit(last.to_dict())
         else:

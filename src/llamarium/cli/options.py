@@ -53,8 +53,10 @@ def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) 
         group.add_argument("--adapter", type=Path, metavar="FOLDER", help=put_on)
     text = "the same bits alone, in any batch and on any number of threads, or no answer (the C kernels do so)"
     group.add_argument("--deterministic", action="store_true", help=text)
-    text = "of packed weights' inputs on a CPU, but for outliers, which have 16; 16 comes nearer to float32, and reads "
-    text += "prompts in 1.7 times the time (default: 8)"
+    text = (
+        "of packed weights' inputs on a CPU, outliers apart, which have 16 bits in any case; 16 comes nearer to "
+        "float32, and reads prompts in 1.7 times the time (default: 8)"
+    )
     group.add_argument("--input-bits", type=int, choices=(8, 16), help=text)
     add_loading(group)
 
@@ -62,7 +64,10 @@ def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) 
 class _AdapterAction(argparse.Action):
     """Takes an adapter for all requests, or adapters that requests choose by their names."""
 
-    def __call__(self, parser: object, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
+        assert isinstance(values, str)
         name, is_named, folder = ("", "", values) if Path(values).is_dir() else values.partition("=")
         if not is_named and namespace.adapter is None:
             namespace.adapter = Path(values)
@@ -103,8 +108,8 @@ def add_loading(group: Group) -> None:
     add_type(group, "--quantize", METHODS, help=text)
     text = (
         "a quantized file's weights: dequantize them once while loading, or keep them and do so at each use (smaller, "
+        "slower); auto keeps NF4, and of GGUF what CPU kernels multiply (default: %(default)s)"
     )
-    text += "slower); auto keeps NF4, and of GGUF what CPU kernels multiply (default: %(default)s)"
     group.add_argument("--dequantize", default="auto", choices=("auto", "load", "use"), help=text)
     group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
     add_threads(group)
@@ -156,7 +161,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
     """Add what keys and values are kept in, for commands that keep them."""
     text = (
-        "of keys and values: auto is what the model computes in, int8 half of bfloat16's memory (default: %(default)s)"
+        "what keys and values are kept in: auto is what the model computes in, int8 takes half of bfloat16's memory "
+        "(default: %(default)s)"
     )
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"), help=text)
 
@@ -172,7 +178,7 @@ def load_llama(
     given = vars(args)
     name_base(args)
     if given.get("draft_model") is not None:
-        _find(args.draft_model, False)  # refused before the model is read
+        args.draft_path = _find(args.draft_model, False)[1]  # refused before the model is read; `load_draft` reads it
     if args.quantize is not None or args.device not in ("auto", "cpu"):
         need_torch("--quantize" if args.quantize is not None else f"--device {args.device}")
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
@@ -183,11 +189,10 @@ def load_llama(
 
         set_threads(args.threads)
         llama = load(
-            path,
-            **{name: given.get(name, usual) for name, usual in _LOADING.items()},  # some only where passes are run
-            strict=args.strict,
-            progress=progress,
-        )
+            path, dtype=args.dtype, device=args.device, quantize=args.quantize, dequantize=args.dequantize,
+            deterministic=given.get("deterministic", False), input_bits=given.get("input_bits"),  # of passes alone
+            adapter=given.get("adapter"), strict=args.strict, progress=progress,
+        )  # fmt: skip
     llama.name = args.model
     return llama
 

@@ -17,13 +17,11 @@ other model is computed unpacked, in float32 unless --against-dtype says less.
 """
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, add_model, add_values, load_llama, positive, whole_number
 from llamarium.cli.output import emit, share_done, show, size, table
-from llamarium.errors import InputError, escape
+from llamarium.cli.text import read_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,24 +75,6 @@ def _compare(args: argparse.Namespace, llama: "Llama", text: str) -> int:
     else:
         show(_view(found.model, found))
     return 0
-
-
-def read_file(name: str) -> str:
-    """Read a file as it is, line ends and all."""
-    shown = "standard input" if name == "-" else escape(name)
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{shown}: no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}; expected a text file in "
-            "UTF-8 (`iconv -t UTF-8` converts others)"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{shown}: cannot be read: {error.strerror}; expected a text file") from None
-    if not text:
-        raise InputError(f"{shown}: empty; expected text")
-    return text
 
 
 def _view(found: "Perplexity", compared: "Divergence | None" = None) -> "Table":

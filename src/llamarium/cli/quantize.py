@@ -28,7 +28,7 @@ from llamarium.cli.options import (
     positive,
 )
 from llamarium.cli.output import emit, note, share_done, size, write_text
-from llamarium.cli.perplexity import read_file
+from llamarium.cli.text import read_file
 from llamarium.cli.threads import set_threads
 from llamarium.extras import need_torch
 from llamarium.quant.formats import FORMATS
@@ -47,10 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bits = ", ".join(f"{name} {FORMATS[name].bits_per_weight:g}" for name in _TYPES)
     text = f"of the layers; bits per weight: {bits} (default: %(default)s)"
     add_type(parser, "--type", _TYPES, default="IQ4_NL", help=text)
-    text = "of the head and the embedding; auto is the smallest type that adds little to the model's KL divergence "
-    add_type(parser, "--head", ("auto", *_TYPES), help=f"{text}(default: auto with --calibration, else Q8_0)")
-    text = "how scales are found, each better and slower than the one before; the last two need --calibration "
-    parser.add_argument("--method", choices=_METHODS, help=f"{text}(default: gptq with --calibration, else fit)")
+    text = (
+        "of the head and the embedding; auto is the smallest type that adds little to the model's KL divergence "
+        "(default: auto with --calibration, else Q8_0)"
+    )
+    add_type(parser, "--head", ("auto", *_TYPES), help=text)
+    text = (
+        "how scales are found, each better and slower than the one before; the last two need --calibration "
+        "(default: gptq with --calibration, else fit)"
+    )
+    parser.add_argument("--method", choices=_METHODS, help=text)
     parser.add_argument("--calibration", metavar="FILE", help="a text file in UTF-8; - is standard input")
     parser.add_argument("--samples", type=positive, metavar="N", help="windows of it that are used (default: 64)")
     parser.add_argument("--context", type=positive, metavar="N", help="tokens of a window (default: 512)")

@@ -14,7 +14,7 @@ import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from llamarium.adapters.model_names import public_name
 from llamarium.cli.disk_cache import add_disk_cache, disk_cache, size
@@ -241,10 +241,11 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
 
     disk = disk_cache(args)  # refused before the model is read
     llama = load_llama(args, falls_back=False, report=report)  # another one would answer under its name
-    same = ("adapters", "prompt_lookup", "kv_memory", "max_num_seqs", "kv_cache_dtype")
-    how: dict[str, Any] = {name: getattr(args, name) for name in same}
     draft = None if args.draft_model is None else load_draft(args, report)
-    engine = llama.engine(draft_model=draft, disk_cache=disk, **how)
+    engine = llama.engine(
+        adapters=args.adapters, prompt_lookup=args.prompt_lookup, draft_model=draft, kv_memory=args.kv_memory,
+        max_num_seqs=args.max_num_seqs, kv_cache_dtype=args.kv_cache_dtype, disk_cache=disk,
+    )  # fmt: skip
     check_context(engine, args.max_context)
     return llama, engine
 

@@ -18,10 +18,15 @@ SPECULATION = "prompt_lookup", "draft_model"
 def add_speculation(parser: Group) -> None:
     """Add what guesses tokens: `--prompt-lookup`, or `--draft-model`, which `load_draft` loads."""
     group = parser.add_mutually_exclusive_group()
-    checked = "the model checks several in one pass: the same text, sooner where"
-    text = f"a smaller model of the same vocabulary guesses tokens; {checked} guesses are right; it rests where not"
+    text = (
+        "a smaller model with the same vocabulary guesses tokens, and the model checks several in one pass: the same "
+        "text, sooner where the guesses are right; guessing rests where they are not"
+    )
     group.add_argument("--draft-model", metavar="NAME", help=text)
-    text = f"what was said before guesses tokens; {checked} the text repeats the prompt or itself"
+    text = (
+        "guess tokens from the text so far, and check several in one pass: the same text, sooner where it repeats the "
+        "prompt or itself"
+    )
     group.add_argument("--prompt-lookup", action="store_true", help=text)
 
 
@@ -52,13 +57,11 @@ def speculation_details(options: dict[str, Any]) -> list[str]:
 
 
 def load_draft(args: argparse.Namespace, report: Callable[[int, int], None] | None = None) -> "Llama":
-    """Load the model that `--draft-model` names, as the model is computed; for `report` see `load_llama`."""
+    """Load the model that `--draft-model` names, as the model is computed, after `load_llama` and with its `report`."""
     from llamarium.api import load
-    from llamarium.hub.resolve import resolve
 
-    path = resolve(args.draft_model)
     shown = share_done(f"loading {args.draft_model}") if report is None else nullcontext(report)
     with shown as progress:
-        llama = load(path, dtype=args.dtype, device=args.device, progress=progress)
+        llama = load(args.draft_path, dtype=args.dtype, device=args.device, progress=progress)
     llama.name = args.draft_model
     return llama

@@ -1,11 +1,12 @@
-"""A text that a command takes: as an argument, after `-p`, or from standard input."""
+"""A text that a command takes: as an argument, after `-p`, from standard input or a file."""
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError
-from llamarium.errors import InputError
+from llamarium.errors import InputError, escape
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -40,6 +41,24 @@ def read_standard_input() -> str:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise InputError(f"standard input is no UTF-8 text: byte {error.start} is 0x{byte:02x}") from None
+
+
+def read_file(name: str) -> str:
+    """Read a file as it is, line ends and all."""
+    shown = "standard input" if name == "-" else escape(name)
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{shown}: no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}; expected a text file in "
+            "UTF-8 (`iconv -t UTF-8` converts others)"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{shown}: cannot be read: {error.strerror}; expected a text file") from None
+    if not text:
+        raise InputError(f"{shown}: empty; expected text")
+    return text
 
 
 def require_text(args: argparse.Namespace, name: str) -> str:

@@ -26,8 +26,7 @@ from llamarium.cli.options import (
     whole_numbers,
 )
 from llamarium.cli.output import emit, note, ranges, show, size, table
-from llamarium.cli.perplexity import read_file
-from llamarium.cli.text import check_fits, read_standard_input
+from llamarium.cli.text import check_fits, read_file, read_standard_input
 from llamarium.presets import PRESETS
 
 if TYPE_CHECKING:

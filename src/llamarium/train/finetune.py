@@ -122,8 +122,8 @@ def _train_adapters(
     else:
         names = config.target_modules
         lora = LoRAConfig(
-            config.rank, config.alpha, config.dropout,
-            names if names == "all-linear" else tuple(part.strip() for part in names.split(",")),
+            r=config.rank, alpha=config.alpha, dropout=config.dropout,
+            target_modules=names if names == "all-linear" else tuple(part.strip() for part in names.split(",")),
             use_rslora=config.rslora, use_dora=config.dora,
         )  # fmt: skip
         apply_lora(model, lora, seed=config.seed)
