@@ -2,16 +2,18 @@
 
 import asyncio
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import llamarium
 from llamarium.engine.engine import Engine
+from llamarium.engine.thread import Reader
 from llamarium.errors import (
     AnswerError,
     ContextLengthError,
@@ -25,6 +27,7 @@ from llamarium.errors import (
     SlowReaderError,
 )
 from llamarium.generation.text_engine import MAX_BUFFERED, TextEngine
+from llamarium.runtime.native.runner import NativeRunner
 
 PROMPTS = ["ROMEO:", "To be", "KING RICHARD:\nNow", "Enter"]
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 40}
@@ -289,27 +292,73 @@ def test_a_step_wakes_an_event_loop_once(engine: TextEngine, monkeypatch: pytest
     assert 0 < calls <= steps + 1 < 4 * 60  # the last step may not have been counted yet
 
 
-def test_where_no_core_is_free_a_mixed_step_waits_for_the_event_loop(
-    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine._thread, "_most_wait_s", 20.0)
+def steps_and_pieces(engine: TextEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The order of an engine's steps, each taken as mixed, and of a slow reader's pieces."""
     step, seen = Engine.step, list[str]()
 
     def noted(self: Engine) -> Any:
         seen.append("step")
-        events, self.was_mixed = step(self), True
-        return events
-
-    monkeypatch.setattr(Engine, "step", noted)
+        return step(self)
 
     async def read() -> None:
         async for _ in engine.stream("To be", temperature=0.0, max_new_tokens=12, stop_token_ids=[]):
-            time.sleep(0.02)  # in which the engine would run several steps
+            time.sleep(0.05)  # in which the engine would run several steps
             seen.append("piece")
 
+    monkeypatch.setattr("llamarium.engine.thread.MOST_WAIT_S", 20.0)
+    monkeypatch.setattr(Engine, "step", noted)
+    monkeypatch.setattr(Engine, "was_mixed", True)
     asyncio.run(read())
-    last = seen[-16:]
+    return seen
+
+
+def use_threads(monkeypatch: pytest.MonkeyPatch, count: int, num_cpus: int) -> None:
+    monkeypatch.setattr("llamarium.engine.thread.num_threads", lambda: count)
+    monkeypatch.setattr("llamarium.engine.thread.allowed_cpus", lambda: num_cpus)
+
+
+def test_where_no_cpu_is_free_a_mixed_step_waits_for_the_event_loop(
+    engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_threads(monkeypatch, 2, 2)
+    last = steps_and_pieces(engine, monkeypatch)[-16:]
     assert last == ["step", "piece"] * 8 or last == ["piece", "step"] * 8
+
+
+@pytest.mark.parametrize(("method", "count"), [(None, 1), ("NF4", 2)], ids=["a CPU is free", "modules compute"])
+def test_elsewhere_a_mixed_step_does_not_wait(
+    method: Literal["NF4"] | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_threads(monkeypatch, count, 2)
+    llama = llamarium.load("shakespeare-char", device="cpu", quantize=method)
+    with llama.engine(kv_memory=2**24) as engine:
+        assert isinstance(engine.runner, NativeRunner) == (method is None)
+        seen = steps_and_pieces(engine, monkeypatch)
+    assert ("step", "step") in itertools.pairwise(seen[2:])
+
+
+@pytest.mark.parametrize(("most_s", "sleep_s"), [(20.0, 0.05), (0.5, 5.0)], ids=["until both have read", "in all"])
+def test_one_wait_is_for_all_loops(
+    most_s: float, sleep_s: float, engine: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_threads(monkeypatch, 2, 2)
+    monkeypatch.setattr("llamarium.engine.thread.MOST_WAIT_S", most_s)
+    monkeypatch.setattr(Engine, "was_mixed", True)
+    loops, read, stop = [asyncio.new_event_loop() for _ in range(2)], list[int](), threading.Event()
+    threads = [threading.Thread(target=loop.run_forever) for loop in loops]
+    for thread in threads:
+        thread.start()
+    begin = time.monotonic()
+    engine._thread._wake(
+        {i: Reader(loop, lambda i=i: stop.wait((1 + i) * sleep_s) or read.append(i)) for i, loop in enumerate(loops)}
+    )
+    seconds, in_time = time.monotonic() - begin, read.copy()
+    stop.set()
+    for thread, loop in zip(threads, loops, strict=True):
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert in_time == [0, 1] if sleep_s < most_s else (not in_time and most_s <= seconds < 1.8 * most_s)
 
 
 def test_an_event_loop_that_is_gone_harms_nobody(llama: llamarium.Llama, engine: TextEngine) -> None:

@@ -95,7 +95,8 @@ class Engine:
         self._scheduler = Scheduler(self._index, self.cache.copy_block, max_num_seqs, most, shares=shares and use_cache)
         self._sampler = Sampler(vocab_size, runner.device)
         self._output = OutputProcessor(self._scheduler, self._sampler, self.counts, use_cache=use_cache)
-        self._pace, self._clock, self.was_mixed = Pace(), clock, False  # the last step: prompts beside decoding ones
+        self._pace, self._clock = Pace(), clock
+        self._was_mixed = False
         fixed = chunk if chunk is not None or runner.is_row_exact else MAX_CHUNK_TOKENS
         self._chunk: Callable[[int, Sequence[int]], int] = self._pace.chunk if fixed is None else lambda _, __: fixed
         self._deadlines, self._numbers = Deadlines(), itertools.count()
@@ -135,6 +136,11 @@ class Engine:
     def is_idle(self) -> bool:
         """Whether no request is left, and no event."""
         return not self._scheduler.live and self._output.is_empty
+
+    @property
+    def was_mixed(self) -> bool:
+        """Whether the last step read a prompt beside sequences that decode."""
+        return self._was_mixed
 
     def is_live(self, number: int) -> bool:
         """Whether a request has sequences that have not ended."""
@@ -272,7 +278,8 @@ class Engine:
                 num_decoding += 1
                 num_decoded += len(span.token_ids)
                 num_drafted += sequence.draft.num_scheduled
-        counts, proposer, self.was_mixed = self.counts, self._scheduler.proposer, 0 < num_decoded < num_tokens
+        self._was_mixed = 0 < num_decoded < num_tokens
+        counts, proposer = self.counts, self._scheduler.proposer
         counts.steps, counts.pass_s = counts.steps + 1, counts.pass_s + seconds
         counts.drafted_tokens, counts.preempted = counts.drafted_tokens + num_drafted, self._scheduler.num_preempted
         self._pace.record(num_decoded, num_tokens - num_decoded, seconds)

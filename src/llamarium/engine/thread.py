@@ -7,6 +7,7 @@ caller's own function is called there, so it must be quick and must not raise.
 import asyncio
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,9 @@ from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 from llamarium.kernels.threads import allowed_cpus, num_threads
 from llamarium.kernels.turns import Turns
+from llamarium.runtime.native.runner import NativeRunner
+
+MOST_WAIT_S = 0.003  # for event loops after a mixed step: docs/decisions/0045-attention-of-several-rows.md
 
 
 class Reader(NamedTuple):
@@ -68,7 +72,6 @@ class EngineThread:
         self._deliver: dict[int, Deliver] = {}
         self.failure: BaseException | None = None
         self._closing, self.turns = False, Turns()
-        self._most_wait_s = 0.003 if num_threads() >= allowed_cpus() else 0.0
         self.snapshot = self._look()
         self._lock = threading.Lock()  # no request is put into the queue after the last command
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
@@ -197,9 +200,9 @@ class EngineThread:
         """Wake each event loop that reads, once for all of its requests; return the requests of closed loops.
 
         That releases the GIL, so it is done once per step, after all events. After a mixed step wait for the loops if
-        the kernels leave no core free: later they would get one only at a tick of the system, 4 ms apart.
+        the kernels leave no CPU free: later they would get one only at a tick of the system, 4 ms apart.
         """
-        unread, passed_on = list[int](), threading.Semaphore(0)
+        unread, passed_on, num_woken = list[int](), threading.Semaphore(0), 0
         by_loop = defaultdict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]](dict)
         for number, reader in readers.items():
             if reader is not None:
@@ -207,10 +210,18 @@ class EngineThread:
         for loop, calls in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_call_all, calls.values(), loop, passed_on.release)
-                passed_on.acquire(timeout=self._most_wait_s * self.engine.was_mixed)
+                num_woken += 1
             except RuntimeError:
                 unread += calls
+        if self.engine.was_mixed and self._leaves_no_cpu():
+            deadline = time.monotonic() + MOST_WAIT_S
+            for _ in range(num_woken):
+                passed_on.acquire(timeout=max(0.0, deadline - time.monotonic()))
         return unread
+
+    def _leaves_no_cpu(self) -> bool:
+        """Return whether a step computes with the C kernels on all CPUs that this process may keep busy."""
+        return isinstance(self.engine.runner, NativeRunner) and num_threads() >= allowed_cpus()
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
         """Abort the largest request if there is no memory for a step with all of them."""

@@ -89,15 +89,17 @@ def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -
 
 
 def _only_one(wanted: StructuredOutputs) -> Callable[[bool], Grammar]:
-    fields = StructuredOutputs.model_fields
-    given = [(name, value) for name in fields if (value := getattr(wanted, name)) is not None]
+    readers: dict[str, Callable[[Any], Callable[[bool], Grammar]]] = {
+        "json_": schema_reader,
+        "json_object": lambda _: lambda _: Grammar.json_object(),
+        "regex": lambda value: lambda _: Grammar.regex(value),
+        "choice": lambda value: lambda _: Grammar.choice(value),
+        "grammar": lambda value: lambda _: Grammar.gbnf(value),
+        "lark": lambda value: lambda _: Grammar.lark(value),
+    }
+    given = [(name, value) for name in readers if (value := getattr(wanted, name)) is not None]
     if len(given) != 1:
-        names = ", ".join(name.rstrip("_") for name in fields)
+        names = ", ".join(name.rstrip("_") for name in readers)
         raise ApiError(400, f"expected one of {names}; {len(given)} are given", param="structured_outputs")
     ((name, value),) = given
-    if name == "json_":
-        return schema_reader(value)
-    if name == "json_object":
-        return lambda _: Grammar.json_object()
-    make: Callable[[Any], Grammar] = getattr(Grammar, "gbnf" if name == "grammar" else name)
-    return lambda _: make(value)
+    return readers[name](value)
