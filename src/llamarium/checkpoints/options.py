@@ -26,7 +26,7 @@ class LoadOptions:
     """How a checkpoint becomes a model: arguments of `llamarium.load`, checked; and whether it is to be trained.
 
     Attributes:
-        dtype: None is "auto".
+        dtype: What the model computes in; None is as stored, and bfloat16 for quantized files ("auto" of `load`).
         device: By torch's name.
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
     """

@@ -81,7 +81,7 @@ def summary_view(summary: "Summary") -> "RenderableType":
     parts = [_config(summary), _parameters(summary), _costs(summary)]
     if summary.sources:
         parts.append(_sources(summary.sources))
-    return _stack(*[item for part in parts for item in (_line(), part)][1:])
+    return _stack(parts[0], *(item for part in parts[1:] for item in (_line(), part)))
 
 
 def _config(summary: "Summary") -> "RenderableType":

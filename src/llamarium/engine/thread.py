@@ -21,7 +21,6 @@ from llamarium.engine.sequence import EngineSequence
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 from llamarium.kernels.threads import allowed_cpus, num_threads
 from llamarium.kernels.turns import Turns
-from llamarium.runtime.native.runner import NativeRunner
 
 MOST_WAIT_S = 0.003  # for event loops after a mixed step: docs/decisions/0045-attention-of-several-rows.md
 
@@ -221,7 +220,7 @@ class EngineThread:
 
     def _leaves_no_cpu(self) -> bool:
         """Return whether a step computes with the C kernels on all CPUs that this process may keep busy."""
-        return isinstance(self.engine.runner, NativeRunner) and num_threads() >= allowed_cpus()
+        return self.engine.runner.reads_in_place and num_threads() >= allowed_cpus()
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
         """Abort the largest request if there is no memory for a step with all of them."""

@@ -318,12 +318,12 @@ def _reporter(item: Builtin, progress: Progress | None) -> Generator[Progress]:
         )
         yield lambda step, done, total: None
     else:
-        from rich import progress as rich
+        from rich import progress as bars
         from rich.console import Console
 
-        columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn()
-        columns = (*columns, rich.TransferSpeedColumn())
-        with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:  # gone when it is done
+        description = bars.TextColumn("{task.description}")
+        columns = description, bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn()
+        with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:  # gone when it is done
             task = bar.add_task(item.name, total=item.wheel_bytes)
             yield lambda step, done, total: bar.update(
                 task, description=f"{step} {item.name}", completed=done, total=total

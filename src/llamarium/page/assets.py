@@ -45,7 +45,7 @@ class Asset:
     """A file of the page.
 
     Attributes:
-        never_changes: Its name holds a hash of them.
+        never_changes: Its name holds a hash of its bytes.
         zipped: The bytes by gzip, or None where that makes them no smaller.
     """
 

@@ -95,7 +95,8 @@ class Runner(Protocol):
         is_row_exact: Whether a token's results have the bits that they have alone, in any company, chunk and number of
             threads. PyTorch's products round otherwise for several tokens than for one.
         takes_edits: Whether a batch may name edits (`Batch.edits`).
-        reads_in_place: Whether each product reads its weights as they are kept, so that a step's bytes can be counted.
+        reads_in_place: Whether the C kernels compute everything. Each product reads its weights as they are kept, so
+            that a step's bytes can be counted.
         input_bits: What inputs of packed weights are rounded to; None where nothing is rounded.
         adapters: Those that a batch may name by their place (`Batch.adapters`); None where it may name none.
         device: Where logits are: "cpu", or a device of torch.

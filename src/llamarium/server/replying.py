@@ -135,7 +135,8 @@ class _Reply:
         """Pass each step of each prompt to `take`, all prompts side by side."""
 
         async def read(prompt: int, answers: Answers) -> None:
-            timer = Timer(noted := self._request.app.state.metrics.of(answers.adapter), self._request.scope["began"])
+            noted = self._request.app.state.metrics.of(answers.adapter)
+            timer = Timer(noted, self._request.scope["began"])
             with recording(noted, is_edited=answers.is_edited):
                 while pieces := await answers.arrived():
                     timer.tokens()

@@ -71,9 +71,7 @@ class MetaCheckpoint:
             raise CheckpointError(f"{escape(path)}: {len(files)} shards; {list_some(missing)} is missing")
         self._vocab_on_rows = self._width(EMBEDDING) == whole  # Llama 2 cuts by features
         head = self._slices.pop(HEAD, None)
-        pairs = zip([] if head is None else head[1], self._slices[EMBEDDING][1], strict=head is not None)
-        # in Llama 3.2 1B and 3B the head is the embedding table once more
-        tied = head is None or (self._vocab_on_rows and all(equal_by_pieces(*map(_bytes, pair)) for pair in pairs))
+        tied = head is None or self._is_embedding(head[1])
         self.config = meta_config(path, self._shape(EMBEDDING)[0], tied)
         if head is not None and not self.config.tie_word_embeddings:
             self._slices[HEAD] = head
@@ -131,6 +129,11 @@ class MetaCheckpoint:
         elif dim < len(shape):
             shape[dim] *= len(slices)
         return tuple(shape)
+
+    def _is_embedding(self, head: list[NDArray[Any]]) -> bool:
+        """Say whether a head is the embedding table once more, as in Llama 3.2 1B and 3B."""
+        pairs = zip(head, self._slices[EMBEDDING][1], strict=True)
+        return self._vocab_on_rows and all(equal_by_pieces(*map(_bytes, pair)) for pair in pairs)
 
     def _entry(self, key: str, file: Path) -> TensorEntry:
         name, slices = self._slices[key]

@@ -68,7 +68,7 @@ class StepRequest(Body):
 
 
 class HintView(View):
-    """All hints of a step that were read, the new one last; the third is the solution."""
+    """The hints of a step that were asked for, the new one last; the third is the solution."""
 
     hints: tuple[str, ...]
 

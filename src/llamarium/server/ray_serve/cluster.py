@@ -3,8 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -55,16 +53,22 @@ class Cluster:
             found = await asked.results_async(timeout_s=_ASKING_S)
         except (TimeoutError, RayServeException):
             raise ApiError(503, "not all replicas tell their metrics", code="unavailable") from None
-        merged: Any = SimpleNamespace(collect=partial(_merged, dict(found)))  # all that is called of a registry
-        return PlainTextResponse(generate_latest(merged), media_type="text/plain; version=0.0.4")
+        text = generate_latest(_Merged(dict(found)))  # pyright: ignore[reportArgumentType] - what it calls is collect()
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-def _merged(texts: Mapping[str, str]) -> Iterable[Metric]:
-    """Return each metric once, with the samples of all replicas; `texts` are theirs by the replicas' names."""
-    families: dict[str, Metric] = {}
-    for replica, text in sorted(texts.items()):
-        for family in text_string_to_metric_families(text):
-            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                merged.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    return families.values()
+class _Merged:
+    """Metrics of replicas; `texts` are theirs by the replicas' names."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterable[Metric]:
+        """Return each metric once, with the samples of all replicas."""
+        families: dict[str, Metric] = {}
+        for replica, text in sorted(self._texts.items()):
+            for family in text_string_to_metric_families(text):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    merged.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+        return families.values()
