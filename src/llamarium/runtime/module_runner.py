@@ -13,7 +13,6 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots
@@ -32,7 +31,7 @@ from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.nf4_state import LEVELS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
-from llamarium.runtime.runner import Cache, CacheDtype, HeldWeight, Logits
+from llamarium.runtime.runner import Cache, CacheDtype, Floats, HeldWeight, Logits
 from llamarium.runtime.shell import hook_edit, hook_norms, on_host, or_nan, shell_of, watch
 from llamarium.runtime.taps import Taps
 
@@ -91,7 +90,7 @@ class ModuleRunner:
         return found
 
     @torch.no_grad()
-    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
         module = self._module(key)
         outer: Any = self.model.get_submodule(key.removesuffix(".weight"))
         if adapted and hasattr(outer, "base_layer") and getattr(outer, "enabled", False):
@@ -107,7 +106,7 @@ class ModuleRunner:
         return on_host(weight if rows is None else weight[torch.tensor(list(rows), device=weight.device)])
 
     @torch.no_grad()
-    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+    def product(self, key: str, x_MI: Floats) -> Floats:
         """Multiply in float32 where the Linear is quantized, as the C kernels' own stream does."""
         module, base = self.model.get_submodule(key.removesuffix(".weight")), self._module(key)
         x = torch.from_numpy(x_MI).to(self.model.device)
@@ -126,7 +125,7 @@ class ModuleRunner:
         return _codes_of(module.linear if isinstance(module, EmbeddingPacked) else module, rows)
 
     @torch.no_grad()
-    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+    def read_stream(self, x_MD: Floats) -> Floats:
         head = getattr(self.model.lm_head, "base_layer", self.model.lm_head)
         dtype = torch.float32 if isinstance(head, QuantizedLinear) else self.model.dtype
         with threads_for(self.model):

@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's answers: the model, prompts, lengths, forms, and metrics."""
+"""From a request's fields to the engine's answers: prompts, lengths, forms, and metrics."""
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -24,39 +24,12 @@ from llamarium.server.errors import ApiError, of_library
 from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
 from llamarium.server.lifecycle.threads import in_own_thread
 from llamarium.server.metrics import RequestMetrics
+from llamarium.server.naming import ModelChoice
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.request import ToolRequest
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """The model of a request: its name as the request has it, for replies, and the engine's adapter, if it is one."""
-
-    name: str
-    adapter: str | None = None
-
-
-def chosen_model(request: Request, name: str | None) -> ModelChoice:
-    """Return the model that a request's `model` names; without one it is the served model.
-
-    Raises:
-        ApiError: 404 for a name that nothing is served under; 503 while that is not known.
-    """
-    names: tuple[str, ...] = request.app.state.names
-    if name is None or name in names:
-        return ModelChoice(name or names[0])
-    service: Service = request.app.state.service
-    adapters = service.adapters
-    if name not in adapters:
-        known = ", ".join((*names, *adapters))
-        message = f"no model {name!r} is served here; there is: {known}"
-        raise ApiError(404, message, code="model_not_found", param="model")
-    request.scope["notes"]["adapter"] = name
-    return ModelChoice(name, name)
-
 
 Encode = Callable[[Tokenizer], list[list[int]]]
 """Returns the ids of a request's prompts; called outside the event loop."""

@@ -33,7 +33,7 @@ from llamarium.runtime.native.adapters import describe, describe_edits
 from llamarium.runtime.native.cache import C_DTYPES, NativeCache
 from llamarium.runtime.native.weights import Weight
 from llamarium.runtime.rope import rope_frequencies
-from llamarium.runtime.runner import Cache, CacheDtype, Logits
+from llamarium.runtime.runner import Cache, CacheDtype, Floats, Logits
 from llamarium.runtime.taps import Key, Taps, sizes_of
 
 
@@ -116,7 +116,7 @@ class NativeRunner:
     def addresses(self) -> list[int]:
         return [weight.data.ctypes.data for weight in self.weights.values()]
 
-    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
         weight = self._weight(key)
         if len(weight.shape) == 1:
             return to_float32(weight.data)
@@ -125,7 +125,7 @@ class NativeRunner:
         correction = self._correction(key) if adapted else None
         return found if correction is None else correction.added_to(found, correction.b[wanted] @ correction.a, wanted)
 
-    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+    def product(self, key: str, x_MI: Floats) -> Floats:
         out_MO = native.product(self._matrix(key), np.ascontiguousarray(x_MI, np.float32), self._bits)
         found = self._correction(key)
         return out_MO if found is None else found.added_to(out_MO.T, found.b @ (found.a @ x_MI.T)).T
@@ -136,7 +136,7 @@ class NativeRunner:
             raise InputError(f"{key} is stored as {weight.type_name}, which has no codes; give quantize")
         return unpack_rows(weight.data, np.array(rows, np.int64), PACKED_FORMATS[weight.type_name])
 
-    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+    def read_stream(self, x_MD: Floats) -> Floats:
         squares_M1 = np.square(x_MD).mean(-1, keepdims=True)
         factor_M1 = 1 / np.sqrt(squares_M1 + np.float32(self._config.rms_norm_eps)) + 0 * squares_M1  # NaN after inf
         return self.product(HEAD, x_MD * (factor_M1 * to_float32(self.weights["model.norm.weight"].data)))
@@ -208,7 +208,7 @@ def _describe(batch: Batch) -> native.CBatch:
     )  # fmt: skip
 
 
-def _describe_taps(kept: Mapping[Key, NDArray[np.float32]], config: ModelConfig) -> native.CTaps | None:
+def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> native.CTaps | None:
     """Return where C puts what is wanted; None where nothing is."""
     if not kept:
         return None

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError, OptionError
@@ -17,7 +16,7 @@ from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.process.cache import SharedCache
 from llamarium.runtime.process.child import Child
-from llamarium.runtime.runner import Cache, CacheDtype, HeldWeight, Logits
+from llamarium.runtime.runner import Cache, CacheDtype, Floats, HeldWeight, Logits
 from llamarium.runtime.taps import Taps, sizes_of
 
 
@@ -73,19 +72,19 @@ class ProcessRunner:
             taps.put(key, array)
         return logits_WV
 
-    def read_stream(self, x_MD: NDArray[np.float32]) -> NDArray[np.float32]:
+    def read_stream(self, x_MD: Floats) -> Floats:
         logits_MV = np.empty((len(x_MD), self.config.vocab_size), np.float32)
         self._child.ask({"ask": "read_stream"}, [x_MD], [logits_MV], num_tokens=len(x_MD))
         return logits_MV
 
-    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> NDArray[np.float32]:
+    def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
         shape = self.weights[EMBEDDING if key == HEAD and self._config.tie_word_embeddings else key].shape
         wanted = [] if rows is None else [np.arange(shape[0])[np.array(rows, np.int64)]]  # IndexError, as promised
         found = np.empty(shape if rows is None else (len(rows), *shape[1:]), np.float32)
         self._child.ask({"ask": "weight", "key": key}, wanted, [found])
         return found
 
-    def product(self, key: str, x_MI: NDArray[np.float32]) -> NDArray[np.float32]:
+    def product(self, key: str, x_MI: Floats) -> Floats:
         return x_MI @ self.dequantize(key).T
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:

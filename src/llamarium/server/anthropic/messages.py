@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, Form, chosen_model, wanted_forms, with_tokenizer
+from llamarium.server.answering import AnswerRequest, Form, wanted_forms, with_tokenizer
 from llamarium.server.anthropic.dialog import read_prompt
 from llamarium.server.anthropic.formatter import MessageFormatter
 from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
@@ -14,6 +14,7 @@ from llamarium.server.fields import parameters_in
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import chosen_model
 from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
 

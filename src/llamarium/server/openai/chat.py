@@ -7,12 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.generation.completion import Generation, Piece
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, Form, ModelChoice, chosen_model
+from llamarium.server.answering import AnswerRequest, Form
 from llamarium.server.dialogs import check_begun, encode_dialog, misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import plain, sampler_options
 from llamarium.server.openai.forms import form_of

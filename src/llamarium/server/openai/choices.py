@@ -11,10 +11,10 @@ from fastapi import Request
 from llamarium.engine.pooling import State
 from llamarium.generation.adapters import head_reader
 from llamarium.generation.completion import Generation, Piece
-from llamarium.server.answering import ModelChoice
 from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import encode
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import ModelChoice
 from llamarium.server.openai.fields import shows_usage
 from llamarium.server.openai.interventions import Intervened, shown
 from llamarium.server.openai.logprobs import for_prompt

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request, Response
 from llamarium.errors import LlamariumError
 from llamarium.generation.completion import Generation, Piece, PromptLogprobs
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, ModelChoice, chosen_model, place_of
+from llamarium.server.answering import AnswerRequest, place_of
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
+from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import form_of

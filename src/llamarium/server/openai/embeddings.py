@@ -14,7 +14,7 @@ from llamarium.engine.pooling import Pooling
 from llamarium.engine.request import check_prompt
 from llamarium.errors import ContextLengthError
 from llamarium.generation.embedding import Embedding
-from llamarium.server.answering import chosen_model, recording, side_by_side, with_tokenizer
+from llamarium.server.answering import recording, side_by_side, with_tokenizer
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.hints import with_hints
@@ -22,6 +22,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import encode, unless_gone
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.metrics import Metrics
+from llamarium.server.naming import chosen_model
 from llamarium.server.openai.completions import Prompt, encode_prompt, for_each, prompts_of
 from llamarium.tokenizer.base import Tokenizer
 

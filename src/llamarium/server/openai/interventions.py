@@ -18,10 +18,10 @@ from llamarium.inspect.numbers import split
 from llamarium.inspect.tokens import top_candidates
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import Runner
-from llamarium.server.answering import ModelChoice
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.fields import Body
 from llamarium.server.lifecycle.service import ServedModel, Service
+from llamarium.server.naming import ModelChoice
 from llamarium.server.openai.forms import Formed
 from llamarium.tokenizer.base import Tokenizer
 

@@ -9,12 +9,12 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from llamarium.errors import LlamariumError, OptionError, show_value
-from llamarium.server.answering import chosen_model
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.threads import in_own_thread
+from llamarium.server.naming import chosen_model
 
 router = APIRouter(route_class=StrictRoute)
 

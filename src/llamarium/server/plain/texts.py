@@ -6,11 +6,12 @@ from typing import ClassVar
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from llamarium.server.answering import chosen_model, with_tokenizer
+from llamarium.server.answering import with_tokenizer
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import chosen_model
 from llamarium.server.openai.fields import Message, dialog_ids
 from llamarium.server.openai.tools import Tool, tool_request
 from llamarium.tokenizer.base import Tokenizer

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.errors import escape, show_value
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, chosen_model
+from llamarium.server.answering import AnswerRequest
 from llamarium.server.dialogs import Dialog, encode_dialog, misplaced
 from llamarium.server.errors import JSON, ApiError
 from llamarium.server.fields import parameters_in
@@ -16,6 +16,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.guard import key_in
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.naming import chosen_model
 from llamarium.server.openai.responses.formatter import ResponseFormatter
 from llamarium.server.openai.responses.items import ITEMS, Item, MessageItem, add_item
 from llamarium.server.openai.responses.requests import NAMES, ResponseRequest, form_of
