@@ -207,8 +207,8 @@ def shape_of(text: Path, **changes: Any) -> dict[str, Any]:
     ("words", "message"),
     [
         (["tied", "--tie-word-embeddings"], "decides tie_word_embeddings itself"),
-        (["heads", "--num-attention-heads", "2"], "num_attention_heads is 2; expected a number that can be grouped"),
-        (["heads", "--num-key-value-heads", "4"], "num_key_value_heads is 4; expected one between 1 and 4"),
+        (["heads", "--num-attention-heads", "2"], "--num-attention-heads is 2; expected a number that can be grouped"),
+        (["heads", "--num-key-value-heads", "4"], "--num-key-value-heads is 4; expected one between 1 and 4"),
         (["causal", "--validation", "0"], "validation is 0"),
         (["ngrams", "--validation", "0"], "validation is 0"),
         (["width", "--head-dim", "8"], "decides intermediate_size and head_dim itself"),

@@ -319,7 +319,7 @@ def test_sigterm_to_one_ends_both_with_a_checkpoint(both: Both) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("_uneven", ["batch_rows is 3; expected a multiple of the 2 shards"] * 2),
+        ("_uneven", ["--batch-rows is 3; expected a multiple of the 2 shards"] * 2),
         ("_three_of_two", ["2 processes cannot form groups of tensor_parallel 3"] * 2),
         ("_compiled", ["compile is for one device"] * 2),
         ("_undivided_heads", ["num_attention_heads 3 is no multiple"] * 2),
