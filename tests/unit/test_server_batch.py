@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from llamarium.errors import InputError, OutputError
+from llamarium.server.batch.check import check_lines, check_model
 from llamarium.server.batch.lines import MAX_CUSTOM_ID_CHARACTERS, Line, parse, read_lines
-from llamarium.server.batch.output import Kept, OutputFile, check_lines, check_model
+from llamarium.server.batch.output import Kept, OutputFile
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import MAX_LEVELS
 

@@ -23,11 +23,12 @@ from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import PARAMETERS, GenerationOptions, Taker, parameters_of
 from llamarium.server import hints
-from llamarium.server.answering import AnswerRequest, ModelChoice, refusal_of
+from llamarium.server.answering import AnswerRequest, refusal_of
 from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
 from llamarium.server.dialogs import Dialog
 from llamarium.server.fields import Body
+from llamarium.server.naming import ModelChoice
 from llamarium.server.openai import fields, tools
 from llamarium.server.openai.embeddings import EmbeddingRequest
 from llamarium.server.openai.fields import Message, StreamFields, TextPart

@@ -108,8 +108,8 @@ def _shown(name: str) -> str:
 
 def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
     from llamarium.server.batch.answer import BatchProgress
+    from llamarium.server.batch.check import check_lines, check_model
     from llamarium.server.batch.lines import noted, read_lines
-    from llamarium.server.batch.output import check_lines, check_model
 
     kept = output.kept
     checked, asked = hashlib.sha256(), hashlib.sha256()

@@ -36,7 +36,7 @@ def no_room(num_positions: int, num_bytes: int) -> MemoryBudgetError:
     """Return the error for keys and values that there is no memory for."""
     return MemoryBudgetError(
         f"keys and values of {num_positions} positions take {num_bytes / 1e9:,.1f} GB, more than there is; ask for "
-        "fewer tokens (max_tokens) or fewer answers at once (n)"
+        "fewer tokens or answers at once"
     )
 
 

@@ -26,10 +26,8 @@ def chosen_model(request: Request, name: str | None) -> ModelChoice:
     if name is None or name in names:
         return ModelChoice(name or names[0])
     service: Service = request.app.state.service
-    adapters = service.adapters
-    if name not in adapters:
-        known = ", ".join((*names, *adapters))
-        message = f"no model {name!r} is served here; there is: {known}"
+    if name not in service.adapters:
+        message = f"no model {name!r} is served here; there is: {', '.join((*names, *service.adapters))}"
         raise ApiError(404, message, code="model_not_found", param="model")
     request.scope["notes"]["adapter"] = name
     return ModelChoice(name, name)
