@@ -12,7 +12,7 @@ from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource
 from llamarium.config import ModelConfig
 from llamarium.engine.tiers.disk_cache import DiskCache
-from llamarium.errors import InputError, OptionError, TokenizerError, check_choice, show_value
+from llamarium.errors import InputError, OptionError, TokenizerError, check_choice, escape, show_value
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
@@ -126,7 +126,8 @@ def _load(
         opened = with_tokenizer_of(opened, saved.folder)
     with warnings.catch_warnings():  # of what it warns, `Llama` does
         warnings.simplefilter("ignore")
-        SamplingParams.from_generation_config(opened.generation_config)  # refused before the weights are read
+        source = f"{escape(opened.path)}/generation_config.json"  # refused before the weights are read:
+        SamplingParams.from_generation_config(opened.generation_config, source=source)
     loaded, sources = load_weights(opened.checkpoint, options, progress)
     loaded = loaded if saved is None else with_adapter(loaded, saved)
     tokenizer, recommended = opened.optional_tokenizer, opened.generation_config

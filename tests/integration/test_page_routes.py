@@ -235,6 +235,12 @@ def test_what_cannot_be_is_refused_by_its_field(
     assert error_of(client.request(method, path, json=body)) == expected
 
 
+def test_a_word_of_many_tokens_is_not_repeated_whole(client: httpx.Client) -> None:
+    for path, more in (("neighbors", {}), ("similarity", {"other": "king"})):
+        answer = client.post(f"/inspect/{path}", json={"word": "king queen " * 300, **more})
+        assert answer.status_code == 400 and len(answer.text) < 600
+
+
 def test_a_query_is_checked(client: httpx.Client) -> None:
     path = f"/inspect/passes/{new_pass(client)['id']}"
     for query, param in (

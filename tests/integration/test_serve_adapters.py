@@ -301,6 +301,8 @@ def test_adapters_come_and_go_while_the_server_runs(llama: Llama, place: Path, e
         gone = running.post("/v1/completions", model="first", **COMPLETION)
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
         assert unload(running, "first").status_code == 404
+        for answer in (unload(running, "x" * 3000), running.post("/v1/completions", model="x" * 3000, **COMPLETION)):
+            assert answer.status_code == 404 and len(answer.text) < 400
         adapters = running.engine.runner.adapters
         assert adapters is not None and [bool(one) for one in adapters] == [False, True, False, False]
         assert ask(running, "second")["choices"][0]["text"] == expected["two"]

@@ -502,6 +502,9 @@ def test_a_refusal_names_the_field(running: Running, fields: dict[str, Any], par
     [
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages has the beginning of an answer alone; "),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice: expected an object"),
+        ({"thinking": 5}, "thinking: expected an object"),
+        ({"messages": [5]}, "messages[0]: expected an object"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "any", "name": "plot"}},
             "tool_choice.name is given, and tool_choice.type is any",

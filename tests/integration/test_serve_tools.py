@@ -427,7 +427,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"oneOf": [{}, {}]}}}},
      "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_object"}, "tools": schema(uniqueItems=True)}, "tools[1].function.parameters"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ({"grammar": 'root ::= "a"'}, "grammar"),
     ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar"),
     ({"functions": [{"name": "f"}]}, "functions"),

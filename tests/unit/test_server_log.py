@@ -39,6 +39,12 @@ def test_a_line_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(line).items() >= {**FIELDS, "event": "request"}.items()
 
 
+def test_a_name_that_the_operator_gave_forges_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Log("text").event("listening at unix:\x1b[31m", model="a\n2026 forged")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("Z listening at unix:\\x1b[31m model=a\\n2026 forged")
+
+
 def test_nothing_moves_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal_of(monkeypatch)
     assert Log("text").shows_status

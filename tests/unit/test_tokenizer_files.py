@@ -93,6 +93,13 @@ def test_bos_rules(tmp_path: Path, small: dict[str, Any]):
     assert first({"bos_token": BOS}) == plain
 
 
+@pytest.mark.parametrize("single", [[], ["B"], ["A", "A"]])
+def test_a_template_holds_the_text_once(single: list[str], tmp_path: Path, small: dict[str, Any]):
+    small["post_processor"]["single"] = [{"Sequence": {"id": name, "type_id": 0}} for name in single]
+    with refused("post_processor", f"holds the texts {single}", "expected A, once"):
+        load_tokenizer_file(write(tmp_path, small))
+
+
 def test_a_control_spelling_without_its_flag_is_a_control_token(tmp_path: Path, small: dict[str, Any]):
     for token in small["added_tokens"]:
         token["special"] = False

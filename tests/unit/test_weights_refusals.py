@@ -13,10 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import llamarium
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.errors import CheckpointError, ConfigError, LlamariumError, ModelNotFoundError, UnsupportedFormatError
+from llamarium.errors import (
+    CheckpointError,
+    ConfigError,
+    LlamariumError,
+    ModelNotFoundError,
+    SamplingError,
+    UnsupportedFormatError,
+)
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
@@ -174,11 +182,20 @@ def test_untied_without_a_head(model_files):
 def test_tied_with_a_head(model_files):
     files = model_files(tie_word_embeddings=False)
     folder = change_json(files.huggingface() / "config.json", tie_word_embeddings=True)
-    refused(folder, "tie_word_embeddings true, but lm_head.weight differs from model.embed_tokens.weight")
+    refused(folder, r"true, but lm_head.weight \(\w+ .*\) differs from model.embed_tokens.weight \(")
     change_safetensors(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     assert "lm_head.weight" not in open_checkpoint(folder).entries
     change_safetensors(folder, lambda t: t.update({"lm_head.weight": torch.zeros(2, 2)}))
-    refused(folder, "lm_head.weight differs")
+    refused(folder, r"lm_head.weight \(F32 \(2, 2\)\) differs")
+
+
+@pytest.mark.parametrize("change", [lambda w: w.reshape(w.shape[::-1]), lambda w: w.view(torch.int16)])
+def test_tied_with_a_head_of_the_same_bytes_and_another_shape_or_dtype(model_files, change):
+    def add_head(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = change(tensors["model.embed_tokens.weight"].clone())
+
+    folder = change_safetensors(model_files(tie_word_embeddings=True).huggingface(), add_head)
+    refused(folder, r"lm_head.weight \(\w+ .*\) differs from model.embed_tokens.weight \(\w+ .*\)")
 
 
 def test_frequencies_that_old_transformers_saved_are_left_out(model_files):
@@ -398,3 +415,10 @@ def test_a_llama_31_without_divisors_warns(model_files):
     path = change_gguf(files.gguf_file("F16"), tensors=lambda t: t.pop("rope_freqs.weight"))
     with pytest.warns(UserWarning, match="has no rope_freqs.weight"):
         assert open_checkpoint(path).config.rope_scaling is None
+
+
+def test_a_publishers_parameters_are_refused_by_the_path_of_their_file(model_files):
+    folder = model_files().huggingface()
+    (folder / "generation_config.json").write_text('{"top_k": 2.5}')
+    with pytest.raises(SamplingError, match=re.escape(f"{folder}/generation_config.json: ")):
+        llamarium.load(folder)

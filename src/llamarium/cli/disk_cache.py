@@ -2,9 +2,8 @@
 
 import argparse
 import re
-from pathlib import Path
 
-from llamarium.cli.options import Group, UsageError, add_values
+from llamarium.cli.options import Group, UsageError, add_values, named_folder
 from llamarium.engine.tiers.disk_cache import DEFAULT_BYTES, DiskCache
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -23,11 +22,16 @@ def add_disk_cache(group: Group) -> None:
     """Add `--cache-dir` and `--cache-disk`; `disk_cache` reads them."""
     what = "keep keys and values of texts there, for the next start; it holds the texts, too, so keep it private"
     bound = f"how large --cache-dir may become (default: {DEFAULT_BYTES >> 30}GiB)"
-    add_values(group, ("--cache-dir", Path, "DIR", None, what), ("--cache-disk", size, "SIZE", None, bound))
+    add_values(group, ("--cache-dir", named_folder, "DIR", None, what), ("--cache-disk", size, "SIZE", None, bound))
+
+
+def check_bound(args: argparse.Namespace) -> None:
+    """Refuse a bound of no folder."""
+    if args.cache_dir is None and args.cache_disk is not None:
+        raise UsageError("argument --cache-disk: bounds --cache-dir; name a folder with that")
 
 
 def disk_cache(args: argparse.Namespace) -> DiskCache | None:
     """Return the cache that the options name, opened, or None; OptionError if it cannot be used."""
-    if args.cache_dir is None and args.cache_disk is not None:
-        raise UsageError("argument --cache-disk: bounds --cache-dir; name a folder with that")
+    check_bound(args)
     return None if args.cache_dir is None else DiskCache(args.cache_dir, args.cache_disk or DEFAULT_BYTES)

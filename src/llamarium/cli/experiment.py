@@ -29,9 +29,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import add_json, importing_torch
+from llamarium.cli.options import add_json, importing_torch, named_folder
 from llamarium.cli.output import emit, note, say, show, table
-from llamarium.cli.settings import add_report_to, add_settings, given_settings, named_folder, settings_file
+from llamarium.cli.settings import add_report_to, add_settings, given_settings, settings_file
 from llamarium.cli.threads import set_threads
 from llamarium.train.config import ExperimentConfig
 

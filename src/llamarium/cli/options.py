@@ -290,6 +290,20 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
 
 
+def named_folder(text: str) -> Path:
+    """Return a folder's path; an empty name, of a shell variable that is not set, would be the current one."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder; the current one is .")
+    return Path(text)
+
+
+def a_text(text: str) -> str:
+    """Parse a text that is not empty, for argparse."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a text that is not empty")
+    return text
+
+
 def number(kind: type[int] | type[float], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
     """Return what parses a number that `accepts` takes, for argparse; `expected` is the range in words."""
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamarium.cli.options import Group, UsageError, count, number
+from llamarium.cli.options import Group, UsageError, a_text, count, number
 from llamarium.errors import GrammarError, InputError
 from llamarium.sampling.params import PARAMETERS, parameters_of
 
@@ -20,7 +20,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 128) -> None
     kind, text = setting("max_tokens"), f"tokens of an answer at most (default: {max_tokens:,})"
     group.add_argument("-n", "--max-tokens", type=kind, metavar="N", help=text)
     add_choosing(group)
-    group.add_argument("--stop", type=_text, action="append", metavar="TEXT", help="end before this text (repeatable)")
+    group.add_argument("--stop", type=a_text, action="append", metavar="TEXT", help="end before this text (repeatable)")
     text = "end at this token (repeatable)"
     group.add_argument("--stop-id", dest="stop_token_ids", type=count, action="append", metavar="ID", help=text)
 
@@ -70,12 +70,6 @@ def _bias(text: str) -> tuple[int, float]:
     raise argparse.ArgumentTypeError(f"expected ID=BIAS, as in 50256=-100, with a bias of -100 to 100, found {text!r}")
 
 
-def _text(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("expected a text that is not empty")
-    return text
-
-
 _WRITTEN = {".lark": "lark", ".gbnf": "gbnf"}
 
 
@@ -85,7 +79,7 @@ def add_grammar(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json-schema", type=Path, metavar="FILE", help="JSON that this JSON Schema allows")
     group.add_argument("--json-object", action="store_true", help="any JSON object")
     group.add_argument("--regex", metavar="REGEX", help="what this matches from end to end (Rust's syntax)")
-    group.add_argument("--choice", type=_text, action="append", metavar="TEXT", help="one of these texts (repeatable)")
+    group.add_argument("--choice", type=a_text, action="append", metavar="TEXT", help="one of these texts (repeatable)")
     group.add_argument("--grammar", type=Path, metavar="FILE", help="what FILE.lark or llama.cpp's FILE.gbnf accepts")
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from llamarium.adapters.model_names import public_name
-from llamarium.cli.disk_cache import add_disk_cache, disk_cache, size
+from llamarium.cli.disk_cache import add_disk_cache, check_bound, disk_cache, size
 from llamarium.cli.options import (
     Group,
     UsageError,
+    a_text,
     add_kv_cache,
     add_model,
     add_repeatable,
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_served_names(parser: argparse.ArgumentParser) -> None:
     """Add `--served-model-name`; `served_names` reads it."""
     what = "what requests call the model (default: its name)"
-    add_repeatable(parser, ("--served-model-name", str, "NAME", what))
+    add_repeatable(parser, ("--served-model-name", a_text, "NAME", what))
 
 
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -189,6 +190,7 @@ def _add_bounds(group: Group) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops the server."""
     settings = _settings(args)
+    check_bound(args)
     require_packages("llamarium serve")
     return serve_page(args, settings, lambda report: load_engine(args, report))
 

@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from llamarium.cli.options import add_type
+from llamarium.cli.options import add_type, named_folder
 from llamarium.errors import escape
 from llamarium.train.config import RunConfig, kind_of
 from llamarium.train.report.trackers import TRACKERS
@@ -24,13 +24,6 @@ def add_run(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--allow-changes", action="store_true", help="resume with other settings or data")
     parser.add_argument("--report", action="store_true", help="write report.html there at the end; --resume renews it")
     add_report_to(parser)
-
-
-def named_folder(text: str) -> Path:
-    """Return a folder's path; an empty name, of a shell variable that is not set, would be the current one."""
-    if not text:
-        raise argparse.ArgumentTypeError("expected a folder; the current one is .")
-    return Path(text)
 
 
 def add_report_to(parser: argparse.ArgumentParser) -> None:

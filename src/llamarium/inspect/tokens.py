@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llamarium.config import ModelConfig
-from llamarium.errors import AnswerError, ContextLengthError, InputError, show_value
+from llamarium.errors import AnswerError, ContextLengthError, InputError, escape, show_value
 from llamarium.inspect.numbers import Floats, JsonView, largest, log_softmax
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.special import check_text
@@ -111,7 +111,7 @@ def tokens_of_word(tokenizer: Tokenizer, word: str | int) -> list[int]:
     single = [ids[0] for ids in encoded if len(ids) == 1]
     if single:
         return single
-    pieces = " + ".join(repr(tokenizer.token_text(i)) for i in encoded[0]) or "nothing"
+    pieces = escape(" + ".join(repr(tokenizer.token_text(i)) for i in encoded[0]) or "nothing")
     raise InputError(f"{show_value(word)} is no single token of this vocabulary: {pieces}; choose a commoner word")
 
 

@@ -11,6 +11,9 @@ from llamarium.server.errors import ApiError
 REFUSED = "refused_field"
 """The type of pydantic's error for a field that is known and not honoured; its context has `field` and `reason`."""
 
+_NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
+"""Types of pydantic's errors whose messages name Python's classes."""
+
 KindT = TypeVar("KindT", bound=BaseModel)
 
 Path = tuple[str | int, ...]
@@ -45,7 +48,8 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
         bound = f"at most {context['max_length']}" if "max_length" in context else f"at least {context['min_length']}"
         message = f"{param} has {len(first['input']):,} items; expected {bound}"
         return ApiError(400, message, code="invalid_parameter", param=param)
-    reasons = " or: ".join(dict.fromkeys(fault["msg"] for fault in meant))
+    said = ("expected an object" if fault["type"] in _NO_OBJECT else fault["msg"] for fault in meant)
+    reasons = " or: ".join(dict.fromkeys(said))
     return ApiError(400, f"{param}: {reasons}", code="invalid_parameter", param=param)
 
 

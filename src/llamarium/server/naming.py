@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from llamarium.errors import show_value
 from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.service import Service
 
@@ -27,7 +28,7 @@ def chosen_model(request: Request, name: str | None) -> ModelChoice:
         return ModelChoice(name or names[0])
     service: Service = request.app.state.service
     if name not in service.adapters:
-        message = f"no model {name!r} is served here; there is: {', '.join((*names, *service.adapters))}"
+        message = f"no model {show_value(name)} is served here; there is: {', '.join((*names, *service.adapters))}"
         raise ApiError(404, message, code="model_not_found", param="model")
     request.scope["notes"]["adapter"] = name
     return ModelChoice(name, name)

@@ -76,10 +76,12 @@ class HuggingFaceCheckpoint:
         if self.config.tie_word_embeddings and HEAD in self._tensors and EMBEDDING in self._tensors:
             # a tied model may carry its head as a copy; a head of its own would be dropped without a word
             pair = self._tensors.pop(HEAD), self._tensors[EMBEDDING]
-            if not equal_by_pieces(*(file.view(tensor.offset, tensor.num_bytes) for file, tensor in pair)):
+            head, table = (f"{tensor.dtype} {tensor.shape}" for _, tensor in pair)
+            views = (file.view(tensor.offset, tensor.num_bytes) for file, tensor in pair)
+            if head != table or not equal_by_pieces(*views):
                 raise CheckpointError(
-                    f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} differs from "
-                    f"{EMBEDDING}; set it to false to use that head, or remove {HEAD} from the weights"
+                    f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} ({head}) differs "
+                    f"from {EMBEDDING} ({table}); set it to false to use that head, or remove {HEAD} from the weights"
                 )
 
     def _make_entries(self) -> dict[str, TensorEntry]:

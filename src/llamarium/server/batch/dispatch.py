@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Message, Scope
 
+from llamarium.errors import show_value
 from llamarium.server.app import post_paths
 from llamarium.server.batch.lines import BatchRequest
 from llamarium.server.errors import ApiError, internal_error
@@ -35,7 +36,7 @@ class Routes:
     def check(self, asked: BatchRequest) -> None:
         """Refuse a request that cannot be part of a batch."""
         if asked.url not in self._paths:
-            message = f"url: nothing takes POST at {asked.url!r}; there is: {', '.join(self._paths)}"
+            message = f"url: nothing takes POST at {show_value(asked.url)}; there is: {', '.join(self._paths)}"
             raise ApiError(404, message, code="not_found", param="url")
         if asked.body.get("stream") is True:
             message = "body.stream is not supported: an answer is one line of a file; leave it out"

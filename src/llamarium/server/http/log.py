@@ -1,7 +1,7 @@
 """The log on stderr: one line for each request, and for each event of the server.
 
-A line holds no key, no text of a prompt or an answer and no path of this machine. What a client sent is escaped: lines
-cannot be forged.
+A line holds no key, no text of a prompt or an answer and no path of this machine. What a client sent is escaped, and
+the names that the operator gave: lines cannot be forged.
 """
 
 import json
@@ -32,7 +32,7 @@ class Log:
 
     def event(self, text: str, **fields: Any) -> None:
         """Log an event of the server."""
-        self._write({"event": text} | fields, " ".join([text, *_pairs(fields)]))
+        self._write({"event": text} | fields, escape(" ".join([text, *_pairs(fields)]), 2000))
 
     def request(self, fields: dict[str, Any]) -> None:
         """Log the end of a request."""

@@ -62,7 +62,7 @@ def form_of(body: Formed) -> Form | None:
     if len(given) > 1:
         raise ApiError(400, f"{given[0]} and {given[1]} both ask for a form; give one", param=given[1])
     if wanted is not None:
-        return "structured_outputs", _only_one(wanted)
+        return _only_one(wanted)
     if schema is not None:
         return "json_schema", schema_reader(schema)
     if grammar is not None:
@@ -88,7 +88,7 @@ def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -
     return lambda is_open: Grammar.json_schema(schema, open_objects=is_open and not strict)
 
 
-def _only_one(wanted: StructuredOutputs) -> Callable[[bool], Grammar]:
+def _only_one(wanted: StructuredOutputs) -> Form:
     readers: dict[str, Callable[[Any], Callable[[bool], Grammar]]] = {
         "json_": schema_reader,
         "json_object": lambda _: lambda _: Grammar.json_object(),
@@ -102,4 +102,4 @@ def _only_one(wanted: StructuredOutputs) -> Callable[[bool], Grammar]:
         names = ", ".join(name.rstrip("_") for name in readers)
         raise ApiError(400, f"expected one of {names}; {len(given)} are given", param="structured_outputs")
     ((name, value),) = given
-    return readers[name](value)
+    return f"structured_outputs.{name.rstrip('_')}", readers[name](value)

@@ -101,7 +101,7 @@ async def unload_adapter(request: Request, body: UnloadRequest) -> PlainTextResp
     try:
         await in_own_thread(lambda: engine.choices.remove(body.lora_name))
     except OptionError:
-        message = f"no adapter {body.lora_name!r} is loaded; GET /v1/models lists them"
+        message = f"no adapter {show_value(body.lora_name)} is loaded; GET /v1/models lists them"
         raise ApiError(404, message, code="model_not_found", param="lora_name") from None
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

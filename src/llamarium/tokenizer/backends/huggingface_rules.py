@@ -225,15 +225,21 @@ def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
             continue  # it adjusts offsets only
         if step["type"] != "TemplateProcessing":
             raise TokenizerError(f"{source}: post_processor {escape(step['type'])!r} is not supported")
-        around = before
+        around, texts = before, list[object]()
         try:
             for item in step["single"]:
                 if "Sequence" in item:
                     around = after
+                    texts.append(item["Sequence"]["id"])
                 else:
                     around += step["special_tokens"][item["SpecialToken"]["id"]]["ids"]
         except (KeyError, TypeError):
             raise TokenizerError(f"{source}: post_processor: the template is malformed") from None
+        if texts != ["A"]:
+            raise TokenizerError(
+                f"{source}: post_processor: the template of a single text holds the texts {show_value(texts)}; "
+                "expected A, once"
+            )
     if after or len(before) > 1:
         raise TokenizerError(
             f"{source}: the post-processor puts the ids {escape(before)} before and {escape(after)} after a text; "
