@@ -55,7 +55,8 @@ CASES: dict[str, tuple[str, str, str]] = {
     "recursion": ("return rms_norm(x, gamma, eps)", "raised", "calls itself without an end (line"),
     "a missing package": ("import einops_of_nobody", "raised", "imports einops_of_nobody, which is not installed here"),
     "memory": ("raise MemoryError", "memory", "asks for more memory than a check gives"),
-    "still empty": ("raise NotImplementedError('is still empty')", "empty", "is still empty"),
+    "still empty": ("raise NotImplementedError('is still empty')", "empty", "is still empty (step03_rms_norm.py"),
+    "bytes": ("return b'1'", "shape", "y is bytes; expected an array"),
 }  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def test_check_takes_a_folder_as_build_does(run: Run) -> None:
     Path("rotate").mkdir()  # no folder of this command: the step is meant
     assert ", rotate: is still empty" in run("check", "rotate", "--folder", "mine")[1]
     code, _, err = run("check", "nothing")
-    assert code == 1 and "no step nothing; there are: merge, embed" in err
+    assert code == 1 and "no step nothing; there are 1 to 18: merge, embed" in err
 
 
 def test_hints_come_one_by_one_and_are_counted(run: Run) -> None:
@@ -230,7 +230,7 @@ def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
         (("file",), "file is a file; name a folder"),
         (("check", "--folder", "full"), "full is no folder of `llamarium build`"),
         (("hint", "embed"), "my_llama is no folder of `llamarium build`"),
-        (("hint", "walk"), "no step walk; there are: merge, embed"),
+        (("hint", "walk"), "no step walk; there are 1 to 18: merge, embed"),
         (("check", "19", "--folder", "mine"), "no step 19; there are"),
         (("check", "lora", "--folder", "mine"), "the course of mine has no step lora; it has embed"),
         (("mine", "--course", "other.json"), "mine belongs to another course; name a new folder"),
@@ -263,3 +263,16 @@ def test_a_step_and_all_steps_are_not_asked_together(run: Run) -> None:
     run()
     code, _, err = run("check", "3", "--all")
     assert code == 2 and "name a step or give --all, not both" in err
+
+
+def test_within_a_folder_that_folder_is_meant(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("pack", "course.json")
+    run()
+    assert Path("my_llama", "course.json").is_file(), "a course alone makes no folder"
+    monkeypatch.chdir("my_llama")
+    fill(".", "merge")
+    code, out, _ = run("check")
+    assert code == 0 and out.startswith("step 1, merge: right")
+    assert run()[2].endswith("Next: embed in step02_embed.py, then `llamarium build check`\n")
+    assert run("hint", "embed")[0] == 0
+    assert not Path("my_llama").exists()

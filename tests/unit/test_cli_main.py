@@ -154,7 +154,7 @@ def test_an_unknown_or_shortened_option_is_a_usage_error(
         "llamarium info: error: no option --siz; did you mean --size? (`llamarium info --help` explains)"
     )
     assert command(lambda args: 0, "--size", "x\x1b") == 2
-    assert "llamarium info: error: argument --size: invalid int value: 'x\\x1b'" in capsys.readouterr().err
+    assert "llamarium info: error: argument --size: expected a whole number, found 'x\\x1b'" in capsys.readouterr().err
 
 
 def test_no_command_but_an_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,3 +445,34 @@ def test_fish_and_zsh_have_their_scripts(capsys: pytest.CaptureFixture[str]) -> 
     assert "seen_subcommand_from chat' -l dtype -x -a 'auto bfloat16 float32 float16'" in fish
     assert cli.main(["completion", "zsh"]) == 0
     assert capsys.readouterr().out.startswith("autoload -U +X bashcompinit && bashcompinit\n_llamarium()")
+
+
+def test_errors_of_the_command_line_say_what_was_expected(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run/step-00000001").mkdir(parents=True)
+    Path("run/train.toml").touch()
+    for words, code, said in (
+        (["bench"], 2, "required: {prefill,decode,batch,all,cache,learn-and-write,serve}"),
+        (["pretrain", "--steps", "abc"], 2, "argument --steps: expected a whole number, found 'abc'"),
+        (["pretrain", "--preset", "nosuch", "--out", "run"], 1, "no preset 'nosuch'; there are"),
+        (["generate", "hi", "-m", "."], 1, ".: no model; expected config.json with safetensors"),
+    ):
+        assert cli.main(words) == code
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("command", [["lens", "-k", "20"], ["trace", "--layers", "0", "--names", "q"]])
+def test_what_is_long_is_broken_to_the_width(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*command, "-m", "letters", "-p", "the cat sat on the mat, and so did I"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    if command[0] == "lens":
+        assert [name for name in out.split() if name[0] == "#"] == [f"#{rank}" for rank in range(1, 21)]
+    else:
+        named = " ".join(out.split("\n\n")[0].splitlines())
+        assert [one.split()[0] for one in named.split(" | ")] == [str(i) for i in range(named.count("|") + 1)]

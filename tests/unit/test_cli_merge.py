@@ -223,3 +223,11 @@ def test_a_missing_file_is_reported_before_pytorch_is_imported(words: str) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "nowhere" in done.stderr and "AssertionError" not in done.stderr
+
+
+def test_a_model_in_the_adapters_place_is_named_so(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", "--adapter", str(base), "--out", str(tmp_path / "merged")]) == 1
+    words = f"{base}: is a model, no adapter; expected a folder with adapter_config.json"
+    assert words in capsys.readouterr().err

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
-FUNCTION_LINES, MEDIAN_LINES, FILE_LINES, FOLDER_FILES, SOURCE_LINES = 50, 7, 400, 12, 63_021
+FUNCTION_LINES, MEDIAN_LINES, FILE_LINES, FOLDER_FILES, SOURCE_LINES = 50, 7, 400, 12, 63_049
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
 KERNELS = SOURCE / "llamarium/kernels"  # as long as what they do

@@ -152,7 +152,7 @@ ENTRY = entry("a", 4, bytes(4))
     {
         "empty": (b"", "0 bytes"),
         "short": (b"GGUF\3\0\0\0", "8 bytes"),
-        "magic": (b"PK\3\4" + bytes(60), "begins with"),
+        "magic": (b"PK\3\4" + bytes(60), r"is no GGUF file: begins with b'PK\\x03\\x04'; expected b'GGUF'$"),
         "tensor count": (HEADER.pack(b"GGUF", 3, 2**63, 0) + bytes(26), "9223372036854775808 items"),
         "entry count": (HEADER.pack(b"GGUF", 3, 0, 2**64 - 1) + bytes(26), "18446744073709551615 items"),
         "more entries than there are": (build([ENTRY], [], extra=1), "items|cut off|expected"),

@@ -139,7 +139,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         )
     path = folder / CONFIG
     if not path.exists():
-        raise ModelNotFoundError(f"{escape(folder)}: has no {CONFIG}")
+        what = "is a model, no adapter; expected a folder with" if (folder / "config.json").exists() else "has no"
+        raise ModelNotFoundError(f"{escape(folder)}: {what} {CONFIG}")
     raw = read_json_object(path)
     for name, value in raw.items():
         is_off = value is None or value is False or value in ("", [], {})

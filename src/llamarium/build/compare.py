@@ -210,9 +210,8 @@ def _kind(value: Any) -> str:
     if value is None:
         return "None: is `return` missing?"
     kind = type(value).__name__
-    return f"a{'n' if kind[0] in 'aeiou' else ''} {kind}" + (
-        ": is `yield` meant as `return`?" if kind == "generator" else ""
-    )
+    article = "" if kind == "bytes" else "an " if kind[0] in "aeiou" else "a "
+    return f"{article}{kind}" + (": is `yield` meant as `return`?" if kind == "generator" else "")
 
 
 def _count(number: int, noun: str) -> str:

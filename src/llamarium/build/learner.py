@@ -124,13 +124,14 @@ class Learner:
             raise LearnerError("raised", f"{self.path.name}, line {error.lineno}: {error.msg}") from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever a learner does becomes words
             kind, words = _described(error)
-            raise LearnerError(kind, words if kind == "empty" else words + self._line(error)) from None
+            raise LearnerError(kind, words + self._line(error, self.path.name if kind == "empty" else "")) from None
 
-    def _line(self, error: BaseException | None) -> str:
-        """Say in which line of the learner's file something happened."""
+    def _line(self, error: BaseException | None, file: str) -> str:
+        """Say in which line of the learner's file something happened, with `file` or the line's text."""
         frames = traceback.extract_tb(None if error is None else error.__traceback__)
         lines = [frame for frame in frames if Path(frame.filename) == self.path]
-        return f" (line {lines[-1].lineno}: {escape(lines[-1].line or '')})" if lines else ""
+        said = [f"{file}, line {at.lineno}" if file else f"line {at.lineno}: {escape(at.line or '')}" for at in lines]
+        return f" ({said[-1]})" if said else ""
 
 
 EMPTY = "is still empty"

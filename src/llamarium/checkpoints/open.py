@@ -157,8 +157,8 @@ def _open_folder(path: Path) -> Checkpoint:
         raise ModelNotFoundError(
             f"{escape(path)}: holds functions of `llamarium build`, and no weights; name the model in its course.json"
         )
-    shown = f"holds {list_some(names)}" if names else "is empty"
+    shown = f"found {list_some(names)}" if names else "it is empty"
     raise ModelNotFoundError(
-        f"{escape(path)}: {shown}; expected config.json with safetensors, consolidated.00.pth with params.json, or one "
-        ".gguf file"
+        f"{escape(path)}: no model; expected config.json with safetensors, consolidated.00.pth with params.json, or "
+        f"one .gguf file; {shown}"
     )

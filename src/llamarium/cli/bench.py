@@ -63,7 +63,8 @@ _OPTIONS = {  # what each takes besides the model
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("what", choices=tuple(_OPTIONS), help="what to measure")
+    listed = f"{{{','.join((*_OPTIONS, 'serve'))}}}"  # serve is a command of its own
+    parser.add_argument("what", choices=tuple(_OPTIONS), metavar=listed, help="what to measure")
     for name, what, default in (
         ("--lengths", "tokens of each prompt; for cache, new tokens", _LENGTHS),
         ("--depths", "tokens in the cache before each new one", _DEPTHS),

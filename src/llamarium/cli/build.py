@@ -20,18 +20,24 @@ from pathlib import Path
 
 from llamarium.cli.output import note, show, table
 from llamarium.errors import escape
+from llamarium.hub.folders import COURSE
 
 FOLDER = "my_llama"
 
 
+def default_folder() -> str:
+    """Return the folder that is meant where none is named: this one, if it is a learner's."""
+    return "." if Path(COURSE).is_file() and any(Path().glob("step[0-9]*_*.py")) else FOLDER
+
+
 def option(folder: str) -> str:
     """Return what a command needs to mean this folder."""
-    return "" if folder == FOLDER else f" --folder {shlex.quote(folder)}"
+    return "" if folder == default_folder() else f" --folder {shlex.quote(folder)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("folder", nargs="?", default=FOLDER, help=f"to write to (default: {FOLDER})")
+    parser.add_argument("folder", nargs="?", default=default_folder(), help=f"to write to (default: {FOLDER})")
     parser.add_argument("--course", metavar="FILE", help="of `build pack`; else all steps")
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.cli.build import FOLDER, option
+from llamarium.cli.build import FOLDER, default_folder, option
 from llamarium.cli.options import UsageError, add_json, whole_number
 from llamarium.cli.output import emit, say, show, status, table
 
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("step", nargs="?", help="its name or number (default: the next that is open); or a folder")
     parser.add_argument("--all", action="store_true", help="check all steps, and the whole model when all are right")
-    parser.add_argument("--folder", nargs="+", default=[FOLDER], help=f"whose code is run (default: {FOLDER})")
+    text = f"whose code is run (default: {FOLDER})"
+    parser.add_argument("--folder", nargs="+", default=[default_folder()], help=text)
     parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of texts and shapes (default: 0)")
     add_json(parser)
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, print what was found, keep the progress."""
     from llamarium.build.folder.course import COURSE, step_named
 
-    if args.step is not None and args.folder == [FOLDER] and Path(args.step, COURSE).is_file():
+    if args.step is not None and args.folder == [default_folder()] and Path(args.step, COURSE).is_file():
         args.step, args.folder = None, [args.step]
     if args.step is not None:
         step_named(args.step)

@@ -8,7 +8,7 @@ Each call shows one more.
 import argparse
 from pathlib import Path
 
-from llamarium.cli.build import FOLDER, option
+from llamarium.cli.build import FOLDER, default_folder, option
 from llamarium.cli.options import whole_number
 from llamarium.cli.output import note, say
 from llamarium.errors import escape
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("step", help="a step's name or number")
     text = "1, 2, or 3, the solution (default: the next)"
     parser.add_argument("--depth", type=whole_number(1, 3), metavar="N", help=text)
-    parser.add_argument("--folder", default=FOLDER, help=f"where it is noted (default: {FOLDER})")
+    parser.add_argument("--folder", default=default_folder(), help=f"where it is noted (default: {FOLDER})")
 
 
 def run(args: argparse.Namespace) -> int:

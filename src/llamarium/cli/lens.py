@@ -10,10 +10,11 @@ The last layer's line is what the model says.
 """
 
 import argparse
+import shutil
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, add_model, load_llama, positive, whole_numbers
-from llamarium.cli.output import emit, percent, quote, show, table
+from llamarium.cli.output import emit, fit, percent, quote, show, table
 from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
@@ -48,15 +49,25 @@ def run(args: argparse.Namespace) -> int:
     tokens = [llama.tokenizer.token_text(token_id) for token_id in found.token_ids]
     for i, position in enumerate(found.positions):
         print(f'{"" if i == 0 else chr(10)}after token {position}, "{tokens[position]}"\n')
-        show(_view(found, i))
+        _show(found, i)
     return 0
 
 
-def _view(found: "Lens", i: int) -> "Table":
-    count = len(found.layers[0].candidates[i])
-    columns = [name for rank in range(1, count + 1) for name in (f"#{rank}", f"P{rank}")]
+def _show(found: "Lens", i: int) -> None:
+    """Print candidates by their ranks, in as few tables as the width allows."""
+    begin, count, width = 0, len(found.layers[0].candidates[i]), shutil.get_terminal_size().columns
+    while begin < count:
+        ends = (n for n in range(count, begin + 1, -1) if fit(_view(found, i, begin, n), width) <= width)
+        end = next(ends, begin + 1)
+        print("\n" * (begin > 0), end="")
+        show(_view(found, i, begin, end))
+        begin = end
+
+
+def _view(found: "Lens", i: int, begin: int, end: int) -> "Table":
+    columns = [name for rank in range(begin + 1, end + 1) for name in (f"#{rank}", f"P{rank}")]
     shown = table("layer", *columns, right=("layer", *columns[1::2]))
     for layer in found.layers:
-        cells = [cell for c in layer.candidates[i] for cell in (quote(c.text), percent(c.probability))]
+        cells = [cell for c in layer.candidates[i][begin:end] for cell in (quote(c.text), percent(c.probability))]
         shown.add_row(str(layer.layer), *cells)
     return shown

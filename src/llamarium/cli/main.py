@@ -97,6 +97,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is, and exit with 2."""
+        for kind, what in (("int", "a whole number"), ("float", "a number")):
+            message = message.replace(f": invalid {kind} value: ", f": expected {what}, found ", 1)
         with suppress(OSError):
             note(f"{self.prog}: error: {escape(message, 500)} (`{self.prog} --help` explains)")
         self.exit(2)

@@ -22,6 +22,7 @@ from llamarium.cli.output import progress, status
 from llamarium.cli.settings import add_model, add_run, add_settings, given_settings, settings_file
 from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
+from llamarium.presets import preset
 from llamarium.train.config import PretrainConfig
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train."""
     config = PretrainConfig.resolve(settings_file(args), given_settings(args, PretrainConfig))
+    if config.preset:
+        preset(config.preset)  # a wrong name is reported before a folder that holds a run
     if config.model and not is_adapter(Path(os.path.expanduser(config.model))):  # noqa: PTH111
         resolve(config.model)  # a missing model is reported before PyTorch is imported, which takes seconds
     with status("loading PyTorch"), importing_torch():

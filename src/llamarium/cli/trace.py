@@ -12,6 +12,7 @@ bytes, and no numbers: nothing is loaded.
 """
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from llamarium.cli.options import (
     positive_number,
     whole_numbers,
 )
-from llamarium.cli.output import emit, note, ranges, show, size, table
+from llamarium.cli.output import emit, filled, note, ranges, show, size, table
 from llamarium.cli.text import check_fits, read_file, read_standard_input
 from llamarium.presets import PRESETS
 
@@ -95,7 +96,9 @@ def _trace(args: argparse.Namespace, llama: "Llama", text: str, *, first: bool) 
 
 
 def _head(tokens: list[str], positions: tuple[int, ...], *, first: bool) -> None:
-    print(("" if first else "\n") + " | ".join(f"{position} {tokens[position]}" for position in positions) + "\n")
+    named = " ".join(f"{position} {tokens[position]} |".replace(" ", "\0") for position in positions)  # one word each
+    shown = filled(named.removesuffix("\0|"), shutil.get_terminal_size().columns).replace("\0", " ")
+    print(("" if first else "\n") + shown + "\n")
 
 
 def _list_shapes(args: argparse.Namespace, text: str, *, first: bool) -> None:

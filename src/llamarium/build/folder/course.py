@@ -72,7 +72,7 @@ def step_named(name: str) -> Step:
     for step in STEPS:
         if name in (step.name, str(_NUMBERS[step.name])):
             return step
-    raise UnknownNameError(f"no step {escape(name)}; there are: {', '.join(_NUMBERS)}", param="step")
+    raise UnknownNameError(f"no step {escape(name)}; there are 1 to {len(STEPS)}: {', '.join(_NUMBERS)}", param="step")
 
 
 def number_of(step: Step) -> int:

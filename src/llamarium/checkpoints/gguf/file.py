@@ -138,7 +138,7 @@ class _Reader:
     def read(self) -> GGUFFile:
         magic, version, num_tensors, num_entries = self.unpack(_HEADER)
         if magic != b"GGUF":
-            raise self.fault(f"begins with {magic!r}; a GGUF file begins with b'GGUF'")
+            raise CheckpointError(f"{escape(self.path)}: is no GGUF file: begins with {magic!r}; expected b'GGUF'")
         if version not in (2, 3):
             swapped = version >= 2**16
             found = "a big-endian file" if swapped else f"GGUF version {version}"
