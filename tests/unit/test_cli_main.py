@@ -227,9 +227,9 @@ def test_a_setting_that_the_model_refuses_is_named_as_its_flag_where_it_was_give
 def test_a_switch_that_is_refused_is_named_as_it_was_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llamarium.cli.pretrain.run", raising(OptionError("compile is for one device")))
-    assert cli.main(["pretrain", "--compile"]) == 1
-    assert capsys.readouterr().err == "llamarium: error: --compile is for one device\n"
+    monkeypatch.setattr("llamarium.cli.generate.run", raising(OptionError("stats is for one text")))
+    assert cli.main(["generate", "Once", "--stats"]) == 1
+    assert capsys.readouterr().err == "llamarium: error: --stats is for one text\n"
 
 
 def test_what_the_system_refuses_is_no_bug(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
