@@ -746,6 +746,8 @@ def test_a_refused_start_changes_nothing_and_a_resumed_one_knows_its_settings(
     for words in (["pretrain"], ["pretrain", "--preset", "tiny"], ["finetune", "--data", str(text)]):
         assert main([*words, "--out", str(out)]) == 1
         assert "holds a run (step-00000003); resume it" in capsys.readouterr().err
+    assert main(["pretrain", "--preset", "nosuch", "--out", str(out)]) == 1
+    assert "no preset 'nosuch'; there are" in capsys.readouterr().err
     assert main(["pretrain", "--out", str(out), "--resume", "--seed", "5"]) == 1
     assert "seed: 0 -> 5" in capsys.readouterr().err
     assert content() == before

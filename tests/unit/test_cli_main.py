@@ -451,12 +451,9 @@ def test_errors_of_the_command_line_say_what_was_expected(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("run/step-00000001").mkdir(parents=True)
-    Path("run/train.toml").touch()
     for words, code, said in (
         (["bench"], 2, "required: {prefill,decode,batch,all,cache,learn-and-write,serve}"),
         (["pretrain", "--steps", "abc"], 2, "argument --steps: expected a whole number, found 'abc'"),
-        (["pretrain", "--preset", "nosuch", "--out", "run"], 1, "no preset 'nosuch'; there are"),
         (["generate", "hi", "-m", "."], 1, ".: no model; expected config.json with safetensors"),
     ):
         assert cli.main(words) == code
