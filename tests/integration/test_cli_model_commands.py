@@ -399,7 +399,7 @@ def test_chat_takes_back_tries_again_and_sets_options(
     assert len(json.loads(file.read_text())["messages"]) == 2
     for line, message in (
         ("/set temperature hot", "expected a number"),
-        ("/set temprature 1", "temprature cannot be set; /set takes temperature, "),
+        ("/set temprature 1", "/set does not take temprature; it takes temperature, "),
         ("/set top_p 2", "top_p"),
     ):
         code, _, err = talk(line)
@@ -424,7 +424,7 @@ def test_chat_lists_what_can_be_set_and_what_is_in_effect(
     for name in ("foo", "stop", "n", "logprobs", "grammar", "kv_cache_dtype"):
         for value in ("", " 2", " -"):
             code, _, err = talk(f"/set {name}{value}")
-            assert code == 1 and err.endswith(f"error: {name} cannot be set; /set takes {', '.join(found)}\n")
+            assert code == 1 and err.endswith(f"error: /set does not take {name}; it takes {', '.join(found)}\n")
 
 
 def test_chat_takes_an_option_back_and_shows_one(

@@ -66,7 +66,7 @@ def test_a_tied_head_explodes_where_the_embedding_begins_wide(
     assert first["tied-std-1"] > 3 * max(first["tied"], first["untied"], first["untied-std-1"])
     assert "loss at the first step told" in (tmp_path / "tied" / "report.html").read_text()
     assert main(["experiment", "rope", *words]) == 1
-    assert "embedding_std: of no effect in the experiment rope" in capsys.readouterr().err
+    assert "--embedding-std: of no effect in the experiment rope" in capsys.readouterr().err
 
 
 def test_several_seeds_have_a_mean_and_a_spread(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

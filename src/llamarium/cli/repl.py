@@ -164,7 +164,7 @@ class Repl:
         name, _, text = rest.partition(" ")
         name, text = name.replace("-", "_"), text.strip().lower()
         if name and name not in _OPTIONS:
-            raise InputError(f"{escape(name, 40)} cannot be set; /set takes {', '.join(_OPTIONS)}")
+            raise InputError(f"/set does not take {escape(name, 40)}; it takes {', '.join(_OPTIONS)}")
         changed = {one: value for one, value in self.options.items() if one != name or not text}
         if text and text not in ("-", "none"):
             changed[name] = text  # which is refused if it is no number
