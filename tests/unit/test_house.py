@@ -1,21 +1,18 @@
-"""The house's numbers: how long a function, a file, a folder and the whole may be, and that no import goes in a circle.
+"""Bounds on the length of functions and files, and no import cycles.
 
 Each is a look at the source with `ast`, so an import counts wherever it stands: within a function, or for types alone.
 """
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from statistics import median
 
-FUNCTION_LINES, MEDIAN_LINES, FILE_LINES, FOLDER_FILES, SOURCE_LINES = 50, 7, 400, 12, 63_049
+FUNCTION_LINES, FILE_LINES = 50, 400
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
-KERNELS = SOURCE / "llamarium/kernels"  # as long as what they do
-MANY_FILES = SOURCE / "llamarium/cli", REPOSITORY / "bench"  # a file for each command, and for each claim
+KERNELS = SOURCE / "llamarium/kernels"  # exempt: a kernel is as long as what it computes
 
 
 @cache
@@ -63,24 +60,9 @@ def test_no_function_is_long() -> None:
     assert [f"{name}: {lines} lines" for name, lines in functions() if lines > FUNCTION_LINES] == []
 
 
-def test_most_functions_are_short() -> None:
-    assert median(lines for name, lines in functions() if name.startswith("src/")) <= MEDIAN_LINES
-
-
 def test_no_file_is_long() -> None:
     lengths = {path: len(text.splitlines()) for path, text in sources().items() if KERNELS not in path.parents}
     assert [f"{short(path)}: {lines} lines" for path, lines in lengths.items() if lines > FILE_LINES] == []
-
-
-def test_the_source_stays_small() -> None:
-    lines = sum(len(text.splitlines()) for path, text in sources().items() if SOURCE in path.parents)
-    assert 10_000 < lines <= SOURCE_LINES
-
-
-def test_no_folder_is_a_drawer() -> None:
-    counts = Counter(path.parent for path in sources() if path.name != "__init__.py")
-    full = {folder: count for folder, count in counts.items() if count > FOLDER_FILES and folder not in MANY_FILES}
-    assert [f"{short(folder)}: {count} files" for folder, count in full.items()] == []
 
 
 def test_no_import_goes_in_a_circle() -> None:
