@@ -106,7 +106,20 @@ class ModelFiles:
     def gguf_file(self, type_name: str = "F32", **metadata: Any) -> Path:
         """Write a GGUF file, Linears and embedding in `type_name`, the rest in F32."""
         path = self.folder / f"{type_name}.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
+        self._write_gguf(gguf.GGUFWriter(path, "llama"), type_name, metadata)
+        return path
+
+    def gguf_parts(self, type_name: str = "F32", *, first_is_small: bool = False, **metadata: Any) -> Path:
+        """Write a split GGUF file of three or four parts into a folder; the first may hold no tensors."""
+        folder = self._folder("gguf-split")
+        most = -(-(len(self.weights) + 1) // 3)
+        writer = gguf.GGUFWriter(
+            folder / "model.gguf", "llama", split_max_tensors=most, small_first_shard=first_is_small
+        )
+        self._write_gguf(writer, type_name, metadata)
+        return folder
+
+    def _write_gguf(self, writer: gguf.GGUFWriter, type_name: str, metadata: dict[str, Any]) -> None:
         self._write_metadata(writer)
         for key, value in metadata.items():
             writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
@@ -121,7 +134,6 @@ class ModelFiles:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return path
 
     def _write_metadata(self, writer: gguf.GGUFWriter) -> None:
         config = self.config

@@ -40,6 +40,12 @@ REPOS = {
         "original/run.py": "code",
     },
     "org/gguf": {"README.md": "hello", "a.Q4_0.gguf": "GGUF a", "sub/b.gguf": "GGUF b"},
+    "org/split": {
+        "q/x-00001-of-00002.gguf": "GGUF 1",
+        "q/x-00002-of-00002.gguf": "GGUF 2",
+        "q/x-00001-of-00003.gguf": "GGUF other",
+        "y.gguf": "GGUF y",
+    },
     "org/pickle": {"config.json": CONFIG, "pytorch_model.bin": "pickle"},
     "org/never": {"config.json": CONFIG, "model.safetensors": "weights"},
     "org/gated": {"config.json": CONFIG, "model.safetensors": "weights"},
@@ -141,6 +147,7 @@ def ask(sources, folder, endpoint, **environment):
 
 
 ONLINE = "org/good org/meta org/gguf org/gguf:a.Q4_0.gguf org/gguf:sub/b.gguf org/gguf:none.gguf org/pickle org/gated "
+ONLINE += "org/split org/split:q/x-00002-of-00002.gguf "
 ONLINE += "org/absent org/plain404 org/secret org/expired org/forbidden org/never#tokenizer org/good#tokenizer org/bert"
 
 
@@ -178,9 +185,17 @@ def test_one_gguf_file(online, source, text):
     assert kind == "path" and Path(path).read_text() == text
 
 
+def test_a_part_of_a_split_gguf_file_brings_all_others(online):
+    kind, path = online[0]["org/split:q/x-00002-of-00002.gguf"]
+    assert kind == "path" and Path(path).read_text() == "GGUF 2"
+    assert names(Path(path).parent) == ["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"]
+    assert [size for name, _, size in online[1] if name == "org/split:q/x-00001-of-00002.gguf"] == [12]
+
+
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
+        ("org/split", "ModelNotFoundError", "There are: q/x-00001-of-00002.gguf, q/x-00001-of-00003.gguf, y.gguf"),
         ("org/gguf", "ModelNotFoundError", "name one, as org/gguf:a.Q4_0.gguf. There are: a.Q4_0.gguf, sub/b.gguf"),
         ("org/gguf:none.gguf", "ModelNotFoundError", "org/gguf holds no none.gguf"),
         ("org/pickle", "ModelNotFoundError", "it holds pytorch_model.bin"),
@@ -206,7 +221,8 @@ def test_a_tokenizer_costs_no_weights(online, hub):
 
 def test_cached_models_lists_llamas_as_they_are_typed(online):
     listed = {name: (Path(path), size) for name, path, size in online[1]}
-    assert set(listed) == {"org/good", "org/meta", "org/gguf:a.Q4_0.gguf", "org/gguf:sub/b.gguf"}
+    ggufs = {"org/gguf:a.Q4_0.gguf", "org/gguf:sub/b.gguf", "org/split:q/x-00001-of-00002.gguf"}
+    assert set(listed) == {"org/good", "org/meta", *ggufs}
     path, size = listed["org/good"]
     assert path == Path(online[0]["org/good"][1])
     assert size == sum(len(REPOS["org/good"][name]) for name in names(path))

@@ -119,7 +119,6 @@ def test_gguf_of_what_is_not_supported(model_files):
     for key, value, match in (
         ("general.architecture", "qwen3", "architecture 'qwen3'"),
         ("general.architecture", ["llama"], "architecture"),
-        ("split.count", 3, "one of 3 parts"),
         ("llama.expert_count", 8, "expert_count is 8"),
         ("llama.rope.scaling.type", "yarn", "rope.scaling.type is yarn"),
         ("llama.attention.head_count", [8, 8], "differs by layer"),

@@ -23,6 +23,7 @@ from llamarium.errors import (
 from llamarium.extras import need_torch
 from llamarium.hub.builtin import recommended
 from llamarium.hub.folders import is_learner_folder
+from llamarium.hub.gguf_names import gguf_models
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
 
@@ -108,11 +109,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     | what lies there                                   | reader      |
     |---------------------------------------------------|-------------|
-    | a file that begins with `GGUF`                    | GGUF        |
+    | a file that begins with `GGUF`, or one part of it | GGUF        |
     | a folder with safetensors and `config.json`       | Hugging Face|
     | the same, where the config says `llamarium`       | packed      |
     | a folder with `consolidated.*.pth`                | Meta        |
-    | a folder with one `.gguf` file                    | GGUF        |
+    | a folder with one `.gguf` file, or its parts      | GGUF        |
 
     Raises:
         ModelNotFoundError: If nothing is there, or a folder holds no weights.
@@ -137,7 +138,7 @@ def _open_file(path: Path) -> Checkpoint:
 
 def _open_folder(path: Path) -> Checkpoint:
     names = sorted(p.name for p in path.iterdir())
-    ggufs = [name for name in names if name.endswith(".gguf")]
+    ggufs = gguf_models(names)
     if SINGLE in names or INDEX in names:
         return PackedCheckpoint(path) if is_packed_folder(path) else HuggingFaceCheckpoint(path)
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):

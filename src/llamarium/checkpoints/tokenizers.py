@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llamarium.checkpoints.gguf.file import read_gguf
+from llamarium.checkpoints.gguf.split import read_gguf_metadata
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, TokenizerError
 from llamarium.hub.folders import is_learner_folder
+from llamarium.hub.gguf_names import gguf_models
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
 
@@ -19,7 +20,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
     Args:
         name: A built-in ("llama3", "smollm2-135m"), a folder, a `tokenizer.json`, a `tokenizer.model`, a `.gguf`
-            file, or `org/name` on the Hugging Face hub.
+            file (any part of a split one), or `org/name` on the Hugging Face hub.
 
     Raises:
         TokenizerError: If the files cannot be read, or there are none.
@@ -40,7 +41,7 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
     """Return the tokenizer in a folder or file, or None if it holds none; `metadata`: a GGUF file's, if read."""
     if (gguf := _gguf_of(path)) is not None:
         path = gguf
-        metadata = read_gguf(path).metadata if metadata is None else metadata
+        metadata = read_gguf_metadata(path) if metadata is None else metadata
         if "tokenizer.ggml.model" not in metadata:
             return None
         from llamarium.tokenizer.backends.gguf import from_gguf_metadata
@@ -71,9 +72,9 @@ def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, path: Path
 def _gguf_of(path: Path) -> Path | None:
     """Return the GGUF file that `path` is or, for a folder of nothing else, holds; by content, as weights are read."""
     if path.is_dir():
-        inside = sorted(path.glob("*.gguf"))
+        inside = gguf_models(file.name for file in path.iterdir())
         alone = len(inside) == 1 and not any((path / name).exists() for name in (*_FILES, "config.json"))
-        return inside[0] if alone else None
+        return path / inside[0] if alone else None
     if path.suffix in (".json", ".model") or not path.is_file():
         return None
     with path.open("rb") as file:

@@ -11,15 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llamarium.errors import DownloadError, GatedModelError, ModelNotFoundError, escape
+from llamarium.hub.gguf_names import part_name
 
 
 def download_file(repo: str, file: str) -> Path:
-    """Return one file of a repository, from huggingface_hub's cache or the hub.
+    """Return one file of a repository, from huggingface_hub's cache or the hub; a part of a split one with all others.
 
     GatedModelError, ModelNotFoundError, or DownloadError if the hub cannot be reached or the disk cannot be written.
     """
     # Not hf_hub_download: without a network it retries for 23 seconds, where a snapshot's first request fails at once.
-    path = download_snapshot(repo, [glob.escape(file)]) / file
+    part = part_name(file)
+    suffix = "" if part is None else f"-?????-of-{part.total:05d}.gguf"
+    pattern = glob.escape(file if part is None else part.prefix) + suffix
+    path = download_snapshot(repo, [pattern]) / file
     if not path.is_file():
         raise ModelNotFoundError(f"{repo} holds no {escape(file)}; `{repo}` alone lists the GGUF files that it holds")
     return path

@@ -5,7 +5,7 @@
 | `smollm2-135m`                   | a built-in, fetched when it is missing                                         |
 | `./folder`, `model.gguf`, ...    | what lies on disk                                                              |
 | `org/name`                       | a hub repository: its safetensors, else Meta's original files                  |
-| `org/name:file.gguf`             | one GGUF file of a hub repository, or `org/name:folder/file.gguf`                |
+| `org/name:file.gguf`             | one GGUF file of a hub repository, or `org/name:folder/file.gguf`; all its parts |
 
 The first that fits wins, so `org/name` is the folder of that name where there is one. Of a repository only config,
 tokenizer and weight files are downloaded: never code, never pickled `*.bin`.
@@ -23,6 +23,7 @@ from llamarium.errors import ConfigError, ModelNotFoundError, escape
 from llamarium.hub import client as hub_client
 from llamarium.hub.builtin import BUILTINS, fetch
 from llamarium.hub.folders import what_to_name
+from llamarium.hub.gguf_names import gguf_models, part_name
 from llamarium.presets import PRESETS
 
 PACKAGED: Mapping[str, str] = {
@@ -125,7 +126,7 @@ def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
         if _holds(candidate, "consolidated.*.pth"):
             return candidate
     files = hub_client.list_files(repo)
-    if ggufs := [name for name in files if name.endswith(".gguf")]:
+    if ggufs := gguf_models(files):
         shown = ", ".join(escape(name, 80) for name in ggufs[:10]) + (", …" if len(ggufs) > 10 else "")
         raise ModelNotFoundError(
             f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {shown}"
@@ -160,9 +161,12 @@ def _not_found(text: str, kind: Literal["model", "tokenizer"]) -> str:
 
 def _models_in(repo: str, folder: Path) -> Iterator[CachedModel]:
     """Yield what `resolve` would take from one snapshot of the hub's cache."""
-    for file in sorted(file for file in folder.rglob("*.gguf") if file.is_file()):
-        name = f"{repo}:{file.relative_to(folder).as_posix()}"
-        yield CachedModel(name, file, file.stat().st_size)
+    sizes = {f.relative_to(folder).as_posix(): f.stat().st_size for f in folder.rglob("*.gguf") if f.is_file()}
+    for name in gguf_models(sizes):
+        part = part_name(name)
+        files = [name] if part is None else [part.of(number) for number in range(1, part.total + 1)]
+        if all(file in sizes for file in files):
+            yield CachedModel(f"{repo}:{name}", folder / name, sum(sizes[file] for file in files))
     meta = next((f for f in (folder / "original", folder) if _holds(f, "consolidated.*.pth")), None)
     if _holds(folder, "*.safetensors") and _is_llama(folder / "config.json"):
         yield CachedModel(repo, folder, _bytes_in(folder))

@@ -85,10 +85,6 @@ def _reject_unsupported(data: Mapping[str, Any], source: str) -> None:
     architecture = data.get("general.architecture")
     if architecture != "llama":
         raise UnsupportedFormatError(f'{source}: architecture {escape(architecture)!r}; supported is "llama" only')
-    if data.get("split.count", 1) not in (0, 1):
-        raise UnsupportedFormatError(
-            f"{source}: one of {escape(data['split.count'])} parts; join them with llama-gguf-split --merge"
-        )
     for name, allowed in _FIXED.items():
         value = data.get(f"llama.{name}", allowed[0])
         if value not in allowed:

@@ -33,6 +33,7 @@ class GGUFTensor:
         name: The name in the file, such as `blk.0.attn_q.weight`.
         shape: Row-major, (rows, columns): the file's dims reversed.
         offset: Where the bytes begin, counted from the beginning of the file.
+        path: The file.
     """
 
     name: str
@@ -41,29 +42,46 @@ class GGUFTensor:
     type_name: str
     offset: int
     num_bytes: int
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """What a GGUF file says about itself; `metadata` in Python's types, arrays as lists."""
+    """What a GGUF file says about itself.
+
+    Attributes:
+        metadata: In Python's types, arrays as lists.
+        paths: The file, or all parts of a split one in their order.
+    """
 
     path: Path
     version: int
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
+    paths: tuple[Path, ...]
 
 
-def read_gguf(path: Path) -> GGUFFile:
-    """Read the header of a GGUF file (version 2 or 3, little-endian) and check it whole.
+# What CPython takes is rounded up, so that a file of tiny items cannot outgrow the budget.
+_SLACK_BYTES = 56 * 2**20
 
-    ModelNotFoundError, CheckpointError naming the item, or UnsupportedFormatError for another version, big-endian, or a
-    tensor type that ggml has not published.
+
+def read_gguf(path: Path, *, slack_bytes: int = _SLACK_BYTES) -> GGUFFile:
+    """Read the header of one GGUF file (version 2 or 3, little-endian) and check it whole; a part stands for itself.
+
+    Args:
+        path: The file.
+        slack_bytes: What the header may take in memory besides the file's size.
+
+    Raises:
+        ModelNotFoundError: If there is no such file.
+        CheckpointError: If the file is malformed, naming the item.
+        UnsupportedFormatError: For another version, big-endian, or a tensor type that is not read.
     """
     size = regular_size(path)
     if size < _HEADER.size:
         raise CheckpointError(f"{escape(path)}: {size} bytes; a GGUF file has a header of {_HEADER.size}")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        reader = _Reader(path, data)
+        reader = _Reader(path, data, slack_bytes)
         try:
             return reader.read()
         except UnicodeDecodeError as error:
@@ -93,8 +111,6 @@ _MAX_DIMS = 4  # GGML_MAX_DIMS
 _MAX_ARRAY_DEPTH = 3
 _MAX_ITEMS = 2**21  # entries, strings and numbers together; the header of Llama 3 has 540,000
 
-# What CPython takes, rounded up, so that a file of tiny items cannot outgrow the budget.
-_SLACK_BYTES = 56 * 2**20
 _STRING_COST = 72  # an object and its place in a list; and each byte may become a character of four bytes
 _NUMBER_COST = 40
 _ENTRY_COST = 400
@@ -103,12 +119,12 @@ _ENTRY_COST = 400
 class _Reader:
     """A position in the file, and what may still be allocated."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, slack_bytes: int) -> None:
         self.path = path
         self.data = data
         self.size = len(data)
         self.pos = 0
-        self.budget = self.size + _SLACK_BYTES
+        self.budget = self.size + slack_bytes
         self.items = _MAX_ITEMS
         self.where = "the header"
 
@@ -151,7 +167,7 @@ class _Reader:
         alignment = self.alignment(metadata)
         tensors = self.read_tensors(num_tensors, alignment)
         self.check_layout(tensors, alignment)
-        return GGUFFile(self.path, version, metadata, tensors)
+        return GGUFFile(self.path, version, metadata, tensors, (self.path,))
 
     def read_metadata(self, num_entries: int) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
@@ -249,7 +265,7 @@ class _Reader:
             raise self.fault(f"begins at {offset}, which is no multiple of the alignment {alignment}")
         if start + offset + num_bytes > self.size:
             raise self.fault(f"needs {num_bytes} bytes at {start + offset}; the file ends at {self.size}")
-        return GGUFTensor(name, shape, ggml_type, layout.name, start + offset, num_bytes)
+        return GGUFTensor(name, shape, ggml_type, layout.name, start + offset, num_bytes, self.path)
 
     def check_layout(self, tensors: Mapping[str, GGUFTensor], alignment: int) -> None:
         """Check that the tensors fill the data without overlap, gap or bytes left over, as ggml itself demands."""

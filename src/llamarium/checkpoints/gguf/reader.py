@@ -1,4 +1,4 @@
-"""A GGUF file as a `Checkpoint`: its names in Hugging Face's, its q and k rows moved to the half-split order.
+"""A GGUF file, or all parts of one, as a `Checkpoint`: names in Hugging Face's, rows of q and k in half-split order.
 
 Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` (names) and `convert_hf_to_gguf.py`, `LlamaModel.permute`.
 """
@@ -18,7 +18,8 @@ from llamarium.checkpoints.checkpoint import (
     state_dict_key,
 )
 from llamarium.checkpoints.gguf.config import ROPE_FREQS, gguf_config
-from llamarium.checkpoints.gguf.file import GGUFTensor, read_gguf
+from llamarium.checkpoints.gguf.file import GGUFTensor
+from llamarium.checkpoints.gguf.split import read_whole_gguf
 from llamarium.checkpoints.storage import TensorFile, unpermute
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, escape
@@ -38,7 +39,7 @@ LAYER_NAMES = {
 
 
 class GGUFCheckpoint:
-    """A Llama in a GGUF file.
+    """A Llama in a GGUF file, or in all parts of a split one.
 
     Attributes:
         metadata: The file's metadata, whose `tokenizer.*` keys make its tokenizer.
@@ -47,17 +48,17 @@ class GGUFCheckpoint:
     format: FormatName = "gguf"
 
     def __init__(self, path: Path) -> None:
-        file = read_gguf(path)
+        file = read_whole_gguf(path)
         self.path = path
         self.metadata: Mapping[str, Any] = file.metadata
         self.generation_config: Mapping[str, Any] = {}
         self._tensors = file.tensors
-        self._file = TensorFile(path)
+        self._files = {part: TensorFile(part) for part in file.paths}
         factors = None
         if (found := file.tensors.get(ROPE_FREQS)) is not None:
             if found.type_name != "F32":
                 raise CheckpointError(f"{escape(path)}: {ROPE_FREQS} is {found.type_name}; expected F32")
-            factors = self._file.array(found.offset, found.shape, np.float32, copy=True)
+            factors = self._files[found.path].array(found.offset, found.shape, np.float32, copy=True)
         self.config = gguf_config(file, factors)
         tensors = (tensor for name, tensor in file.tensors.items() if name != ROPE_FREQS)
         self.entries: Mapping[str, TensorEntry] = {e.key: e for e in map(self._entry, tensors)}
@@ -68,17 +69,18 @@ class GGUFCheckpoint:
         entry = self.entries[key]
         tensor = self._tensors[entry.name]
         heads = permuted_heads(key, self.config)
-        rows = self._file.rows(
+        rows = self._files[tensor.path].rows(
             tensor.offset, tensor.num_bytes, entry.shape, entry.dtype, copy=copy or heads is not None
         )
         rows = rows if heads is None else unpermute(rows, heads)
         return StoredTensor(entry.dtype, entry.shape, rows)
 
     def check_unchanged(self) -> None:
-        """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""
-        self._file.check_unchanged()
+        """Check that the files are still what was opened; see `Checkpoint.check_unchanged`."""
+        for file in self._files.values():
+            file.check_unchanged()
 
     def _entry(self, tensor: GGUFTensor) -> TensorEntry:
         key = state_dict_key(tensor.name, "blk", LAYER_NAMES, NAMES)
         permuted = permuted_heads(key, self.config) is not None
-        return TensorEntry(key, tensor.shape, tensor.type_name, tensor.num_bytes, self.path, tensor.name, permuted)
+        return TensorEntry(key, tensor.shape, tensor.type_name, tensor.num_bytes, tensor.path, tensor.name, permuted)
