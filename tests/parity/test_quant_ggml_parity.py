@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -24,8 +25,10 @@ from reference_tiles import quantize
 # Where each format keeps its half-precision scales, in bytes from the block's start.
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0],
-    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_XS": [0],
+    "IQ3_S": [0], "IQ3_XXS": [0], "IQ2_S": [0], "IQ2_XS": [0], "IQ2_XXS": [0], "IQ1_S": [0], "IQ1_M": [],
 }  # fmt: skip
+TOOLS = Path(__file__).parents[2] / "tools"
 ODD_HALVES = np.array([0, -0.0, 65504, -65504, 6e-8, -6e-8, 6.1e-5, 1, -1, 0.3333, 1e-3], dtype=np.float16)
 WRITTEN = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 
@@ -45,6 +48,8 @@ def random_blocks(name: str, num_blocks: int, seed: int) -> np.ndarray:
         scales = rng.normal(0, 0.01, num_blocks).astype(np.float16)
         scales[: len(ODD_HALVES)] = rng.permutation(ODD_HALVES)
         data[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if name == "IQ1_M":  # its scale lies in the high halves of four bytes; 0x3F or 0xBF above, so that it is finite
+        data[:, 55] = (data[:, 55] & 0x8F) | 0x30
     return data
 
 
@@ -69,6 +74,18 @@ def test_plain_floats_are_bit_exact(name):
     theirs = quants.dequantize(data, gguf.GGMLQuantizationType[name])
     assert np.array_equal(bits(dequantize(torch.from_numpy(data), name).numpy()), bits(theirs))
     assert np.array_equal(bits(decode_blocks(name, data, 40)), bits(theirs))
+
+
+def test_every_type_but_plain_floats_is_compared():
+    assert {*SCALES, "F32", "F16", "BF16"} == set(GGML_TYPES)
+
+
+def test_the_codebooks_are_made_of_ggufs_values():
+    spec = importlib.util.spec_from_file_location("make_codebooks", TOOLS / "make_codebooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TARGET.read_text() == module.source()
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])

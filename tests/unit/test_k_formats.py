@@ -35,7 +35,10 @@ from swapping import swap_linears
 pytestmark = pytest.mark.alone  # with as many threads as there are cores
 
 K_FORMATS = [name for name, item in PACKED_FORMATS.items() if item.is_super]
-HALVES_AT = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+HALVES_AT = {
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_XS": [0],
+    "IQ3_S": [0], "IQ3_XXS": [0], "IQ2_S": [0], "IQ2_XS": [0], "IQ2_XXS": [0], "IQ1_S": [0],
+}  # fmt: skip
 """Where a block's halves are, in bytes from its start."""
 
 
@@ -212,7 +215,10 @@ def test_a_pass_equals_the_modules(kernels: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("type_name", "held"), [("Q4_K", "Q4_K"), ("Q6_K", "Q6_K"), ("Q3_K", "BF16")])
+@pytest.mark.parametrize(
+    ("type_name", "held"),
+    [("Q4_K", "Q4_K"), ("Q6_K", "Q6_K"), ("Q3_K", "BF16"), ("IQ4_XS", "BF16"), ("IQ3_S", "BF16"), ("IQ2_XXS", "BF16")],
+)
 def test_a_file_is_kept_as_it_is_where_the_kernels_know_its_format(
     type_name: str, held: str, model_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

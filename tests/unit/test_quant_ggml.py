@@ -67,8 +67,8 @@ def test_no_rows():
 
 
 def test_refusals():
-    with pytest.raises(UnsupportedFormatError, match=r"IQ2_XXS is not read; supported are F32, F16"):
-        dequantize(torch.zeros(1, 66, dtype=torch.uint8), "IQ2_XXS")
+    with pytest.raises(UnsupportedFormatError, match=r"TQ2_0 is not read; supported are F32, F16"):
+        dequantize(torch.zeros(1, 66, dtype=torch.uint8), "TQ2_0")
     with pytest.raises(UnsupportedFormatError, match=r"\\x1b"):
         quantize(torch.zeros(1, 32), "\x1b[2J")
     with pytest.raises(OptionError, match="Q2_K is read but not written; expected one of F32"):

@@ -196,7 +196,7 @@ def test_malformed(tmp_path, content, match):
         (build([], [], version=1), "GGUF version 1"),
         (build([], [], version=4), "GGUF version 4"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-        (build([], [row("x", (256,), kind=16)], bytes(96)), r"ggml type 16 \(IQ2_XXS\)"),
+        (build([], [row("x", (256,), kind=34)], bytes(96)), r"ggml type 34 \(TQ1_0\)"),
         (build([], [row("x", (256,), kind=4000)], bytes(96)), r"ggml type 4000 \(unknown\)"),
     ],
 )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat, group_size
-from llamarium.quant.ggml.decode import to_float
+from llamarium.quant.ggml.fields import to_float
 from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE
 
 Floats = NDArray[np.float32]

@@ -138,10 +138,20 @@ FORMATS: dict[str, Format] = {
         Format("Q5_1", 7, 32, 24, "d * q + m"),
         Format("Q2_K", 10, 256, 84, "d * s * q - m * t"),
         Format("Q3_K", 11, 256, 110, "d * s * (q - 4)"),
+        Format("IQ4_XS", 23, 256, 136, "d * s * levels[q]"),
+        Format("IQ3_S", 21, 256, 110, "d * s * vector[q]"),
+        Format("IQ3_XXS", 18, 256, 98, "d * s * vector[q]"),
+        Format("IQ2_S", 22, 256, 82, "d * s * vector[q]"),
+        Format("IQ2_XS", 17, 256, 74, "d * s * vector[q]"),
+        Format("IQ2_XXS", 16, 256, 66, "d * s * vector[q]"),
+        Format("IQ1_M", 29, 256, 56, "d * s * (vector[q] + shift)"),
+        Format("IQ1_S", 19, 256, 50, "d * s * (vector[q] + shift)"),
         Format("NF4", None, 64, 33, "absmax * levels[q]"),
     )
 }
-"""Every type, by name. s and t are the small integers with which the K types multiply d and m for a sub-block."""
+"""Every type, by name. s and t are the small integers with which the K types multiply d and m for a sub-block.
+
+In the types from IQ3_S on a code stands for four or eight weights at once, a vector of a codebook."""
 
 GGML_TYPES = {name: item for name, item in FORMATS.items() if item.ggml_type is not None}
 """Those of GGUF files."""

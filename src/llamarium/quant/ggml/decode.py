@@ -9,7 +9,7 @@ multiply-add is not.
 
 Codes are packed in one pattern everywhere: the bytes of a run hold field 0 of the first weights, field 1 of the next,
 and so on. For 4-bit codes in a block of 32, byte i holds weight i in its low half and weight i + 16 in its high half.
-`_fields` undoes that for every width.
+`fields` undoes that for every width.
 
 A cache-sized piece of the tensor is decoded at a time: all intermediate values of a piece stay in L2, and only packed
 bytes and results travel to memory.
@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 
 from llamarium.errors import CheckpointError
 from llamarium.quant.formats import IQ4_NL_VALUES, block_format
+from llamarium.quant.ggml.decode_iq import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
+from llamarium.quant.ggml.fields import copy, fields, half, to_float
 
 # Weights per piece: 1 MiB of float32, which fits the second-level cache.
 _PIECE_WEIGHTS = 2**18
@@ -60,81 +62,52 @@ def decode_into(xp: Any, data: Any, type_name: str, out: Any) -> None:
         values[start : start + step] = _DECODERS[type_name](xp, blocks[start : start + step])
 
 
-def _copy(xp: Any, part: Any) -> Any:
-    """Return a contiguous copy, whose bytes can be viewed as another dtype."""
-    return xp.concatenate((part,), 0)
-
-
-def to_float(xp: Any, values: Any) -> Any:
-    """Cast an array of any shape to float32."""
-    return xp.asarray(values, dtype=xp.float32)
-
-
-def _half(xp: Any, blocks: Any, start: int) -> Any:
-    """Read one half-precision scale of each block: (n, 1), float32."""
-    return to_float(xp, _copy(xp, blocks[:, start : start + 2]).view(xp.float16))
-
-
-def _fields(xp: Any, packed: Any, num_bits: int, run: int) -> Any:
-    """Split bytes into fields of `num_bits`, lowest first.
-
-    Args:
-        xp: `numpy` or `torch`.
-        packed: uint8, (n, bytes).
-        num_bits: 1, 2 or 4.
-        run: Within each run of so many bytes, field 0 of all bytes comes first, then field 1, ...
-
-    Returns:
-        uint8, (n, bytes * 8 / num_bits).
-    """
-    mask = (1 << num_bits) - 1
-    # A byte operation on contiguous memory is ten times as fast as on a slice of each block.
-    runs = _copy(xp, packed).reshape(len(packed), packed.shape[1] // run, run)
-    split = xp.stack([(runs >> shift) & mask for shift in range(0, 8, num_bits)], 2)
-    return split.reshape(len(packed), packed.shape[1] * 8 // num_bits)
-
-
 def _bf16(xp: Any, blocks: Any) -> Any:
     """A bfloat16 is the upper half of a float32; numpy has no such dtype."""
-    return (xp.asarray(_copy(xp, blocks).view(xp.int16), dtype=xp.int32) << 16).view(xp.float32)
+    return (xp.asarray(copy(xp, blocks).view(xp.int16), dtype=xp.int32) << 16).view(xp.float32)
 
 
 def _q8_0(xp: Any, blocks: Any) -> Any:
     """Block: d half, 32 signed bytes. w = q * d."""
-    return to_float(xp, blocks[:, 2:].view(xp.int8)) * _half(xp, blocks, 0)
+    return to_float(xp, blocks[:, 2:].view(xp.int8)) * half(xp, blocks, 0)
 
 
 def _q4_0(xp: Any, blocks: Any) -> Any:
     """Block: d half, 16 bytes of 4-bit codes. w = d * (q - 8)."""
-    return (to_float(xp, _fields(xp, blocks[:, 2:], 4, 16)) - 8) * _half(xp, blocks, 0)
+    return (to_float(xp, fields(xp, blocks[:, 2:], 4, 16)) - 8) * half(xp, blocks, 0)
 
 
 def _q4_1(xp: Any, blocks: Any) -> Any:
     """Block: d and m half, 16 bytes of 4-bit codes. w = d * q + m."""
-    return to_float(xp, _fields(xp, blocks[:, 4:], 4, 16)) * _half(xp, blocks, 0) + _half(xp, blocks, 2)
+    return to_float(xp, fields(xp, blocks[:, 4:], 4, 16)) * half(xp, blocks, 0) + half(xp, blocks, 2)
 
 
 def five_bit_codes(xp: Any, high: Any, low: Any) -> Any:
     """Join (n, 4) bytes of fifth bits, in the weights' order, and (n, 16) bytes of 4-bit codes."""
-    return (_fields(xp, high, 1, 1) << 4) | _fields(xp, low, 4, 16)
+    return (fields(xp, high, 1, 1) << 4) | fields(xp, low, 4, 16)
 
 
 def _q5_0(xp: Any, blocks: Any) -> Any:
     """Block: d half, 4 bytes of fifth bits, 16 bytes of low bits. w = d * (q - 16)."""
-    return (to_float(xp, five_bit_codes(xp, blocks[:, 2:6], blocks[:, 6:])) - 16) * _half(xp, blocks, 0)
+    return (to_float(xp, five_bit_codes(xp, blocks[:, 2:6], blocks[:, 6:])) - 16) * half(xp, blocks, 0)
 
 
 def _q5_1(xp: Any, blocks: Any) -> Any:
     """Block: d and m half, 4 bytes of fifth bits, 16 bytes of low bits. w = d * q + m."""
     codes = to_float(xp, five_bit_codes(xp, blocks[:, 4:8], blocks[:, 8:]))
-    return codes * _half(xp, blocks, 0) + _half(xp, blocks, 2)
+    return codes * half(xp, blocks, 0) + half(xp, blocks, 2)
+
+
+def _iq4_values(xp: Any, codes: Any) -> Any:
+    """Return what codes of IQ4_NL or IQ4_XS stand for, float32."""
+    levels = xp.asarray(IQ4_NL_VALUES, dtype=xp.float32)
+    levels = levels if xp is np else levels.to(codes.device)
+    return xp.take(levels, xp.asarray(codes, dtype=xp.int64))
 
 
 def _iq4_nl(xp: Any, blocks: Any) -> Any:
     """Block: d half, 16 bytes of indices into `IQ4_NL_VALUES`. w = d * value."""
-    levels = xp.asarray(IQ4_NL_VALUES, dtype=xp.float32)
-    levels = levels if xp is np else levels.to(blocks.device)
-    return xp.take(levels, xp.asarray(_fields(xp, blocks[:, 2:], 4, 16), dtype=xp.int64)) * _half(xp, blocks, 0)
+    return _iq4_values(xp, fields(xp, blocks[:, 2:], 4, 16)) * half(xp, blocks, 0)
 
 
 def _by_sub_block(xp: Any, codes: Any, scale: Any, offset: Any = None) -> Any:
@@ -147,9 +120,9 @@ def _by_sub_block(xp: Any, codes: Any, scale: Any, offset: Any = None) -> Any:
 
 def _q2_k(xp: Any, blocks: Any) -> Any:
     """Block: 16 bytes of 4-bit (scale, min), 64 bytes of 2-bit codes, d and dmin half; 16 sub-blocks of 16."""
-    scale = _half(xp, blocks, 80) * to_float(xp, blocks[:, :16] & 15)
-    offset = _half(xp, blocks, 82) * to_float(xp, blocks[:, :16] >> 4)
-    return _by_sub_block(xp, _fields(xp, blocks[:, 16:80], 2, 32), scale, offset)
+    scale = half(xp, blocks, 80) * to_float(xp, blocks[:, :16] & 15)
+    offset = half(xp, blocks, 82) * to_float(xp, blocks[:, :16] >> 4)
+    return _by_sub_block(xp, fields(xp, blocks[:, 16:80], 2, 32), scale, offset)
 
 
 def _q3_k(xp: Any, blocks: Any) -> Any:
@@ -158,20 +131,21 @@ def _q3_k(xp: Any, blocks: Any) -> Any:
     A third bit that is not set means minus 4, so codes run from -4 to 3. Scales run from -32 to 31: 8 bytes hold
     their low four bits, 4 bytes their high two.
     """
-    scales = _fields(xp, blocks[:, 96:104], 4, 8) | (_fields(xp, blocks[:, 104:108], 2, 4) << 4)
-    codes = _fields(xp, blocks[:, 32:96], 2, 32) | (_fields(xp, blocks[:, :32], 1, 32) << 2)
-    return _by_sub_block(xp, to_float(xp, codes) - 4, _half(xp, blocks, 108) * (to_float(xp, scales) - 32))
+    scales = fields(xp, blocks[:, 96:104], 4, 8) | (fields(xp, blocks[:, 104:108], 2, 4) << 4)
+    codes = fields(xp, blocks[:, 32:96], 2, 32) | (fields(xp, blocks[:, :32], 1, 32) << 2)
+    return _by_sub_block(xp, to_float(xp, codes) - 4, half(xp, blocks, 108) * (to_float(xp, scales) - 32))
 
 
 @dataclass(frozen=True, slots=True)
 class SuperBlocks:
-    """n blocks of Q4_K, Q5_K or Q6_K as the integers and halves that they hold, in arrays or tensors.
+    """n blocks of Q4_K, Q5_K, Q6_K or IQ4_XS as the integers and halves that they hold, in arrays or tensors.
 
-    A weight is `d * scale * code - dmin * minimum`, and of Q6_K, which has no minima, `d * scale * (code - 32)`.
+    A weight is `d * scale * code - dmin * minimum`. Q6_K and IQ4_XS have no minima: there it is
+    `d * scale * (code - 32)` and `d * scale * IQ4_NL_VALUES[code]`.
 
     Attributes:
         codes: uint8, (n, 256).
-        scales: One per sub-block: uint8 (n, 8), or int8 (n, 16) in Q6_K.
+        scales: One per sub-block: uint8 (n, 8), or int8 (n, 16) in Q6_K and (n, 8) in IQ4_XS.
         d: float16, (n, 1).
         minima: uint8, (n, 8), or None.
         dmin: float16, (n, 1), or None.
@@ -185,15 +159,21 @@ class SuperBlocks:
 
 
 def super_blocks(xp: Any, blocks: Any, type_name: str) -> SuperBlocks:
-    """Split blocks of Q4_K, Q5_K or Q6_K, uint8 (n, bytes of a block), into their fields."""
+    """Split blocks of Q4_K, Q5_K, Q6_K or IQ4_XS, uint8 (n, bytes of a block), into their fields."""
+    if type_name == "IQ4_XS":
+        high, low = fields(xp, blocks[:, 2:4], 2, 1), fields(xp, blocks[:, 4:8], 4, 1)
+        scales = (low | (high << 4)) - 32  # wraps around, which is what int8 makes of it
+        return SuperBlocks(
+            fields(xp, blocks[:, 8:], 4, 16), scales.view(xp.int8), copy(xp, blocks[:, :2]).view(xp.float16)
+        )
     if type_name == "Q6_K":
-        codes = _fields(xp, blocks[:, :128], 4, 64) | (_fields(xp, blocks[:, 128:192], 2, 32) << 4)
-        scales, d = _copy(xp, blocks[:, 192:208]), _copy(xp, blocks[:, 208:])
+        codes = fields(xp, blocks[:, :128], 4, 64) | (fields(xp, blocks[:, 128:192], 2, 32) << 4)
+        scales, d = copy(xp, blocks[:, 192:208]), copy(xp, blocks[:, 208:])
         return SuperBlocks(codes, scales.view(xp.int8), d.view(xp.float16))
-    codes = _fields(xp, blocks[:, -128:], 4, 32)
+    codes = fields(xp, blocks[:, -128:], 4, 32)
     if type_name == "Q5_K":
-        codes |= _fields(xp, blocks[:, 16:48], 1, 32) << 4
-    halves = _copy(xp, blocks[:, :4]).view(xp.float16)
+        codes |= fields(xp, blocks[:, 16:48], 1, 32) << 4
+    halves = copy(xp, blocks[:, :4]).view(xp.float16)
     scales, minima = _six_bit_pairs(xp, blocks[:, 4:16])
     return SuperBlocks(codes, scales, halves[:, :1], minima, halves[:, 1:])
 
@@ -230,9 +210,15 @@ def _q6_k(xp: Any, blocks: Any) -> Any:
     return _by_sub_block(xp, to_float(xp, parts.codes) - 32, to_float(xp, parts.d) * to_float(xp, parts.scales))
 
 
+def _iq4_xs(xp: Any, blocks: Any) -> Any:
+    """Block: d half, 2 bytes of high bits and 4 bytes of low bits of 8 scales, 128 bytes of 4-bit codes."""
+    parts = super_blocks(xp, blocks, "IQ4_XS")
+    return _by_sub_block(xp, _iq4_values(xp, parts.codes), to_float(xp, parts.d) * to_float(xp, parts.scales))
+
+
 _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
-    "F32": lambda xp, blocks: _copy(xp, blocks).view(xp.float32),
-    "F16": lambda xp, blocks: _half(xp, blocks, 0),
+    "F32": lambda xp, blocks: copy(xp, blocks).view(xp.float32),
+    "F16": lambda xp, blocks: half(xp, blocks, 0),
     "BF16": _bf16,
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
@@ -245,4 +231,12 @@ _DECODERS: dict[str, Callable[[Any, Any], Any]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "IQ3_S": iq3_s,
+    "IQ3_XXS": iq3_xxs,
+    "IQ2_S": iq2_s,
+    "IQ2_XS": iq2_xs,
+    "IQ2_XXS": iq2_xxs,
+    "IQ1_M": iq1_m,
+    "IQ1_S": iq1_s,
 }
