@@ -12,11 +12,12 @@ static void leave_job(void) {
 
 static void compute_angles(const pass *p, lm_team team) {
     const int half = p->model->head_dim / 2;
+    const double factor = p->model->attention_factor;
     for (int row = team.index; row < p->num_rows; row += team.count)
         for (int i = 0; i < half; i++) {
             const float angle = (float)p->positions[row] * p->model->frequencies[i];
-            p->angles[(size_t)row * 2 * half + i] = (float)cos(angle); /* in float64 and rounded once, as in model/rope.py */
-            p->angles[(size_t)row * 2 * half + half + i] = (float)sin(angle);
+            p->angles[(size_t)row * 2 * half + i] = (float)(factor * cos(angle)); /* in float64 and rounded once, as in model/rope.py */
+            p->angles[(size_t)row * 2 * half + half + i] = (float)(factor * sin(angle));
         }
 }
 

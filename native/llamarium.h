@@ -31,6 +31,7 @@ typedef struct {
     int32_t cols;            /* a multiple of 32, and of 256 for the K types */
     const void *data;
     const uint8_t *codebook; /* 16 entries, or NULL */
+    const float *bias;       /* (rows), added to each product; NULL: none */
 } lm_matrix;
 
 typedef struct {
@@ -38,7 +39,7 @@ typedef struct {
     lm_matrix q, k, v, o, gate, up, down;
 } lm_layer;
 
-/* y += b (scale * a x), then y *= gain, beside a product y = w x. Nothing of x is rounded. */
+/* y += b (scale * a x), then y *= gain, beside a product y = w x, before its bias is added. Nothing of x is rounded. */
 typedef struct {
     int32_t rank;      /* 0: none */
     float scale;
@@ -61,6 +62,7 @@ typedef struct {
     float norm_eps;
     int32_t norm_dtype;
     const float *frequencies; /* (head_dim / 2), radians a position */
+    float attention_factor;   /* what cosines and sines are multiplied with, after YaRN; 1 otherwise */
     const void *final_norm;   /* (hidden), of norm_dtype */
     const lm_layer *layers;
     lm_matrix table, head;    /* embeddings (vocabulary, hidden); logits are the head times hidden states */
@@ -143,7 +145,7 @@ LM_EXPORT int lm_run(const lm_model *model, const lm_cache *cache, const lm_batc
 
 /* --- parts -------------------------------------------------------------------------------------------------------- */
 
-/* y (num_rows, w.rows) = x (num_rows, w.cols) w^T; x is rounded if w is packed, as lm_model's `input_bits` says. */
+/* y (num_rows, w.rows) = x (num_rows, w.cols) w^T + w.bias; x is rounded if w is packed, as lm_model's `input_bits` says. */
 LM_EXPORT int lm_product(const lm_matrix *w, const float *x, int32_t num_rows, int32_t input_bits, float *y);
 
 /* out (num_rows, w.cols): some rows of a matrix, as an embedding looks them up. */
@@ -242,7 +244,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 21
+#define LM_INTERFACE 22
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

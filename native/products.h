@@ -90,6 +90,16 @@ static void correct_panels(lm_team team, const adapted *s, int i, const lm_matri
     }
 }
 
+/* Add a matrix's bias, if it has one, to a piece's results out (at.count, PANEL_STRIDE) for `num_rows` rows of tokens. */
+static inline void add_bias(const lm_matrix *w, piece at, int num_rows, float *out) {
+    if (w->bias == NULL) return;
+    for (int k = 0; k < at.count; k++) {
+        const int first = (at.panel + k) * LM_TILE_ROWS, width = min_int(LM_TILE_ROWS, w->rows - first);
+        for (int row = 0; row < num_rows; row++)
+            for (int r = 0; r < width; r++) out[k * PANEL_STRIDE + row * LM_TILE_ROWS + r] += w->bias[first + r];
+    }
+}
+
 /* Several matrices of the same inputs as one: y[i] (num_rows, strides[i]) is written, or added to; `s` is NULL where no adapter corrects
  * them. */
 static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, int count, inputs in, int num_rows,
@@ -104,6 +114,7 @@ static void products(lm_team team, atomic_int *next, const lm_matrix *const *w, 
             const int rows = min_int(at_once, num_rows - m);
             panels_product(w[i], at, next_tiles, in, m, rows, out);
             correct_panels(team, s, i, w[i], at, m, rows, out);
+            add_bias(w[i], at, rows, out);
             for (int k = 0; k < at.count; k++)
                 write_panel(out + k * PANEL_STRIDE, at.panel + k, w[i], m, rows, y[i], strides[i], add);
         }
@@ -139,6 +150,8 @@ static void gated_products(lm_team team, atomic_int *next, const lm_layer *layer
             panels_product(&layer->up, at, next_tiles, in, m, rows, up);
             correct_panels(team, s, 0, &layer->gate, at, m, rows, gate);
             correct_panels(team, s, 1, &layer->up, at, m, rows, up);
+            add_bias(&layer->gate, at, rows, gate);
+            add_bias(&layer->up, at, rows, up);
             if (at.count % 2 != 0) { /* the last group's other half */
                 memset(gate + at.count * PANEL_STRIDE, 0, rows * LM_TILE_ROWS * sizeof(float));
                 memset(up + at.count * PANEL_STRIDE, 0, rows * LM_TILE_ROWS * sizeof(float));

@@ -87,7 +87,7 @@ enum { RANDOM_CODES = -1 };
 /* A matrix whose codes are random, or all of them the byte `codes`, as are the small integers of the K types; its scales
  * are random, and zero past its rows. */
 static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
-    lm_matrix w = {kind, rows, cols, NULL, kind == LM_IQ4_NL ? codebook : NULL};
+    lm_matrix w = {kind, rows, cols, NULL, kind == LM_IQ4_NL ? codebook : NULL, NULL};
     if (kind == LM_F32) {
         w.data = random_floats((size_t)rows * cols);
         return w;
@@ -388,7 +388,7 @@ static void make_tiny(tiny *t, int kind, int heads, int head_dim) {
         };
     t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
     t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, heads, KV_HEADS, head_dim,
-                          1e-5f, LM_FLOAT32, t->frequencies, t->norm, t->layers, t->head, t->head, 0, NULL, input_bits};
+                          1e-5f, LM_FLOAT32, t->frequencies, 1, t->norm, t->layers, t->head, t->head, 0, NULL, input_bits};
 }
 
 static void free_tiny(tiny *t) {
@@ -893,7 +893,7 @@ static void check_packing(void) {
             lm_set_threads(3);
             lm_pack(kind, rows, cols, blocks, three);
             expect_same(three, one, bytes, "other tiles on three threads");
-            const lm_matrix w = {kind, rows, cols, three, kind == LM_IQ4_NL ? codebook : NULL};
+            const lm_matrix w = {kind, rows, cols, three, kind == LM_IQ4_NL ? codebook : NULL, NULL};
             float *values = ARRAY(float, cols);
             for (size_t row = rows; row < panels * LM_TILE_ROWS; row++) {
                 unpack_row(&w, row / LM_TILE_ROWS, row % LM_TILE_ROWS, values);
@@ -956,6 +956,6 @@ int main(int argc, char **argv) {
             check_set(SETS[i]);
     }
     lm_set_threads(1); /* with the next call the others end */
-    multiply(&(lm_matrix){LM_Q8_0, 0, 32, NULL, NULL}, NULL, 0, NULL);
+    multiply(&(lm_matrix){LM_Q8_0, 0, 32, NULL, NULL, NULL}, NULL, 0, NULL);
     return 0;
 }

@@ -41,6 +41,7 @@ GOOD: dict[str, Any] = {
     "eos_token_id": [128001, 128008, 128009],
     "torch_dtype": "bfloat16",
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 SMALLER = "num_key_value_heads head_dim rope_scaling tie_word_embeddings bos_token_id eos_token_id".split()
 
 
@@ -72,12 +73,32 @@ def test_presets_survive_the_round_trip_in_either_spelling(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_theta": None}, r"rope_theta is None; expected float"),
-        ({"rope_theta": ...}, r"rope_theta is missing; expected one value"),
         ({"rope_parameters": {**SCALING, "rope_theta": 10000.0}}, r"rope_theta is given twice: \[10000.0, 500000.0\]"),
         ({"rope_parameters": {**SCALING, "factor": 8.0, "rope_theta": 5e5}}, r"rope_scaling says .*32.* and .*8\.0"),
-        ({"rope_scaling": {**SCALING, "rope_type": "yarn"}}, r"rope_type is 'yarn'; supported are \"llama3\""),
-        ({"rope_scaling": {**SCALING, "rope_type": "linear"}}, r"rope_type is 'linear'"),
+        ({"rope_scaling": {**SCALING, "rope_type": "longrope"}}, r"rope_type is '?longrope'?; supported are llama3"),
+        ({"rope_scaling": {**SCALING, "rope_type": ["yarn"]}}, r"rope_type is "),
+        ({"rope_scaling": {"factor": 2.0}}, r"a factor but no rope_type"),
+        ({"rope_scaling": {"rope_type": "linear"}}, r"factor is missing"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, r"factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, r"factor is None; expected float"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, r"rope_scaling.factor is 0.0; expected .* at least 1"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -4.0}}, r"rope_scaling.factor is -4.0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, r"rope_scaling.factor is nan"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e9}}, r"rope_scaling.factor is 1000000000.0"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 10**400}}, r"factor is "),
+        ({"rope_scaling": {**YARN, "attention_factor": 0.0}}, r"rope_scaling.attention_factor is 0.0"),
+        ({"rope_scaling": {**YARN, "attention_factor": -1.0}}, r"rope_scaling.attention_factor is -1.0"),
+        ({"rope_scaling": {**YARN, "beta_fast": -1.0}}, r"rope_scaling.beta_fast is -1.0"),
+        ({"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 2.0}}, r"rope_scaling.beta_fast is 1.0"),
+        ({"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1e400}}, r"mscale_all_dim is inf"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, r"truncate is 1; expected bool"),
+        ({"rope_scaling": {**YARN, "original_max_position_embeddings": 0}}, r"original_max_position_embeddings is 0"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, r"rope_theta is 1.0; expected a number above 1"),
+        ({"rope_scaling": {**YARN, "partial_rotary_factor": 0.5}}, r"partial_rotary_factor is '?0.5"),
+        ({"rope_scaling": None, "rope_parameters": {"full_attention": SCALING}}, r"differs by layer"),
+        ({"rope_interleaved": True}, r"rope_interleaved is true"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types differ"),
         ({"rope_scaling": {k: v for k, v in SCALING.items() if k != "factor"}}, r"factor is missing"),
         ({"rope_scaling": {**SCALING, "factor": "32"}}, r"factor is \"'32'\"|factor is '32'"),
         ({"rope_scaling": {**SCALING, "factor": 0.5}}, r"rope_scaling.factor is 0.5; expected .* at least 1"),
@@ -85,15 +106,19 @@ def test_presets_survive_the_round_trip_in_either_spelling(name: str) -> None:
             {"rope_scaling": {**SCALING, "factor": float("inf")}},
             r"rope_scaling.factor is inf; expected a finite number",
         ),
-        ({"rope_scaling": {**SCALING, "attention_factor": 2.0}}, r"not supported: attention_factor"),
         ({"rope_scaling": [1]}, r"rope_scaling is '?\[1\]'?; expected dict"),
-        ({"model_type": "mistral"}, r'model_type is "mistral"; supported is "llama" only'),
+        ({"model_type": "gemma"}, r'model_type is .*gemma.*; supported are "llama" and "mistral"'),
+        ({"model_type": ["llama"]}, r"model_type is "),
         ({"model_type": ...}, r'model_type is missing; expected "llama"'),
         ({"hidden_act": "gelu"}, r'hidden_act is "gelu"; supported is "silu" only'),
-        ({"attention_bias": True}, r"attention_bias is true; supported is false only"),
-        ({"mlp_bias": True}, r"mlp_bias is true"),
-        ({"pretraining_tp": 2}, r"pretraining_tp is 2"),
-        ({"sliding_window": 4096}, r"sliding_window is 4096"),
+        ({"attention_bias": 1}, r"attention_bias is 1; expected bool"),
+        ({"model_type": "mistral", "sliding_window": 0}, r"sliding_window is 0; expected at least 1"),
+        ({"model_type": "mistral", "sliding_window": -5}, r"sliding_window is -5; expected at least 1"),
+        ({"model_type": "mistral", "sliding_window": 0.5}, r"sliding_window is 0.5; expected int"),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+            r"whether attention is windowed is not clear",
+        ),
         ({"vocab_size": ...}, r"vocab_size is missing"),
         ({"vocab_size": -3}, r"vocab_size is -3; expected a whole number from 1 to 2\^31"),
         ({"hidden_size": "2048"}, r"hidden_size is \"?'2048'\"?; expected int"),
@@ -119,6 +144,96 @@ def test_what_is_refused_says_found_and_expected(change: dict[str, Any], message
 def test_unknown_fields_are_a_warning_that_names_them() -> None:
     with pytest.warns(UserWarning, match="fields not known and not used: logit_softcap"):
         ModelConfig.from_hf({**GOOD, "logit_softcap": 30.0})
+
+
+def without(*names: str, **changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in GOOD.items() if name not in names} | changes
+
+
+def test_missing_fields_have_the_published_defaults() -> None:
+    from transformers import LlamaConfig
+
+    left_out = "rope_theta", "rope_scaling", "rms_norm_eps", "max_position_embeddings", "num_key_value_heads"
+    raw = without(*left_out, "hidden_act", "tie_word_embeddings", "attention_bias")
+    config, theirs = ModelConfig.from_hf(raw), LlamaConfig(**raw)
+    for name in (*left_out[2:], "tie_word_embeddings", "initializer_range", "attention_bias", "mlp_bias"):
+        assert getattr(config, name) == getattr(theirs, name)
+    assert config.rope_theta == theirs.rope_parameters["rope_theta"] == 10000
+    noted = " ".join(config.notes)
+    assert all(name in noted for name in ("rope_theta 10000", "rms_norm_eps 1e-06", "max_position_embeddings 2048"))
+    assert len(config.notes) == 3
+    assert ModelConfig.from_hf(GOOD).notes == ()
+    assert config == replace(config, notes=())
+
+
+def test_missing_fields_of_a_mistral() -> None:
+    from transformers import MistralConfig
+
+    left_out = "max_position_embeddings", "num_key_value_heads", "rope_theta", "rope_scaling", "attention_bias"
+    raw = without(*left_out, model_type="mistral", sliding_window=None)
+    config, theirs = ModelConfig.from_hf(raw), MistralConfig(**raw)
+    assert config.max_position_embeddings == theirs.max_position_embeddings == 131072
+    assert config.num_key_value_heads == theirs.num_key_value_heads == 8
+    assert config.sliding_window is theirs.sliding_window is None
+    assert ModelConfig.from_hf(raw | {"num_key_value_heads": None}).num_key_value_heads == 32
+
+
+def test_a_window_that_holds_the_whole_context_is_none() -> None:
+    for raw in ({"sliding_window": 4096}, {"sliding_window": 5000}, {}):  # the default is 4096
+        config = ModelConfig.from_hf(GOOD | {"model_type": "mistral", "max_position_embeddings": 4096} | raw)
+        assert config.sliding_window is None and config.to_hf()["model_type"] == "llama"
+
+
+def test_a_llamas_window_and_a_mistrals_bias_are_not_used() -> None:
+    with pytest.warns(UserWarning, match="sliding_window 4096"):
+        assert ModelConfig.from_hf(GOOD | {"sliding_window": 4096}) == ModelConfig.from_hf(GOOD)
+    with pytest.warns(UserWarning, match="attention_bias"):
+        raw = GOOD | {"model_type": "mistral", "sliding_window": None, "attention_bias": True}
+        assert not ModelConfig.from_hf(raw).attention_bias
+
+
+def test_a_window_is_written_as_a_mistrals() -> None:
+    config = replace(preset("tiny"), sliding_window=7)
+    written = config.to_hf()
+    assert (written["model_type"], written["architectures"]) == ("mistral", ["MistralForCausalLM"])
+    assert written["sliding_window"] == 7
+    assert "sliding_window" not in preset("tiny").to_hf()
+    with pytest.raises(ConfigError):
+        replace(config, attention_bias=True)
+
+
+@pytest.mark.parametrize("names", [["LLaMAForCausalLM"], ["MistralForCausalLM"], ["LlamaForCausalLM", "Other"]])
+def test_spellings_of_the_architecture(names: list[str]) -> None:
+    assert ModelConfig.from_hf(GOOD | {"architectures": names}) == ModelConfig.from_hf(GOOD)
+    raw = without("model_type", architectures=names, sliding_window=None)
+    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(GOOD)
+
+
+def test_fields_without_effect_are_noted_or_silent() -> None:
+    config = ModelConfig.from_hf(GOOD | {"pretraining_tp": 2, "use_cache": False, "attention_dropout": 0.1})
+    assert config == ModelConfig.from_hf(GOOD) and ["pretraining_tp 2" in note for note in config.notes] == [True]
+
+
+def test_biases_are_read_and_written() -> None:
+    config = ModelConfig.from_hf(GOOD | {"attention_bias": True, "mlp_bias": True})
+    assert config.attention_bias and config.mlp_bias and ModelConfig.from_hf(config.to_hf()) == config
+
+
+def test_fields_that_a_type_of_scaling_does_not_use_are_a_warning() -> None:
+    with pytest.warns(UserWarning, match="attention_factor"):
+        assert ModelConfig.from_hf(GOOD | {"rope_scaling": {**SCALING, "attention_factor": 2.0}}) == preset(
+            "llama-3.2-1b"
+        )
+
+
+def test_the_original_context_of_the_config_comes_first() -> None:
+    raw = GOOD | {"rope_scaling": YARN, "original_max_position_embeddings": 1024}
+    scaling = ModelConfig.from_hf(raw).rope_scaling
+    assert scaling is not None and scaling.original_max_position_embeddings == 1024
+    default = {"rope_type": "yarn", "factor": 4.0}
+    config = ModelConfig.from_hf(GOOD | {"rope_scaling": default})
+    assert config.rope_scaling is not None
+    assert config.rope_scaling.original_max_position_embeddings == 131072 and len(config.notes) == 1
 
 
 JSON = st.recursive(
@@ -209,7 +324,7 @@ def test_fresh_weights_belong_to_their_seed() -> None:
     assert bool((state["model.norm.weight"] == 1).all())
 
 
-@pytest.mark.parametrize("names", [["MistralForCausalLM"], "LlamaForCausalLM", [{}]])
+@pytest.mark.parametrize("names", [["GemmaForCausalLM"], "LlamaForCausalLM", [{}]])
 def test_other_architectures_are_refused(names: Any) -> None:
     assert ModelConfig.from_hf(GOOD | {"architectures": None}) == ModelConfig.from_hf(GOOD)
     with pytest.raises(ConfigError, match="architectures is "):

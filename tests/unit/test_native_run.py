@@ -60,7 +60,7 @@ class Tiny:
             norms = (self.norms[f"{name}.{i}"].ctypes.data for name in ("attn_norm", "mlp_norm"))
             layers[i] = native.CLayer(*norms, **matrices)
         self.model = native.CModel(
-            L, D, F, N, K, H, EPS, 0, self.frequencies.ctypes.data, self.norms["final"].ctypes.data, layers,
+            L, D, F, N, K, H, EPS, 0, self.frequencies.ctypes.data, 1.0, self.norms["final"].ctypes.data, layers,
             self.matrix("table", V, D), self.matrix("head", V, D), 0, None, 16,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from llamarium.errors import escape
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from llamarium.config import ModelConfig
     from llamarium.inspect.neighbors import Neighbors
     from llamarium.inspect.next_tokens import NextStep
     from llamarium.inspect.score import Score
@@ -95,13 +96,25 @@ def _config(summary: "Summary") -> "RenderableType":
     shown.add_row("attention heads", heads)
     shown.add_row("vocabulary", f"{c.vocab_size:,}; head {'tied' if c.tie_word_embeddings else 'of its own'}")
     shown.add_row("context", f"{c.max_position_embeddings:,} tokens")
-    scaling = "no scaling"
-    if s := c.rope_scaling:
-        scaling = f"llama3 scaling by {s.factor:g} from {s.original_max_position_embeddings:,} tokens"
-    shown.add_row("RoPE", f"theta {c.rope_theta:,g}, {scaling}")
+    shown.add_row("RoPE", f"theta {c.rope_theta:,g}, {_rope_scaling(c)}")
+    if c.sliding_window is not None:
+        shown.add_row("attention window", f"{c.sliding_window:,} tokens")
+    if c.attention_bias or c.mlp_bias:
+        shown.add_row("biases", " and ".join(["attention"] * c.attention_bias + ["MLP"] * c.mlp_bias))
     shown.add_row("RMSNorm", f"eps {c.rms_norm_eps:g}")
     shown.add_row("begin, end, padding", f"{_ids(c.bos_token_id)}; {_ids(*c.eos_token_id)}; {_ids(c.pad_token_id)}")
+    for note in c.notes:
+        shown.add_row("note", note)
     return shown
+
+
+def _rope_scaling(config: "ModelConfig") -> str:
+    if (scaling := config.rope_scaling) is None:
+        return "no scaling"
+    if scaling.rope_type == "dynamic":
+        return f"dynamic scaling by {scaling.factor:g} beyond the context, which is not supported"
+    original = scaling.original_max_position_embeddings
+    return f"{scaling.rope_type} scaling by {scaling.factor:g}" + (f" from {original:,} tokens" if original else "")
 
 
 def _parameters(summary: "Summary") -> "RenderableType":

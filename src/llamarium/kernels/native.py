@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 21
+INTERFACE = 22
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -62,6 +62,7 @@ class CMatrix(Structure):
 
     _fields_ = (
         ("kind", c_int32), ("rows", c_int32), ("cols", c_int32), ("data", c_void_p), ("codebook", c_void_p),
+        ("bias", c_void_p),
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ class CModel(Structure):
     _fields_ = (
         ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32), ("num_heads", c_int32),
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float), ("norm_dtype", c_int32),
-        ("frequencies", c_void_p), ("final_norm", c_void_p), ("layers", POINTER(CLayer)),
+        ("frequencies", c_void_p), ("attention_factor", c_float), ("final_norm", c_void_p), ("layers", POINTER(CLayer)),
         ("table", CMatrix), ("head", CMatrix), ("num_adapters", c_int32), ("adapters", POINTER(CAdapter)),
         ("input_bits", c_int32),
     )  # fmt: skip

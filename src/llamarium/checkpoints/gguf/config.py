@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.gguf.file import GGUFFile
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value, warn_caller
-from llamarium.runtime.rope import rope_frequencies
+from llamarium.rope import rope_frequencies
 
 ROPE_FREQS = "rope_freqs.weight"
 

@@ -28,6 +28,7 @@ from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
 from llamarium.checkpoints.huggingface.writer import OutputTensor, array_bytes, cast_array, check_fits_float16
 from llamarium.checkpoints.tokenizers import check_tokenizer
 from llamarium.config import ModelConfig, RopeScaling
+from llamarium.config.rope_scaling import magnitude
 from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.io import unwritable
 from llamarium.quant.formats import block_format
@@ -80,7 +81,7 @@ def export_gguf(
     for weight in weights:
         kind = type_of(weight.key, weight.shape, config, mixture)
         tensors[_gguf_name(weight.key)] = kind, weight.shape, partial(_encode, weight, config, kind)
-    if config.rope_scaling is not None:
+    if config.rope_scaling is not None and config.rope_scaling.rope_type == "llama3":
         factors = rope_factors(config, config.rope_scaling)
         tensors = {ROPE_FREQS: ("F32", tuple(factors.shape), factors.tobytes()), **tensors}
     _warn_of_short_rows(weights, config, mixture)
@@ -126,13 +127,14 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
 
 
 def rope_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float32]:
-    """Return what each plain RoPE frequency is divided by: (H/2,) float32.
+    """Return what each plain RoPE frequency is divided by in Llama 3.1's scaling: (H/2,) float32.
 
     Source: llama.cpp, `convert_hf_to_gguf.py`, `LlamaModel.generate_extra_tensors`.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
     wavelengths = 2 * math.pi * np.float32(config.rope_theta) ** exponents
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    assert low is not None and high is not None and scaling.original_max_position_embeddings is not None
     kept = (scaling.original_max_position_embeddings / wavelengths - low) / (high - low)
     factors = 1 / ((1 - kept) / scaling.factor + kept)
     return np.where(kept <= 0, scaling.factor, np.where(kept >= 1, 1, factors)).astype(np.float32)
@@ -184,7 +186,7 @@ def _warn_of_short_rows(weights: Sequence[OutputTensor], config: ModelConfig, mi
 
 
 def _model_metadata(config: ModelConfig, mixture: Mixture, name: str) -> dict[str, Any]:
-    fields = {
+    fields: dict[str, Any] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
@@ -198,12 +200,34 @@ def _model_metadata(config: ModelConfig, mixture: Mixture, name: str) -> dict[st
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
     }
-    if config.rope_scaling is not None:
-        fields["rope.scaling.original_context_length"] = config.rope_scaling.original_max_position_embeddings
+    fields |= {} if config.rope_scaling is None else scaling_fields(config.rope_scaling)
     general = {"architecture": "llama", "name": name, "file_type": mixture.number, "quantization_version": 2}
     return {f"general.{key}": value for key, value in general.items()} | {
         f"llama.{key}": value for key, value in fields.items()
     }
+
+
+def scaling_fields(scaling: RopeScaling) -> dict[str, Any]:
+    """Return the metadata of a RoPE scaling, without `llama.`; OptionError for what GGUF cannot say.
+
+    Llama 3.1's is a tensor beside it. A dynamic one scales nothing within the context, and has no keys.
+    """
+    fields: dict[str, Any] = {}
+    if scaling.original_max_position_embeddings is not None:
+        fields["rope.scaling.original_context_length"] = scaling.original_max_position_embeddings
+    if scaling.rope_type in ("linear", "yarn"):
+        fields |= {"rope.scaling.type": scaling.rope_type, "rope.scaling.factor": float(scaling.factor)}
+    if scaling.rope_type != "yarn":
+        return fields
+    if not scaling.truncate:
+        raise OptionError(
+            "RoPE's yarn has truncate false, which a GGUF file cannot say; export in Hugging Face's format"
+        )
+    # llama.cpp multiplies with `magnitude` itself.
+    of_attention = (scaling.attention_factor or 1.0) / magnitude(scaling.factor)
+    others = {"attn_factor": (of_attention, 1.0), "yarn_beta_fast": (scaling.beta_fast, 32.0)}
+    others["yarn_beta_slow"] = scaling.beta_slow, 1.0
+    return fields | {f"rope.scaling.{name}": value for name, (value, usual) in others.items() if value != usual}
 
 
 def _end_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, int]:

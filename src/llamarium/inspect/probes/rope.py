@@ -1,6 +1,6 @@
 """RoPE in plain numbers: each pair's angle, its rotation of a query and a key, and scores by distance.
 
-The frequencies are the model's own (`runtime/rope.py`), the rotation is that of `model/rope.py`.
+The frequencies are the model's own (`llamarium/rope.py`), the rotation is that of `model/rope.py`.
 """
 
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError
 from llamarium.inspect.numbers import Floats, JsonView
-from llamarium.runtime.rope import rope_frequencies
+from llamarium.rope import attention_factor, rope_frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,14 @@ def score_by_distance(config: ModelConfig, q_H: Floats, k_H: Floats, distances: 
 
 
 def rotate(config: ModelConfig, x_TNH: Floats, positions: NDArray[np.int64]) -> Floats:
-    """Turn each pair of features of queries or keys by its angle at a position, as `model.rope.Rotary` does."""
+    """Turn each pair of features of queries or keys by its angle at a position, as `model.rope.Rotary` does.
+
+    With Yarn they are multiplied with its attention factor too.
+    """
     angles_T1P = positions.astype(np.float32)[:, None, None] * rope_frequencies(config)
-    cos_T1P, sin_T1P = np.cos(angles_T1P), np.sin(angles_T1P)
+    factor = attention_factor(config)
+    cos_T1P = np.multiply(np.cos(angles_T1P), factor, dtype=np.float32)
+    sin_T1P = np.multiply(np.sin(angles_T1P), factor, dtype=np.float32)
     first, second = np.split(x_TNH, 2, axis=-1)
     return np.concatenate((first * cos_T1P - second * sin_T1P, second * cos_T1P + first * sin_T1P), axis=-1)
 

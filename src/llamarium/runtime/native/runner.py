@@ -27,12 +27,12 @@ from llamarium.kernels.threads import num_threads
 from llamarium.quant.codes import Codes, unpack_rows
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packing import matrix_of, to_float32
+from llamarium.rope import attention_factor, rope_frequencies
 from llamarium.runtime.adapter import LAYER_LINEARS, Adapter, LowRank
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
 from llamarium.runtime.native.adapters import describe, describe_edits
 from llamarium.runtime.native.cache import C_DTYPES, NativeCache
 from llamarium.runtime.native.weights import Weight
-from llamarium.runtime.rope import rope_frequencies
 from llamarium.runtime.runner import Cache, CacheDtype, Floats, Logits
 from llamarium.runtime.taps import Key, Taps, sizes_of
 
@@ -76,7 +76,7 @@ class NativeRunner:
         self._model = native.CModel(
             config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
             config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
-            self._frequencies.ctypes.data, norm.ctypes.data, self._layers,
+            self._frequencies.ctypes.data, attention_factor(config), norm.ctypes.data, self._layers,
             self._matrix(EMBEDDING), self._matrix(HEAD),
             len(adapters), describe(adapters, config.num_hidden_layers), input_bits,
         )  # fmt: skip

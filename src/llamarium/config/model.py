@@ -1,0 +1,148 @@
+"""`ModelConfig`: the shape and constants of one Llama."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llamarium.config.fields import check, is_int, is_number
+from llamarium.config.huggingface import read_fields
+from llamarium.config.json_file import read_json_object
+from llamarium.config.rope_scaling import RopeScaling
+from llamarium.errors import ConfigError
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""The keys of the two weights that `tie_word_embeddings` makes one."""
+
+_LARGEST = 1e30  # far below what float32, in which models compute, can hold
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape and constants of one Llama.
+
+    Attributes:
+        vocab_size: Rows of the embedding table, V.
+        hidden_size: Width of the residual stream, D.
+        intermediate_size: Width of the SwiGLU, F.
+        num_hidden_layers: Decoder layers, L.
+        num_attention_heads: Query heads, N.
+        num_key_value_heads: Key-value heads, K; N means multi-head, 1 multi-query, between them grouped-query.
+        head_dim: Width of one head, H; even, and not necessarily D / N.
+        rms_norm_eps: Added to the mean square in RMSNorm.
+        rope_theta: Base of the RoPE frequencies.
+        rope_scaling: How the frequencies are scaled, or None.
+        max_position_embeddings: The context, in tokens.
+        sliding_window: Tokens that a query sees, itself included, or None for all before it (Mistral).
+        attention_bias: Whether the projections of attention (q, k, v and o) have biases.
+        mlp_bias: Whether those of the MLP (gate, up and down) have.
+        tie_word_embeddings: The head is the embedding table itself.
+        initializer_range: Standard deviation of fresh weights.
+        bos_token_id: The id put before a text, or None.
+        eos_token_id: The ids that end an answer; may be empty.
+        pad_token_id: The id that fills short rows, or None.
+        notes: How its file was read: which fields had the format's default, which were without effect. Not compared.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    max_position_embeddings: int
+    sliding_window: int | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool
+    initializer_range: float = 0.02
+    bos_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check ranges and agreement between fields; ConfigError naming the field, its value and what was expected."""
+        for name in _SIZES:
+            value = getattr(self, name)
+            check(is_int(value) and 1 <= value < 2**31, name, value, "a whole number from 1 to 2^31 - 1")
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        check(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+        check(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number: RoPE rotates pairs")
+        for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
+            value = getattr(self, name)
+            check(
+                is_number(value) and 0 < value < _LARGEST, name, value, f"a finite number above 0, below {_LARGEST:g}"
+            )
+        window = self.sliding_window
+        if window is not None:
+            check(is_int(window) and 1 <= window < 2**31, "sliding_window", window, "a whole number from 1, or None")
+            has_bias = self.attention_bias or self.mlp_bias
+            check(not has_bias, "sliding_window", window, "None beside biases: no architecture has both")
+        if self.rope_scaling is not None and self.rope_scaling.rope_type == "yarn":
+            check(self.rope_theta > 1, "rope_theta", self.rope_theta, "a number above 1 beside yarn")
+
+    @property
+    def num_query_groups(self) -> int:
+        """How many query heads share one key-value head, N / K."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the content of a `config.json`, in the v4 and v5 spellings together.
+
+        With a sliding window it is a Mistral's, which computes the same otherwise.
+        """
+        is_mistral = self.sliding_window is not None
+        left_out = {"rope_scaling", "notes", *(("attention_bias", "mlp_bias") if is_mistral else ("sliding_window",))}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+        eos = self.eos_token_id
+        scaling = None if self.rope_scaling is None else self.rope_scaling.to_hf()
+        return {
+            "architectures": ["MistralForCausalLM" if is_mistral else "LlamaForCausalLM"],
+            "model_type": "mistral" if is_mistral else "llama",
+            **fields,
+            "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
+            "hidden_act": "silu",
+            "attention_dropout": 0.0,
+            "rope_scaling": scaling,
+            "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": self.rope_theta},
+            "use_cache": True,
+        }
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any], source: str = "config.json") -> "ModelConfig":
+        """Read the content of a Hugging Face `config.json`.
+
+        Args:
+            raw: The parsed JSON object.
+            source: The file's name, for messages.
+
+        Raises:
+            ConfigError: For a missing field, a wrong type, another architecture or a feature that is not
+                supported, by name and value.
+        """
+        try:
+            return cls(**read_fields(raw, source))
+        except ConfigError as error:  # a range that __post_init__ checked: the file is not named yet
+            raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
+
+    @classmethod
+    def from_file(cls, path: Path) -> "ModelConfig":
+        """Read a `config.json` from disk; ConfigError if the file is no JSON object, or for what `from_hf` refuses."""
+        return cls.from_hf(read_json_object(path), str(path))
