@@ -10,14 +10,13 @@ Three rules hold for every vocabulary:
 """
 
 import operator
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from llamarium.errors import ChatFormatError, ContextLengthError, TokenizerError, escape, show_value
-from llamarium.tokenizer.special import SpecialTokens, check_text
+from llamarium.tokenizer.special import Parts, SpecialTokens, check_text, split_control, split_spellings
 from llamarium.tokenizer.streaming import StreamDecoder
 
 if TYPE_CHECKING:
@@ -31,11 +30,31 @@ _PART_CHARACTERS = 2**16
 
 
 class Backend(Protocol):
-    """A vocabulary and its rules. It sees ordinary text only: control tokens and BOS are `Tokenizer`'s matter."""
+    """A vocabulary and its rules. BOS, decoding and the rules of dialogs are `Tokenizer`'s matter.
+
+    Implementations derive from it: `encode_parts` and `encode_parsed` suit every vocabulary in which what surrounds a
+    text does not change its ids. Others override them.
+    """
 
     def encode(self, text: str) -> list[int]:
         """Encode valid Unicode text, every control token's spelling as ordinary characters."""
         ...
+
+    def encode_parts(self, parts: Parts) -> list[int]:
+        """Encode texts and control tokens as one string, with the rules that hold around control tokens.
+
+        A text here is not a new beginning unless it is the first part: a space that the vocabulary puts before a text,
+        and white space that a control token takes away, are as in the encoding of the whole string. The spelling of a
+        control token inside a text stays ordinary characters.
+
+        Args:
+            parts: Texts, none of them empty or next to another, and ids of control tokens.
+        """
+        return [i for part in parts for i in (self.encode(part) if isinstance(part, str) else (part,))]
+
+    def encode_parsed(self, text: str, control: Mapping[str, int]) -> list[int]:
+        """Encode a text in which the spellings of control tokens (spelling to id) are these tokens."""
+        return self.encode_parts(split_control(text, control))
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that an id stands for, or None where there is no such token."""
@@ -130,7 +149,7 @@ class Tokenizer:
                 wrote: a user's text could otherwise end its own turn.
         """
         check_text(text)
-        ids = self._encode_parsed(text) if parse_special else self.backend.encode(text)
+        ids = self.backend.encode_parsed(text, self.special.ids) if parse_special else self.backend.encode(text)
         bos = self.special.bos
         if add_special_tokens and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -155,24 +174,36 @@ class Tokenizer:
                     f"{num_tokens} tokens: use a shorter text"
                 )
 
-    def _encode_parsed(self, text: str) -> list[int]:
-        """Encode with the spellings of control tokens read as such, the longest first."""
-        ids: list[int] = []
-        for position, part in enumerate(self.split_special(text)):
-            if position % 2:
-                ids.append(self.special.ids[part])
+    def encode_parts(self, parts: Parts) -> list[int]:
+        """Return the ids of texts and control tokens that are one string, without BOS before it.
+
+        What a user wrote is a text here, and cannot become a control token. TokenizerError as `encode`, and for an id
+        that is no control token.
+
+        Args:
+            parts: Texts and ids of control tokens. Texts next to each other are one text.
+        """
+        joined: list[str | int] = []
+        for part in parts:
+            if not isinstance(part, str):
+                joined.append(self._check_control(part))
+                continue
+            check_text(part)
+            if part and joined and isinstance(joined[-1], str):
+                joined[-1] += part
             elif part:
-                ids += self.backend.encode(part)
-        return ids
+                joined.append(part)
+        return self.backend.encode_parts(joined)
+
+    def _check_control(self, token_id: int) -> int:
+        index = _index(token_id)
+        if index not in self._special_ids:
+            raise TokenizerError(f"{self.source}: the id {index} is not that of a control token; expected text instead")
+        return index
 
     def split_special(self, text: str) -> list[str]:
         """Split into text, control token, text, ...: control tokens stand at the odd places."""
-        return self._special_pattern.split(text) if self.special.ids else [text]
-
-    @cached_property
-    def _special_pattern(self) -> re.Pattern[str]:
-        spellings = sorted(self.special.ids, key=len, reverse=True)
-        return re.compile("(" + "|".join(map(re.escape, spellings)) + ")")
+        return split_spellings(text, self.special.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Bytes that are no UTF-8 become U+FFFD.

@@ -1,9 +1,14 @@
 """What counts as text, and the control tokens of a vocabulary."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from llamarium.errors import TokenizerError
+
+Parts = Sequence[str | int]
+"""Texts and ids of control tokens, in the order in which they are one string."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +41,20 @@ def check_text(text: object) -> None:
             f"the text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; it is no "
             'valid Unicode: read the source with its own encoding, or use errors="replace"'
         ) from None
+
+
+def split_spellings(text: str, control: Mapping[str, int]) -> list[str]:
+    """Split into text, control token, text, ...: control tokens, the longest first, stand at the odd places."""
+    return _pattern(frozenset(control)).split(text) if control else [text]
+
+
+def split_control(text: str, control: Mapping[str, int]) -> list[str | int]:
+    """Split into texts and the ids of the control tokens that are spelled between them; no text is empty."""
+    split = split_spellings(text, control)
+    parts = [control[part] if place % 2 else part for place, part in enumerate(split)]
+    return [part for part in parts if part != ""]
+
+
+@lru_cache(8)
+def _pattern(spellings: frozenset[str]) -> re.Pattern[str]:
+    return re.compile("(" + "|".join(map(re.escape, sorted(spellings, key=len, reverse=True))) + ")")

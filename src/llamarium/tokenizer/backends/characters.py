@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, save_huggingface, write_json
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
 from llamarium.tokenizer.special import SpecialTokens, check_text
 
@@ -44,7 +44,7 @@ class CharacterTokenizer:
         return _build(characters, str(path))
 
 
-class CharacterBackend:
+class CharacterBackend(Backend):
     """One id per character."""
 
     def __init__(self, characters: list[str], source: str) -> None:

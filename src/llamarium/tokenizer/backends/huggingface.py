@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.errors import TokenizerError, escape, warn_caller
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, read_json, save_huggingface
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _from_parts(raw: dict[str, Any], merges: list[tuple[str, str]]) -> "tokenize
     return inner
 
 
-class HuggingFaceBackend:
+class HuggingFaceBackend(Backend):
     """A vocabulary that the `tokenizers` package runs."""
 
     def __init__(self, inner: "tokenizers.Tokenizer", *, byte_level: bool, source: str) -> None:

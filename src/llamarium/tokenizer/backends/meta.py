@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape
 from llamarium.tokenizer.backends.files import read_bytes, save_huggingface
 from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN, byte_level_tokenizer, llama3_cutter
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE, spell
 from llamarium.tokenizer.special import SpecialTokens
 
@@ -57,7 +57,7 @@ def load_meta(path: Path) -> Tokenizer:
     return Tokenizer(backend, special, vocab_size=NUM_RANKS + NUM_SPECIAL_TOKENS, source=source)
 
 
-class MetaBackend:
+class MetaBackend(Backend):
     """Ranks that the `tiktoken` package runs."""
 
     def __init__(self, tokens: list[bytes], names: list[bytes], source: str) -> None:

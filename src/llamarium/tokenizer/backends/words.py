@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.errors import TokenizerError, escape
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import guard_rust, save_huggingface
-from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
 from llamarium.tokenizer.pieces import line_parts
 from llamarium.tokenizer.special import SpecialTokens
@@ -81,7 +81,7 @@ def make_words(inner: "tokenizers.Tokenizer", source: str, chat_template: str | 
     )
 
 
-class WordBackend:
+class WordBackend(Backend):
     """One id per word. `unknown_id` is that of `<|unknown|>`, which is shown in a text and never skipped."""
 
     def __init__(self, inner: "tokenizers.Tokenizer", source: str) -> None:

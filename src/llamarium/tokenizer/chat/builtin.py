@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamarium.errors import ChatFormatError, show_value
-from llamarium.tokenizer.chat.format import Part, Vocabulary
+from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, encode_written
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import PYTHON_TAG, ToolForm, Turn
@@ -36,26 +36,23 @@ class _BuiltIn(ABC):
         if variables:
             raise ChatFormatError(f"the dialog format {self.name} has no variables; found {show_value([*variables])}")
         form = tool_form or self.tool_form
-        ids = self._write(read_turns(messages, tools, form), form)
-        return ids + self._header("assistant") if add_generation_prompt else ids
+        written = [part for parts, _ in self._write(read_turns(messages, tools, form), form) for part in parts]
+        return self._tokenizer.encode_parts(
+            [*written, *self._header("assistant")] if add_generation_prompt else written
+        )
 
     def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
         for messages in dialogs:
-            yield self._parts(read_turns(messages, (), self.tool_form), self.tool_form)
-
-    def _text(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def _write(self, turns: list[Turn], form: ToolForm) -> list[int]:
-        return [i for part, _ in self._parts(turns, form) for i in part]
+            written = self._write(read_turns(messages, (), self.tool_form), self.tool_form)
+            yield encode_written(self._tokenizer, written)
 
     @abstractmethod
-    def _header(self, role: str) -> list[int]:
+    def _header(self, role: str) -> list[str | int]:
         """Return what begins a message."""
 
     @abstractmethod
-    def _parts(self, turns: list[Turn], form: ToolForm) -> list[Part]:
-        """Return the pieces of a dialog."""
+    def _write(self, turns: list[Turn], form: ToolForm) -> list[Written]:
+        """Return the parts of a dialog."""
 
 
 class Llama3Format(_BuiltIn):
@@ -78,24 +75,24 @@ class Llama3Format(_BuiltIn):
             special[name] for name in ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>") if name in special
         )
 
-    def _parts(self, turns: list[Turn], form: ToolForm) -> list[Part]:
+    def _write(self, turns: list[Turn], form: ToolForm) -> list[Written]:
         bos = self._tokenizer.special.bos
-        parts: list[Part] = [([] if bos is None else [bos], False)]
+        written: list[Written] = [([] if bos is None else [bos], False)]
         for turn in turns:
-            parts.append((self._header("ipython" if turn.role == "tool" else turn.role), False))
-            parts.append((self._body(turn, form), turn.role == "assistant"))
-        return parts
+            written.append((self._header("ipython" if turn.role == "tool" else turn.role), False))
+            written.append((self._body(turn, form), turn.role == "assistant"))
+        return written
 
-    def _body(self, turn: Turn, form: ToolForm) -> list[int]:
-        """Return the ids of a turn's text, with the token that ends it."""
+    def _body(self, turn: Turn, form: ToolForm) -> list[str | int]:
+        """Return a turn's text, with the token that ends it."""
         content, is_json = turn.content.strip(), form == "llama3_json"
         if not turn.calls or PYTHON_TAG not in self._special or not (is_json or content):
-            return [*self._text(turn.text.strip()), self._turn_end]
+            return [turn.text.strip(), self._turn_end]
         end = self._special.get("<|eom_id|>", self._turn_end) if is_json else self._turn_end
-        return [*self._text(content), self._special[PYTHON_TAG], *self._text(turn.calls), end]
+        return [content, self._special[PYTHON_TAG], turn.calls, end]
 
-    def _header(self, role: str) -> list[int]:
-        return [self._start, *self._text(role), self._end, *self._text("\n\n")]
+    def _header(self, role: str) -> list[str | int]:
+        return [self._start, role, self._end, "\n\n"]
 
 
 class ChatMLFormat(_BuiltIn):
@@ -114,30 +111,19 @@ class ChatMLFormat(_BuiltIn):
         self._default_system = default_system
         self.stop_ids = (self._end,)
 
-    def _write(self, turns: list[Turn], form: ToolForm) -> list[int]:
-        ids: list[int] = []
+    def _write(self, turns: list[Turn], form: ToolForm) -> list[Written]:
+        written: list[Written] = []
         for turn in self._with_system(turns):
-            ids += [*self._header(turn.role, turn.text), self._end, *self._text("\n")]
-        return ids
-
-    def _parts(self, turns: list[Turn], form: ToolForm) -> list[Part]:
-        """Return the pieces of a dialog.
-
-        They are those of `encode` but for an answer that begins with a line end, which `encode` joins with its
-        header's, as templates do. A model that is asked finds the header's alone.
-        """
-        parts: list[Part] = []
-        for turn in self._with_system(turns):
+            header, body = self._header(turn.role), [turn.text, self._end]
             if turn.role == "assistant":
-                parts.append((self._header("assistant"), False))
-                parts.append(([*self._text(turn.text), self._end], True))
+                written += [(header, False), (body, True)]
             else:
-                parts.append(([*self._header(turn.role, turn.text), self._end], False))
-            parts.append((self._text("\n"), False))
-        return parts
+                written.append(([*header, *body], False))
+            written.append((["\n"], False))
+        return written
 
-    def _header(self, role: str, content: str = "") -> list[int]:
-        return [self._start, *self._text(f"{role}\n{content}")]
+    def _header(self, role: str) -> list[str | int]:
+        return [self._start, f"{role}\n"]
 
     def _with_system(self, turns: list[Turn]) -> list[Turn]:
         if self._default_system is None or turns[0].role == "system":

@@ -3,12 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from llamarium.tokenizer.special import SpecialTokens
+from llamarium.tokenizer.special import Parts, SpecialTokens
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 
 Part = tuple[list[int], bool]
 """Ids of one part of a dialog, and whether they are an answer (with the token that ends it)."""
+
+
+Written = tuple[Parts, bool]
+"""One part of a dialog as texts and control tokens, and whether it is an answer (with the token that ends it)."""
 
 
 class Vocabulary(Protocol):
@@ -22,8 +26,8 @@ class Vocabulary(Protocol):
         """Return a tokenizer of the same vocabulary with another template."""
         ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encode a text."""
+    def encode_parts(self, parts: Parts) -> list[int]:
+        """Encode texts and control tokens that are one string."""
         ...
 
     def split_special(self, text: str) -> list[str]:
@@ -90,3 +94,21 @@ class ChatFormat(Protocol):
         tell the pieces apart. Many dialogs at once take few processes of a template.
         """
         ...
+
+
+def encode_written(tokenizer: Vocabulary, written: Sequence[Written]) -> list[Part]:
+    """Encode the parts of a dialog, each as what follows the parts before it.
+
+    Two neighbouring texts may share a token in the encoding of the whole dialog. A model that is asked finds the first
+    text alone, so the second is encoded by itself there.
+    """
+    parts: list[Part] = []
+    before: list[str | int] = []  # since the last control token, which is as far as any rule looks
+    for new, is_answer in written:
+        begun = tokenizer.encode_parts(before)
+        ids = tokenizer.encode_parts([*before, *new])
+        parts.append((ids[len(begun) :] if ids[: len(begun)] == begun else tokenizer.encode_parts(new), is_answer))
+        before += new
+        last = max((i for i, part in enumerate(before) if not isinstance(part, str)), default=0)
+        del before[:last]
+    return parts

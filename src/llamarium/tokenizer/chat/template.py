@@ -212,13 +212,9 @@ class TemplateFormat:
         return self._encode_parts(parts, call.mark)
 
     def _encode_parts(self, parts: list[str], mark: str) -> list[int]:
-        ids: list[int] = []
-        for position, part in enumerate(parts):
-            if position % 2:
-                ids.append(self._tokenizer.special.ids[part])
-            elif text := part.replace(mark, ""):
-                ids += self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        control = self._tokenizer.special.ids
+        written = [control[part] if place % 2 else part.replace(mark, "") for place, part in enumerate(parts)]
+        return self._tokenizer.encode_parts(written)
 
     @cached_property
     def _spellings(self) -> Spellings:
