@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import llamarium
+from llamarium.checkpoints.export import export
 from llamarium.checkpoints.open import open_checkpoint, open_model
-from llamarium.errors import CheckpointError, ConfigError, LlamariumError, TokenizerError
+from llamarium.errors import CheckpointError, ConfigError, LlamariumError, OptionError, TokenizerError
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -50,12 +54,16 @@ def test_a_tokenizer_of_another_model_is_refused(model_files):
     assert open_model(folder, with_tokenizer=False).checkpoint.config.vocab_size == 8
 
 
-@pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
 @pytest.mark.parametrize("value", [256, 10**30])
 def test_ids_that_are_not_in_the_vocabulary(model_files, field, value):
     with pytest.raises(CheckpointError, match=rf"{field} is {value}, and there are 256 rows"):
         open_checkpoint(model_files().huggingface(**{field: value}))
     assert open_checkpoint(model_files().huggingface(**{field: 255}))
+
+
+def test_a_padding_id_may_be_any(model_files):
+    assert open_checkpoint(model_files().huggingface(pad_token_id=256)).config.pad_token_id == 256
 
 
 def test_ids_of_a_gguf_file(model_files):
@@ -79,15 +87,34 @@ def test_json_files_have_limits(folder, smollm2_path, name):
         open_model(smollm2_path).tokenizer.save(folder)
     with (folder / name).open("wb") as file:
         file.truncate(33 * 2**20)
-    with pytest.raises(LlamariumError, match=rf"{name}: 34603008 bytes; expected"):
-        open_model(folder)
+    with (
+        pytest.warns(UserWarning, match=name) if name.startswith("tokenizer") else nullcontext(),
+        pytest.raises(LlamariumError, match=rf"{name}: 34603008 bytes; expected"),
+    ):
+        _ = open_model(folder).tokenizer
 
 
 def test_json_of_many_small_values_is_refused_before_it_is_parsed(folder):
     (folder / "characters.json").unlink()
     (folder / "tokenizer.json").write_text('{"a": [' + ",".join(["[]"] * 2**22) + "]}")
+    with pytest.warns(UserWarning, match="no text"):
+        opened = open_model(folder)
     with pytest.raises(TokenizerError, match="values; expected at most"):
-        open_model(folder)
+        _ = opened.tokenizer
+
+
+def test_a_fault_of_the_tokenizer_stops_only_text(folder):
+    (folder / "characters.json").write_text('{"characters": 3}')
+    with pytest.warns(UserWarning, match=r"characters\.json") as warned:
+        llama = llamarium.load(folder)
+    assert len(warned) == 1
+    assert llama.model(torch.tensor([[1, 2, 3]])).isfinite().all()
+    assert "characters.json" in llama.why_no_tokenizer
+    with pytest.raises(TokenizerError, match=r"characters\.json"):
+        llama.generate("the cat")
+    with pytest.warns(UserWarning), pytest.raises(OptionError, match="no-tokenizer"):
+        export(folder, folder / "whole.gguf", format="gguf")
+    assert export(folder, folder / "weights.gguf", format="gguf", with_tokenizer=False).is_file()
 
 
 # --- files that change while they are in use --------------------------------------------------------------------------

@@ -394,13 +394,13 @@ FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError
     "not there": (lambda t, m, x: t.pop(Q), f"missing: {Q}.*llamarium.matrices", CheckpointError),
     "key": (
         lambda t, m, x: (t.update(other=t.pop(Q)), x.update(other=x.pop(Q))),
-        f"missing: {Q}; 1 tensors are not known: other",
+        f"missing: {Q}; 1 others are not known: other",
         CheckpointError,
     ),
     "float64": (lambda t, m, x: t.update({NORM: t[NORM].double()}), f"not known: {NORM}", CheckpointError),
     "head": (
         lambda t, m, x: (t.update({"lm_head.weight": t[Q].clone()}), x.update({"lm_head.weight": x[Q]})),
-        "not known: lm_head.weight",
+        "lm_head.weight",
         CheckpointError,
     ),
 }

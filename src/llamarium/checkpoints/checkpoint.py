@@ -7,7 +7,7 @@ checkpoint reads headers only and holds them against the config; no memory for w
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.storage import Bytes
 from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
-from llamarium.errors import CheckpointError, escape, show_value
+from llamarium.errors import CheckpointError, escape, show_value, warn_caller
 
 CONFIG_LIMIT_BYTES = 2 * 2**20
 """Of a JSON file beside weights, or a safetensors file's header: a table of 405B's 6,000 tensors in 4 bits takes half
@@ -178,8 +178,58 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes if config.tie_word_embeddings else shapes | {HEAD: other[HEAD]}
 
 
+def select_weights(
+    path: Path, config: ModelConfig, entries: Mapping[str, TensorEntry], is_zero: Callable[[TensorEntry], bool]
+) -> dict[str, TensorEntry]:
+    """Return the entries of the weights that `config` implies; other tensors are reported in one warning.
+
+    Types and shapes are not looked at: a reader checks types first, then calls `check_shapes`.
+
+    Args:
+        path: The checkpoint, for messages.
+        config: The model that they must be the weights of.
+        entries: Every tensor of the checkpoint by key; a tensor without a key of ours is there under its quoted name.
+        is_zero: Whether all weights of a tensor are zero, read from the file.
+
+    Raises:
+        CheckpointError: For a missing weight, or a tensor with which the model would compute something else.
+    """
+    _check_present(path, config, entries)
+    expected = expected_shapes(config)
+    extra = [entry for key, entry in entries.items() if key not in expected]
+
+    def changes_results(entry: TensorEntry) -> bool:
+        is_part = entry.key == HEAD or _OTHER_PARTS.search(entry.name) is not None
+        return is_part or (_BIAS.search(entry.name) is not None and not is_zero(entry))
+
+    if changing := [entry.name for entry in extra if changes_results(entry)]:
+        raise CheckpointError(
+            f"{escape(path)}: {len(changing)} tensors would change the results, and a Llama with this config "
+            f"has no such parts: {list_some(changing)}; check architectures, attention_bias, mlp_bias and "
+            "tie_word_embeddings in the config"
+        )
+    if unused := [entry.name for entry in extra if not _ROPE_TABLE.search(entry.name)]:
+        warn_caller(f"{escape(path)}: {len(unused)} tensors are not used by this model: {list_some(unused)}")
+    return {key: entry for key, entry in entries.items() if key in expected}
+
+
+# RoPE's frequencies, which follow from the config and which old converters saved.
+_ROPE_TABLE = re.compile(r"rotary_emb\.inv_freq$|\battn_rot_embd\b|^rope\.freqs$|^rope_freqs\.weight$")
+# Parts of a layer that other architectures have, in Hugging Face's names and GGUF's.
+_OTHER_PARTS = re.compile(
+    r"\b(layers|blk)\.\d+\..*(norm\b|experts?\b|_exps\b|_shexp\b|gate_inp|block_sparse_moe|router|lora_)"
+)
+_BIAS = re.compile(r"\b(layers|blk)\.\d+\..*(proj|attn_(q|k|v|output)|ffn_(gate|up|down)|w[qkvo123])\.bias$")
+
+
 def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that the weights found are those of `config`, before any memory is taken for them."""
+    """Check that the weights of `config` are there, in its shapes, before any memory is taken for them."""
+    _check_present(path, config, found)
+    check_shapes(path, config, found)
+
+
+def _check_present(path: Path, config: ModelConfig, found: Iterable[str]) -> None:
+    found = set(found)
     layers = {match[1] for key in found if (match := _LAYER_KEY.fullmatch(key))}
     if len(layers) != config.num_hidden_layers:  # first: it bounds everything below by what the file holds
         raise CheckpointError(
@@ -192,9 +242,19 @@ def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int
             "is its embedding table, set tie_word_embeddings to true, else the weights are incomplete"
         )
     expected = expected_shapes(config)
-    check_names(path, expected, found)
+    if missing := [key for key in expected if key not in found]:
+        unused = sorted(found - expected.keys())
+        raise CheckpointError(
+            f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}; "
+            + (f"{len(unused)} others are not known: {list_some(unused)}; " if unused else "")
+            + "expected those of a Llama with this config"
+        )
+
+
+def check_shapes(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Check the shapes of a model's weights, all of which are there, and the ids that its config names."""
     check_token_ids(path, config)
-    for key, shape in expected.items():
+    for key, shape in expected_shapes(config).items():
         if found[key] != shape:
             raise CheckpointError(
                 f"{escape(path)}: {key} has shape {found[key]}; by the config's {_fields(key)} it is {shape}"
@@ -202,9 +262,9 @@ def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int
 
 
 def check_token_ids(path: Path, config: ModelConfig) -> None:
-    """Check that the tokens which a config names are in its vocabulary."""
+    """Check that a config's BOS and EOS ids are in its vocabulary; padding is never computed, so its id may be any."""
     ids = {"bos_token_id": (config.bos_token_id,), "eos_token_id": config.eos_token_id}
-    for name, values in (*ids.items(), ("pad_token_id", (config.pad_token_id,))):
+    for name, values in ids.items():
         for value in values:
             if value is not None and not 0 <= value < config.vocab_size:
                 raise CheckpointError(
@@ -213,9 +273,7 @@ def check_token_ids(path: Path, config: ModelConfig) -> None:
                 )
 
 
-def check_names(
-    path: Path, expected: Iterable[str], found: Iterable[str], why: str = "those of a Llama with this config"
-) -> None:
+def check_names(path: Path, expected: Iterable[str], found: Iterable[str], why: str) -> None:
     """Check two sets of names for equality."""
     expected, found = dict.fromkeys(expected), dict.fromkeys(found)
     missing, extra = [k for k in expected if k not in found], [k for k in found if k not in expected]

@@ -17,8 +17,8 @@ from llamarium.errors import (
     ModelNotFoundError,
     TokenizerError,
     UnsupportedFormatError,
-    UnsupportedTokenizerError,
     escape,
+    warn_caller,
 )
 from llamarium.extras import need_torch
 from llamarium.hub.builtin import recommended
@@ -90,10 +90,11 @@ def _open_learner(name: str, path: Path, *, with_tokenizer: bool) -> OpenedModel
 
 
 def _find_tokenizer(name: str | Path, path: Path, checkpoint: Checkpoint) -> tuple[Tokenizer | None, str]:
-    """Return the tokenizer, or why there is none: such a model computes logits all the same."""
+    """Return the tokenizer, or why there is none: a model without text computes logits all the same."""
     try:
         tokenizer = find_tokenizer(path, checkpoint.metadata if isinstance(checkpoint, GGUFCheckpoint) else None)
-    except UnsupportedTokenizerError as error:
+    except TokenizerError as error:
+        warn_caller(f"the model has no text, only token ids: {error}")
         return None, str(error)
     if tokenizer is None:
         return None, (

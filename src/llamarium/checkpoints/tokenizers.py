@@ -42,7 +42,7 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
     if (gguf := _gguf_of(path)) is not None:
         path = gguf
         metadata = read_gguf_metadata(path) if metadata is None else metadata
-        if "tokenizer.ggml.model" not in metadata:
+        if metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):  # as llama.cpp writes weights alone
             return None
         from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 

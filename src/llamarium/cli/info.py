@@ -40,5 +40,6 @@ def run(args: argparse.Namespace) -> int:
         summary = summarize(PRESETS[args.model], kv_cache_dtype=args.kv_cache_dtype)
     else:
         llama = load_llama(args)
-        summary = summarize(llama.config, llama.loaded, llama.sources, args.kv_cache_dtype)
+        why_no_text = llama.why_no_tokenizer if llama.optional_tokenizer is None else ""
+        summary = summarize(llama.config, llama.loaded, llama.sources, args.kv_cache_dtype, why_no_text)
     return emit_or_show(args, summary, summary_view)

@@ -105,6 +105,8 @@ def _config(summary: "Summary") -> "RenderableType":
     shown.add_row("begin, end, padding", f"{_ids(c.bos_token_id)}; {_ids(*c.eos_token_id)}; {_ids(c.pad_token_id)}")
     for note in c.notes:
         shown.add_row("note", note)
+    if summary.why_no_text:
+        shown.add_row("text", f"none: {escape(summary.why_no_text)}")
     return shown
 
 

@@ -59,6 +59,7 @@ class Summary:
         kv_bytes_per_token: Of one cached token.
         kv_bytes_at_full_context: Of a full context, for one sequence.
         sources: Origins of the weights, in the order of the model.
+        why_no_text: Reason why the model has no tokenizer; empty if it has one, or is a preset.
     """
 
     config: ModelConfig
@@ -71,6 +72,7 @@ class Summary:
     kv_bytes_per_token: int
     kv_bytes_at_full_context: int
     sources: tuple[SourceGroup, ...]
+    why_no_text: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON values, with the parameters' total and the config as a `config.json`."""
@@ -87,10 +89,16 @@ def summarize(
     loaded: LoadedModel | None = None,
     sources: "Sequence[TensorSource]" = (),
     kv_cache_dtype: CacheDtype = "auto",
+    why_no_text: str = "",
 ) -> Summary:
-    """Summarize a model; without a loaded one, keys and values are counted as bfloat16.
+    """Summarize a model; without a loaded one, the KV cache is counted as bfloat16.
 
-    `sources` are the origins of its weights, as `load_model` returns them.
+    Args:
+        config: Its shape.
+        loaded: Its weights; None for a preset.
+        sources: The origins of its weights, as `load_weights` returns them.
+        kv_cache_dtype: "auto" or "int8".
+        why_no_text: Reason why it has no tokenizer, if it has none.
     """
     runner = None if loaded is None else loaded.runner()
     kv_dtype = "int8" if kv_cache_dtype == "int8" else "bfloat16" if runner is None else runner.kv_dtype
@@ -107,6 +115,7 @@ def summarize(
         kv_bytes_per_token=kv_bytes,
         kv_bytes_at_full_context=kv_bytes * context,
         sources=group_sources(sources),
+        why_no_text=why_no_text,
     )
 
 

@@ -13,8 +13,9 @@ from llamarium.checkpoints.checkpoint import (
     FormatName,
     StoredTensor,
     TensorEntry,
-    check_weights,
+    check_shapes,
     permuted_heads,
+    select_weights,
     state_dict_key,
 )
 from llamarium.checkpoints.gguf.config import ROPE_FREQS, gguf_config
@@ -60,9 +61,9 @@ class GGUFCheckpoint:
                 raise CheckpointError(f"{escape(path)}: {ROPE_FREQS} is {found.type_name}; expected F32")
             factors = self._files[found.path].array(found.offset, found.shape, np.float32, copy=True)
         self.config = gguf_config(file, factors)
-        tensors = (tensor for name, tensor in file.tensors.items() if name != ROPE_FREQS)
-        self.entries: Mapping[str, TensorEntry] = {e.key: e for e in map(self._entry, tensors)}
-        check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
+        entries = {entry.key: entry for entry in map(self._entry, file.tensors.values())}
+        self.entries: Mapping[str, TensorEntry] = select_weights(path, self.config, entries, self._is_zero)
+        check_shapes(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
         """Return a weight's bytes by row; see `Checkpoint.stored`."""
@@ -79,6 +80,9 @@ class GGUFCheckpoint:
         """Check that the files are still what was opened; see `Checkpoint.check_unchanged`."""
         for file in self._files.values():
             file.check_unchanged()
+
+    def _is_zero(self, entry: TensorEntry) -> bool:
+        return not self._file.view(self._tensors[entry.name].offset, entry.num_bytes).any()
 
     def _entry(self, tensor: GGUFTensor) -> TensorEntry:
         key = state_dict_key(tensor.name, "blk", LAYER_NAMES, NAMES)

@@ -4,7 +4,6 @@ Keys need no mapping: they are ours. With a `quantization_config` of bitsandbyte
 (`checkpoints/huggingface/bnb.py`); any other quantization is refused by name.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,21 +13,19 @@ from llamarium.checkpoints.checkpoint import (
     FormatName,
     StoredTensor,
     TensorEntry,
-    check_names,
-    check_weights,
+    check_shapes,
+    list_some,
     read_hf_config,
+    select_weights,
 )
 from llamarium.checkpoints.huggingface.bnb import NF4Group, check_method, group_components
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import EMBEDDING, HEAD, read_json_object
-from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape
+from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape, warn_caller
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-# Buffers that old versions of transformers saved: the frequencies of RoPE, which follow from the config.
-_IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 class HuggingFaceCheckpoint:
@@ -40,13 +37,13 @@ class HuggingFaceCheckpoint:
         self.path = path
         raw, self.config, self.generation_config = read_hf_config(path)
         quantized = check_method(raw.get("quantization_config"), path / "config.json")
-        self._files: dict[str, TensorFile] = {}
         self._tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
         self._open(_shards(path))
-        self._drop_ignored()
+        self._drop_copied_head()
         self._groups: Mapping[str, NF4Group] = group_components(self._tensors) if quantized else {}
-        self.entries: Mapping[str, TensorEntry] = self._make_entries()
-        check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
+        self.entries: Mapping[str, TensorEntry] = select_weights(path, self.config, self._all_entries(), self._is_zero)
+        self._check_dtypes()
+        check_shapes(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
         """Return a weight's rows, or an NF4 weight's components; see `Checkpoint.stored`."""
@@ -62,29 +59,37 @@ class HuggingFaceCheckpoint:
             file.check_unchanged()
 
     def _open(self, shards: Mapping[str, frozenset[str] | None]) -> None:
-        """Read every shard's table and hold it against what the index says is in it."""
-        for shard, promised in shards.items():
-            tensors = read_safetensors(self.path / shard)
-            if promised is not None:
-                check_names(self.path / shard, promised, tensors, f"what {INDEX} says")
-            self._files[shard] = TensorFile(self.path / shard)
-            self._tensors |= {name: (self._files[shard], tensor) for name, tensor in tensors.items()}
+        """Read every shard's table; of several tensors of one name, that in the shard that the index names counts."""
+        tables = {shard: read_safetensors(self.path / shard) for shard in shards}
+        self._files = {shard: TensorFile(self.path / shard) for shard in shards}
 
-    def _drop_ignored(self) -> None:
-        for name in [name for name in self._tensors if _IGNORED.fullmatch(name)]:
-            del self._tensors[name]
-        if self.config.tie_word_embeddings and HEAD in self._tensors and EMBEDDING in self._tensors:
-            # a tied model may carry its head as a copy; a head of its own would be dropped without a word
-            pair = self._tensors.pop(HEAD), self._tensors[EMBEDDING]
-            head, table = (f"{tensor.dtype} {tensor.shape}" for _, tensor in pair)
-            views = (file.view(tensor.offset, tensor.num_bytes) for file, tensor in pair)
-            if head != table or not equal_by_pieces(*views):
-                raise CheckpointError(
-                    f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} ({head}) differs "
-                    f"from {EMBEDDING} ({table}); set it to false to use that head, or remove {HEAD} from the weights"
-                )
+        for shard, table in tables.items():
+            for name, tensor in table.items():
+                if name in (shards[shard] or ()) or name not in self._tensors:
+                    self._tensors[name] = self._files[shard], tensor
 
-    def _make_entries(self) -> dict[str, TensorEntry]:
+        promised = {name: shard for shard, names in shards.items() for name in names or ()}
+        stale = sorted(name for name, shard in promised.items() if name not in tables[shard])
+        if stale:  # those that the model needs and that no other file has are reported as missing
+            warn_caller(
+                f"{escape(self.path / INDEX)}: {len(stale)} tensors are not in the files that it names: "
+                f"{list_some(stale)}"
+            )
+
+    def _drop_copied_head(self) -> None:
+        """Drop the copy of the embedding table that a tied model may carry as its head; refuse a head that differs."""
+        if not (self.config.tie_word_embeddings and HEAD in self._tensors and EMBEDDING in self._tensors):
+            return
+        pair = self._tensors.pop(HEAD), self._tensors[EMBEDDING]
+        head, table = (f"{tensor.dtype} {tensor.shape}" for _, tensor in pair)
+        views = (file.view(tensor.offset, tensor.num_bytes) for file, tensor in pair)
+        if head != table or not equal_by_pieces(*views):
+            raise CheckpointError(
+                f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} ({head}) differs "
+                f"from {EMBEDDING} ({table}); set it to false to use that head, or remove {HEAD} from the weights"
+            )
+
+    def _all_entries(self) -> dict[str, TensorEntry]:
         entries: dict[str, TensorEntry] = {}
         parts = {name for group in self._groups.values() for name in group.names}
         for name, (file, tensor) in self._tensors.items():
@@ -93,13 +98,19 @@ class HuggingFaceCheckpoint:
                 entries[name] = TensorEntry(name, group.shape, "NF4", group.num_bytes, file.path, name)
             elif name not in parts:
                 entries[name] = TensorEntry(name, tensor.shape, tensor.dtype, tensor.num_bytes, file.path, name)
-        for entry in entries.values():
+        return entries
+
+    def _is_zero(self, entry: TensorEntry) -> bool:
+        file, tensor = self._tensors[entry.key]
+        return not file.view(tensor.offset, tensor.num_bytes).any()
+
+    def _check_dtypes(self) -> None:
+        for entry in self.entries.values():
             if entry.dtype not in FLOATS and entry.dtype != "NF4":
                 raise UnsupportedFormatError(
                     f"{escape(entry.file)}: tensor {escape(entry.key, 80)} is {entry.dtype}; expected "
                     f"{', '.join(FLOATS)}, or NF4 with a quantization_config in config.json"
                 )
-        return entries
 
 
 def _shards(path: Path) -> dict[str, frozenset[str] | None]:

@@ -20,9 +20,10 @@ from llamarium.checkpoints.checkpoint import (
     StoredTensor,
     TensorEntry,
     check_names,
-    check_weights,
+    check_shapes,
     list_some,
     permuted_heads,
+    select_weights,
     state_dict_key,
 )
 from llamarium.checkpoints.meta.config import meta_config
@@ -44,7 +45,6 @@ _LAYER_NAMES = {
     "feed_forward.w2.weight": "mlp.down_proj.weight",
 }
 _ROW_PARALLEL = ("o_proj.weight", "down_proj.weight")  # cut along their inputs; norms are copied; all others along out
-_ROPE_TABLE = "rope.freqs"  # follows from the config; Meta's loader ignores it too
 
 
 class MetaCheckpoint:
@@ -61,9 +61,7 @@ class MetaCheckpoint:
         for file, shard in zip(files, shards, strict=True):
             check_names(file, shards[0], shard, f"the tensors of {files[0].name}")
         names = {name: state_dict_key(name, "layers", _LAYER_NAMES, _NAMES) for name in shards[0]}
-        self._slices = {
-            key: (name, [shard[name] for shard in shards]) for name, key in names.items() if name != _ROPE_TABLE
-        }
+        self._slices = {key: (name, [shard[name] for shard in shards]) for name, key in names.items()}
         # o_proj's width in one shard, and of the whole, a norm's length: the last shards may be missing
         part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
         if part and whole % part == 0 and whole // part > len(files):
@@ -80,8 +78,9 @@ class MetaCheckpoint:
                 f"{escape(path)}: config.json says tie_word_embeddings true, but output.weight differs from "
                 "tok_embeddings.weight; set it to false to use that head"
             )
-        self.entries: Mapping[str, TensorEntry] = {key: self._entry(key, files[0]) for key in self._slices}
-        check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
+        entries = {key: self._entry(key, files[0]) for key in self._slices}
+        self.entries: Mapping[str, TensorEntry] = select_weights(path, self.config, entries, self._is_zero)
+        check_shapes(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
         """Return a weight's rows, its slices put together; see `Checkpoint.stored`."""
@@ -99,6 +98,9 @@ class MetaCheckpoint:
         """Check that all shards are still what was opened; see `Checkpoint.check_unchanged`."""
         for file, state in self._states.items():
             state.check(file)
+
+    def _is_zero(self, entry: TensorEntry) -> bool:
+        return not any(part.any() for part in self._slices[entry.key][1])
 
     def _dim(self, key: str) -> int | None:
         """Return the dimension along which `key` is cut, or None where every shard has a copy."""

@@ -32,8 +32,9 @@ from llamarium.checkpoints.checkpoint import (
     StoredTensor,
     TensorEntry,
     check_names,
-    check_weights,
+    check_shapes,
     read_hf_config,
+    select_weights,
 )
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors_header
 from llamarium.checkpoints.storage import FLOATS, TensorFile
@@ -78,10 +79,9 @@ class PackedCheckpoint:
         tiled = [name for name, tensor in self._tensors.items() if tensor.dtype not in FLOATS]
         check_names(file, matrices, tiled, f"those of {KEYS['matrices']}; {_HOW}")
         self._file = TensorFile(file)
-        self.entries: Mapping[str, TensorEntry] = {
-            name: _entry(file, tensor, matrices.get(name)) for name, tensor in self._tensors.items()
-        }
-        check_weights(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
+        entries = {name: _entry(file, tensor, matrices.get(name)) for name, tensor in self._tensors.items()}
+        self.entries: Mapping[str, TensorEntry] = select_weights(path, self.config, entries, self._is_zero)
+        check_shapes(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
         """Return a weight's tiles or rows; see `Checkpoint.stored`."""
@@ -91,6 +91,9 @@ class PackedCheckpoint:
         else:
             data = self._file.rows(tensor.offset, tensor.num_bytes, entry.shape, entry.dtype, copy=copy)
         return StoredTensor(entry.dtype, entry.shape, data)
+
+    def _is_zero(self, entry: TensorEntry) -> bool:
+        return not self._file.view(self._tensors[entry.key].offset, entry.num_bytes).any()
 
     def check_unchanged(self) -> None:
         """Check that the file is still what was opened; see `Checkpoint.check_unchanged`."""
