@@ -1,0 +1,90 @@
+"""The normalization rules of a SentencePiece file: which characters become which.
+
+They are stored as a trie that is itself an array (a "double array"): the child of a node for the byte b stands at the
+node's base, with b flipped into it by exclusive or. The layout: four bytes that say how long the array is, the array,
+32 bits a node, and the replacements, each ended by a zero byte. The bits of a node: 0 to 7 its byte; 8, that a rule
+ends here; 9, that the base counts in units of 256; 10 to 31 how the base differs from the node's own place. The node at
+the base itself, with bit 31 set, is the end of a rule, and its other bits say where the replacement begins.
+
+Source: google/sentencepiece, `src/normalizer.cc`; Darts-clone, `darts.h`.
+"""
+
+import sys
+from array import array
+
+from llamarium.errors import TokenizerError
+
+_MAX_BYTES = 256  # of a text that a rule replaces; NFKC's longest has 33
+_LEAF = 1 << 31
+_BYTE = 0xFF
+
+
+class Charsmap:
+    """Replacement rules, looked up in the trie as it is stored."""
+
+    def __init__(self, data: bytes, source: str) -> None:
+        """Take the rules of a file, possibly none; TokenizerError if the parts do not fit together."""
+        self._source = source
+        self._nodes = array("I")
+        self._replacements = b""
+        if not data:
+            return
+        size = int.from_bytes(data[:4], "little")
+        if len(data) <= 4 or size >= len(data) - 4 or size % 4 or not size:
+            raise self._damaged(f"{len(data)} bytes for an array of {size} and its replacements")
+        self._nodes.frombytes(data[4 : 4 + size])
+        if sys.byteorder == "big":
+            self._nodes.byteswap()
+        self._replacements = data[4 + size :]
+        if self._replacements[-1:] != b"\0":
+            raise self._damaged("the last replacement does not end")
+
+    def starts(self, character: str) -> bool:
+        """Whether a rule replaces a text that begins with this character."""
+        return bool(self._nodes) and self._walk(character.encode("utf-8"))[0]
+
+    def longest(self, text: str, start: int) -> tuple[int, str]:
+        """Return how many characters at `start` the longest rule replaces, and with what; 0 if there is none."""
+        data = text[start : start + _MAX_BYTES].encode("utf-8")[:_MAX_BYTES]
+        _, num_bytes, place = self._walk(data)
+        if not num_bytes:
+            return 0, ""
+        if place >= len(self._replacements):
+            raise self._damaged("a replacement lies outside")
+        end = self._replacements.index(b"\0", place)
+        try:
+            return len(data[:num_bytes].decode("utf-8")), self._replacements[place:end].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self._damaged("a rule is no UTF-8") from None
+
+    def _walk(self, data: bytes) -> tuple[bool, int, int]:
+        """Follow bytes through the trie.
+
+        Returns whether there are nodes for all of them, how many the longest rule has, and where its replacement begins.
+        """
+        nodes = self._nodes
+        found = place = 0
+        base = _base(nodes[0], 0) if nodes else 0
+        for count, byte in enumerate(data, 1):
+            at = base ^ byte
+            if at >= len(nodes) or not byte:
+                return False, found, place
+            node = nodes[at]
+            if node & (_LEAF | _BYTE) != byte:
+                return False, found, place
+            base = _base(node, at)
+            if node & 1 << 8:
+                if base >= len(nodes) or not nodes[base] & _LEAF:
+                    raise self._damaged("a rule has no replacement")
+                found, place = count, nodes[base] ^ _LEAF
+        return True, found, place
+
+    def _damaged(self, found: str) -> TokenizerError:
+        return TokenizerError(
+            f"{self._source}: damaged normalization rules: {found}; copy or download the file again"
+        )
+
+
+def _base(node: int, at: int) -> int:
+    """Return the place to which the children of the node at `at` are relative."""
+    return at ^ (node >> 10 << (8 if node & 1 << 9 else 0))

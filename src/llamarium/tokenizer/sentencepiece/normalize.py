@@ -1,0 +1,114 @@
+"""What a text becomes before its pieces are found: rules applied, spaces dropped and written as ▁.
+
+Source: google/sentencepiece, `src/normalizer.cc`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from llamarium.tokenizer.sentencepiece.charsmap import Charsmap
+from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel
+
+SPACE = "\u2581"
+_RUN = re.compile(" +")
+
+
+class Rules(Protocol):
+    """Texts that are matched in another."""
+
+    def starts(self, character: str) -> bool:
+        """Whether one of the texts begins with this character."""
+        ...
+
+    def longest(self, text: str, start: int) -> tuple[int, str]:
+        """Return how many characters at `start` are the longest match, and what stands in for it; 0 if none is."""
+        ...
+
+
+class KeptTexts:
+    """Texts that stay as they are: user-defined pieces."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Take the texts."""
+        self._texts = frozenset(texts)
+        lengths: dict[str, set[int]] = {}
+        for text in self._texts:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
+
+    def starts(self, character: str) -> bool:
+        """Whether one of the texts begins with this character."""
+        return character in self._lengths
+
+    def longest(self, text: str, start: int) -> tuple[int, str]:
+        """Return the length of the longest of the texts at `start`, and it; 0 if none is there."""
+        for size in self._lengths.get(text[start], ()):
+            found = text[start : start + size]
+            if found in self._texts:
+                return len(found), found
+        return 0, ""
+
+
+def split_matches(text: str, rules: Sequence[Rules]) -> Iterator[tuple[str, str | None]]:
+    """Match a text from left to right: yield plain text, and what stands in for the match behind it.
+
+    Where several rules match, the first of them counts. The last pair has None.
+    """
+    firsts = sorted(character for character in set(text) if any(rule.starts(character) for rule in rules))
+    candidates = re.compile("[" + "".join(map(re.escape, firsts)) + "]") if firsts else None
+    done = position = 0
+    while candidates is not None and (candidate := candidates.search(text, position)):
+        start = candidate.start()
+        position = start + 1
+        for rule in rules:
+            size, replacement = rule.longest(text, start)
+            if size:
+                yield text[done:start], replacement
+                done = position = start + size
+                break
+    yield text[done:], None
+
+
+class Normalizer:
+    """Prepares texts for a vocabulary."""
+
+    def __init__(self, model: SentencePieceModel, source: str) -> None:
+        """Read the model's rules; TokenizerError if they are damaged."""
+        user_defined = KeptTexts(model.pieces[i] for i in model.of_type(PieceType.USER_DEFINED))
+        self._rules = (user_defined, Charsmap(model.charsmap, source))
+        self._removes_spaces = model.remove_extra_whitespaces
+        self._escapes = model.escape_whitespaces
+        self._suffix = model.whitespace_as_suffix
+        self._has_dummy = model.add_dummy_prefix
+
+    def normalize(self, text: str, *, dummy_prefix: bool = True) -> str:
+        """Return the text as pieces spell it; without `dummy_prefix`, no space is put before or behind it."""
+        pieces = self._applied(text)
+        normalized = "".join(_without_extra_spaces(pieces)) if self._removes_spaces else "".join(pieces)
+        if not normalized:
+            return ""
+        space = SPACE if self._escapes else " "
+        has_dummy = self._has_dummy and dummy_prefix
+        normalized = (space if has_dummy and not self._suffix else "") + normalized.replace(" ", space)
+        if self._removes_spaces:
+            normalized = normalized.rstrip(space)
+        return normalized + (space if has_dummy and self._suffix else "")
+
+    def _applied(self, text: str) -> Iterator[str]:
+        """Yield the text with the rules applied: plain, replaced, plain, ..."""
+        for plain, replacement in split_matches(text, self._rules):
+            yield plain
+            if replacement is not None:
+                yield replacement
+
+
+def _without_extra_spaces(pieces: Iterator[str]) -> Iterator[str]:
+    """Drop spaces at the beginning, and those after another; spaces within a replacement stay, except its first."""
+    after_space = True
+    for number, piece in enumerate(pieces):
+        kept = piece if number % 2 else _RUN.sub(" ", piece)
+        kept = kept.lstrip(" ") if after_space else kept
+        if kept:
+            after_space = kept.endswith(" ")
+            yield kept
