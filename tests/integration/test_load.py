@@ -260,13 +260,12 @@ def test_a_folder_without_a_tokenizer_computes_but_reads_no_text(model_files: Ca
 
 def test_a_tokenizer_of_a_kind_that_is_not_read_costs_only_the_text(model_files: Callable[..., Any]) -> None:
     folder = model_files().huggingface()
-    (folder / "tokenizer.model").write_bytes(
-        b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02"
-    )  # SentencePiece's first piece
+    characters = b"\x12\x02\x18\x04"  # SentencePiece's model_type CHAR
+    (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02" + characters)
     with pytest.warns(UserWarning, match="no text"):
         llama = llamarium.load(folder)
     assert llama.model(torch.tensor([[1, 2]])).shape == (1, 2, 256)
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model: this is a SentencePiece file"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model: a SentencePiece model of type characters"):
         llama.generate("hello")
 
 

@@ -458,12 +458,6 @@ def test_broken_tokenizer_model(tmp_path: Path, meta_lines: list[bytes], change:
         load_tokenizer_file(tmp_path)
 
 
-def test_llama2s_tokenizer_model_says_what_to_do(tmp_path: Path):
-    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\n\x0c\n\x03<s>")
-    with refused("SentencePiece", "Llama 2", "tokenizer.json"):
-        load_tokenizer_file(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def smollm2_metadata(smollm2_path: Path) -> dict[str, Any]:
     metadata = read_gguf(smollm2_path).metadata

@@ -11,14 +11,12 @@ _NAMES = ("characters.json", "tokenizer.json", "tokenizer.model")
 def load_tokenizer_file(path: Path) -> Tokenizer:
     """Read a tokenizer from a folder or one of its files; TokenizerError if there is none, or it is refused.
 
-    The files are `characters.json`, Hugging Face's `tokenizer.json` and Meta's `tokenizer.model`. In a folder the first
-    of these that is there counts.
+    The files are `characters.json`, Hugging Face's `tokenizer.json`, and `tokenizer.model` of Llama 3 or SentencePiece.
+    In a folder the first of these that is there counts.
     """
     file = _find(Path(path))
     if file.suffix == ".model":
-        from llamarium.tokenizer.backends.meta import load_meta
-
-        return load_meta(file)
+        return _load_model(file)
     if file.name == "characters.json":
         from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
@@ -26,6 +24,19 @@ def load_tokenizer_file(path: Path) -> Tokenizer:
     from llamarium.tokenizer.backends.huggingface import load_huggingface
 
     return load_huggingface(file)
+
+
+def _load_model(path: Path) -> Tokenizer:
+    """Read a `tokenizer.model`: lines of text (Llama 3), or a message, which begins with a field's tag."""
+    with path.open("rb") as file:
+        is_message = file.read(1) < b" "
+    if is_message:
+        from llamarium.tokenizer.backends.sentencepiece_files import load_sentencepiece
+
+        return load_sentencepiece(path)
+    from llamarium.tokenizer.backends.meta import load_meta
+
+    return load_meta(path)
 
 
 def _find(path: Path) -> Path:

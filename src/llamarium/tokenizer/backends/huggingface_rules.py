@@ -22,7 +22,7 @@ _MEMBERS = {
 _DROPPING_CUTTERS = ("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit")
 
 # How control tokens are spelled; a file that forgets to flag one as special must not let a user's text write it.
-_CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
+CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
 
 
 def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
@@ -100,7 +100,7 @@ def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
         raise TokenizerError(
             f"{source}: added_tokens[{position}] is {show_value(token)}; expected an object with id and content"
         )
-    return {**token, "special": bool(token.get("special")) or bool(_CONTROL_SPELLING.fullmatch(content))}
+    return {**token, "special": bool(token.get("special")) or bool(CONTROL_SPELLING.fullmatch(content))}
 
 
 def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:

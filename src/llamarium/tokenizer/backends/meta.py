@@ -2,7 +2,7 @@
 
 A text file with 128,000 lines, `base64(token) rank`. The rank is the token's id and at the same time the order of its
 merge: two neighbours join if their concatenation is a token, the lowest rank first. 256 control tokens follow, whose
-names are not in the file. Llama 2's file of the same name is another format (SentencePiece) and is refused.
+names are not in the file. Llama 2's file of the same name is another format, SentencePiece's.
 
 Source: llama-models, `llama3/tokenizer.py`.
 """
@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape
+from llamarium.errors import TokenizerError, escape
 from llamarium.tokenizer.backends.files import read_bytes, save_huggingface
 from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN, byte_level_tokenizer, llama3_cutter
 from llamarium.tokenizer.base import Backend, Tokenizer
@@ -130,11 +130,6 @@ class MetaBackend(Backend):
 
 
 def _read_ranks(data: bytes, source: str) -> list[bytes]:
-    if data[:1] == b"\n" and b"<unk>" in data[:64]:
-        raise UnsupportedTokenizerError(
-            f"{source}: this is a SentencePiece file (Llama 2), which is not read; put the model's tokenizer.json, "
-            "from its Hugging Face repository, into the folder instead"
-        )
     lines = data.splitlines()
     if len(lines) != NUM_RANKS:
         _read_line(lines[0], 0, source)

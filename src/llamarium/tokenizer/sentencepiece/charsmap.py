@@ -60,7 +60,8 @@ class Charsmap:
     def _walk(self, data: bytes) -> tuple[bool, int, int]:
         """Follow bytes through the trie.
 
-        Returns whether there are nodes for all of them, how many the longest rule has, and where its replacement begins.
+        Returns whether there are nodes for all of them, how many the longest rule has, and where its replacement
+        begins.
         """
         nodes = self._nodes
         found = place = 0
@@ -80,9 +81,7 @@ class Charsmap:
         return True, found, place
 
     def _damaged(self, found: str) -> TokenizerError:
-        return TokenizerError(
-            f"{self._source}: damaged normalization rules: {found}; copy or download the file again"
-        )
+        return TokenizerError(f"{self._source}: damaged normalization rules: {found}; copy or download the file again")
 
 
 def _base(node: int, at: int) -> int:

@@ -41,6 +41,8 @@ class Encoder:
         was_unknown = False
         for piece in pieces:
             token_id = model.ids.get(piece)
+            if token_id in self._unused:  # a single character: what longer ones were joined of is known
+                token_id = None
             if token_id is not None:
                 ids.append(token_id)
             elif model.byte_ids:

@@ -21,7 +21,11 @@ UNKNOWN_PENALTY = np.float32(10)
 
 
 def merge_characters(
-    parts: Sequence[str], frozen: Sequence[bool], ids: Mapping[str, int], scores: Sequence[float], unused: frozenset[int]
+    parts: Sequence[str],
+    frozen: Sequence[bool],
+    ids: Mapping[str, int],
+    scores: Sequence[float],
+    unused: frozenset[int],
 ) -> list[str]:
     """Join neighbouring parts into pieces, the highest score first.
 
