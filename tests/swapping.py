@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import nn
 
-from llamarium.quant.formats import METHODS, chosen_type
-from llamarium.quant.linears import QUANTIZED_LINEARS
+from llamarium.quant.formats import METHODS, PACKED_FORMATS, TILE_ROWS, chosen_type, quantized_type
+from llamarium.quant.linears import quantize_linear
+from llamarium.quant.nf4 import Linear4bit
+from llamarium.quant.packed import LinearPacked
 
 
 def swap_linears(
@@ -20,11 +23,18 @@ def swap_linears(
 
 def quantize_linears(model: nn.Module, method: str, *, skip: Sequence[str] = ("lm_head",)) -> None:
     """Quantize each Linear as `load(quantize=method)` does; on the meta device, only the module tree changes."""
-    kind = QUANTIZED_LINEARS[chosen_type("quantize", method, METHODS)]
+    name = chosen_type("quantize", method, METHODS)
 
     def quantized(_: str, linear: nn.Linear) -> nn.Module:
-        if linear.weight.is_meta:
-            return kind(linear.in_features, linear.out_features, device="meta")
-        return kind.from_weight(linear.weight)
+        type_name = quantized_type(name, linear.in_features)
+        if type_name is None:
+            return linear
+        if not linear.weight.is_meta:
+            return quantize_linear(linear.weight, type_name)
+        if type_name == "NF4":
+            return Linear4bit(linear.in_features, linear.out_features, device="meta")
+        format = PACKED_FORMATS[type_name]
+        shape = -(-linear.out_features // TILE_ROWS), linear.in_features // format.columns, format.tile_bytes
+        return LinearPacked(torch.empty(shape, dtype=torch.uint8, device="meta"), linear.out_features, format)
 
     swap_linears(model, quantized, skip)

@@ -79,8 +79,8 @@ def load(
         adapter: Folder of a LoRA adapter, as `finetune` and `peft` save it; a tokenizer in it replaces the base's.
         dtype: Of the computation; "auto" is as stored, and bfloat16 for quantized files.
         device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU if there is one.
-        quantize: Quantize the Linears while loading: "NF4", "Q8_0" or "Q4_1"; quantized files only with `dequantize`
-            "load", at the price of both errors.
+        quantize: Quantize the Linears while loading, to a type in `llamarium.quant.formats.METHODS`, such as "Q8_0",
+            "Q4_K" or "NF4"; quantized files only with `dequantize` "load", at the price of both errors.
         dequantize: For quantized files: "load" unpacks once, "use" unpacks for every use; "auto" keeps NF4, and in
             bfloat16 the types that the CPU kernels multiply, and unpacks others once.
         deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads,

@@ -17,7 +17,6 @@ from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.errors import CheckpointError, OptionError, TokenizerError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
-from llamarium.quant.linears import Linear8bit, LinearInt4
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.module_runner import ModuleRunner
@@ -88,7 +87,8 @@ def test_gguf_packed_equals_unpacked(type_name: str, model_files: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("method", "kind", "tolerance"), [("Q8_0", Linear8bit, 0.03), ("NF4", Linear4bit, 0.25), ("q4_1", LinearInt4, 0.25)]
+    ("method", "kind", "tolerance"),
+    [("Q8_0", LinearPacked, 0.03), ("NF4", Linear4bit, 0.25), ("q4_1", LinearPacked, 0.25)],
 )
 def test_quantizing_on_load(method: Any, kind: type, tolerance: float, model_files: Callable[..., Any]) -> None:
     folder = model_files().huggingface()

@@ -85,10 +85,11 @@ def test_every_preset_has_a_tree(name: str, capsys: pytest.CaptureFixture[str]) 
     assert "Linear(in_features" in out
 
 
-@pytest.mark.parametrize(("method", "kind"), [("Q8_0", "Linear8bit"), ("q4_1", "LinearInt4")])
-def test_other_quantizations(method: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("method", ["Q8_0", "q4_1", "Q4_K"])
+def test_other_quantizations(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tree", "llama-3.2-1b", "--quantize", method]) == 0
-    assert f"(q_proj): {kind}(in_features=2048, out_features=2048, bias=False)" in capsys.readouterr().out
+    expected = f"(q_proj): LinearPacked(in_features=2048, out_features=2048, bias=False, type={method.upper()})"
+    assert expected in capsys.readouterr().out
 
 
 def test_a_folder_or_config_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +156,7 @@ def test_a_folder_in_nf4_has_the_tree_that_load_gives_it(
     assert "(q_proj): Linear4bit(" in out and "(lm_head): Linear(" in out
     assert out == f"{load(folder).model}\n"
     assert main(["tree", str(folder), "--quantize", "q8_0"]) == 0
-    assert "(q_proj): Linear8bit(" in capsys.readouterr().out
+    assert "(q_proj): LinearPacked(in_features=128, out_features=128, bias=False, type=Q8_0)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,13 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.quant.ggml.linear import LinearGGML
-from llamarium.quant.linears import Linear8bit, LinearInt4
+from llamarium.quant.linears import quantize_linear
 from llamarium.quant.nf4 import Linear4bit
+from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
-from reference_tiles import quantize
+from reference_tiles import pack_ggml, quantize
 from swapping import quantize_linears
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
@@ -55,12 +56,19 @@ def half(weight: Tensor) -> nn.Linear:
     return plain(weight.bfloat16())
 
 
+def exact(linear: LinearPacked) -> LinearPacked:
+    """Tiles as training holds them: dequantized at each use."""
+    linear.uses_kernels = False
+    return linear
+
+
 BASES: dict[str, Callable[[Tensor], nn.Module]] = {
     "plain": plain,
     "half": half,
     "NF4": Linear4bit.from_weight,
-    "Q8_0": Linear8bit.from_weight,
-    "Q4_1": LinearInt4.from_weight,
+    "Q8_0": lambda weight: quantize_linear(weight, "Q8_0"),
+    "Q4_1": lambda weight: quantize_linear(weight, "Q4_1"),
+    "packed": lambda weight: exact(pack_ggml(quantize(weight, "Q4_0"), "Q4_0")),
     "GGML": lambda weight: LinearGGML(quantize(weight, "Q4_1"), "Q4_1"),
 }
 

@@ -12,9 +12,9 @@ import torch
 from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.modules import build_model, weights_of
-from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import TYPE_OF_DTYPE, LoadOptions
+from llamarium.checkpoints.weights import native_weights, sources_of
 from llamarium.errors import CheckpointError, MissingPackageError
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
@@ -188,9 +188,9 @@ def test_progress_ends_at_the_whole(model_files):
     ("kind", "options", "message"),
     [
         ("meta", LoadOptions(), "reading .pth files"),
-        ("nf4", LoadOptions(), "reading NF4 weights"),
+        ("nf4", LoadOptions(), "multiplying NF4"),
         ("gguf", LoadOptions(dequantize="use"), "dequantizing at each use"),
-        ("gguf", LoadOptions(quantize="Q8_0", dequantize="load"), "quantizing while loading"),
+        ("gguf", LoadOptions(quantize="NF4", dequantize="load"), "quantizing to NF4"),
         ("gguf", LoadOptions(device="cuda"), "a model of modules on cuda"),
     ],
 )
@@ -206,7 +206,7 @@ def test_what_only_modules_do_names_pytorch_where_it_is_missing(model_files, mon
 SCRIPT = """
 import sys
 sys.modules["torch"] = None
-from llamarium.checkpoints.native_weights import native_weights
+from llamarium.checkpoints.weights import native_weights
 from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.options import LoadOptions
 for path in sys.argv[1:]:

@@ -16,9 +16,9 @@ from llamarium.inspect.measures.streams import stream_errors
 from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
 from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
-from llamarium.quant.formats import IQ4_NL_VALUES, METHODS, PACKED_FORMATS
+from llamarium.quant.formats import FORMATS, IQ4_NL_VALUES, METHODS, PACKED_FORMATS
 from llamarium.quant.ggml.linear import LinearGGML
-from llamarium.quant.linears import QUANTIZED_LINEARS
+from llamarium.quant.linears import quantize_linear
 from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
 from llamarium.runtime.module_runner import ModuleRunner
 from reference_tiles import pack_ggml, packed_codes, parts, quantize, quantize_inputs
@@ -46,18 +46,23 @@ def plain(columns: int = 256) -> nn.Linear:
     return linear
 
 
-@pytest.mark.parametrize("columns", [256, 96])
-@pytest.mark.parametrize("type_name", METHODS)
+@pytest.mark.parametrize(
+    ("type_name", "columns"),
+    [(name, columns) for name in METHODS for columns in (256, 96) if columns % FORMATS[name].block_size == 0]
+    + [("NF4", 96)],
+)
 def test_codes_of_a_plain_linear_that_is_quantized_for_it(type_name: str, columns: int) -> None:
     """They are those of the Linear that quantizing would make; NF4's scales may differ in their last bit."""
     found = coded_weights(holding(plain(columns)), UP, ROWS, quantize=type_name)
-    linear = QUANTIZED_LINEARS[type_name].from_weight(weight(columns))  # pyright: ignore[reportArgumentType]
+    linear = quantize_linear(weight(columns), type_name)
     expected = coded_weights(holding(linear), UP, ROWS)
     assert found.rows == (3, 39, 17) and found.type_name == expected.type_name == type_name
     assert found.levels == expected.levels and np.array_equal(found.codes_RC, expected.codes_RC)
     np.testing.assert_allclose(found.values_RC, linear.dequantize()[[3, 39, 17]], rtol=1e-6)
     np.testing.assert_array_equal(found.errors_RC, found.values_RC - weight(columns)[[3, 39, 17]].numpy())
-    assert abs(found.errors_RC).max() < 0.1 and (found.minimums_RC is not None) == (type_name == "Q4_1")
+    assert abs(found.errors_RC).max() < 0.1 and (found.minimums_RC is not None) == (
+        type_name in ("Q4_1", "Q4_K", "Q5_K")
+    )
     assert len(json.loads(json.dumps(found.to_dict()))["codes"][0]) == columns
     assert all(array.dtype == np.float32 for array in (found.scales_RC, found.values_RC))
 
@@ -123,11 +128,11 @@ def test_where_along_the_layers_the_error_grows(model_files: Callable[..., Any])
 
 def test_what_has_no_codes_is_refused() -> None:
     runner = holding(plain())
-    with pytest.raises(InputError, match="not quantized; give quantize: one of NF4, Q8_0, Q4_1"):
+    with pytest.raises(InputError, match="not quantized; give quantize: one of NF4, Q8_0, Q4_0, Q4_1"):
         coded_weights(runner, UP, [0])
     with pytest.raises(OptionError, match="quantize is 'Q3'"):
         coded_weights(runner, UP, [0], quantize="Q3")
-    with pytest.raises(OptionError, match="multiple of 16"):
+    with pytest.raises(OptionError, match="multiple of 32"):
         coded_weights(holding(plain(40)), UP, [0], quantize="Q4_1")
     with pytest.raises(InputError, match="matrix is not known"):
         coded_weights(runner, "model.layers.9.mlp.up_proj.weight", [0])
@@ -136,5 +141,5 @@ def test_what_has_no_codes_is_refused() -> None:
         coded_weights(runner, UP, [40])
     with pytest.raises(InputError, match=r"original is \(2, 2\); expected \(40, 256\)"):
         coded_weights(runner, UP, [0], original=np.zeros((2, 2), np.float32))
-    with pytest.raises(InputError, match="codes of a LinearGGML are not shown"):
-        coded_weights(holding(LinearGGML(quantize(weight(), "Q4_0"), "Q4_0")), UP, [0])
+    with pytest.raises(InputError, match="codes of Q5_1 are not shown"):
+        coded_weights(holding(LinearGGML(quantize(weight(), "Q5_1"), "Q5_1")), UP, [0])

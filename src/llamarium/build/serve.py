@@ -24,9 +24,9 @@ from llamarium.build.passes import KeysAndValues, Pass, Weights
 from llamarium.build.step import Function, Step
 from llamarium.build.steps.types import Floats, Ints
 from llamarium.build.worker import bound_memory, serve
-from llamarium.checkpoints.native_weights import native_weights
 from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.options import LoadOptions
+from llamarium.checkpoints.weights import native_weights
 from llamarium.config import HEAD
 from llamarium.errors import OptionError, escape
 from llamarium.runtime.process.cache import block_bytes, mapped, read_past

@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
-from llamarium.checkpoints.storage import Bytes
 from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, escape, show_value, warn_caller
 
@@ -32,11 +31,12 @@ class TensorEntry:
     Attributes:
         key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
         shape: The logical shape, (out, in).
-        dtype: As stored, by its name in `quant/formats.py`: `BF16`, `F32`, `Q4_1`, `NF4`, ...
+        dtype: As stored, by its name in `quant/formats.py` or `quant/stored_types.py`: `BF16`, `Q4_1`, `NF4`, ...
         file: The file, the first of them if it was split.
         name: The tensor's name there.
         permuted: Rows were in Meta's interleaved order and are moved when they are read.
         is_packed: It lies in tiles, as a packed folder has it.
+        packs_as: The type in `PACKED_FORMATS` that represents a weight of `STORED_TYPES` exactly; None without one.
     """
 
     key: str
@@ -47,24 +47,26 @@ class TensorEntry:
     name: str
     permuted: bool = False
     is_packed: bool = False
+    packs_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A weight as it is stored: bytes, and the name of what they mean (`checkpoints/decode.py` makes numbers of them).
+    """A weight as it is stored: bytes, and the name of what they mean (`checkpoints/values.py` makes numbers of them).
 
     Attributes:
         type_name: `BF16`, `F32`, `Q4_1`, `NF4`, ...
         shape: The logical shape, (out, in) or (hidden,).
-        data: uint8, C-contiguous. Floats and GGUF's blocks by rows, (rows, bytes of a row), where a vector is one row;
-            (panels, tiles, bytes of a tile) for tiles; (bytes, 1) for NF4's codes.
-        state: What else is needed: nothing but for NF4, and there bitsandbytes' components by name (`absmax`,
-            `quant_map`, `quant_state.bitsandbytes__nf4`, ...).
+        data: C-contiguous. uint8 for floats and GGUF's blocks by rows, (rows, bytes of a row), where a vector is one
+            row, and for tiles, (panels, tiles, bytes of a tile). For a type in `STORED_TYPES` its codes, as the type's
+            `decode` expects them: (bytes, 1) for NF4.
+        state: The other tensors of a type in `STORED_TYPES`, by name. NF4 has bitsandbytes' components: `absmax`,
+            `quant_map`, `quant_state.bitsandbytes__nf4`, ...
     """
 
     type_name: str
     shape: tuple[int, ...]
-    data: Bytes
+    data: NDArray[Any]
     state: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
     @property

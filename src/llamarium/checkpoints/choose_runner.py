@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from llamarium.checkpoints.build.folder import LearnerCheckpoint, check_learner_options
 from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
-from llamarium.checkpoints.native_weights import native_weights, sources_of
 from llamarium.checkpoints.options import LoadOptions, TensorSource
+from llamarium.checkpoints.weights import native_weights, sources_of
 from llamarium.errors import OptionError, escape
 from llamarium.extras import need_torch
 from llamarium.kernels import native
+from llamarium.quant.stored_types import STORED_TYPES
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.native.weights import Weight
@@ -66,18 +67,11 @@ def runner_over(model: "LlamaForCausalLM") -> Runner | None:
 def _load_modules(
     checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None
 ) -> tuple[LoadedModel, tuple[TensorSource, ...]]:
-    """Load modules; where they have become what the kernels multiply (quantized while loading, say), these run them."""
+    """Load modules, which run the model."""
     need_torch(f"{escape(checkpoint.path)}: {_what_modules_do(checkpoint, options)}")
     from llamarium.checkpoints.load import load_model
-    from llamarium.checkpoints.modules import round_inputs, weights_of
 
     model, sources = load_model(checkpoint, options, progress)
-    check = checkpoint.check_unchanged
-    weights = weights_of(model) if options.join and native.library() is not None else None
-    if weights is not None:
-        runner = _runner(checkpoint, weights, options)
-        round_inputs(model, options.input_bits or native.INPUT_BITS)
-        return LoadedModel(runner, lambda: model, deterministic=options.deterministic, check=check), sources
     if options.deterministic:
         raise OptionError(
             f"{escape(checkpoint.path)}: deterministic needs the C kernels, which run any model on the CPU but NF4 and "
@@ -85,7 +79,7 @@ def _load_modules(
             "kernels (`llamarium doctor`)"
         )
     _refuse_input_bits(checkpoint, options)
-    return LoadedModel.of_modules(model, check), sources
+    return LoadedModel.of_modules(model, checkpoint.check_unchanged), sources
 
 
 def _what_modules_do(checkpoint: Checkpoint, options: LoadOptions) -> str:
@@ -94,9 +88,12 @@ def _what_modules_do(checkpoint: Checkpoint, options: LoadOptions) -> str:
         return f"a model of modules on {options.device}"
     if native.library() is None:
         return "running it without the C kernels"
-    if any(entry.dtype == "NF4" for entry in checkpoint.entries.values()):
-        return "reading NF4 weights"
-    return "quantizing while loading" if options.quantize else "dequantizing at each use"
+    if options.quantize == "NF4":
+        return "quantizing to NF4"
+    if options.quantize is not None:
+        return f"multiplying {options.quantize} exactly"
+    kept = sorted({entry.dtype for entry in checkpoint.entries.values() if entry.dtype in STORED_TYPES})
+    return f"multiplying {', '.join(kept)}" if kept else "dequantizing at each use"
 
 
 def _runner(checkpoint: Checkpoint, weights: Mapping[str, Weight], options: LoadOptions) -> NativeRunner:

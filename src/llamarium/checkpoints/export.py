@@ -1,25 +1,22 @@
-"""From a model on disk to a format that others read, without PyTorch unless the weights are NF4."""
+"""From a model on disk to a format that others read, without PyTorch."""
 
 import os
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.checkpoints import storage
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
 from llamarium.checkpoints.huggingface.writer import OutputTensor, cast_array, needs_dtype, save_weights
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.checkpoints.options import REQUANTIZE, check_requantizing, quantized_types
+from llamarium.checkpoints.values import read_array
 from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError, OutputError, check_choice, escape, warn_caller
-from llamarium.extras import optional
 from llamarium.io import atomic_folder
-from llamarium.kernels import native
 from llamarium.quant.formats import chosen_type
-from llamarium.quant.packing import count_nonfinite, dequantize
+from llamarium.quant.packing import count_nonfinite
 
 
 def export(
@@ -78,24 +75,9 @@ def checkpoint_weights(checkpoint: Checkpoint, dtype: str | None = None) -> list
         target = dtype or (entry.dtype if entry.dtype in FLOATS else None)
         if target is None:
             raise needs_dtype(f"{escape(checkpoint.path)}: {key}", entry.dtype)
-        if entry.dtype == "NF4" or (entry.is_packed and native.library() is None):
-            optional("torch", "torch", f"reading {entry.dtype} weights")
         values = lambda key=key, target=target: cast_array(_read_finite(checkpoint, key), target, key)  # noqa: E731
         weights.append(OutputTensor(key, entry.shape, target, values))
     return weights
-
-
-def read_array(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
-    """Return a weight's values, (out, in): floats as they are stored, bfloat16 as uint16, others as float32."""
-    entry = checkpoint.entries[key]
-    stored = checkpoint.stored(key, copy=not (entry.dtype in FLOATS or entry.is_packed))
-    if stored.type_name in FLOATS:
-        return stored.data.view(storage.FLOATS[stored.type_name]).reshape(stored.shape)
-    if stored.type_name == "NF4" or (stored.is_packed and native.library() is None):
-        from llamarium.checkpoints.decode import decode
-
-        return decode(stored, f"{entry.file}: {entry.name}").numpy()
-    return dequantize(stored.type_name, stored.shape, np.ascontiguousarray(stored.data))
 
 
 def _read_finite(checkpoint: Checkpoint, key: str) -> NDArray[Any]:

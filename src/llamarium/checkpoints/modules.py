@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from llamarium.checkpoints.checkpoint import expected_shapes
-from llamarium.checkpoints.decode import FLOAT_DTYPES
+from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.formats import PACKED_FORMATS
+from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
+from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
 from llamarium.runtime.native.weights import Weight
 
@@ -27,13 +29,34 @@ def build_model(
     """Build a model's modules over the memory that its weights lie in."""
     model = empty_model(config)
     dtype = FLOAT_DTYPES[weights["model.norm.weight"].type_name]
-    for key, weight in weights.items():
-        name = key.removesuffix(".weight")
-        model.set_submodule(name, _module(model.get_submodule(name), weight, dtype))
+    for weight in weights.values():
+        put_weight(model, weight, dtype)
     if config.tie_word_embeddings:
         tie_head(model)
     round_inputs(model, input_bits)
     return model.eval().requires_grad_(False)
+
+
+def put_weight(
+    model: LlamaForCausalLM, weight: Weight, dtype: torch.dtype, device: str = "cpu", *, rounds_inputs: bool = True
+) -> None:
+    """Put a weight into its place in a model: as a parameter, or as a module of its type.
+
+    Args:
+        model: Has no weight there yet.
+        weight: On the CPU; its memory is used where `device` is "cpu".
+        dtype: Of the vectors that a quantized embedding returns.
+        device: Where the weight goes.
+        rounds_inputs: The C kernels may multiply tiles, and round their inputs; else tiles are dequantized at each use.
+    """
+    path, _, name = weight.key.rpartition(".")
+    module = model.get_submodule(path)
+    if weight.type_name in FLOAT_DTYPES:
+        values = torch.from_numpy(weight.data).view(FLOAT_DTYPES[weight.type_name]).to(device)
+        setattr(module, name, nn.Parameter(values, requires_grad=False))
+        return
+    quantized = _quantized(weight, is_embedding=isinstance(module, nn.Embedding), dtype=dtype, rounds=rounds_inputs)
+    model.set_submodule(path, quantized.to(device))
 
 
 def round_inputs(model: LlamaForCausalLM, bits: InputBits) -> None:
@@ -50,10 +73,12 @@ def empty_model(config: ModelConfig) -> LlamaForCausalLM:
 
 
 def tie_head(model: LlamaForCausalLM) -> None:
-    """Give the head the embedding's storage, plain or packed."""
+    """Give the head the embedding's storage, quantized or not."""
     embedding = cast(nn.Module, model.model.embed_tokens)
     if isinstance(embedding, EmbeddingPacked):
         model.set_submodule("lm_head", embedding.linear)
+    elif isinstance(embedding, EmbeddingGGML):
+        model.set_submodule("lm_head", LinearGGML(embedding.weight, embedding.type_name))
     else:
         model.tie_weights()
 
@@ -87,13 +112,16 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _module(module: nn.Module, weight: Weight, dtype: torch.dtype) -> nn.Module:
-    data = torch.from_numpy(weight.data)
-    if weight.type_name in FLOAT_DTYPES:
-        module.weight = nn.Parameter(data.view(FLOAT_DTYPES[weight.type_name]), requires_grad=False)
-        return module
-    linear = LinearPacked(data, weight.shape[0], PACKED_FORMATS[weight.type_name])
-    return EmbeddingPacked(linear, dtype) if isinstance(module, nn.Embedding) else linear
+def _quantized(weight: Weight, *, is_embedding: bool, dtype: torch.dtype, rounds: bool) -> nn.Module:
+    """Return the module that holds a quantized weight, over the same memory."""
+    data = as_tensor(weight.data)
+    if weight.type_name == "NF4":
+        parts = {f"weight.{name}": as_tensor(part) for name, part in weight.state.items()}
+        return Linear4bit.from_state({"weight": data, **parts}, weight.key)
+    if weight.data.ndim == 2:
+        return EmbeddingGGML(data, weight.type_name, dtype) if is_embedding else LinearGGML(data, weight.type_name)
+    linear = LinearPacked(data, weight.shape[0], PACKED_FORMATS[weight.type_name], uses_kernels=rounds)
+    return EmbeddingPacked(linear, dtype) if is_embedding else linear
 
 
 def _weight(key: str, shape: tuple[int, ...], module: nn.Module) -> Weight | None:

@@ -8,7 +8,6 @@ from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, escape
 from llamarium.kernels.native import InputBits
-from llamarium.quant.formats import Method
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
 DTYPE_OF_TYPE: dict[str, DtypeName] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -28,12 +27,13 @@ class LoadOptions:
     Attributes:
         dtype: What the model computes in; None is as stored, and bfloat16 for quantized files ("auto" of `load`).
         device: By torch's name.
+        quantize: One of `METHODS`.
         join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
     """
 
     dtype: DtypeName | None = None
     device: str = "cpu"
-    quantize: Method | None = None
+    quantize: str | None = None
     dequantize: Dequantize = "auto"
     strict: bool = False
     join: bool = True

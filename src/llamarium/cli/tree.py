@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING
 from llamarium.cli.options import DEFAULT_MODEL, add_name, add_type, named
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.presets import PRESETS
-from llamarium.quant.formats import METHODS, group_size
+from llamarium.quant.formats import METHODS, PACKED_FORMATS, quantized_type
 
 if TYPE_CHECKING:
     from llamarium.config import ModelConfig
 
 EMBEDDED = "model.embed_tokens"
-_LINEARS = {"NF4": "Linear4bit", "Q8_0": "Linear8bit", "Q4_1": "LinearInt4"}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)
 
 
@@ -75,10 +74,10 @@ def tree(
         if path in packed:
             return f"LinearPacked{shape}, type={packed[path]})"
         is_left = method is None or any(f".{part}." in f".{path}." for part in skip)
-        if method == "Q4_1" and not is_left:
-            group_size(num_in, method)
-        kind = "Linear" if method is None or is_left else _LINEARS[method]
-        return f"{kind}{shape})"
+        type_name = None if method is None or is_left else quantized_type(method, num_in)
+        if type_name in PACKED_FORMATS:
+            return f"LinearPacked{shape}, type={type_name})"
+        return f"{'Linear' if type_name is None else 'Linear4bit'}{shape})"
 
     width = config.hidden_size
     rows = f"{config.vocab_size}, {width}"

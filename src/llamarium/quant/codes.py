@@ -8,13 +8,16 @@ arrays, `numpy` or `torch`, as in `ggml/decode.py`; the others are numpy.
 import functools
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.errors import OptionError
 from llamarium.kernels.native import INPUT_BITS, InputBits
-from llamarium.quant.formats import GROUP, TILE_ROWS, PackedFormat, group_size
+from llamarium.quant.formats import FORMATS, GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat
+from llamarium.quant.ggml.decode import five_bit_codes, super_blocks
+from llamarium.quant.ggml.encode import encode
 from llamarium.quant.ggml.fields import to_float
 from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE
 
@@ -135,41 +138,52 @@ def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
 # --- anew -------------------------------------------------------------------------------------------------------------
 
 
-def coded(matrix_OI: Floats, type_name: Literal["NF4", "Q8_0", "Q4_1"]) -> Codes:
-    """Quantize a matrix, float32 (O, I), O rows of I weights; OptionError if Q4_1 cannot divide I into groups."""
-    with np.errstate(all="ignore"):
-        if type_name == "NF4":
-            return _nf4(matrix_OI)
-        groups = matrix_OI.reshape(len(matrix_OI), -1, group_size(matrix_OI.shape[1], type_name))
-        codes, scale, minimum = group_codes(np, groups, type_name)
-    zero, levels = (128, tuple(range(-128, 128))) if type_name == "Q8_0" else (0, tuple(range(16)))
-    codes_RC = codes.astype(np.int64).reshape(matrix_OI.shape) + zero
-    return Codes(type_name, levels, codes_RC, scale[..., 0], None if minimum is None else minimum[..., 0])
+def coded(matrix_OI: Floats, type_name: str) -> Codes:
+    """Quantize a matrix, float32 (O, I), O rows of I weights, to a type in `METHODS`, as loading does it.
 
-
-def group_codes(xp: Any, groups: Any, type_name: Literal["Q8_0", "Q4_1"]) -> tuple[Any, Any, Any]:
-    """Round groups (rows, groups, weights), float32, to the levels of a type.
-
-    Returns:
-        Codes like the groups, float32: -127 to 127, or 0 to 15. Scales and, of Q4_1, minima: float16's numbers in
-        float32, (rows, groups, 1).
+    OptionError if I is no multiple of the weights of a block.
     """
-    largest = xp.amax(abs(groups) if type_name == "Q8_0" else groups, -1, keepdims=True)
-    if type_name == "Q8_0":
-        scale = _half(xp, largest / 127)
-        return xp.clip(_rounded(xp, groups, scale), -127, 127), scale, None
-    smallest = xp.amin(groups, -1, keepdims=True)
-    step, minimum = _half(xp, (largest - smallest) / 15), _half(xp, smallest)
-    return xp.clip(_rounded(xp, groups - minimum, step), 0, 15), step, minimum
+    if type_name == "NF4":
+        with np.errstate(all="ignore"):
+            return _nf4(matrix_OI)
+    if matrix_OI.shape[1] % FORMATS[type_name].block_size:
+        raise OptionError(
+            f"rows of {matrix_OI.shape[1]} weights cannot be {type_name}; expected a multiple of "
+            f"{FORMATS[type_name].block_size}"
+        )
+    return codes_of_blocks(encode(matrix_OI, type_name), type_name)
 
 
-def _half(xp: Any, values: Any) -> Any:
-    return to_float(xp, xp.asarray(values, dtype=xp.float16))
+def codes_of_blocks(blocks_OB: NDArray[np.uint8], type_name: str) -> Codes:
+    """Take GGUF's blocks apart: rows of bytes, (O, B), of a type in `PACKED_FORMATS`."""
+    format, num_rows = PACKED_FORMATS[type_name], len(blocks_OB)
+    blocks = np.ascontiguousarray(blocks_OB).reshape(-1, format.block_bytes)
+    codes, scales, minimums = (_super_parts if format.is_super else _small_parts)(blocks, format)
+    by_row = None if minimums is None else minimums.reshape(num_rows, -1)
+    codes_RC = codes.astype(np.int64).reshape(num_rows, -1)
+    return Codes(type_name, levels_of(format), codes_RC, scales.reshape(num_rows, -1), by_row)
 
 
-def _rounded(xp: Any, groups: Any, scale: Any) -> Any:
-    """Return groups / scale as whole numbers; of a group of equal weights the scale is 0, and so are its codes."""
-    return xp.round(xp.nan_to_num(groups / scale))
+def _small_parts(blocks: NDArray[np.uint8], format: PackedFormat) -> tuple[NDArray[Any], Floats, Floats | None]:
+    """Return codes (n, 32), scales (n, 1) and minima (n, 1) of blocks of 32 weights."""
+    start = 2 * (1 + format.has_minimum)
+    halves = np.ascontiguousarray(blocks[:, :start]).view(np.float16).astype(np.float32)
+    if format.num_levels == 256:
+        codes = blocks[:, start:] ^ 128
+    elif format.num_levels == 32:
+        codes = five_bit_codes(np, blocks[:, start : start + 4], blocks[:, start + 4 :])
+    else:
+        codes = np.concatenate((blocks[:, start:] & 15, blocks[:, start:] >> 4), axis=1)
+    return codes, halves[:, :1], halves[:, 1:] if format.has_minimum else None
+
+
+def _super_parts(blocks: NDArray[np.uint8], format: PackedFormat) -> tuple[NDArray[Any], Floats, Floats | None]:
+    """Return codes (n, 256), scales and minima (n, sub-blocks) of a K type's blocks."""
+    parts = super_blocks(np, blocks, format.name)
+    with np.errstate(all="ignore"):
+        scales = parts.d.astype(np.float32) * parts.scales
+        minimums = None if parts.minima is None else -(parts.dmin.astype(np.float32) * parts.minima)
+    return parts.codes, scales, minimums
 
 
 def _nf4(matrix_OI: Floats) -> Codes:

@@ -16,10 +16,9 @@ Nothing here needs torch, so that file readers can check sizes before anything i
 Source: ggml, `ggml-common.h` (block structs) and `ggml.h` (`enum ggml_type`); bitsandbytes, `quantize_4bit`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 from llamarium.errors import CheckpointError, OptionError, UnsupportedFormatError, escape, show_value
 
@@ -159,9 +158,27 @@ GGML_TYPES = {name: item for name, item in FORMATS.items() if item.ggml_type is 
 PACKED_FORMATS = {name: item for name, item in FORMATS.items() if isinstance(item, PackedFormat)}
 """Those that the CPU kernels multiply in tiles."""
 
-Method = Literal["NF4", "Q8_0", "Q4_1"]
-METHODS: tuple[Method, ...] = get_args(Method)
-"""What Linears can become while a model is loaded."""
+ENCODED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")
+"""The types that `quant/ggml/encode.py` makes of weights."""
+
+METHODS = ("NF4", *(name for name in PACKED_FORMATS if name in ENCODED))
+"""The types to which Linears can be quantized while a model is loaded."""
+
+SMALLER_BLOCKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}
+"""What takes the place of a K type where rows are no multiple of 256 weights, as in llama.cpp."""
+
+
+def quantized_type(method: str, num_columns: int) -> str | None:
+    """Return the type to which rows of `num_columns` weights are quantized; None where they stay floating-point.
+
+    It is `method` where rows are whole blocks of it. Rows that are no multiple of 256 cannot be of a K type, and take
+    the next type with blocks of 32 that the C kernels multiply; rows that are no multiple of 32 stay as they are.
+    """
+    if method == "NF4" or num_columns % FORMATS[method].block_size == 0:
+        return method
+    smaller = SMALLER_BLOCKS.get(method, method)
+    smaller = smaller if smaller in PACKED_FORMATS else "Q8_0"
+    return None if num_columns % FORMATS[smaller].block_size else smaller
 
 
 def block_format(type_name: str) -> Format:
@@ -180,11 +197,3 @@ def chosen_type(option: str, value: object, choices: Sequence[Choice]) -> Choice
         if text == choice.lower():
             return choice
     raise OptionError(f"{option} is {show_value(value)}; expected one of {', '.join(choices)}")
-
-
-def group_size(in_features: int, type_name: str) -> int:
-    """Return the weights that share a scale of Q8_0 or Q4_1 that is made while loading: 32 if that divides a row."""
-    size = math.gcd(in_features, GROUP)
-    if type_name == "Q4_1" and size < 16:
-        raise OptionError(f"Q4_1 needs in_features to be a multiple of 16, found {in_features}; use Q8_0 or NF4")
-    return size

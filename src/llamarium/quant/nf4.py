@@ -17,15 +17,18 @@ Source: Dettmers et al., "QLoRA" (2023), section 3; bitsandbytes, `backends/defa
 `csrc/cpu_ops.cpp` for the nested scales; `functional.py`, `create_dynamic_map`.
 """
 
+import json
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.codes import nf4_blocks, nf4_scales
-from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE, Component, NF4Layout, check_components
+from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE, STATE_KEY, Component, NF4Layout, check_components
 
 NF4_LEVELS = torch.tensor(LEVELS)
 """Normal-distribution quantiles, scaled to [-1, 1], with an exact zero."""
@@ -79,6 +82,29 @@ def quantize_nf4(weight: Tensor, *, double_quant: bool = True, block_size: int =
         return NF4(packed, absmax, None)
     places, nested_absmax, levels, offset = nf4_scales(torch, absmax)
     return NF4(packed, places, Nested(nested_absmax, levels, offset))
+
+
+def nf4_parts(values: NDArray[Any]) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
+    """Quantize a weight, double-quantized: its codes, and the other components of a bitsandbytes folder.
+
+    `values` is float32, float16, or bfloat16's bits as uint16, (out, in). The components have no prefix `weight.`.
+    """
+    weight = torch.from_numpy(values)
+    weight = weight.view(torch.bfloat16) if values.dtype == np.uint16 else weight
+    codes, absmax, nested = quantize_nf4(weight)
+    assert nested is not None
+    state = {
+        "quant_type": "nf4", "blocksize": 64, "dtype": str(weight.dtype).removeprefix("torch."),
+        "shape": list(values.shape), "nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32",
+        "nested_offset": float(nested.offset),
+    }  # fmt: skip
+    return codes.numpy(), {
+        "absmax": absmax.numpy(),
+        "quant_map": NF4_LEVELS.numpy(),
+        "nested_absmax": nested.absmax.numpy(),
+        "nested_quant_map": nested.quant_map.numpy(),
+        STATE_KEY.removeprefix("weight."): np.array(bytearray(json.dumps(state).encode())),
+    }
 
 
 def _in_pairs(codes: Tensor) -> Tensor:

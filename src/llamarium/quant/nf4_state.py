@@ -31,6 +31,7 @@ LEVELS = (
 )  # fmt: skip
 """What the sixteen codes stand for, before the scale."""
 
+_STATE = STATE_KEY.removeprefix("weight.")
 _FLAT_KEYS: frozenset[str] = frozenset(("weight", "weight.absmax", "weight.quant_map", STATE_KEY))
 _NESTED_KEYS: frozenset[str] = frozenset(("weight.nested_absmax", "weight.nested_quant_map"))
 _BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -133,6 +134,46 @@ def check_components(components: Mapping[str, Component], source: str) -> NF4Lay
     if not np.allclose(found, np.array(LEVELS, dtype=np.float32), rtol=0, atol=1e-6):
         _check(False, source, "weight.quant_map", found.tolist(), "NF4's sixteen levels")
     return layout
+
+
+def decode_nf4(xp: Any, parts: Mapping[str, Any], shape: tuple[int, ...], start: int, stop: int) -> Any:
+    """Return rows `start` to `stop` of an NF4 weight, float32, from its components; see `StoredType.decode`.
+
+    `parts` has the components without their prefix `weight.`, and the codes as "data"; they have been checked.
+    """
+    layout = NF4Layout.from_json(bytes(parts[_STATE].tolist()), "NF4")
+    columns, size = shape[1], layout.block_size
+    first, last = start * columns // size, -(-stop * columns // size)  # whole blocks; the last one may be short
+    begin, end = first * size, min(last * size, layout.num_weights)
+
+    packed = parts["data"].reshape(-1)[begin // 2 : -(-end // 2)]
+    codes = xp.stack((packed >> 4, packed & 15), -1).reshape(-1)[: end - begin]
+    values = _look_up(xp, LEVELS, codes) * _spread(xp, _scales(xp, parts, layout, first, last), size)[: end - begin]
+    return values[start * columns - begin : stop * columns - begin].reshape(stop - start, columns)
+
+
+def _scales(xp: Any, parts: Mapping[str, Any], layout: NF4Layout, start: int, stop: int) -> Any:
+    """Return the absmax values of blocks `start` to `stop`, float32."""
+    absmax = parts["absmax"].reshape(-1)
+    if layout.nested_offset is None:
+        return absmax[start:stop]
+    first, last = start // NESTED_BLOCK_SIZE, -(-stop // NESTED_BLOCK_SIZE)
+    begin, end = first * NESTED_BLOCK_SIZE, min(last * NESTED_BLOCK_SIZE, layout.num_blocks)
+    values = _look_up(xp, parts["nested_quant_map"].reshape(-1), absmax[begin:end])
+    spread = _spread(xp, parts["nested_absmax"].reshape(-1)[first:last], NESTED_BLOCK_SIZE)
+    values = values * spread[: end - begin] + xp.asarray(layout.nested_offset, dtype=xp.float32)
+    return values[start - begin : stop - begin]
+
+
+def _look_up(xp: Any, table: Any, places: Any) -> Any:
+    table = xp.asarray(table, dtype=xp.float32)
+    table = table if xp is np else table.to(places.device)
+    return table[xp.asarray(places, dtype=xp.int64)]
+
+
+def _spread(xp: Any, scales: Any, size: int) -> Any:
+    """Repeat each scale for the `size` numbers of its block."""
+    return xp.broadcast_to(scales[:, None], (len(scales), size)).reshape(-1)
 
 
 def _state_bytes(components: Mapping[str, Component], source: str) -> bytes:

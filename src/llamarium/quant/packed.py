@@ -19,9 +19,8 @@ from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.codes import levels_of, parts_of_rows
-from llamarium.quant.formats import GROUP, PACKED_FORMATS, PackedFormat
-from llamarium.quant.linears import LinearIntegers
-from llamarium.quant.packing import count_nonfinite_tiles, matrix_of, pack_groups
+from llamarium.quant.formats import PackedFormat
+from llamarium.quant.packing import matrix_of
 
 
 class LinearPacked(QuantizedLinear):
@@ -79,10 +78,6 @@ class LinearPacked(QuantizedLinear):
         """Return rows `start` to `stop` of W."""
         return self.dequantize_at(torch.arange(start, stop, device=self.weight.device), dtype)
 
-    def has_finite_scales(self) -> bool:
-        """Whether no scale or minimum is NaN or infinite; codes always are finite."""
-        return count_nonfinite_tiles(self.weight.cpu().numpy(), self.format) == 0
-
     def extra_repr(self) -> str:
         """Return what `nn.Linear` shows, and the format."""
         return f"{super().extra_repr()}, type={self.type_name}"
@@ -114,20 +109,6 @@ class EmbeddingPacked(QuantizedEmbedding):
             self._linear[0].input_bits = input_bits
         return self._linear[0]
 
-    def has_finite_scales(self) -> bool:
-        """As `LinearPacked.has_finite_scales`."""
-        return self.linear.has_finite_scales()
-
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the whole table: (num_embeddings, embedding_dim)."""
         return self.linear.dequantize(dtype)
-
-
-def pack_integers(linear: LinearIntegers) -> LinearPacked | None:
-    """Put the codes of a quantized Linear into tiles, without loss; None where its groups are not of 32."""
-    if linear.in_features % GROUP:
-        return None
-    format, minimum = PACKED_FORMATS[linear.type_name], linear.minimum
-    codes = linear.codes() if format.has_minimum else linear.codes().view(torch.uint8) ^ 128
-    halves = linear.scale.numpy(), None if minimum is None else minimum.numpy()
-    return LinearPacked(torch.from_numpy(pack_groups((codes.numpy(), *halves), format)), len(codes), format)

@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import Checkpoint
-from llamarium.checkpoints.export import read_array
-from llamarium.checkpoints.options import REQUANTIZE, check_requantizing, quantized_types
+from llamarium.checkpoints.options import REQUANTIZE, check_requantizing
 from llamarium.checkpoints.packed.save import PackedWeight
+from llamarium.checkpoints.values import read_array
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
-from llamarium.extras import need_torch
 from llamarium.quant.formats import GROUP, PACKED_FORMATS
 from llamarium.quant.packing import count_nonfinite, to_float32
 from llamarium.quantization.fit import FITTED_FORMATS, Bytes, Floats, fit
@@ -120,8 +119,6 @@ def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
             raise OptionError(f"{name} is {show_value(value)}; expected one of {', '.join(known)}")
     where = escape(checkpoint.path)
     check_requantizing(checkpoint, None if recipe.requantize else REQUANTIZE)
-    if "NF4" in quantized_types(checkpoint):
-        need_torch("reading NF4 weights")
     for key, entry in checkpoint.entries.items():
         if len(entry.shape) == 2 and entry.shape[1] % GROUP:
             raise OptionError(

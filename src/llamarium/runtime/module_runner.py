@@ -25,8 +25,9 @@ from llamarium.kernels.turns import pause
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
-from llamarium.quant.codes import Codes, unpack_rows
-from llamarium.quant.linears import LinearIntegers
+from llamarium.quant.codes import Codes, codes_of_blocks, unpack_rows
+from llamarium.quant.formats import PACKED_FORMATS
+from llamarium.quant.ggml.linear import LinearGGML
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.nf4_state import LEVELS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
@@ -221,11 +222,8 @@ def _codes_of(linear: nn.Module, rows: Sequence[int]) -> Codes:
     if isinstance(linear, LinearPacked):
         return unpack_rows(linear.weight.cpu().numpy(), np.array(rows, np.int64), linear.format)
     at = list(rows)
-    if isinstance(linear, LinearIntegers):
-        codes, zero = linear.codes()[at].cpu().numpy().astype(np.int64), 128 if linear.minimum is None else 0
-        levels = tuple(range(-128, 128)) if linear.minimum is None else tuple(range(16))
-        minimum = None if linear.minimum is None else on_host(linear.minimum[at])
-        return Codes(linear.type_name, levels, codes + zero, on_host(linear.scale[at]), minimum)
+    if isinstance(linear, LinearGGML) and linear.type_name in PACKED_FORMATS:
+        return codes_of_blocks(linear.weight[at].cpu().numpy(), linear.type_name)
     if isinstance(linear, Linear4bit):
         places_RC = np.array(at)[:, None] * linear.in_features + np.arange(linear.in_features)
         bytes_RC = linear.weight.cpu().numpy().reshape(-1)[places_RC // 2].astype(np.int64)
@@ -233,7 +231,7 @@ def _codes_of(linear: nn.Module, rows: Sequence[int]) -> Codes:
         return Codes("NF4", LEVELS, codes, on_host(linear.scales())[places_RC // linear.layout.block_size])
     if isinstance(linear, nn.Linear | nn.Embedding):
         raise InputError("the weight is not quantized, so that it has no codes; give quantize")
-    raise InputError(f"the codes of a {type(linear).__name__} are not shown; expected NF4, Q4_1, Q8_0 or tiles")
+    raise InputError(f"the codes of {_type_name(linear)} are not shown; expected NF4 or {', '.join(PACKED_FORMATS)}")
 
 
 def _type_name(module: nn.Module) -> str:

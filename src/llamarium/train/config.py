@@ -217,6 +217,10 @@ class PretrainConfig(RunConfig):
         RunConfig.__post_init__(self)
 
 
+QuantizeName = Literal["none", "NF4", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "Q5_0"]
+"""What a frozen base can be kept in: "none", or one of `quant.formats.METHODS`; a test holds them equal."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(RunConfig):
     """Settings of fine-tuning: base model, dialogs and adapters."""
@@ -243,7 +247,7 @@ class FinetuneConfig(RunConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = _setting(
         "auto", "of the frozen base; auto: as stored, on a CPU float32 unless products are in bfloat16; full: float32"
     )
-    quantize: Literal["none", "NF4", "Q8_0", "Q4_1"] = _setting("none", "keep the base in few bits: QLoRA")
+    quantize: QuantizeName = _setting("none", "keep the base in few bits: QLoRA")
     dequantize: Literal["auto", "load", "use"] = _setting("auto", "of a base whose file is quantized")
 
     # what is learned
@@ -258,7 +262,7 @@ class FinetuneConfig(RunConfig):
 
     def __post_init__(self) -> None:
         """Check types and ranges; names of quantized types may be in small letters."""
-        object.__setattr__(self, "quantize", chosen_type("quantize", self.quantize, ("none", "NF4", "Q8_0", "Q4_1")))
+        object.__setattr__(self, "quantize", chosen_type("quantize", self.quantize, get_args(QuantizeName)))
         RunConfig.__post_init__(self)
 
 

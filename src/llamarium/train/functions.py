@@ -19,6 +19,7 @@ from llamarium.train.config import (
     GRPOConfig,
     OptimizerName,
     PretrainConfig,
+    QuantizeName,
     RunConfig,
     ScheduleName,
 )
@@ -99,7 +100,7 @@ class FinetuneSettings(RunSettings, total=False):
     too_long: Literal["error", "drop"]
     packing: bool
     dtype: Literal["auto", "float32", "bfloat16"]
-    quantize: Literal["none", "NF4", "Q8_0", "Q4_1"]
+    quantize: QuantizeName
     dequantize: Literal["auto", "load", "use"]
     adapter: str
     method: Literal["lora", "full"]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
-from llamarium.quant.formats import block_format
+from llamarium.quant.formats import SMALLER_BLOCKS, block_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,6 @@ MIXTURES = _MIXTURES | {"Q4_K": _MIXTURES["Q4_K_M"], "Q5_K": _MIXTURES["Q5_K_M"]
 FLOATS = ("F32", "F16", "BF16")
 BLOCKS = tuple(name for name in MIXTURES if name not in FLOATS)
 
-_SMALLER_BLOCKS = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}
-
 
 def type_of(key: str, shape: tuple[int, ...], config: ModelConfig, mixture: Mixture) -> str:
     """Return a weight's type in GGUF: F32 for vectors; smaller blocks, or F16, where a row's length needs them."""
@@ -73,7 +71,7 @@ def type_of(key: str, shape: tuple[int, ...], config: ModelConfig, mixture: Mixt
         return "F32"
     kind = wanted_type(key, config, mixture)
     if shape[-1] % block_format(kind).block_size:
-        kind = _SMALLER_BLOCKS.get(kind, "F16")
+        kind = SMALLER_BLOCKS.get(kind, "F16")
     return "F16" if shape[-1] % block_format(kind).block_size else kind
 
 

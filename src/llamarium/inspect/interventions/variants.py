@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from llamarium.checkpoints.native_weights import replaced_in_c
+from llamarium.checkpoints.weights import replaced_in_c
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
-from llamarium.errors import InputError, check_choice
+from llamarium.errors import InputError, OptionError, check_choice
 from llamarium.inspect.shapes import check_whole
 from llamarium.quant.codes import coded
-from llamarium.quant.formats import METHODS, group_size
+from llamarium.quant.formats import METHODS, quantized_type
 from llamarium.runtime.runner import DTYPE_BYTES, Runner
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def variant_of(model: "LlamaForCausalLM", name: VariantName, *, seed: int = 0) -
     from torch import nn, no_grad
 
     from llamarium.checkpoints.modules import empty_model
-    from llamarium.quant.linears import QUANTIZED_LINEARS
+    from llamarium.quant.linears import quantize_linear
     from llamarium.runtime.loaded_model import runner_of
 
     _check(model.config, name, seed)
@@ -60,7 +60,7 @@ def variant_of(model: "LlamaForCausalLM", name: VariantName, *, seed: int = 0) -
                 continue
             values = _values(runner, f"{path}.weight")
             if name in METHODS and isinstance(module, nn.Linear) and path != "lm_head":
-                other.set_submodule(path, QUANTIZED_LINEARS[name].from_weight(values))
+                other.set_submodule(path, quantize_linear(values, name))
             else:
                 module.weight = nn.Parameter(values, requires_grad=False)
     other.tie_weights()
@@ -92,7 +92,8 @@ def variant_bytes(runner: Runner, name: VariantName, *, in_c: bool) -> int:
         reads_table = in_c and name == "tied-head"
         return 0 if reads_table else prod(shapes[EMBEDDING]) * (4 if in_c else DTYPE_BYTES[runner.dtype])
     for key in linears if name in METHODS else ():
-        group_size(shapes[key][1], name)
+        if quantized_type(name, shapes[key][1]) != name:
+            raise OptionError(f"{key} has {shapes[key][1]} columns, which cannot be {name}; expected a multiple of 32")
     bits = {key: BITS[name] if key in linears and not in_c else 32 for key in shapes}
     return round(sum(prod(shape) * bits[key] for key, shape in shapes.items()) / 8)
 

@@ -73,7 +73,7 @@ def coded_weights(
         runner: Holds the matrix.
         key: Its state-dict key, such as "model.layers.0.mlp.up_proj.weight".
         rows: Negative ones count from the last.
-        quantize: "NF4", "Q8_0" or "Q4_1": code it anew; of a quantized matrix what its codes mean is quantized again.
+        quantize: A type in `METHODS`: code it anew; of a quantized matrix what its codes mean is quantized again.
         original: The matrix before quantization, (out_features, in_features).
 
     Raises:

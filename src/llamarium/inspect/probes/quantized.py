@@ -18,11 +18,11 @@ from llamarium.inspect.tokens import check_ids
 from llamarium.inspect.trace import Trace
 from llamarium.kernels.native import InputBits
 from llamarium.quant.codes import coded
-from llamarium.quant.formats import GROUP, METHODS, PACKED_FORMATS, Method, chosen_type
+from llamarium.quant.formats import GROUP, METHODS, PACKED_FORMATS, chosen_type
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Key
 
-IN_C: tuple[Method, ...] = ("Q8_0", "Q4_1")
+IN_C = tuple(name for name in METHODS if name in PACKED_FORMATS)
 """The types that the C kernels multiply, with inputs that they round."""
 
 _Multiply = Callable[[str, Floats], Floats]
@@ -39,8 +39,8 @@ def streams_as(
     Args:
         runner: Holds the weights.
         ids: The text.
-        quantize: "NF4", "Q8_0" or "Q4_1"; None leaves the weights as they are.
-        rounds_inputs: Round inputs too, as the C kernels do for Q8_0 and Q4_1, or packed weights.
+        quantize: A type in `METHODS`, such as "NF4" or "Q4_K"; None leaves the weights as they are.
+        rounds_inputs: Round inputs too, as the C kernels do for packed weights.
 
     Raises:
         OptionError: For an unknown type, or a shape that it cannot take.
@@ -50,7 +50,7 @@ def streams_as(
     known = check_ids(runner.config, ids)
     method = None if quantize is None else chosen_type("quantize", quantize, METHODS)
     if rounds_inputs and method not in (None, *IN_C):
-        raise InputError(f"inputs are rounded for {' and '.join(IN_C)}; the C kernels do not multiply {method}")
+        raise InputError(f"inputs are rounded for {', '.join(IN_C)}; the C kernels do not multiply {method}")
 
     def multiply(key: str, x_TI: Floats) -> Floats:
         type_of(runner, key)

@@ -14,7 +14,7 @@ from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import InputError, OptionError, UnknownNameError, escape
 from llamarium.inspect.interventions.variants import BITS, VariantName, variant_in_c
 from llamarium.page.compare.others import Side
-from llamarium.quant.formats import METHODS, group_size
+from llamarium.quant.formats import METHODS, quantized_type
 from llamarium.runtime.runner import Runner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.compare import check_same_vocabulary
@@ -105,10 +105,7 @@ def _fits(one: OpenedModel, kind: VariantName) -> bool:
     if kind not in METHODS:
         return True
     linears = (entry for key, entry in one.checkpoint.entries.items() if key not in (EMBEDDING, HEAD))
-    try:
-        return all(group_size(entry.shape[1], kind) for entry in linears if len(entry.shape) == 2)
-    except OptionError:
-        return False
+    return all(quantized_type(kind, entry.shape[1]) == kind for entry in linears if len(entry.shape) == 2)
 
 
 def _building(one: OpenedModel, kind: VariantName) -> Callable[[], Runner]:

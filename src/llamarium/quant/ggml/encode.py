@@ -16,6 +16,7 @@ Source: gguf-py, `gguf/quants.py`, `quantize_blocks`; ggml-quants.c, `quantize_r
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from llamarium.errors import OptionError
 from llamarium.kernels import native
-from llamarium.quant.formats import block_format
+from llamarium.quant.formats import IQ4_NL_VALUES, block_format
 from llamarium.quant.ggml.encode_k import Codes, Floats, q4_k, q5_k, q6_k
 from llamarium.quant.packing import to_bfloat16, to_float32
 
@@ -38,7 +39,7 @@ def encode(values: NDArray[Any], type_name: str) -> Codes:
 
     Args:
         values: float32, float16, or bfloat16's bits as uint16, (..., columns).
-        type_name: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K.
+        type_name: One of `ENCODED`.
 
     Returns:
         uint8, (..., row_bytes).
@@ -155,6 +156,39 @@ def _q5_1(values: Floats) -> Codes:
     return np.concatenate((*scales, _fifth_bits(codes), _nibbles(codes)), axis=-1)
 
 
+def _iq4_nl(values: Floats) -> Codes:
+    """Search the step, of either sign, with the least squared error; errors count by the weights' squares.
+
+    Tried are steps with which the largest weight lies near the lowest level, each improved by least squares.
+    """
+    levels = np.array(IQ4_NL_VALUES, np.float32)
+    largest, costs = largest_of(values), values * values
+    best_step, best_gain = largest / levels[0], np.full_like(largest, -np.inf)
+    for shift in _IQ4_SHIFTS:
+        level_of = levels[_nearest_level(values * (inverse_of(largest) * (levels[0] + np.float32(shift))))]
+        squares = (costs * level_of * level_of).sum(-1, keepdims=True)
+        products = (costs * level_of * values).sum(-1, keepdims=True)
+        gain = np.where(squares > 0, products * products / squares, np.float32(0))
+        better = gain > best_gain
+        best_step = np.where(better & (squares > 0), products / squares, best_step)
+        best_gain = np.where(better, gain, best_gain)
+    step = _bytes(best_step, np.float16)
+    rounded = step.view(np.float16).astype(np.float32)
+    return np.concatenate((step, _nibbles(_nearest_level(values * inverse_of(rounded)))), axis=-1)
+
+
+_IQ4_SHIFTS = range(-7, 8)
+_IQ4_MIDPOINTS = [(low + high) / 2 for low, high in pairwise(IQ4_NL_VALUES)]
+
+
+def _nearest_level(scaled: Floats) -> Codes:
+    """Return the code of the level of IQ4_NL that is nearest to each number, uint8."""
+    codes = np.zeros(scaled.shape, np.uint8)
+    for midpoint in _IQ4_MIDPOINTS:
+        codes += scaled > midpoint  # fifteen plain passes take half the time of a search
+    return codes
+
+
 _ENCODERS: dict[str, Callable[[Floats], Codes]] = {
     "F32": lambda values: _bytes(values, np.float32),
     "F16": lambda values: _bytes(values, np.float16),
@@ -164,6 +198,7 @@ _ENCODERS: dict[str, Callable[[Floats], Codes]] = {
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
+    "IQ4_NL": _iq4_nl,
     "Q4_K": q4_k,
     "Q5_K": q5_k,
     "Q6_K": q6_k,

@@ -1,0 +1,72 @@
+"""From stored bytes to numbers, without torch: the one place where what a checkpoint holds becomes values.
+
+A reader gives bytes and the name of their type (`StoredTensor`), nothing else. `values` decodes some rows of any type,
+so that a large matrix never has to exist in float32 as a whole. A type that is not one of GGUF's is registered in
+`quant/stored_types.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor
+from llamarium.checkpoints.storage import FLOATS
+from llamarium.kernels import native
+from llamarium.quant.codes import unpack_rows
+from llamarium.quant.formats import PACKED_FORMATS, TILE_ROWS
+from llamarium.quant.packing import dequantize, matrix_of
+from llamarium.quant.stored_types import STORED_TYPES, Parts
+
+Floats = NDArray[np.float32]
+
+_PIECE_WEIGHTS = 2**20
+
+
+def values(stored: StoredTensor, rows: slice = slice(None)) -> Floats:
+    """Return the values of some consecutive rows of a stored weight: float32 (rows, columns).
+
+    A vector is one row. Values do not depend on which rows are asked for together. `rows` has no step.
+    """
+    num_rows, columns = stored.shape if len(stored.shape) == 2 else (1, *stored.shape)
+    start, stop, _ = rows.indices(num_rows)
+    if stored.type_name in STORED_TYPES:
+        return STORED_TYPES[stored.type_name].decode(np, parts_of(stored), stored.shape, start, stop)
+    if not stored.is_packed:
+        return dequantize(stored.type_name, (stop - start, columns), stored.data[start:stop])
+    numbers = np.arange(start, stop)
+    if native.library() is None:
+        return unpack_rows(stored.data, numbers, PACKED_FORMATS[stored.type_name]).values_RC
+    data = np.ascontiguousarray(stored.data)
+    return native.lookup(matrix_of(stored.type_name, stored.shape, data.ctypes.data), numbers)
+
+
+def parts_of(stored: StoredTensor) -> Parts:
+    """Return what a type in `STORED_TYPES` is decoded from."""
+    return {"data": stored.data, **stored.state}
+
+
+def pieces(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yield rows of a weight piece by piece: whole panels of tiles, of about a million weights."""
+    num_rows, columns = shape if len(shape) == 2 else (1, *shape)
+    step = max(1, _PIECE_WEIGHTS // (columns * TILE_ROWS)) * TILE_ROWS
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
+
+
+def as_floats(stored: StoredTensor) -> NDArray[Any]:
+    """Return a weight of a type in `FLOATS` as it is, of its shape, over the same memory."""
+    return stored.data.view(FLOATS[stored.type_name]).reshape(stored.shape)
+
+
+def read_array(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
+    """Return a weight's values, (out, in): floats as they are stored, bfloat16 as uint16, others as float32."""
+    entry = checkpoint.entries[key]
+    stored = checkpoint.stored(key, copy=not (entry.dtype in FLOATS or entry.is_packed))
+    if stored.type_name in FLOATS:
+        return as_floats(stored)
+    out = np.empty(stored.shape, np.float32)
+    for rows in pieces(stored.shape):
+        np.atleast_2d(out)[rows] = values(stored, rows)
+    return out

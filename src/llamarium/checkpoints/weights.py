@@ -1,0 +1,204 @@
+"""The loader: from a checkpoint to weights in memory, without torch.
+
+What `checkpoints/forms.py` decides for a weight is done here. A weight that is used as it is stored stays a view of its
+file: packed folders, and floats in the model's dtype. Blocks that the C kernels multiply are packed into tiles without
+loss. Everything else is decoded, cast or quantized piece by piece, several pieces at a time, so that at no time more
+than one weight exists twice.
+
+The C kernels take these weights as they are (`runtime/native`). Modules are built over the same memory
+(`checkpoints/modules.py`), or take them weight by weight (`checkpoints/load.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEntry, expected_shapes
+from llamarium.checkpoints.forms import Form, LoadingPlan, loading_plan
+from llamarium.checkpoints.options import LoadOptions, TensorSource
+from llamarium.checkpoints.storage import FLOATS
+from llamarium.checkpoints.values import as_floats, parts_of, pieces, values
+from llamarium.config import EMBEDDING, HEAD, ModelConfig
+from llamarium.errors import CheckpointError, OptionError, escape, warn_caller
+from llamarium.kernels.threads import num_threads
+from llamarium.quant.formats import FORMATS, PACKED_FORMATS, TILE_ROWS
+from llamarium.quant.ggml.encode import encode
+from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, pack_blocks, to_bfloat16
+from llamarium.quant.stored_types import STORED_TYPES
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.native.weights import Weight
+from llamarium.runtime.runner import Runner
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all)."""
+
+
+def native_weights(
+    checkpoint: Checkpoint, options: LoadOptions, progress: Progress | None = None
+) -> Mapping[str, Weight] | None:
+    """Return a model's weights in the form in which the C kernels multiply them, by key; a tied head is not among them.
+
+    None, and nothing is read, where the kernels cannot run the model as the options ask. A UserWarning tells of weights
+    that are NaN or infinite.
+    """
+    plan = loading_plan(checkpoint, options)
+    if not plan.runs_in_c:
+        return None
+    return {weight.key: weight for weight in read_weights(checkpoint, plan, options, progress)}
+
+
+def read_weights(
+    checkpoint: Checkpoint, plan: LoadingPlan, options: LoadOptions, progress: Progress | None = None
+) -> Iterator[Weight]:
+    """Yield a checkpoint's weights as planned, in the order of its entries; a tied head is not among them.
+
+    After the last one, a UserWarning tells of each weight that is NaN or infinite somewhere; with `options.strict`
+    it is a CheckpointError.
+    """
+    done, total = 0, sum(entry.num_bytes for entry in checkpoint.entries.values())
+    counts = dict[str, Future[int]]()
+    with ThreadPoolExecutor(num_threads()) as pool:
+        reader = _Reader(checkpoint, pool)
+        for key, entry in checkpoint.entries.items():
+            weight = reader.weight(entry, plan.forms[key])
+            counts[key] = pool.submit(_count_nonfinite, weight)  # takes longer than opening the file
+            done += entry.num_bytes
+            if progress is not None:
+                progress(done, total)
+            yield weight
+            del weight  # which may have moved to another device
+        for key, entry in checkpoint.entries.items():
+            if num_bad := reader.num_bad.get(key) or counts[key].result():
+                _report_nonfinite(entry, num_bad, strict=options.strict)
+
+
+def sources_of(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> tuple[TensorSource, ...]:
+    """Return where each weight came from, a tied head's last."""
+    entries = checkpoint.entries.values()
+    sources = [TensorSource.of(e, weights[e.key].type_name, weights[e.key].num_bytes) for e in entries]
+    return with_tied_head(checkpoint.config, sources)
+
+
+def with_tied_head(config: ModelConfig, sources: list[TensorSource]) -> tuple[TensorSource, ...]:
+    """Return sources, and that of a tied head as the last."""
+    if not config.tie_word_embeddings:
+        return tuple(sources)
+    source = next(source for source in sources if source.key == EMBEDDING)
+    return (*sources, replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
+
+
+def replaced_in_c(runner: Runner, config: ModelConfig, values: Mapping[str, NDArray[np.float32]]) -> Runner:
+    """Return a runner like one in C, of another shape, and with these values in the place of some or all weights."""
+    if not isinstance(runner, NativeRunner):
+        raise OptionError(f"{runner.name} cannot run other weights or another shape; load the model for the C kernels")
+    others = {key: Weight(key, "F32", array.shape, np.ascontiguousarray(array)) for key, array in values.items()}
+    return runner.replaced(config, {key: others.get(key) or runner.weights[key] for key in expected_shapes(config)})
+
+
+class _Reader:
+    """Reads one weight at a time; `num_bad` counts what was NaN or infinite in weights before they were quantized."""
+
+    def __init__(self, checkpoint: Checkpoint, pool: Executor) -> None:
+        self.checkpoint, self._pool = checkpoint, pool
+        self.num_bad = dict[str, int]()
+
+    def weight(self, entry: TensorEntry, form: Form) -> Weight:
+        """Return a weight in the form in which it is held."""
+        as_stored = form.type_name == entry.dtype and (form.layout != "tiles" or entry.is_packed)
+        stored = self.checkpoint.stored(entry.key, copy=not as_stored)
+        data, state = stored.data, stored.state
+        if as_stored:
+            data = as_floats(stored) if form.layout == "rows" else data
+        elif form.layout == "rows":
+            data, state = self._cast(stored, form.type_name), {}
+        elif form.type_name == "NF4":
+            from llamarium.quant.nf4 import nf4_parts  # torch, which modules of NF4 need in any case
+
+            numbers = _as_numbers(stored, slice(None))
+            self.num_bad[entry.key] = count_nonfinite(numbers)
+            data, state = nf4_parts(numbers)
+        elif form.layout == "blocks":
+            data = self._encoded(entry.key, stored, form.type_name)
+        else:
+            data, state = self._tiles(entry.key, stored, form.type_name), {}
+        return Weight(entry.key, form.type_name, entry.shape, data, state)
+
+    def _cast(self, stored: StoredTensor, type_name: str) -> NDArray[Any]:
+        """Return a weight's values in a type of `FLOATS`; what becomes infinite is reported like any other."""
+        out = np.empty(stored.shape, FLOATS[type_name])
+        by_row = np.atleast_2d(out)
+
+        def fill(rows: slice) -> None:
+            found = values(stored, rows)
+            with np.errstate(over="ignore"):
+                by_row[rows] = to_bfloat16(found) if type_name == "BF16" else found
+
+        self._for_each_piece(stored, fill)
+        return out
+
+    def _encoded(self, key: str, stored: StoredTensor, type_name: str) -> NDArray[np.uint8]:
+        """Quantize a weight to GGUF's blocks, uint8 (rows, bytes of a row)."""
+        num_rows, columns = stored.shape
+        out = np.empty((num_rows, FORMATS[type_name].row_bytes(columns)), np.uint8)
+
+        def fill(rows: slice) -> None:
+            out[rows] = self._encode(key, stored, rows, type_name)
+
+        self._for_each_piece(stored, fill)
+        return out
+
+    def _tiles(self, key: str, stored: StoredTensor, type_name: str) -> NDArray[np.uint8]:
+        """Return a weight in tiles: packed without loss from what is stored, or quantized."""
+        num_rows, columns = stored.shape
+        format = PACKED_FORMATS[type_name]
+        if stored.type_name == type_name:
+            return pack_blocks(stored.data, columns, format)
+        is_exact = self.checkpoint.entries[key].packs_as == type_name
+        to_blocks = STORED_TYPES[stored.type_name].to_blocks if is_exact else None
+        out = np.empty((-(-num_rows // TILE_ROWS), columns // format.columns, format.tile_bytes), np.uint8)
+
+        def fill(rows: slice) -> None:
+            if to_blocks is not None:
+                blocks = to_blocks(parts_of(stored), stored.shape, rows.start, rows.stop, type_name)
+            else:
+                blocks = self._encode(key, stored, rows, type_name)
+            out[rows.start // TILE_ROWS : -(-rows.stop // TILE_ROWS)] = pack_blocks(blocks, columns, format)
+
+        self._for_each_piece(stored, fill)
+        return out
+
+    def _encode(self, key: str, stored: StoredTensor, rows: slice, type_name: str) -> NDArray[np.uint8]:
+        numbers = _as_numbers(stored, rows)
+        if num_bad := count_nonfinite(numbers):  # which blocks need not show
+            self.num_bad[key] = self.num_bad.get(key, 0) + num_bad
+        return encode(numbers, type_name)
+
+    def _for_each_piece(self, stored: StoredTensor, work: Callable[[slice], None]) -> None:
+        for _ in self._pool.map(work, pieces(stored.shape)):
+            pass
+
+
+def _as_numbers(stored: StoredTensor, rows: slice) -> NDArray[Any]:
+    """Return rows of a weight as `encode` takes them: floats as they are stored, other types as float32."""
+    return as_floats(stored)[rows] if stored.type_name in FLOATS else values(stored, rows)
+
+
+def _count_nonfinite(weight: Weight) -> int:
+    if weight.type_name in FLOATS:
+        return count_nonfinite(weight.data)
+    if weight.data.ndim == 3:
+        return count_nonfinite_tiles(weight.data, PACKED_FORMATS[weight.type_name])
+    stored = StoredTensor(weight.type_name, weight.shape, weight.data, weight.state)
+    return sum(count_nonfinite(values(stored, rows)) for rows in pieces(stored.shape))
+
+
+def _report_nonfinite(entry: TensorEntry, num_bad: int, *, strict: bool) -> None:
+    """Warn of, or with `strict` refuse, weights that are NaN or infinite."""
+    found = f"{escape(entry.file)}: {escape(entry.name, 80)} has {num_bad} weights that are NaN or infinite"
+    if strict:
+        raise CheckpointError(f"{found}; expected none, since loading is strict")
+    warn_caller(f"{found}; the model's output will be wrong where they are used")
