@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
@@ -29,6 +30,7 @@ from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import GenerationOptions, SamplingParams
 from llamarium.sampling.row import check_stop_ids
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.chat.choose import with_template
 
 if TYPE_CHECKING:
     from llamarium.inspect.inspector import Inspector
@@ -69,6 +71,7 @@ def load(
     deterministic: bool = False,
     input_bits: InputBits | None = None,
     strict: bool = False,
+    chat_template: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "Llama":
     """Load a model and its tokenizer. On a CPU the C kernels compute, without torch.
@@ -88,6 +91,8 @@ def load(
         input_bits: Bits of the inputs of packed weights in the C kernels, outliers always 16 (decision 0022); None is
             8. With 16, results are nearer to float32's, and prompts take nearly twice as long.
         strict: Refuse weights that are NaN or infinite, instead of warning.
+        chat_template: How dialogs are written: the name of one of the model's templates ("rag"), of a format ("llama2",
+            "vicuna", "alpaca", "zephyr", "mistral", "chatml", "llama3"), a Jinja file, or a template itself.
         progress: Called with (bytes read, bytes in all).
 
     Raises:
@@ -107,13 +112,14 @@ def load(
         deterministic=deterministic,
         input_bits=input_bits,
     )
-    return _load(model, adapter, options, progress)
+    return _load(model, adapter, options, chat_template, progress)
 
 
 def _load(
     model: str | Path | None,
     adapter: str | Path | None,
     options: LoadOptions,
+    chat_template: str | Path | None,
     progress: Callable[[int, int], None] | None,
 ) -> "Llama":
     from llamarium.checkpoints.open import open_model
@@ -124,6 +130,8 @@ def _load(
     saved = None if adapter is None else read_adapter(Path(adapter), opened.checkpoint.config)
     if saved is not None:
         opened = with_tokenizer_of(opened, saved.folder)
+    if chat_template is not None:
+        opened = replace(opened, optional_tokenizer=with_template(opened.tokenizer, chat_template))
     with warnings.catch_warnings():  # of what it warns, `Llama` does
         warnings.simplefilter("ignore")
         source = f"{escape(opened.path)}/generation_config.json"  # refused before the weights are read:

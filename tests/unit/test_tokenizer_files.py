@@ -114,7 +114,7 @@ def test_chat_template_files(tmp_path: Path, small: dict[str, Any]):
     (tmp_path / "chat_template.jinja").write_text("J")
     assert load_tokenizer_file(tmp_path).chat_template == "J"
     (tmp_path / "chat_template.jinja").unlink()
-    for value in (named[:1], 3, {"a": "b"}, [{"name": [], "template": "x"}]):
+    for value in (3, {"a": 1}, {}, [], [3], [{"name": [], "template": "x"}]):
         with refused("chat_template"):
             load_tokenizer_file(write(tmp_path, small, {"chat_template": value}))
 

@@ -28,7 +28,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from llamarium.cli.options import UsageError, add_kv_cache, add_model, check_adapters
+from llamarium.cli.options import UsageError, add_chat_template, add_kv_cache, add_model, check_adapters
 from llamarium.cli.output import BAR_WIDTH, bar, note, telling, warn
 from llamarium.cli.serve import add_engine, add_served_names, add_tool_form, load_engine, served_names
 from llamarium.errors import InputError, OutputError, escape
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine(parser.add_argument_group("how much at once"))
     add_served_names(parser)
     add_tool_form(parser)
+    add_chat_template(parser)
     add_kv_cache(parser)
     add_model(parser, names_adapters=True)
 

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.answer import say
 from llamarium.cli.disk_cache import add_disk_cache, disk_cache
-from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
+from llamarium.cli.options import (
+    UsageError,
+    add_chat_template,
+    add_json,
+    add_kv_cache,
+    add_model,
+    add_stats,
+    load_llama,
+)
 from llamarium.cli.output import emit
 from llamarium.cli.repl import Repl
 from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling
@@ -40,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stats(parser)
     add_sampling(parser, max_tokens=1024)
     add_grammar(parser)
+    add_chat_template(parser)
     add_model(parser)
     add_kv_cache(parser)
     add_disk_cache(parser)

@@ -18,6 +18,7 @@ from llamarium.errors import DownloadError, OptionError
 from llamarium.extras import need_torch
 from llamarium.presets import PRESETS
 from llamarium.quant.formats import METHODS, chosen_type
+from llamarium.tokenizer.chat.named import NAMED_FORMATS
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -158,6 +159,15 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", required=True, metavar="NAME", help=text)
 
 
+def add_chat_template(parser: argparse.ArgumentParser) -> None:
+    """Add `--chat-template`, for commands that write dialogs; `load_llama` reads it."""
+    text = (
+        "the dialog format: one of the model's templates by name (tool_use, rag), a Jinja file, or "
+        f"{', '.join(NAMED_FORMATS)} (default: the model's own)"
+    )
+    parser.add_argument("--chat-template", metavar="NAME|FILE", help=text)
+
+
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
     """Add what keys and values are kept in, for commands that keep them."""
     text = (
@@ -191,7 +201,8 @@ def load_llama(
         llama = load(
             path, dtype=args.dtype, device=args.device, quantize=args.quantize, dequantize=args.dequantize,
             deterministic=given.get("deterministic", False), input_bits=given.get("input_bits"),  # of passes alone
-            adapter=given.get("adapter"), strict=args.strict, progress=progress,
+            adapter=given.get("adapter"), strict=args.strict, chat_template=given.get("chat_template"),
+            progress=progress,
         )  # fmt: skip
     llama.name = args.model
     return llama
@@ -212,7 +223,7 @@ def check_adapters(args: argparse.Namespace) -> None:
 
 _LOADING = {
     "dtype": "auto", "device": "auto", "quantize": None, "dequantize": "auto", "deterministic": False,
-    "input_bits": None, "adapter": None,
+    "input_bits": None, "adapter": None, "chat_template": None,
 }  # fmt: skip
 """Arguments of `llamarium.load` that are options here too, and what they are where they are left out."""
 

@@ -22,6 +22,7 @@ from llamarium.cli.options import (
     Group,
     UsageError,
     a_text,
+    add_chat_template,
     add_kv_cache,
     add_model,
     add_repeatable,
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_bounds(bounds)
     add_served_names(parser)
     add_tool_form(parser)
+    add_chat_template(parser)
     what = "store so many bytes of responses, for previous_response_id (default: none)"
     where = ("--store-file", Path, "FILE", None, "where they are stored, texts and all (default: in memory)")
     add_values(parser, ("--store-responses", size, "SIZE", None, what), where)

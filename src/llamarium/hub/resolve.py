@@ -41,10 +41,11 @@ _REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", r
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".pth", ".bin", ".pt")
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "characters.json")
-_TOKENIZER_FILES = (*_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_TOKENIZER_FILES = (*_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 _CONFIG_FILES = ("config.json", "generation_config.json")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-_NOT_WANTED = ("*/*", "consolidated*.safetensors")  # folders, and a second copy in another naming
+_NOT_WANTED = ("*/*.safetensors*", "consolidated*.safetensors")  # of folders, and a second copy in another naming
 _META_FILES = ("consolidated.*.pth", "params.json", "tokenizer.model")
 
 
@@ -113,11 +114,11 @@ def cached_models() -> list[CachedModel]:
 def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
     """Download a repository's tokenizer; or its safetensors, else Meta's original files."""
     if kind == "tokenizer":
-        folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_CONFIG_FILES), ("*/*",))
+        folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_TEMPLATES, *_CONFIG_FILES))
         if not _holds(folder, *_TOKENIZERS):
             raise ModelNotFoundError(f"{repo} holds no tokenizer.json or tokenizer.model")
         return folder
-    names = (*_CONFIG_FILES, *_TOKENIZER_FILES, *_WEIGHT_FILES)
+    names = (*_CONFIG_FILES, *_TOKENIZER_FILES, *_TEMPLATES, *_WEIGHT_FILES)
     folder = hub_client.download_snapshot(repo, names, _NOT_WANTED)
     if _holds(folder, "*.safetensors"):
         return folder

@@ -7,6 +7,7 @@ from typing import Any
 from llamarium.errors import ToolError, escape
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.lifecycle.service import Service
+from llamarium.tokenizer.chat.content import joined
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
 
@@ -104,7 +105,7 @@ def encode_dialog(
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the texts of a dialog, and the arguments of its calls."""
     for message in messages:
-        yield message["content"] or ""
+        yield joined(message["content"]) or ""
         yield from (said for key, said in message.items() if key not in _KEYS)
         for call in message.get("tool_calls", ()):
             yield call["function"]["arguments"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from llamarium.errors import ChatFormatError, ContextLengthError, TokenizerError, escape, show_value
+from llamarium.tokenizer.chat.templates import ChatTemplates
 from llamarium.tokenizer.special import Parts, SpecialTokens, check_text, split_control, split_spellings
 from llamarium.tokenizer.streaming import StreamDecoder
 
@@ -74,7 +75,7 @@ class Tokenizer:
     Attributes:
         vocab_size: The highest id plus one.
         source: The file it was read from, for messages.
-        chat_template: The Jinja template that came with the files, or None.
+        chat_templates: The Jinja templates that came with the files.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Tokenizer:
         *,
         vocab_size: int,
         source: str,
-        chat_template: str | None = None,
+        chat_template: str | ChatTemplates | None = None,
         strip_first_space: bool = False,
     ) -> None:
         """Wrap a backend; the readers (`load_tokenizer_file`, `from_gguf_metadata`) call this.
@@ -95,7 +96,7 @@ class Tokenizer:
         self.special = special
         self.vocab_size = vocab_size
         self.source = source
-        self.chat_template = chat_template
+        self.chat_templates = ChatTemplates.of(chat_template)
         self.strip_first_space = strip_first_space
         self._num_rows = vocab_size
         self._special_ids = frozenset(special.ids.values())
@@ -121,6 +122,11 @@ class Tokenizer:
         """Spelling and id of every control token."""
         return self.special.ids
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of dialogs without tools, or None."""
+        return self.chat_templates.default
+
     @cached_property
     def chat_format(self) -> "ChatFormat | None":
         """How a dialog becomes ids: built in for Llama 3 and ChatML, else the file's template, else None."""
@@ -130,7 +136,7 @@ class Tokenizer:
 
     def with_chat_template(self, template: str) -> Self:
         """Return a tokenizer of the same vocabulary whose dialogs, and saved files, are of another template."""
-        return type(self)(
+        other = type(self)(
             self.backend,
             self.special,
             vocab_size=self.vocab_size,
@@ -138,6 +144,8 @@ class Tokenizer:
             chat_template=template,
             strip_first_space=self.strip_first_space,
         )
+        other.allow_unused_ids(self._num_rows)
+        return other
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Return the ids of `text`; TokenizerError for a lone surrogate, or a character that the vocabulary lacks.

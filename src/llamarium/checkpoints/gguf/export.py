@@ -122,8 +122,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
         _KEY + "merges": merges,
         _KEY + "add_bos_token": tokenizer.special.add_bos,
     }
-    template = tokenizer.chat_template
-    return metadata if template is None else metadata | {"tokenizer.chat_template": template}
+    return metadata | tokenizer.chat_templates.to_gguf()
 
 
 def rope_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float32]:

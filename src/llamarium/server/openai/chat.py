@@ -23,6 +23,7 @@ from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
 from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.chat.content import joined
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 from llamarium.tokenizer.tools.request import ToolRequest
 
@@ -133,7 +134,7 @@ def _begun(body: ChatRequest, form: Form | None, tools: ToolRequest) -> str | No
     if body.add_generation_prompt:
         raise misplaced("continue_final_message", "is true beside add_generation_prompt; give one")
     place, last = len(body.messages) - 1, body.messages[-1]
-    text = last.plain(f"messages[{place}]")["content"]
+    text = joined(last.plain(f"messages[{place}]")["content"])
     if last.role != "assistant" or last.tool_calls:
         raise misplaced("continue_final_message", "is true, and the last message is no text of the assistant")
     check_begun(f"messages[{place}]", form and form[0], tools, is_alone=place == 0)

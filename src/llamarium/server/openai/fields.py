@@ -112,11 +112,12 @@ class Message(Body):
     }
 
     def plain(self, where: str) -> dict[str, Any]:
-        """Return the message with its content as one text; `where` is its path in the request."""
+        """Return the message, its content as text or as parts; `where` is its path in the request."""
         self._check(where)
         content = self.content
-        text = "".join(part.text for part in content) if isinstance(content, list) else content
-        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if isinstance(content, list):
+            content = [{"type": part.type, "text": part.text} for part in content]
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
             own = {"id": True, "type": True, "function": {"name", "arguments"}}
             plain["tool_calls"] = [call.model_dump(include=own) for call in self.tool_calls]
@@ -135,7 +136,7 @@ class Message(Body):
 
 
 def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages of a dialog with their contents as texts."""
+    """Return the messages of a dialog as `encode_dialog` takes them."""
     return [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
 
 

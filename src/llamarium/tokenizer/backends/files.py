@@ -120,7 +120,7 @@ def save_huggingface(folder: Path, tokenizer: "Tokenizer", inner: "tokenizers.To
         "eos_token": spelling[eos[0]] if eos else None,
         "pad_token": None if pad is None else spelling[pad],
         "clean_up_tokenization_spaces": False,
-        "chat_template": tokenizer.chat_template,
+        "chat_template": tokenizer.chat_templates.stored,
     }
     write_text(folder / "tokenizer.json", json.dumps(raw, ensure_ascii=False))
     write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if value is not None})

@@ -13,6 +13,7 @@ from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, 
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_tokenizer, llama3_cutter, smollm_cutter
+from llamarium.tokenizer.backends.template_files import templates_of_gguf
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.special import SpecialTokens
 
@@ -48,10 +49,8 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         source,
     )
     backend = HuggingFaceBackend(inner, byte_level=True, source=source)
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise TokenizerError(f"{source}: tokenizer.chat_template is {type(template).__name__}; expected a string")
-    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=template)
+    templates = templates_of_gguf(metadata, source)
+    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=templates)
 
 
 def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> Any:

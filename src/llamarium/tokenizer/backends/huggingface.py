@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.errors import TokenizerError, escape, warn_caller
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, read_json, save_huggingface
+from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
 
@@ -33,7 +34,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def load_huggingface(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json`, with the `tokenizer_config.json` and `chat_template.jinja` beside it.
+    """Read a `tokenizer.json`, with the `tokenizer_config.json` and chat templates beside it.
 
     Warns (UserWarning, one per rule) if the file's rules change texts, so that decoding does not give them back.
     """
@@ -70,7 +71,7 @@ def load_huggingface(path: Path) -> Tokenizer:
         special,
         vocab_size=max(ids) + 1,
         source=source,
-        chat_template=rules.chat_template(path.parent, config),
+        chat_template=read_templates(path.parent, config),
         strip_first_space=rules.strips_first_space(raw, source),
     )
 

@@ -5,11 +5,10 @@ Everything is checked here before the `tokenizers` package sees the file.
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from llamarium.errors import TokenizerError, escape, show_value
-from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, MAX_TOKENS, read_text
+from llamarium.tokenizer.backends.files import MAX_TOKENS
 from llamarium.tokenizer.special import SpecialTokens
 
 # What a `Sequence` calls its list.
@@ -246,18 +245,3 @@ def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
             "supported is one BOS token before it"
         )
     return before[0] if before else None
-
-
-def chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Read the chat template: `chat_template.jinja`, or the field of tokenizer_config.json."""
-    if (folder / "chat_template.jinja").exists():
-        return read_text(folder / "chat_template.jinja", MAX_SMALL_FILE_BYTES)
-    value = config.get("chat_template")
-    if isinstance(value, list):
-        value = next((t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"), value)
-    if value is not None and not isinstance(value, str):
-        raise TokenizerError(
-            f"{folder / 'tokenizer_config.json'}: chat_template is {show_value(value)}; expected a template, "
-            'or a list with one named "default"'
-        )
-    return value

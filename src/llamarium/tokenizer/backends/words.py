@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from llamarium.errors import TokenizerError, escape
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import guard_rust, save_huggingface
+from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
+from llamarium.tokenizer.chat.templates import ChatTemplates
 from llamarium.tokenizer.pieces import line_parts
 from llamarium.tokenizer.special import SpecialTokens
 
@@ -68,11 +70,10 @@ def load_words(path: Path, raw: dict[str, Any], config: dict[str, Any]) -> Token
         )
     if UNKNOWN not in vocab:
         raise TokenizerError(f"{path}: model.vocab has no {UNKNOWN}; expected an id for it")
-    template = rules.chat_template(path.parent, config)
-    return make_words(inner, str(path), template)
+    return make_words(inner, str(path), read_templates(path.parent, config))
 
 
-def make_words(inner: "tokenizers.Tokenizer", source: str, chat_template: str | None = None) -> Tokenizer:
+def make_words(inner: "tokenizers.Tokenizer", source: str, chat_template: ChatTemplates | None = None) -> Tokenizer:
     """Wrap a tokenizer of the package that `words_pipeline` built, or its like."""
     backend = WordBackend(inner, source)
     size = max(inner.get_vocab().values()) + 1

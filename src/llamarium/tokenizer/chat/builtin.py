@@ -6,12 +6,10 @@ from typing import Any
 
 from llamarium.errors import ChatFormatError, show_value
 from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, encode_written
+from llamarium.tokenizer.chat.named import CHATML_TOKENS, LLAMA3_TOKENS
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import PYTHON_TAG, ToolForm, Turn
-
-LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 class _BuiltIn(ABC):

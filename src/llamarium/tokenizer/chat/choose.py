@@ -1,10 +1,24 @@
 """Which format a tokenizer's dialogs have: the one of its template, else the one that its control tokens name."""
 
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
 
-from llamarium.errors import ChatFormatError, show_value
-from llamarium.tokenizer.chat.builtin import CHATML_TOKENS, LLAMA3_TOKENS, ChatMLFormat, Llama3Format
-from llamarium.tokenizer.chat.format import ChatFormat, Vocabulary
+from llamarium.errors import ChatFormatError, escape, show_value
+from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
+from llamarium.tokenizer.chat.format import ChatFormat, Part, Vocabulary
+from llamarium.tokenizer.chat.named import (
+    CHATML_TOKENS,
+    KNOWN_TEMPLATES,
+    LLAMA3_TOKENS,
+    NAMED_FORMATS,
+    SMOLLM2_SYSTEM,
+)
+from llamarium.tokenizer.tools.definition import ToolDefinition
+from llamarium.tokenizer.tools.forms import ToolForm
+
+MAX_TEMPLATE_BYTES = 2**20  # of a file that is named; templates have at most 2**18 characters
 
 VocabularyT = TypeVar("VocabularyT", bound=Vocabulary)
 
@@ -12,65 +26,149 @@ VocabularyT = TypeVar("VocabularyT", bound=Vocabulary)
 def choose_format(tokenizer: Vocabulary) -> ChatFormat | None:
     """Return the format of a tokenizer's dialogs.
 
-    The file's template decides: a known one has its format built in, any other runs in the sandbox. Without a template
+    The file's templates decide: a known one has its format built in, any other runs in the sandbox. Without a template
     the control tokens that the vocabulary has name the format.
     """
+    templates = tokenizer.chat_templates
+    if not templates.by_name:
+        return _by_tokens(tokenizer)
+    if templates.with_tools == templates.default and templates.default is not None:
+        return _of_template(tokenizer, templates.default)
+    return _ByTools(tokenizer)
+
+
+def _by_tokens(tokenizer: Vocabulary) -> ChatFormat | None:
     special = tokenizer.special.ids
-    is_llama3 = all(name in special for name in LLAMA3_TOKENS)
-    is_chatml = all(name in special for name in CHATML_TOKENS)
-    template = tokenizer.chat_template
-    known = None if template is None else _KNOWN_TEMPLATES.get(template.replace("\\n", "\n").strip())
-    if is_llama3 and (template is None or known == "llama3"):
+    if all(name in special for name in LLAMA3_TOKENS):
         return Llama3Format(tokenizer)
-    if is_chatml and (template is None or known in ("chatml", "smollm2")):
-        return ChatMLFormat(tokenizer, default_system=_SMOLLM2_SYSTEM if known == "smollm2" else None)
-    if template is None:
-        return None
+    return ChatMLFormat(tokenizer) if all(name in special for name in CHATML_TOKENS) else None
+
+
+def _of_template(tokenizer: Vocabulary, template: str) -> ChatFormat:
+    special = tokenizer.special.ids
+    known = KNOWN_TEMPLATES.get(template.replace("\\n", "\n").strip())
+    if known == "llama3" and all(name in special for name in LLAMA3_TOKENS):
+        return Llama3Format(tokenizer)
+    if known in ("chatml", "smollm2") and all(name in special for name in CHATML_TOKENS):
+        return ChatMLFormat(tokenizer, default_system=SMOLLM2_SYSTEM if known == "smollm2" else None)
+
     from llamarium.tokenizer.chat.template import TemplateFormat
 
     return TemplateFormat(tokenizer, template)
 
 
+class _ByTools:
+    """The format of a model with a template for dialogs with tools, and maybe one for the others."""
+
+    name = "template"
+
+    def __init__(self, tokenizer: Vocabulary) -> None:
+        self._source = tokenizer.source
+        self._names = list(tokenizer.chat_templates.by_name)
+        texts = tokenizer.chat_templates.default, tokenizer.chat_templates.with_tools
+        self._default, self._with_tools = (None if text is None else _of_template(tokenizer, text) for text in texts)
+
+    @cached_property
+    def _formats(self) -> list[ChatFormat]:
+        return [one for one in (self._default, self._with_tools) if one is not None]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(i for one in self._formats for i in one.stop_ids))
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return None if self._with_tools is None else self._with_tools.tool_form
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return frozenset[str]().union(*(one.variables for one in self._formats))
+
+    @property
+    def message_keys(self) -> frozenset[str]:
+        return frozenset[str]().union(*(one.message_keys for one in self._formats))
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[ToolDefinition] = (),
+        tool_form: ToolForm | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids of a dialog; a `tool_form` writes the tools into the messages, so the default has it."""
+        chosen = self._chosen(has_tools=bool(tools) and tool_form is None)
+        how: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
+        return chosen.encode(messages, add_generation_prompt=add_generation_prompt, **how)
+
+    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+        return self._chosen(has_tools=False).parts_of(dialogs)
+
+    def _chosen(self, *, has_tools: bool) -> ChatFormat:
+        chosen = self._with_tools if has_tools else self._default
+        if chosen is None:
+            use = "with tools" if has_tools else "without tools"
+            raise ChatFormatError(
+                f"{self._source}: none of the chat templates is for dialogs {use}; choose one by name: "
+                f"{escape(', '.join(self._names))}"
+            )
+        return chosen
+
+
 def with_format(tokenizer: VocabularyT, name: str) -> VocabularyT:
-    """Return a tokenizer whose dialogs are in a format, which its saved files name: "llama3" or "chatml".
+    """Return a tokenizer whose dialogs are in a format, which its saved files name; see `with_template`.
 
     "auto" is its own format: the one of its template, else the one that its control tokens name, else none.
     """
     if name == "auto":
-        own = choose_format(tokenizer) if tokenizer.chat_template is None else None
+        own = None if tokenizer.chat_templates.by_name else choose_format(tokenizer)
         if own is None:
             return tokenizer
         name = own.name
-    if name not in _FORMATS:
-        raise ChatFormatError(f"the dialog format is {show_value(name)}; there are: {', '.join(_FORMATS)}")
-    needed, template = _FORMATS[name]
+    return with_template(tokenizer, name)
+
+
+def with_template(tokenizer: VocabularyT, choice: str | Path) -> VocabularyT:
+    """Return a tokenizer of the same vocabulary whose dialogs have another template.
+
+    Args:
+        tokenizer: Has the files' own templates.
+        choice: The name of one of these (`rag`), of a format (`NAMED_FORMATS`), a file, or a template itself, which
+            is told by its braces.
+
+    Raises:
+        ChatFormatError: If there is nothing of that name, or the vocabulary lacks tokens that the format is made of.
+    """
+    text = str(choice)
+    own = tokenizer.chat_templates.by_name
+    if text in own:
+        return tokenizer.with_chat_template(own[text])
+    if text in NAMED_FORMATS:
+        return tokenizer.with_chat_template(_named(tokenizer, text))
+    if "{{" in text or "{%" in text:
+        return tokenizer.with_chat_template(text)
+    return tokenizer.with_chat_template(_read_file(Path(choice), [*own, *NAMED_FORMATS]))
+
+
+def _named(tokenizer: Vocabulary, name: str) -> str:
+    template, needed = NAMED_FORMATS[name]
     if missing := [token for token in needed if token not in tokenizer.special.ids]:
         raise ChatFormatError(f"{tokenizer.source}: has no {', '.join(missing)}, which the format {name} is made of")
-    return tokenizer.with_chat_template(template)
+    if not needed and not tokenizer.special.eos:
+        raise ChatFormatError(f"{tokenizer.source}: has no end-of-text token, which ends an answer in {name}'s format")
+    return template
 
 
-_SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-
-# Templates whose dialogs a built-in format writes, id for id; line ends are real ones here.
-_CHATML_MESSAGE = (
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-_CHATML_TEMPLATE = "{% for message in messages %}" + _CHATML_MESSAGE
-_LLAMA3_PROMPT = "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-_LLAMA3_TEMPLATE = (  # unlike the published one below it has tools, and vocabularies without BOS
-    "{{ bos_token }}{% for message in messages %}"
-    "{% set role = 'ipython' if message['role'] == 'tool' else message['role'] %}"
-    "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
-    "{% endfor %}" + _LLAMA3_PROMPT
-)
-_KNOWN_TEMPLATES = {
-    _CHATML_TEMPLATE: "chatml",
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\n" + _SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}" + _CHATML_MESSAGE: "smollm2",
-    _LLAMA3_TEMPLATE: "llama3",
-    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
-    "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
-    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}" + _LLAMA3_PROMPT: "llama3",
-}
-_FORMATS = {"llama3": (LLAMA3_TOKENS, _LLAMA3_TEMPLATE), "chatml": (CHATML_TOKENS, _CHATML_TEMPLATE)}
+def _read_file(path: Path, names: Sequence[str]) -> str:
+    try:
+        if not path.is_file():
+            raise ChatFormatError(
+                f"the chat template is {show_value(str(path))}, which is neither a file nor one of "
+                f"{escape(', '.join(dict.fromkeys(names)))}"
+            )
+        if (size := path.stat().st_size) > MAX_TEMPLATE_BYTES:
+            raise ChatFormatError(f"{escape(path)}: {size:,} bytes; a chat template has at most {MAX_TEMPLATE_BYTES:,}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ChatFormatError(f"{escape(path)}: cannot be read as a chat template: {escape(error)}") from None

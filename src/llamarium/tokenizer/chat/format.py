@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from llamarium.tokenizer.chat.templates import ChatTemplates
 from llamarium.tokenizer.special import Parts, SpecialTokens
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
@@ -20,7 +21,7 @@ class Vocabulary(Protocol):
 
     source: str
     special: SpecialTokens
-    chat_template: str | None
+    chat_templates: ChatTemplates
 
     def with_chat_template(self, template: str) -> Self:
         """Return a tokenizer of the same vocabulary with another template."""

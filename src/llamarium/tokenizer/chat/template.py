@@ -23,33 +23,27 @@ depend on the day on which it is read, so there the day is always `TRAINING_DAY`
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llamarium.errors import ChatFormatError, ToolError, escape, show_value
+from llamarium.errors import ChatFormatError, ToolError, show_value
+from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
 from llamarium.tokenizer.chat.format import Part, Vocabulary
+from llamarium.tokenizer.chat.messages import TemplateMessages, fit_forms, has_parts
+from llamarium.tokenizer.chat.rendering import TemplateRenderer
 from llamarium.tokenizer.chat.template_worker import read_variables
-from llamarium.tokenizer.chat.turns import ROLES, call_list, check_list, order_of_results, read_turns
+from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.chat.values import Spellings, map_text, plain_value
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
 
 MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
-_OUTPUT_CHARACTERS = 2**16  # of one rendering, all tokenized here; and for each character that the template is given:
-_OUTPUT_RATIO = 8  # published ones write one to three
-CPU_LIMIT_S = 0.3  # of one rendering; the longest published ones take 0.01
-WALL_LIMIT_S = 2 if sys.platform == "win32" else 10  # where there is no CPU limit, the clock must do
-MEMORY_LIMIT_BYTES = 2**29
 TRAINING_DAY = datetime(2024, 7, 26)  # the one that Llama 3.1's and 3.2's templates name where they have no clock
-_TEMPLATE_ROLES = (*ROLES, "ipython", "developer", "function")
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
 _DIALOGS_AT_ONCE = 200
-_REQUEST_CHARACTERS = 2**22  # of one process, unless a single rendering needs more
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _NAMES_TOOLS = re.compile(r"\btools\b")
 _READ_KEYS = re.compile(r"([\w\]]+)(?:\.get\(|\.|\[)\s*['\"]?(\w+)")
@@ -72,6 +66,7 @@ class TemplateFormat:
         special = tokenizer.special.ids
         self._tokenizer = tokenizer
         self._template = template
+        self._messages = TemplateMessages(template)
         ends = (special[name] for name in _TURN_ENDS if name in special)
         self.stop_ids = tuple(dict.fromkeys((*tokenizer.special.eos, *ends)))
 
@@ -177,12 +172,14 @@ class TemplateFormat:
         tools: Sequence[ToolDefinition] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> "_Marked":
-        described = [plain_value(tool.to_openai(), f"tools[{i}]") for i, tool in enumerate(tools)]
-        dialog = _Dialog(
-            _read_dialog(messages), described or None, plain_value(variables or {}, "the template's variables")
-        )
-        if any("tool_calls" in message for message in dialog.messages) and "tool_calls" not in self._template:
+        described = [plain_value(tool.to_template(), f"tools[{i}]") for i, tool in enumerate(tools)]
+        read = self._messages.read(messages)
+        has_calls = any("tool_calls" in message for message in read)
+        if has_calls and "tool_calls" not in self._template:
             raise self._unwritten("messages", "calls")
+        if has_calls or has_parts(read) or may_differ(self._template):
+            read = fit_forms(read, self._forms)
+        dialog = _Dialog(read, described or None, plain_value(variables or {}, "the template's variables"))
         words = json.dumps(dialog, ensure_ascii=False) + self._template
         mark = next((m for m in _MARKS if m not in words), None)
         if mark is None:
@@ -192,7 +189,7 @@ class TemplateFormat:
         return _Marked(mark, marked, dialog, swapped)
 
     def _encode_each(self, calls: "Sequence[_Rendering]", now: datetime) -> Iterator[list[int]]:
-        outputs = self._render([variables for call in calls for variables in call.variants], now)
+        outputs = self._renderer.render([variables for call in calls for variables in call.variants], now)
         for call in calls:
             yield self._read(call, *(next(outputs) for _ in call.variants))
 
@@ -221,43 +218,21 @@ class TemplateFormat:
         return Spellings(self._tokenizer.special.ids)
 
     @cached_property
+    def _renderer(self) -> TemplateRenderer:
+        return TemplateRenderer(self._template, self._source, self._fixed())
+
+    @cached_property
+    def _forms(self) -> ContentForms:
+        """The forms of content and arguments that the template takes, which it is asked once."""
+        return read_forms(self._renderer.attempt(probes(), TRAINING_DAY))
+
     def _fixed(self) -> dict[str, Any]:
-        """The variables that every dialog has."""
+        """Return the variables that every dialog has."""
         tokenizer = self._tokenizer
         special = tokenizer.special
         names = {"bos_token": special.bos, "pad_token": special.pad, "eos_token": (*special.eos, None)[0]}
         spelled = {name: tokenizer.token_bytes(i).decode("utf-8") for name, i in names.items() if i is not None}
         return {"documents": None, **spelled}
-
-    def _render(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[str]:
-        source, given = self._source, max(len(json.dumps(one, ensure_ascii=False)) for one in variables)
-        request = {
-            "path": sys.path,
-            "template": self._template,
-            "fixed": self._fixed,
-            "variables": variables,
-            "now": now.isoformat(),
-            "cpu_s": CPU_LIMIT_S,
-            "memory_bytes": MEMORY_LIMIT_BYTES,
-            "output_characters": _OUTPUT_CHARACTERS + _OUTPUT_RATIO * (len(self._template) + given),
-        }
-        written = json.dumps(request).encode()
-        is_one = len(variables) == 1
-        answers = _run_worker(written, source) if is_one or len(written) < _REQUEST_CHARACTERS else None
-        if answers is None and not is_one:  # too much for one process, or one of them has ended it
-            half = len(variables) // 2
-            yield from self._render(variables[:half], now)
-            yield from self._render(variables[half:], now)
-            return
-        if answers is None:
-            raise ChatFormatError(
-                f"{source}: the chat template was stopped: it did not end within {CPU_LIMIT_S} s of computing, or took "
-                "the process down; expected a template that ends"
-            )
-        for answer in answers:
-            if "error" in answer:
-                raise ChatFormatError(f"{source}: chat template: {escape(answer['error'])}")
-            yield answer["text"]
 
 
 _Prefix = tuple[int, bool]
@@ -322,39 +297,3 @@ def _file_of_template(tokenizer_file: str) -> str:
         return tokenizer_file
     beside = path.with_name("chat_template.jinja")
     return str(beside if beside.exists() else path.with_name("tokenizer_config.json"))
-
-
-def _run_worker(request: bytes, source: str) -> list[dict[str, str]] | None:
-    """Run `template_worker` on one request, isolated from the environment's Python settings; None if it was ended."""
-    worker = Path(__file__).with_name("template_worker.py")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", str(worker)],
-            input=request,
-            capture_output=True,
-            timeout=WALL_LIMIT_S,
-            check=True,
-        )
-        return json.loads(done.stdout)
-    except OSError as error:
-        raise ChatFormatError(f"{source}: no process could be started for the chat template: {error}") from None
-    except (subprocess.SubprocessError, ValueError):
-        return None
-
-
-def _read_dialog(messages: object) -> list[dict[str, Any]]:
-    dialog: list[dict[str, Any]] = []
-    for i, message in enumerate(check_list(messages)):
-        if not isinstance(message, Mapping):
-            raise ChatFormatError(f"messages[{i}] is {show_value(message)}; expected an object with role and content")
-        if message.get("role") not in _TEMPLATE_ROLES:
-            raise ChatFormatError(
-                f"messages[{i}].role is {show_value(message.get('role'))}; expected {', '.join(_TEMPLATE_ROLES)}"
-            )
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise ChatFormatError(f"messages[{i}] has no content; expected text")
-        calls = [call.to_template() for call in call_list(message, i)]
-        others = {key: value for key, value in message.items() if key != "tool_calls"}
-        dialog.append(plain_value(others | ({"tool_calls": calls} if calls else {}), f"messages[{i}]"))
-    order = order_of_results(dialog, [call_list(message, i) for i, message in enumerate(dialog)])
-    return [dialog[i] for i in order]

@@ -53,17 +53,25 @@ def limit_time(cpu_s: float) -> None:
 
 def sandbox(now: str) -> Any:
     """Return Jinja's immutable sandbox, its clock at `now` (ISO 8601); it bounds neither time nor memory."""
+    from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """`{% generation %}` marks what the assistant says, for training; rendering shows it as it is."""
+        """`{% generation %}` marks what the assistant says, for training; rendering shows it as it is.
+
+        Its body is a scope, as in transformers: what is set in it is gone after it.
+        """
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
         def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
+
+        def _write(self, caller: Callable[[], str]) -> str:
+            return caller()
 
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
@@ -96,7 +104,7 @@ def render(request: dict[str, Any]) -> list[dict[str, str]]:
         limit_time(request["cpu_s"])
         if not compiled:
             compiled.append(environment.from_string(request["template"]))
-        return bounded(compiled[0].generate(**request["fixed"], **variables), request["output_characters"])
+        return bounded(compiled[0].generate({**request["fixed"], **variables}), request["output_characters"])
 
     limit_memory(request["memory_bytes"])  # importing Jinja is not the template's work
     return [attempt(write, variables, request["memory_bytes"]) for variables in request["variables"]]

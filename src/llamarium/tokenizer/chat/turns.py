@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from llamarium.errors import ChatFormatError, ToolError, show_value
+from llamarium.errors import ChatFormatError, ToolError, show_value, warn_caller
+from llamarium.tokenizer.chat.content import check_parts, joined
 from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition, read_calls
 from llamarium.tokenizer.tools.forms import ToolForm, Turn, check_form, introduce, join_results, write_calls
 
@@ -100,10 +101,13 @@ def _read_message(message: object, i: int) -> Mapping[str, Any]:
     role, content = given.get("role"), given.get("content")
     if role not in ROLES:
         raise ChatFormatError(f"messages[{i}].role is {show_value(role)}; expected {', '.join(ROLES)}")
+    check_parts(content, f"messages[{i}].content")
+    content = joined(content)
     if not isinstance(content, str) and not (content is None and given.get("tool_calls")):
         raise ChatFormatError(f"messages[{i}].content is {type(content).__name__}; expected text (str)")
     known = _KEYS.get(role, ("role", "content"))
-    unknown = [key for key in given if key not in known]
-    if unknown:
-        raise ChatFormatError(f"messages[{i}] has the keys {show_value(unknown)}; of this role {known} are read")
-    return {"role": role, "content": content, **given}
+    if misplaced := [key for key in ("tool_calls", "tool_call_id") if key not in known and given.get(key)]:
+        raise ChatFormatError(f"messages[{i}] has {misplaced[0]}, which the role {role} does not have")
+    if unread := [key for key, value in given.items() if key not in known and value is not None]:
+        warn_caller(f"messages[{i}]: this dialog format does not read {show_value(unread)} of the role {role}")
+    return {**{key: given[key] for key in known if key in given}, "content": content}

@@ -9,7 +9,7 @@ from llamarium.tokenizer.special import check_text
 
 _MAX_DEPTH = 32
 _MAX_INTEGER_BITS = 1024  # as far as floating-point numbers go
-_SCHEMA_TYPES = {"function", "object", "array", "string", "number", "integer", "boolean", "null"}
+_TYPES = {"function", "object", "array", "string", "number", "integer", "boolean", "null", "text"}
 _FIELD_NAME = re.compile(r"[\w .:$@/-]{1,256}")
 
 
@@ -43,17 +43,23 @@ def _key(key: object, where: str) -> str:
 
 
 def map_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value with all its texts changed, but for names of fields and a schema's words for types."""
+    """Return a value with all its texts changed, except names of fields and words for types, which are a closed list.
+
+    Templates compare types (`part.type == 'text'`, `schema.type == 'string'`), so they are not people's words.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {key: item if _is_type(key, item) else map_text(item, change) for key, item in value.items()}
+        return {
+            key: item if key == "type" and _is_type(item) else map_text(item, change) for key, item in value.items()
+        }
     return [map_text(item, change) for item in value] if isinstance(value, list) else value
 
 
-def _is_type(key: str, value: Any) -> bool:
-    """Tell whether a value is a schema's word for a type, which templates compare."""
-    return key == "type" and isinstance(value, str) and value in _SCHEMA_TYPES
+def _is_type(value: Any) -> bool:
+    """Tell whether a value is a word for a type of a part, a tool or a schema, or a list of them."""
+    words = value if isinstance(value, list) else [value]
+    return all(isinstance(word, str) and word in _TYPES for word in words)
 
 
 class Spellings:

@@ -22,6 +22,8 @@ MAX_TOOLS = 128  # OpenAI's limit
 MAX_CHARACTERS = 2**18  # of all definitions of a request, as JSON
 MAX_DEPTH = 32  # of a schema, and of a call's arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TOOL_KEYS = ("type", "function")
+_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 _OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -37,6 +39,7 @@ class ToolDefinition:
         description: What it does, for the model.
         parameters: The JSON schema of its arguments, an object; by default it has none.
         strict: Arguments must follow the schema, so calls have to be held by a grammar.
+        given: The object that it was read from, with keys that only chat templates read (`return`), or None.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ToolDefinition:
         default_factory=lambda: {"type": "object", "properties": {}, "additionalProperties": False}
     )
     strict: bool = False
+    given: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -66,8 +70,12 @@ class ToolDefinition:
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
     def to_openai(self) -> dict[str, Any]:
-        """Return the object that OpenAI's API has for it, which is also what chat templates expect."""
+        """Return the object that OpenAI's API has for it."""
         return {"type": "function", "function": self.function()}
+
+    def to_template(self) -> dict[str, Any]:
+        """Return the object that chat templates expect: as it was given, all keys in their order."""
+        return self.to_openai() if self.given is None else dict(self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ def read_tools(tools: object, where: str = "tools") -> tuple[ToolDefinition, ...
     for i, name in enumerate(names):
         if name in names[:i]:
             raise ToolError(f"{where}[{i}].function.name", f"is {name!r}, as that of another tool; names must differ")
-    size = sum(len(json.dumps(tool.to_openai())) for tool in found)
+    size = sum(len(json.dumps(tool.to_template())) for tool in found)
     if size > MAX_CHARACTERS:
         raise ToolError(where, f"are {size:,} characters of JSON; at most {MAX_CHARACTERS:,} are taken")
     return found
@@ -128,16 +136,25 @@ def read_tools(tools: object, where: str = "tools") -> tuple[ToolDefinition, ...
 def _read_tool(tool: object, where: str) -> ToolDefinition:
     if isinstance(tool, ToolDefinition):
         return tool
-    given = _object(tool, where, ("type", "function"))
-    if given.get("type") != "function":
+    given = _mapping(tool, where, "an object")
+    if given.get("type", "function") != "function":
         raise ToolError(f"{where}.type", f'is {show_value(given.get("type"))}; expected "function"')
     inside = f"{where}.function"
-    function = _object(given.get("function"), inside, ("name", "description", "parameters", "strict"))
-    fields: dict[str, Any] = {"name": None} | {key: value for key, value in function.items() if value is not None}
+    function = _mapping(given.get("function"), inside, "an object")
+    fields: dict[str, Any] = {"name": None}
+    fields |= {key: function[key] for key in _FUNCTION_KEYS if function.get(key) is not None}
+    for place, holder, keys in ((where, given, _TOOL_KEYS), (inside, function, _FUNCTION_KEYS)):
+        _check_json({key: value for key, value in holder.items() if key not in keys}, place, Mapping)
     try:
-        return ToolDefinition(**fields)
+        return ToolDefinition(**fields, given=_without_null(given))
     except ToolError as error:
         raise error.inside(inside) from None
+
+
+def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what clients send for fields without a value, of a tool and its function."""
+    function = {key: value for key, value in given["function"].items() if value is not None}
+    return {key: value for key, value in given.items() if value is not None} | {"function": function}
 
 
 def read_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
@@ -150,10 +167,10 @@ def read_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
 
 def _read_call(call: object, where: str) -> ToolCall:
     if not isinstance(call, ToolCall):
-        given = _object(call, where, ("id", "type", "function"))
+        given = _mapping(call, where, "an object")
         if given.get("type", "function") != "function":
             raise ToolError(f"{where}.type", f'is {show_value(given["type"])}; expected "function"')
-        function = _object(given.get("function"), f"{where}.function", ("name", "arguments"))
+        function = _mapping(given.get("function"), f"{where}.function", "an object")
         arguments = function.get("arguments", "")
         if isinstance(arguments, Mapping):
             _check_json(arguments, f"{where}.function.arguments", Mapping)
@@ -175,15 +192,6 @@ def _list(value: object, where: str) -> Sequence[object]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise ToolError(where, f"is {show_value(value)}; expected a list")
     return cast("Sequence[object]", value)
-
-
-def _object(value: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
-    """Take an object that has no other keys than these."""
-    given = _mapping(value, where, "an object")
-    for key in given:
-        if key not in keys:
-            raise ToolError(f"{where}.{key}", f"is not known; expected {', '.join(keys)}")
-    return given
 
 
 def _check_json(value: object, where: str, kind: type, depth: int = 0) -> None:
