@@ -21,7 +21,6 @@ from typing import Any, TypedDict, Unpack, cast
 
 import llamarium
 from llamarium.adapters.model_names import public_name
-from llamarium.config import without_nulls
 from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
 from llamarium.generation.dialog import ToolOptions
@@ -33,6 +32,7 @@ from llamarium.server.batch.lines import read_lines
 from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.service import ServedModel, Service
 from llamarium.server.settings import Settings
+from llamarium.strict_json import without_nulls
 
 Table = Any
 """A `pyarrow.Table`; the package is without types."""

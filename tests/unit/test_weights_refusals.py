@@ -171,6 +171,12 @@ def test_tensors_of_layers_that_compute_more_are_refused(model_files, name):
     refused(folder, re.escape(name))
 
 
+def test_a_gguf_file_of_another_architecture_is_refused(model_files):
+    path = model_files().gguf_file("F16")
+    add = lambda tensors: tensors.update({"blk.0.attn_q_norm.weight": tensors["output_norm.weight"]})  # noqa: E731
+    refused(change_gguf(path, tensors=add), "attn_q_norm")
+
+
 def test_tables_that_follow_from_the_config_are_not_mentioned(model_files):
     folder = model_files().huggingface()
     change_safetensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))

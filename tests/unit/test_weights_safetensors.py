@@ -56,7 +56,7 @@ TWICE = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F3
         (build(b"[" * 100_000 + b"]" * 100_000), "no JSON|nested"),
         (build(b'{"x":' * 50_000 + b"1" + b"}" * 50_000), "no JSON|nested"),
         (build(b'{"x":' + b"9" * 10_000 + b"}"), "no JSON"),
-        (build(TWICE, bytes(4)), "x is in the header twice"),
+        (build(TWICE, bytes(4)), "the key .x. twice"),
         (build({"x": 1}), "not described by"),
         (build({"x": {"dtype": "F32", "shape": []}}), "not described by"),
         (build({"x": {**row(0, 4, []), "more": 1}}, bytes(4)), "not described by"),

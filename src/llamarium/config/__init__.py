@@ -4,7 +4,7 @@
 it from a `config.json`, with the published defaults of transformers where a field is missing.
 """
 
-from llamarium.config.json_file import no_constant, read_json_object, without_duplicates, without_nulls
+from llamarium.config.json_file import read_json_object
 from llamarium.config.model import EMBEDDING, HEAD, ModelConfig
 from llamarium.config.rope_scaling import RopeScaling, RopeType
 
@@ -14,8 +14,5 @@ __all__ = [
     "ModelConfig",
     "RopeScaling",
     "RopeType",
-    "no_constant",
     "read_json_object",
-    "without_duplicates",
-    "without_nulls",
 ]

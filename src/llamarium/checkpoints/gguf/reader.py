@@ -82,7 +82,8 @@ class GGUFCheckpoint:
             file.check_unchanged()
 
     def _is_zero(self, entry: TensorEntry) -> bool:
-        return not self._file.view(self._tensors[entry.name].offset, entry.num_bytes).any()
+        tensor = self._tensors[entry.name]
+        return not self._files[tensor.path].view(tensor.offset, tensor.num_bytes).any()
 
     def _entry(self, tensor: GGUFTensor) -> TensorEntry:
         key = state_dict_key(tensor.name, "blk", LAYER_NAMES, NAMES)

@@ -9,7 +9,6 @@ Nothing in it can run. All that is left to do is not to believe it: everything i
 Source: https://github.com/huggingface/safetensors, README, "Format".
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, cast
 from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
 from llamarium.io import regular_size
+from llamarium.strict_json import NotJson, parse_json
 
 _DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
@@ -78,17 +78,9 @@ def _fault(path: Path, message: str) -> CheckpointError:
 
 
 def _parse(path: Path, header: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in table:
-                raise _fault(path, f"{escape(name, 80)} is in the header twice")
-            table[name] = value
-        return table
-
     try:
-        table = json.loads(header.decode(), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        table = parse_json(header)
+    except NotJson as error:
         raise _fault(path, f"the header is no JSON: {escape(error)}") from None
     if not isinstance(table, dict):
         raise _fault(path, "the header is no JSON object")

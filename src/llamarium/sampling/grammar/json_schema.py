@@ -15,11 +15,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from llamarium.config import no_constant, without_duplicates
 from llamarium.errors import GrammarError, GrammarLimitError, escape, show_value
 from llamarium.sampling.grammar.finite import Path as _Path
 from llamarium.sampling.grammar.finite import endless
 from llamarium.sampling.grammar.patterns import FORMAT_LENGTHS, FORMATS, PatternError, translated
+from llamarium.strict_json import NotJson, TooDeepJson, parse_json
 
 MAX_DEPTH = 64
 """Nested schemas."""
@@ -51,10 +51,10 @@ SUPPORTED = tuple(sorted((*_LISTS, *_MAPS, *_COUNTS, *_LIMITS, *_OTHERS)))
 def parsed(text: str) -> Any:
     """Read JSON."""
     try:
-        return json.loads(text, object_pairs_hook=without_duplicates, parse_constant=no_constant)
-    except RecursionError:
+        return parse_json(text)
+    except TooDeepJson:
         raise _too_deep() from None
-    except ValueError as error:
+    except NotJson as error:
         raise GrammarError(f"the JSON schema is no JSON: {error}") from None
 
 

@@ -13,9 +13,10 @@ from pydantic import Field
 
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import validated
-from llamarium.server.http.body import MAX_LEVELS, NotJson, parse_json
+from llamarium.server.http.body import MAX_LEVELS, parse_body
 from llamarium.server.openai.fields import Body
 from llamarium.server.settings import Settings
+from llamarium.strict_json import NotJson
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 """Characters of a custom_id."""
@@ -104,7 +105,7 @@ def parse(line: Line) -> BatchRequest:
     if not line.text:
         raise ApiError(413, "the line is longer than a request may be", code="request_too_large")
     try:
-        value = parse_json(line.text, MAX_LEVELS + 1)
+        value = parse_body(line.text, MAX_LEVELS + 1)
     except NotJson as error:
         raise ApiError(400, f"the line cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):

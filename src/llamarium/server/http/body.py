@@ -1,16 +1,9 @@
-"""Reads a request's body: within its bounds, as strict JSON.
-
-Python's own reader accepts NaN, repeated keys, halves of surrogate pairs, and numbers and nestings of any size. All of
-them are refused here, before fields are validated.
-"""
+"""Read a request's body: within its bounds, as strict JSON, before its fields are validated."""
 
 import asyncio
-import json
-import math
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -21,6 +14,7 @@ from llamarium.server.faults import validated
 from llamarium.server.fields import Body
 from llamarium.server.hints import HEADER, note_hints
 from llamarium.server.settings import Settings
+from llamarium.strict_json import NotJson, parse_json
 
 MAX_LEVELS = 64
 """How deep objects and lists may be nested."""
@@ -31,9 +25,7 @@ MAX_VALUES = 2**20
 MAX_BYTES_AT_ONCE = 2**28
 """Of all bodies that are being received or read."""
 
-_LONGEST_INTEGER = 19  # digits: 2**63 - 1
 _LARGE = 2**14  # bytes: parsed in a thread, so that other requests need not wait
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Bodies:
@@ -164,76 +156,14 @@ def check_json_type(content_type: str, content_encoding: str) -> None:
         raise ApiError(415, "a body with a content-encoding is not read", code="unsupported_media_type")
 
 
-class NotJson(ValueError):
-    """A text that is not strict JSON, with the reason."""
-
-
 def read_json(body: bytes) -> Any:
-    """Read a body; ApiError 400 as `parse_json`."""
+    """Read a body; ApiError 400 if it is not strict JSON."""
     try:
-        return parse_json(body)
+        return parse_body(body)
     except NotJson as error:
         raise ApiError(400, f"the body cannot be read as JSON: {error}", code="invalid_json") from None
 
 
-def parse_json(body: bytes, most_levels: int = MAX_LEVELS) -> Any:
-    """Read a JSON text strictly, with objects and lists nested `most_levels` deep at most."""
-    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise NotJson(f"it has more than {MAX_VALUES:,} values")
-    try:
-        value = json.loads(
-            body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
-        )
-    except UnicodeDecodeError:
-        raise NotJson("it is not in UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise NotJson(f"{error.msg} at character {error.pos}") from None
-    except RecursionError:
-        raise NotJson(f"it is nested deeper than {most_levels} levels") from None
-    if body.count(b"[") + body.count(b"{") > most_levels:
-        _check_levels(value, most_levels)
-    if _SURROGATE.search(body):
-        _check_surrogates(value)
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise NotJson("an object has a key twice")
-    return found
-
-
-def _integer(digits: str) -> int:
-    value = int(digits) if len(digits) <= _LONGEST_INTEGER + 1 else 2**63
-    if not -(2**63) <= value < 2**63:
-        raise NotJson("a whole number is outside -2**63 to 2**63 - 1")
-    return value
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise NotJson("a number is too large")
-    return value
-
-
-def _constant(name: str) -> NoReturn:
-    raise NotJson(f"{name} is no JSON")
-
-
-def _check_levels(value: Any, most: int) -> None:
-    level = [value]
-    for _ in range(most):
-        inner = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
-        level = [item for item in inner if isinstance(item, dict | list)]
-        if not level:
-            return
-    raise NotJson(f"it is nested deeper than {most} levels")
-
-
-def _check_surrogates(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise NotJson("a text holds half of a surrogate pair, which is no Unicode") from None
+def parse_body(body: bytes, max_levels: int = MAX_LEVELS) -> Any:
+    """Parse a JSON text within the server's bounds; NotJson if it is not strict JSON."""
+    return parse_json(body, max_values=MAX_VALUES, max_levels=max_levels, portable=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llamarium.config import without_duplicates
 from llamarium.errors import LlamariumError, TokenizerError, escape
 from llamarium.io import atomic_file, unwritable
+from llamarium.strict_json import NotJson, parse_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -48,17 +48,15 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """Read one JSON object; TokenizerError as `read_text` and `parse_json`."""
-    return parse_json(read_text(path, limit), path)
+    """Read one JSON object; TokenizerError as `read_text` and `read_json_text`."""
+    return read_json_text(read_text(path, limit), path)
 
 
-def parse_json(text: str, path: Path) -> dict[str, Any]:
+def read_json_text(text: str, path: Path) -> dict[str, Any]:
     """Parse one JSON object; TokenizerError if it is another value, too large, or has a key twice."""
-    if (count := text.count(",") + text.count("[") + text.count("{")) > _MAX_JSON_VALUES:
-        raise TokenizerError(f"{path}: {count} values; expected at most {_MAX_JSON_VALUES} in a tokenizer file")
     try:
-        value: Any = json.loads(text, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:
+        value: Any = parse_json(text, max_values=_MAX_JSON_VALUES)
+    except NotJson as error:
         raise TokenizerError(f"{path}: cannot be read as JSON: {escape(error)}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: expected a JSON object, found {type(value).__name__}")

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from llamarium.config import no_constant, without_duplicates
 from llamarium.errors import TokenizerError, ToolError, show_value
+from llamarium.strict_json import NotJson, parse_json
 from llamarium.tokenizer.special import check_text
 
 MAX_TOOLS = 128  # OpenAI's limit
@@ -96,8 +96,8 @@ class ToolCall:
     def values(self) -> dict[str, Any]:
         """Return the arguments as values; `ToolError` if they are no JSON object."""
         try:
-            found = json.loads(self.arguments or "{}", parse_constant=no_constant, object_pairs_hook=without_duplicates)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(self.arguments or "{}")
+        except NotJson as error:
             raise ToolError("arguments", f"are no JSON: {error}; expected a JSON object as text") from None
         _check_json(found, "arguments", Mapping)
         return found

@@ -23,7 +23,6 @@ read as `.jsonl`. A field that is null is one that the row lacks.
 import gzip
 import hashlib
 import importlib
-import json
 import os
 import re
 import stat
@@ -34,10 +33,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from llamarium.config import without_duplicates, without_nulls
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.extras import optional
 from llamarium.hub.client import data_commit
+from llamarium.strict_json import NotJson, parse_json, without_nulls
 from llamarium.tokenizer.backends.words import WordBackend
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
@@ -276,8 +275,8 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         for where, line in ((f"{escape(path)}:{number}", line) for number, line in enumerate(file, 1) if line.strip()):
             try:
-                row = json.loads(_decode(line, where), object_pairs_hook=without_duplicates)
-            except (ValueError, RecursionError) as error:
+                row = parse_json(_decode(line, where))
+            except NotJson as error:
                 raise TrainingError(f"{where}: no JSON: {escape(error)}; expected one object a line") from None
             if not isinstance(row, dict):
                 raise TrainingError(f"{where}: {show_value(row)} is no JSON object; expected one a line")

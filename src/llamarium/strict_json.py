@@ -1,0 +1,115 @@
+"""Strict JSON: the one parser of everything that comes from outside as JSON.
+
+Python's own parser takes the last of two equal keys, reads NaN and infinities, which JSON lacks, and accepts values of
+any number and depth. Here these are faults. Callers turn `NotJson` into the error of their own format.
+"""
+
+import json
+import math
+import re
+from typing import Any, cast
+
+from llamarium.errors import show_value
+
+_LONGEST_INTEGER = 19  # digits: 2**63 - 1
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class NotJson(ValueError):
+    """A text that is not strict JSON, with the reason."""
+
+
+class TooDeepJson(NotJson):
+    """A text whose objects and lists are nested too deeply."""
+
+
+def parse_json(
+    text: str | bytes, *, max_values: int | None = None, max_levels: int | None = None, portable: bool = False
+) -> Any:
+    """Return the value of a JSON text; NotJson if it is not strict JSON, TooDeepJson if nested too deeply.
+
+    Args:
+        text: The text; bytes are UTF-8.
+        max_values: Largest number of values, bounded before anything is parsed: an empty list takes two bytes in a text
+            and sixty in memory.
+        max_levels: Deepest nesting of objects and lists.
+        portable: Refuse what other programs cannot hold: integers beyond 64 bits, numbers beyond float64, and halves of
+            surrogate pairs.
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as error:
+            raise NotJson(f"it is not in UTF-8 at byte {error.start}") from None
+
+    if max_values is not None and sum(map(text.count, ",[{")) > max_values:
+        raise NotJson(f"it has more than {max_values:,} values")
+
+    numbers: dict[str, Any] = {"parse_int": _integer, "parse_float": _number} if portable else {}
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, **numbers)
+    except json.JSONDecodeError as error:
+        raise NotJson(f"{error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise TooDeepJson("it is nested too deeply") from None
+    except NotJson:
+        raise
+    except ValueError as error:  # an integer of thousands of digits
+        raise NotJson(str(error)) from None
+
+    if max_levels is not None and text.count("[") + text.count("{") > max_levels:
+        _check_levels(value, max_levels)
+    if portable and _SURROGATE.search(text):
+        _check_surrogates(value)
+    return value
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a JSON value without the fields that are null, at any depth; null means left out."""
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in cast("dict[str, Any]", value).items() if item is not None}
+    return [without_nulls(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen = set[str]()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise NotJson(f"an object has the key {show_value(twice)} twice")
+    return value
+
+
+def _integer(digits: str) -> int:
+    value = int(digits) if len(digits) <= _LONGEST_INTEGER + 1 else 2**63
+    if not -(2**63) <= value < 2**63:
+        raise NotJson("a whole number is outside -2**63 to 2**63 - 1")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise NotJson("a number is too large")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise NotJson(f"{name} is not JSON")
+
+
+def _check_levels(value: Any, max_levels: int) -> None:
+    level = [value]
+    for _ in range(max_levels):
+        inner = [item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [item for item in inner if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise TooDeepJson(f"it is nested deeper than {max_levels} levels")
+
+
+def _check_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise NotJson("a text holds half of a surrogate pair, which is not Unicode") from None
