@@ -62,8 +62,11 @@ class ModelFiles:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         return folder
 
-    def nf4(self, *, double_quant: bool = True) -> tuple[Path, dict[str, Tensor]]:
-        """Write a folder that bitsandbytes quantized; return it and the weights as bitsandbytes decodes them."""
+    def nf4(self, *, double_quant: bool = True, storage: torch.dtype = torch.uint8) -> tuple[Path, dict[str, Tensor]]:
+        """Write a folder that bitsandbytes quantized; return it and the weights as bitsandbytes decodes them.
+
+        `storage` is the dtype whose bytes hold the codes.
+        """
         import bitsandbytes.functional as bnb  # takes a second, which only its own tests should pay
 
         files, decoded = replace(self, weights={}), {}
@@ -71,10 +74,13 @@ class ModelFiles:
             if "_proj" not in key:
                 files.weights[key] = decoded[key] = weight
                 continue
-            codes, state = bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=double_quant)
+            codes, state = bnb.quantize_4bit(
+                weight, quant_type="nf4", compress_statistics=double_quant, quant_storage=storage
+            )
             files.weights |= {key: codes} | {f"{key}.{k}": v for k, v in state.as_dict(packed=True).items()}
             decoded[key] = bnb.dequantize_4bit(codes, state).float()
         how = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+        how["bnb_4bit_quant_storage"] = str(storage).removeprefix("torch.")
         return files.huggingface(quantization_config={**how, "bnb_4bit_use_double_quant": double_quant}), decoded
 
     def meta(self, *, shards: int = 1, cut_vocab: bool = True, config_json: bool = True) -> Path:

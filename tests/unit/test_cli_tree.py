@@ -175,10 +175,10 @@ def test_what_nf4_leaves_alone(
 
 
 def test_a_quantization_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fields = {"quantization_config": {"quant_method": "gptq"}}
+    fields = {"quantization_config": {"quant_method": "hqq"}}
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny"].to_hf() | fields))
     assert main(["tree", str(tmp_path)]) == 1
-    assert "quantized with gptq" in capsys.readouterr().err
+    assert "quantized with HQQ" in capsys.readouterr().err
 
 
 def test_the_model_may_stand_after_m(capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,10 +261,8 @@ def test_another_architecture(model_files):
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "awq"}, "awq"),
-        ({"quant_method": "fp8"}, "fp8"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes 8 bit"),
+        ({"quant_method": "hqq"}, "HQQ"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes INT8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "bitsandbytes fp4"),
         ("\x1b[2J", r"\\x1b"),
     ],

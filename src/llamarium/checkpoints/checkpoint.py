@@ -36,7 +36,6 @@ class TensorEntry:
         name: The tensor's name there.
         permuted: Rows were in Meta's interleaved order and are moved when they are read.
         is_packed: It lies in tiles, as a packed folder has it.
-        packs_as: The type in `PACKED_FORMATS` that represents a weight of `STORED_TYPES` exactly; None without one.
     """
 
     key: str
@@ -47,7 +46,6 @@ class TensorEntry:
     name: str
     permuted: bool = False
     is_packed: bool = False
-    packs_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +220,13 @@ _OTHER_PARTS = re.compile(
     r"\b(layers|blk)\.\d+\..*(norm\b|experts?\b|_exps\b|_shexp\b|gate_inp|block_sparse_moe|router|lora_)"
 )
 _BIAS = re.compile(r"\b(layers|blk)\.\d+\..*(proj|attn_(q|k|v|output)|ffn_(gate|up|down)|w[qkvo123])\.bias$")
+
+
+def expected_shape(config: ModelConfig, key: str) -> tuple[int, ...] | None:
+    """Return the shape of one weight of a model with `config`; None if a model has no such weight in any layer."""
+    match = _LAYER_KEY.fullmatch(key)
+    fields = _LAYER_SHAPES.get(match[2]) if match else _OTHER_SHAPES.get(key)
+    return None if fields is None else _shape(config, fields)
 
 
 def check_weights(path: Path, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,16 +1,19 @@
 """How each weight of a checkpoint is held in memory: decided for all of them before any is read. Never torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry, list_some
-from llamarium.checkpoints.options import TYPE_OF_DTYPE, LoadOptions, check_options, natural_dtype
+from llamarium.checkpoints.options import DTYPE_OF_TYPE, TYPE_OF_DTYPE, LoadOptions, check_options, natural_dtype
 from llamarium.checkpoints.storage import FLOATS
+from llamarium.checkpoints.values import parts_of
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import escape, warn_caller
 from llamarium.kernels import native
-from llamarium.quant.formats import PACKED_FORMATS, quantized_type
+from llamarium.kernels.memory import free_bytes
+from llamarium.quant.formats import FORMATS, PACKED_FORMATS, quantized_type
 from llamarium.quant.stored_types import STORED_TYPES
 
 
@@ -21,10 +24,12 @@ class Form(NamedTuple):
         type_name: Its type: the model's dtype (`BF16`, ...), or a quantized type.
         layout: `rows` are floating-point numbers; `tiles` is a type in `PACKED_FORMATS` as the C kernels read it;
             `blocks` is a quantized type as files store it, which modules dequantize at each use.
+        is_exact: The tiles have the values of a weight of `STORED_TYPES`, which is not quantized again.
     """
 
     type_name: str
     layout: Literal["rows", "tiles", "blocks"]
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +64,12 @@ def loading_plan(checkpoint: Checkpoint, options: LoadOptions) -> LoadingPlan:
     # Of a file's own floats, quantizing keeps what it does not round; a dtype that was asked for is exact.
     is_half = (options.dtype or "bfloat16") == "bfloat16" if options.quantize else dtype == "bfloat16"
     rounds = has_kernels and options.join and is_half and options.dequantize != "use"
-    chooser = _Chooser(options, Form(TYPE_OF_DTYPE[dtype], "rows"), has_kernels, rounds)
+    chooser = _Chooser(checkpoint, options, Form(TYPE_OF_DTYPE[dtype], "rows"), has_kernels, rounds)
 
     entries = checkpoint.entries
     forms = {key: chooser.form(entry) for key, entry in entries.items()}
+    if options.quantize is None and options.dequantize == "auto":
+        forms |= _in_memory(checkpoint, forms)
     layouts = {form.layout for form in forms.values()}
     in_c = has_kernels and options.join and "blocks" not in layouts and (rounds or "tiles" not in layouts)
     unfit = tuple(key for key in entries if chooser.is_quantized(entries[key]) and forms[key][0] != options.quantize)
@@ -75,6 +82,7 @@ def loading_plan(checkpoint: Checkpoint, options: LoadOptions) -> LoadingPlan:
 class _Chooser:
     """Chooses the form of one weight at a time."""
 
+    checkpoint: Checkpoint
     options: LoadOptions
     floats: Form
     has_kernels: bool
@@ -92,12 +100,23 @@ class _Chooser:
         as_stored = Form(entry.dtype, "tiles" if entry.is_packed else "blocks")
         if options.dequantize == "use":
             return as_stored
-        tiles = entry.packs_as or (entry.dtype if entry.dtype in PACKED_FORMATS else None)
-        if tiles is not None and self.rounds_inputs:
-            return Form(tiles, "tiles")
-        # Exact products: in C of numbers, in modules of what is stored, if that is more than GGUF's blocks.
-        is_kept = entry.dtype in STORED_TYPES or (entry.is_packed and not (self.has_kernels and options.join))
-        return as_stored if is_kept else self.floats
+        if self.rounds_inputs and (tiles := self._tiles(entry)) is not None:
+            return tiles
+        # Exact products: in C of numbers; in modules of what is stored, if that is more than GGUF's blocks.
+        runs_in_c = self.has_kernels and options.join
+        if entry.dtype not in STORED_TYPES:
+            return as_stored if entry.is_packed and not runs_in_c else self.floats
+        is_dequantized = options.join and options.device == "cpu" and not STORED_TYPES[entry.dtype].is_kept
+        return self.floats if is_dequantized else as_stored
+
+    def _tiles(self, entry: TensorEntry) -> Form | None:
+        """Return the tiles that have a weight's values, if there are any."""
+        if entry.dtype in PACKED_FORMATS:
+            return Form(entry.dtype, "tiles")
+        if entry.dtype not in STORED_TYPES:
+            return None
+        type_name = STORED_TYPES[entry.dtype].exact_type(parts_of(self.checkpoint.stored(entry.key)), entry.shape)
+        return None if type_name is None else Form(type_name, "tiles", is_exact=True)
 
     def is_quantized(self, entry: TensorEntry) -> bool:
         """Whether `quantize` is for this weight: the Linears of the layers."""
@@ -111,6 +130,30 @@ class _Chooser:
             return self.floats
         in_tiles = type_name in PACKED_FORMATS and self.has_kernels
         return Form(type_name, "tiles" if in_tiles else "blocks")
+
+
+def _in_memory(checkpoint: Checkpoint, forms: Mapping[str, Form]) -> dict[str, Form]:
+    """Return other forms for the weights that would be dequantized once, where there is no memory for that.
+
+    A UserWarning has the bytes that they take in the file and in memory.
+    """
+    entries = [checkpoint.entries[key] for key, form in forms.items() if form.layout == "rows"]
+    entries = [entry for entry in entries if entry.dtype in STORED_TYPES]
+    if not entries:
+        return {}
+    type_name = forms[entries[0].key].type_name
+    in_file = sum(entry.num_bytes for entry in entries)
+    needed = sum(math.prod(entry.shape) for entry in entries) * FORMATS[type_name].block_bytes
+    types = ", ".join(sorted({entry.dtype for entry in entries}))
+    found = f"{escape(checkpoint.path)}: {len(entries)} weights in {types}"
+    sizes = f"{in_file / 1e9:,.3f} GB in the file, {needed / 1e9:,.3f} GB in {DTYPE_OF_TYPE[type_name]}"
+    if needed <= (available := free_bytes()):
+        warn_caller(f"{found} are dequantized once, as no packed type holds them exactly: {sizes}")
+        return {}
+    warn_caller(
+        f"{found} are dequantized at each use, which is slow: {sizes}, and {available / 1e9:,.3f} GB are available"
+    )
+    return {entry.key: Form(entry.dtype, "blocks") for entry in entries}
 
 
 def _warn_of_unfit(checkpoint: Checkpoint, method: str | None, types: Mapping[str, str]) -> None:

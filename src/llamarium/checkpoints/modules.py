@@ -20,6 +20,8 @@ from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
+from llamarium.quant.stored_linear import LinearStored
+from llamarium.quant.stored_types import STORED_TYPES
 from llamarium.runtime.native.weights import Weight
 
 
@@ -118,6 +120,9 @@ def _quantized(weight: Weight, *, is_embedding: bool, dtype: torch.dtype, rounds
     if weight.type_name == "NF4":
         parts = {f"weight.{name}": as_tensor(part) for name, part in weight.state.items()}
         return Linear4bit.from_state({"weight": data, **parts}, weight.key)
+    if weight.type_name in STORED_TYPES:
+        parts = {name: as_tensor(part) for name, part in weight.state.items()}
+        return LinearStored(weight.type_name, weight.shape, data, parts)
     if weight.data.ndim == 2:
         return EmbeddingGGML(data, weight.type_name, dtype) if is_embedding else LinearGGML(data, weight.type_name)
     linear = LinearPacked(data, weight.shape[0], PACKED_FORMATS[weight.type_name], uses_kernels=rounds)

@@ -124,7 +124,7 @@ class _Reader:
         elif form.layout == "blocks":
             data = self._encoded(entry.key, stored, form.type_name)
         else:
-            data, state = self._tiles(entry.key, stored, form.type_name), {}
+            data, state = self._tiles(entry.key, stored, form), {}
         return Weight(entry.key, form.type_name, entry.shape, data, state)
 
     def _cast(self, stored: StoredTensor, type_name: str) -> NDArray[Any]:
@@ -151,14 +151,13 @@ class _Reader:
         self._for_each_piece(stored, fill)
         return out
 
-    def _tiles(self, key: str, stored: StoredTensor, type_name: str) -> NDArray[np.uint8]:
+    def _tiles(self, key: str, stored: StoredTensor, form: Form) -> NDArray[np.uint8]:
         """Return a weight in tiles: packed without loss from what is stored, or quantized."""
         num_rows, columns = stored.shape
-        format = PACKED_FORMATS[type_name]
+        type_name, format = form.type_name, PACKED_FORMATS[form.type_name]
         if stored.type_name == type_name:
             return pack_blocks(stored.data, columns, format)
-        is_exact = self.checkpoint.entries[key].packs_as == type_name
-        to_blocks = STORED_TYPES[stored.type_name].to_blocks if is_exact else None
+        to_blocks = STORED_TYPES[stored.type_name].to_blocks if form.is_exact else None
         out = np.empty((-(-num_rows // TILE_ROWS), columns // format.columns, format.tile_bytes), np.uint8)
 
         def fill(rows: slice) -> None:

@@ -39,13 +39,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the tree of what is named."""
     name = named(args) or DEFAULT_MODEL
     if name not in PRESETS and (Path(name) / "config.json").is_file() and args.quantize is None:
-        from llamarium.checkpoints.open import open_checkpoint
-        from llamarium.checkpoints.packed.folder import is_packed_folder
-
-        if is_packed_folder(Path(name)):
-            found = open_checkpoint(Path(name))
-            packed = {key.removesuffix(".weight"): one.dtype for key, one in found.entries.items() if one.is_packed}
-            print(tree(found.config, packed=packed))
+        stored = _of_stored(Path(name))
+        if stored is not None:
+            print(stored)
             return 0
     config, skip = (PRESETS[name], None) if name in PRESETS else read_config(name)
     if args.quantize is not None:  # from the values of an NF4 file too, as `load` does it
@@ -53,6 +49,32 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(tree(config) if skip is None else tree(config, "NF4", skip))
     return 0
+
+
+def _of_stored(folder: Path) -> str | None:
+    """Return the tree of a folder whose weights are quantized, as they are loaded; None for NF4 and others."""
+    from llamarium.checkpoints.open import open_checkpoint
+    from llamarium.checkpoints.packed.folder import is_packed_folder
+
+    if is_packed_folder(folder):
+        found = open_checkpoint(folder)
+        packed = {key.removesuffix(".weight"): one.dtype for key, one in found.entries.items() if one.is_packed}
+        return tree(found.config, packed=packed)
+
+    from llamarium.checkpoints.forms import loading_plan
+    from llamarium.checkpoints.huggingface.methods import quantization_of, read_scheme
+    from llamarium.checkpoints.options import LoadOptions
+    from llamarium.config import read_json_object
+
+    config = folder / "config.json"
+    quantization, source = quantization_of(read_json_object(config), config)
+    is_stored = quantization is not None and read_scheme(quantization, source) is not None
+    if not is_stored or not any(folder.glob("*.safetensors")):
+        return None
+    checkpoint = open_checkpoint(folder)
+    forms = loading_plan(checkpoint, LoadOptions()).forms
+    packed = {key.removesuffix(".weight"): form.type_name for key, form in forms.items() if form.layout == "tiles"}
+    return tree(checkpoint.config, packed=packed)
 
 
 def tree(
@@ -150,13 +172,14 @@ def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
 
 
 def _from_json(path: Path) -> "tuple[ModelConfig, tuple[str, ...] | None]":
-    from llamarium.checkpoints.huggingface.bnb import check_method
+    from llamarium.checkpoints.huggingface.methods import quantization_of, read_scheme
     from llamarium.config import ModelConfig, read_json_object
 
     raw = read_json_object(path)
     config = ModelConfig.from_hf(raw, str(path))
-    if not check_method(raw.get("quantization_config"), path):
+    quantization, source = quantization_of(raw, path)
+    if quantization is None or read_scheme(quantization, source) is not None:
         return config, None
-    listed = raw["quantization_config"].get("llm_int8_skip_modules")
+    listed = quantization.get("llm_int8_skip_modules")
     skip = tuple(map(str, listed)) if isinstance(listed, list) else ("lm_head",)
     return config, (*skip, "lm_head") if config.tie_word_embeddings else skip

@@ -1,10 +1,8 @@
 """How much memory keys and values get. Never torch."""
 
-import os
-from pathlib import Path
-
 from llamarium.engine.engine import SERVING_BLOCK_SIZE
 from llamarium.errors import OptionError
+from llamarium.kernels.memory import free_bytes
 from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.runner import CacheDtype, Runner
 
@@ -33,12 +31,3 @@ def num_blocks_for(
         )
     most = max_num_seqs * blocks_for(runner.config.max_position_embeddings, SERVING_BLOCK_SIZE)
     return min(kv_memory // block_bytes, most)
-
-
-def free_bytes() -> int:
-    """Return the available memory: as Linux reports it, elsewhere all that the machine has."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

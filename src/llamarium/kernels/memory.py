@@ -4,7 +4,9 @@ import ctypes
 import functools
 import math
 import mmap
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,15 @@ def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(str(error)) from None
     return np.frombuffer(memory, kind).reshape(shape)
+
+
+def free_bytes() -> int:
+    """Return the available memory: as Linux reports it, elsewhere all that the machine has."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def no_room(num_positions: int, num_bytes: int) -> MemoryBudgetError:

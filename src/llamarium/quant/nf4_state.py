@@ -36,7 +36,7 @@ _FLAT_KEYS: frozenset[str] = frozenset(("weight", "weight.absmax", "weight.quant
 _NESTED_KEYS: frozenset[str] = frozenset(("weight.nested_absmax", "weight.nested_quant_map"))
 _BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DTYPES = ("float32", "float16", "bfloat16")
-_FLOATS = ("F32", "F16", "BF16")
+_STORAGES = ("U8", "I8", "F32", "F16", "BF16", "F64")
 _MAX_JSON_BYTES = 4096
 
 
@@ -108,7 +108,7 @@ class Component:
 
     Attributes:
         type_name: Its type in the file: `U8`, `F32`, ...
-        values: As numpy sees them.
+        values: As numpy sees them; codes as bytes, whatever dtype they are stored in.
     """
 
     type_name: str
@@ -122,9 +122,9 @@ def check_components(components: Mapping[str, Component], source: str) -> NF4Lay
     _check(
         set(components) == set(expected), source, "the list of components", sorted(components), str(sorted(expected))
     )
-    if components["weight"].type_name in _FLOATS:
-        raise UnsupportedFormatError(f"{source}: weight is stored as {components['weight'].type_name}; supported is U8")
-    _check_values(components, "weight", "U8", -(-layout.num_weights // 2), source)
+    storage = components["weight"].type_name
+    _check(storage in _STORAGES, source, "the type of weight", storage, f"one of {', '.join(_STORAGES)}")
+    _check_values(components, "weight", storage, -(-layout.num_weights // 2), source)
     _check_values(components, "weight.quant_map", "F32", 16, source)
     _check_values(components, "weight.absmax", "U8" if layout.double_quant else "F32", layout.num_blocks, source)
     if layout.double_quant:

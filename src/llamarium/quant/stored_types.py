@@ -8,18 +8,29 @@ loads, exports, trains or inspects a model can then use it:
    by name, all of them views of the file. The reader has checked every count, dtype and shape.
 2. `StoredType.decode` returns float32 values of some rows. It gets the module of its arrays, numpy or torch, so that
    the base installation reads the type, and a module can keep the weight in blocks on any device.
-3. `StoredType.to_blocks` is for weights that a type in `PACKED_FORMATS` represents exactly: it returns GGUF blocks of
-   the type that the entry's `packs_as` names, and the C kernels multiply them. Without it, or where `packs_as` is
-   None, weights stay as they are stored and are dequantized at each use.
+3. `StoredType.exact_type` names the type in `PACKED_FORMATS` that represents a weight exactly, if there is one, and
+   `StoredType.to_blocks` returns its GGUF blocks, which the C kernels multiply. Other weights are dequantized once
+   where there is memory for that, else at each use.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.quant.float8 import decode_float8
+from llamarium.quant.grouped import (
+    Unpack,
+    decode_groups,
+    exact_type,
+    group_blocks,
+    unpack_along,
+    unpack_awq,
+    unpack_down,
+)
 from llamarium.quant.nf4_state import decode_nf4
 
 Parts = Mapping[str, Any]
@@ -34,13 +45,34 @@ class StoredType:
         decode: Called with (xp, parts, shape, start, stop); returns rows `start` to `stop` of a weight of `shape`,
             float32 (stop - start, columns). `xp` is numpy or torch, the module of all parts. The result must not
             depend on which rows are asked for together.
+        exact_type: Called with (parts, shape), parts in numpy; returns the type in `PACKED_FORMATS` with exactly the
+            same values, or None. It may look at all scales of the weight.
         to_blocks: Called with (parts, shape, start, stop, type_name), parts in numpy; returns the same rows as GGUF
-            blocks of a type in `PACKED_FORMATS`, uint8 (stop - start, bytes of a row), with exactly the same values.
+            blocks of the type that `exact_type` returned, uint8 (stop - start, bytes of a row).
+        is_kept: Modules keep the weight as it is stored even where it could be dequantized once: training with adapters
+            starts from it.
     """
 
     decode: Callable[[Any, Parts, tuple[int, ...], int, int], Any]
+    exact_type: Callable[[Parts, tuple[int, ...]], str | None] = lambda parts, shape: None
     to_blocks: Callable[[Parts, tuple[int, ...], int, int, str], NDArray[np.uint8]] | None = None
+    is_kept: bool = False
 
 
-STORED_TYPES: dict[str, StoredType] = {"NF4": StoredType(decode_nf4)}
-"""By the name that `TensorEntry.dtype` and `StoredTensor.type_name` have."""
+def _integers(unpack: Unpack, num_bits: int) -> StoredType:
+    """Return the type of weights whose codes of `num_bits` are packed in one way."""
+    return StoredType(
+        partial(decode_groups, unpack), partial(exact_type, unpack, num_bits), partial(group_blocks, unpack)
+    )
+
+
+STORED_TYPES: dict[str, StoredType] = {
+    "NF4": StoredType(decode_nf4, is_kept=True),
+    "FP8": StoredType(decode_float8),
+    "AWQ4": _integers(unpack_awq, 4),
+    "AWQ4_GEMV": _integers(unpack_along(4), 4),
+    **{f"GPTQ{bits}": _integers(unpack_down(bits), bits) for bits in (2, 3, 4, 8)},
+    **{f"INT{bits}": _integers(unpack_along(bits), bits) for bits in range(2, 9)},
+}
+"""By the name that `TensorEntry.dtype` and `StoredTensor.type_name` have. `INT4` and others of its kind are
+compressed-tensors' packed integers."""

@@ -1,6 +1,7 @@
 """Weights that bitsandbytes quantized to NF4, in a Hugging Face folder: six tensors where there was one.
 
-    X.weight                                 uint8, two 4-bit codes in a byte
+    X.weight                                 two 4-bit codes in a byte; uint8, or the same bytes in a dtype of floats
+                                             (`bnb_4bit_quant_storage`)
     X.weight.absmax                          the scale of each block of 64: float32, or 8-bit codes if they are
                                              quantized once more ("double quantization")
     X.weight.quant_map                       float32, the 16 values that codes stand for
@@ -12,40 +13,29 @@ Source: bitsandbytes, `functional.py`, `QuantState.as_dict` and `from_dict`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from llamarium.checkpoints.checkpoint import StoredTensor
+from llamarium.checkpoints.huggingface.components import Located
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
 from llamarium.checkpoints.storage import TensorFile
-from llamarium.errors import UnsupportedFormatError, escape
+from llamarium.errors import escape
 from llamarium.quant.nf4_state import Component, check_components
 
 _DTYPES: dict[str, DTypeLike] = {"F32": np.float32, "U8": np.uint8}
-"""What components are kept in, by the file's name for it."""
-
-Located = tuple[TensorFile, SafetensorsTensor]
+"""What scales and levels are kept in, by the file's name for it."""
 
 
-def check_method(raw: Any, source: Path) -> bool:
-    """Return whether a config's `quantization_config` is NF4's; refuse any other quantization by name."""
-    if raw is None:
-        return False
-    fields: Mapping[str, Any] = cast(Mapping[str, Any], raw) if isinstance(raw, dict) else {"quant_method": raw}
-    method, kind = fields.get("quant_method"), fields.get("bnb_4bit_quant_type")
-    if method == "bitsandbytes" and fields.get("load_in_4bit") is True and kind == "nf4":
-        return True
-    found = f"{method} {'8 bit' if fields.get('load_in_8bit') else kind or ''}".strip()
-    raise UnsupportedFormatError(
-        f"{escape(source)}: weights are quantized with {escape(found, 80)}; read are bitsandbytes nf4 and GGUF. "
-        "Take the model's unquantized weights and quantize on load"
-    )
+def is_nf4(fields: Mapping[str, Any]) -> bool:
+    """Return whether a `quantization_config` is NF4's."""
+    is_4bit = fields.get("quant_method", "bitsandbytes") == "bitsandbytes" and fields.get("load_in_4bit") is True
+    return is_4bit and fields.get("bnb_4bit_quant_type") == "nf4"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NF4Group:
     """One quantized weight.
 
@@ -55,6 +45,8 @@ class NF4Group:
         names: The components' names in the files, the codes' among them.
         components: Views of the files by the names that `quant.nf4_state` uses: `weight`, `weight.absmax`, ...
     """
+
+    type_name = "NF4"
 
     source: str
     shape: tuple[int, int]
@@ -66,8 +58,8 @@ class NF4Group:
         """What all components take."""
         return sum(part.nbytes for part in self.components.values())
 
-    def stored(self) -> StoredTensor:
-        """Return the components as they are stored."""
+    def stored(self, *, copy: bool = False) -> StoredTensor:
+        """Return the components as they are stored, as views of the file; see `WeightGroup`."""
         state = {name.removeprefix("weight."): part for name, part in self.components.items() if name != "weight"}
         return StoredTensor("NF4", self.shape, self.components["weight"].reshape(-1, 1), state)
 
@@ -85,14 +77,14 @@ def group_components(tensors: Mapping[str, Located]) -> dict[str, NF4Group]:
 def _group(key: str, tensors: Mapping[str, Located], names: dict[str, str]) -> NF4Group:
     file = tensors[next(iter(names.values()))][0]
     source = f"{escape(file.path)}: {escape(key, 80)}"
-    names |= {"weight": key} if key in tensors else {}
-    components = {part: _view(*tensors[name]) for part, name in names.items()}
+    names = ({"weight": key} if key in tensors else {}) | names
+    components = {part: _view(*tensors[name], as_bytes=part == "weight") for part, name in names.items()}
     found = {part: Component(tensors[name][1].dtype, components[part]) for part, name in names.items()}
     layout = check_components(found, source)
     return NF4Group(source, layout.shape, tuple(names.values()), components)
 
 
-def _view(file: TensorFile, tensor: SafetensorsTensor) -> NDArray[Any]:
-    """Return a component's values in one row; those of a type that no component has, as bytes, to be refused."""
-    dtype = np.dtype(_DTYPES.get(tensor.dtype, np.uint8))
+def _view(file: TensorFile, tensor: SafetensorsTensor, *, as_bytes: bool) -> NDArray[Any]:
+    """Return a component's values in one row; codes, and what has another dtype than components have, as bytes."""
+    dtype = np.dtype(np.uint8 if as_bytes else _DTYPES.get(tensor.dtype, np.uint8))
     return file.array(tensor.offset, (tensor.num_bytes // dtype.itemsize,), dtype)

@@ -1,7 +1,7 @@
 """A Hugging Face folder as a `Checkpoint`: `config.json` and safetensors, one file or several.
 
-Keys need no mapping: they are ours. With a `quantization_config` of bitsandbytes' NF4 the Linears lie in components
-(`checkpoints/huggingface/bnb.py`); any other quantization is refused by name.
+Keys need no mapping: they are ours. With a `quantization_config` the Linears lie in several tensors each, which
+`checkpoints/huggingface/methods.py` puts together; a quantization that is not read is refused by name.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ from llamarium.checkpoints.checkpoint import (
     read_hf_config,
     select_weights,
 )
-from llamarium.checkpoints.huggingface.bnb import NF4Group, check_method, group_components
+from llamarium.checkpoints.huggingface.components import WeightGroup
+from llamarium.checkpoints.huggingface.methods import quantization_of, read_groups, read_scheme
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import EMBEDDING, HEAD, read_json_object
@@ -36,19 +37,23 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         raw, self.config, self.generation_config = read_hf_config(path)
-        quantized = check_method(raw.get("quantization_config"), path / "config.json")
+        quantization, source = quantization_of(raw, path / "config.json")
+        if quantization is not None:  # before the weights: the reason why a folder is not read
+            read_scheme(quantization, source)
         self._tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
         self._open(_shards(path))
         self._drop_copied_head()
-        self._groups: Mapping[str, NF4Group] = group_components(self._tensors) if quantized else {}
+        self._groups: Mapping[str, WeightGroup] = {}
+        if quantization is not None:
+            self._groups = read_groups(quantization, source, self._tensors, self.config)
         self.entries: Mapping[str, TensorEntry] = select_weights(path, self.config, self._all_entries(), self._is_zero)
         self._check_dtypes()
         check_shapes(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
 
     def stored(self, key: str, *, copy: bool = False) -> StoredTensor:
-        """Return a weight's rows, or an NF4 weight's components; see `Checkpoint.stored`."""
+        """Return a weight's rows, or a quantized weight's components; see `Checkpoint.stored`."""
         if key in self._groups:
-            return self._groups[key].stored()
+            return self._groups[key].stored(copy=copy)
         file, tensor = self._tensors[key]
         rows = file.rows(tensor.offset, tensor.num_bytes, tensor.shape, tensor.dtype, copy=copy)
         return StoredTensor(tensor.dtype, tensor.shape, rows)
@@ -91,11 +96,12 @@ class HuggingFaceCheckpoint:
 
     def _all_entries(self) -> dict[str, TensorEntry]:
         entries: dict[str, TensorEntry] = {}
+        codes = {group.names[0]: (key, group) for key, group in self._groups.items()}
         parts = {name for group in self._groups.values() for name in group.names}
         for name, (file, tensor) in self._tensors.items():
-            if name in self._groups:
-                group = self._groups[name]
-                entries[name] = TensorEntry(name, group.shape, "NF4", group.num_bytes, file.path, name)
+            if name in codes:
+                key, group = codes[name]
+                entries[key] = TensorEntry(key, group.shape, group.type_name, group.num_bytes, file.path, name)
             elif name not in parts:
                 entries[name] = TensorEntry(name, tensor.shape, tensor.dtype, tensor.num_bytes, file.path, name)
         return entries
@@ -106,10 +112,10 @@ class HuggingFaceCheckpoint:
 
     def _check_dtypes(self) -> None:
         for entry in self.entries.values():
-            if entry.dtype not in FLOATS and entry.dtype != "NF4":
+            if entry.dtype not in FLOATS and entry.key not in self._groups:
                 raise UnsupportedFormatError(
                     f"{escape(entry.file)}: tensor {escape(entry.key, 80)} is {entry.dtype}; expected "
-                    f"{', '.join(FLOATS)}, or NF4 with a quantization_config in config.json"
+                    f"{', '.join(FLOATS)}, or a quantization_config in config.json that says how it is quantized"
                 )
 
 

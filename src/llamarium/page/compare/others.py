@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llamarium.engine.memory import free_bytes
 from llamarium.errors import CheckpointError, ModelNotFoundError, QuestionError, TokenizerError, UnknownNameError
+from llamarium.kernels.memory import free_bytes
 from llamarium.page.passes import BUDGET_MB
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.server.lifecycle.threads import check_wanted

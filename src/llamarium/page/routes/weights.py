@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query, Request, Response
 
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.cost import count_parameters
-from llamarium.engine.memory import free_bytes
 from llamarium.errors import MemoryBudgetError, OptionError
 from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
@@ -20,6 +19,7 @@ from llamarium.inspect.numbers import Floats
 from llamarium.inspect.probes.four_bits import CodedWeights, coded_weights, rounded_inputs
 from llamarium.inspect.probes.quantized import IN_C, can_round_inputs, input_bits_of, streams_as
 from llamarium.inspect.shapes import linear_key, type_of
+from llamarium.kernels.memory import free_bytes
 from llamarium.page.binary import Numbers, respond
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
