@@ -176,14 +176,21 @@ def test_fields_that_are_refused(field):
         assert "expected" in str(caught.value) and "\x1b" not in str(caught.value)
 
 
-def test_fp4_and_other_storage_are_named():
+def test_codes_in_another_dtype_are_the_same_bytes():
+    good = components()
+    for dtype in (torch.bfloat16, torch.float16):
+        held = Linear4bit.from_state({**good, "weight": good["weight"].view(-1).view(dtype)[:, None]}, "f")
+        assert torch.equal(held.dequantize(), Linear4bit.from_state(good, "f").dequantize())
+
+
+def test_fp4_is_named():
     with pytest.raises(UnsupportedFormatError, match="fp4; supported is nf4"):
         Linear4bit.from_state(with_fields(components(), quant_type="fp4"), "f")
     renamed = components()
     renamed["weight.quant_state.bitsandbytes__fp4"] = renamed.pop(STATE_KEY)
     with pytest.raises(UnsupportedFormatError, match="fp4; supported is nf4"):
         Linear4bit.from_state(renamed, "f")
-    with pytest.raises(UnsupportedFormatError, match=r"stored as BF16; supported is U8"):
+    with pytest.raises(CheckpointError, match=r"2080 bytes of BF16; expected 1040 of U8"):
         Linear4bit.from_state({**components(), "weight": torch.zeros(1040, 1, dtype=torch.bfloat16)}, "f")
 
 

@@ -212,7 +212,8 @@ class Linear4bit(QuantizedLinear):
             nested = Nested(absmax.flatten(), quant_map.flatten(), absmax.new_tensor(layout.nested_offset))
         linear = cls(layout.shape[1], layout.shape[0], device="meta")
         linear.layout = layout
-        linear._hold(NF4(components["weight"].reshape(-1, 1), components["weight.absmax"].flatten(), nested))
+        codes = components["weight"].contiguous().view(torch.uint8).reshape(-1, 1)  # in any `bnb_4bit_quant_storage`
+        linear._hold(NF4(codes, components["weight.absmax"].flatten(), nested))
         return linear
 
     def _hold(self, quantized: NF4) -> None:

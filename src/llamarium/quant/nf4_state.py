@@ -108,7 +108,7 @@ class Component:
 
     Attributes:
         type_name: Its type in the file: `U8`, `F32`, ...
-        values: As numpy sees them; codes as bytes, whatever dtype they are stored in.
+        values: As numpy sees them; of codes only the number of bytes counts.
     """
 
     type_name: str
@@ -122,9 +122,10 @@ def check_components(components: Mapping[str, Component], source: str) -> NF4Lay
     _check(
         set(components) == set(expected), source, "the list of components", sorted(components), str(sorted(expected))
     )
-    storage = components["weight"].type_name
-    _check(storage in _STORAGES, source, "the type of weight", storage, f"one of {', '.join(_STORAGES)}")
-    _check_values(components, "weight", storage, -(-layout.num_weights // 2), source)
+    codes, num_bytes = components["weight"], -(-layout.num_weights // 2)
+    if codes.type_name not in _STORAGES or codes.values.nbytes != num_bytes:
+        found = f"{codes.values.nbytes} bytes of {codes.type_name}"
+        _check(False, source, "weight", found, f"{num_bytes} of U8, or as many bytes in a dtype of floats")
     _check_values(components, "weight.quant_map", "F32", 16, source)
     _check_values(components, "weight.absmax", "U8" if layout.double_quant else "F32", layout.num_blocks, source)
     if layout.double_quant:
