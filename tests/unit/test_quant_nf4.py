@@ -190,8 +190,8 @@ def test_fp4_is_named():
     renamed["weight.quant_state.bitsandbytes__fp4"] = renamed.pop(STATE_KEY)
     with pytest.raises(UnsupportedFormatError, match="fp4; supported is nf4"):
         Linear4bit.from_state(renamed, "f")
-    with pytest.raises(CheckpointError, match=r"2080 bytes of BF16; expected 1040 of U8"):
-        Linear4bit.from_state({**components(), "weight": torch.zeros(1040, 1, dtype=torch.bfloat16)}, "f")
+    with pytest.raises(CheckpointError, match=r"4160 bytes of BF16; expected 2080 of U8"):
+        Linear4bit.from_state({**components(), "weight": torch.zeros(2080, 1, dtype=torch.bfloat16)}, "f")
 
 
 @pytest.mark.parametrize("double_quant", [False, True])
