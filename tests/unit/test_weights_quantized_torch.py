@@ -1,6 +1,7 @@
 """Modules over AWQ, GPTQ, compressed-tensors and FP8 weights, which are dequantized at each use."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from llamarium.cli.main import main
 from llamarium.kernels import native
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.stored_linear import LinearStored
-from quantized_cases import CASES, NO_TILE, Model, Q
+from quantized_cases import CASES, CONFIG, NO_TILE, Model, Q
 
 IDS = torch.arange(3, 40)[None]
 DIFFERENT = ["awq", "awq gemv", "gptq order", "gptq 3", "gptq 8", "w4a16 zeros", "float8 blocks", "fbgemm"]
@@ -90,3 +91,17 @@ def test_nf4_in_any_storage(model_files, storage, double_quant):
         module = llama.model.get_submodule(key.removesuffix(".weight"))
         held = module.dequantize() if "_proj" in key else module.weight
         assert torch.equal(held, weight.float()), key
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_quantized_embedding_is_dequantized(tied, tmp_path):
+    maker, quantization, _, _ = CASES["fbgemm"]
+    model = Model(maker, quantization, replace(CONFIG, tie_word_embeddings=tied))
+    key = "model.embed_tokens.weight"
+    model.linears[key] = maker(np.random.default_rng(9), model.plain.pop(key).shape)
+    expected = llamarium.load(model.write_floats(tmp_path / "floats"), device="cpu", dtype="float32").model(IDS)
+    for options in ({}, {"dequantize": "use"}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            llama = llamarium.load(model.write(tmp_path / "model"), device="cpu", dtype="float32", **options)
+        torch.testing.assert_close(llama.model(IDS), expected, rtol=0, atol=1e-5)

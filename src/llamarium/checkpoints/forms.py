@@ -97,6 +97,8 @@ class _Chooser:
         options = self.options
         if entry.dtype in FLOATS or options.quantize is not None or options.dequantize == "load":
             return self.floats
+        if entry.dtype in STORED_TYPES and entry.key == EMBEDDING:
+            return self.floats  # rows are looked up, and there are no modules that would dequantize them
         as_stored = Form(entry.dtype, "tiles" if entry.is_packed else "blocks")
         if options.dequantize == "use":
             return as_stored
