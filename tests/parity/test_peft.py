@@ -18,7 +18,7 @@ from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import load_adapter
 from llamarium.adapters.save import save_adapter
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
-from llamarium.tokenizer.backends.pipeline import byte_level_tokenizer, llama3_cutter
+from llamarium.tokenizer.backends.pipeline import byte_level_json, llama3_cutter
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER
 from llamarium.tokenizer.special import SpecialTokens
@@ -144,9 +144,9 @@ def chatless(model_files: Callable[..., Any]) -> Path:
     """A base whose vocabulary has the control tokens of two dialog formats, and which has no template."""
     special = {name: 256 + i for i, name in enumerate(CONTROL)}
     vocab = {character: i for i, character in enumerate(BYTE_TO_CHARACTER.values())}
-    inner = byte_level_tokenizer(vocab=vocab, merges=[], special=special, cutter=llama3_cutter(), whole_pieces=False)
+    contents = byte_level_json(vocab=vocab, merges=[], special=special, cutter=llama3_cutter(), whole_pieces=False)
     known = SpecialTokens(ids=special, bos=256, eos=(257,), add_bos=True)
-    backend = HuggingFaceBackend(inner, byte_level=True, source="bytes")
+    backend = HuggingFaceBackend(contents, special, byte_level=True, source="bytes")
     base = model_files(dtype=torch.float32, vocab_size=263, bos_token_id=256, eos_token_id=(257,)).huggingface()
     Tokenizer(backend, known, vocab_size=263, source="bytes").save(base)
     return base

@@ -215,12 +215,12 @@ BROKEN_JSON: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no decoder": (set_at("decoder", None), "decoder"),
     "an unknown decoder": (set_at("decoder", {"type": "Evil\x1b[2J"}), "Evil\\x1b[2J"),
     "a word piece decoder": (set_at("decoder", {"type": "WordPiece", "prefix": "#", "cleanup": True}), "WordPiece"),
-    "a prefix space": (set_at("pre_tokenizer", "add_prefix_space", True), "add_prefix_space"),
     "an unknown normalizer": (set_at("normalizer", {"type": "Nope"}), "refuses"),
-    "another post-processor": (set_at("post_processor", {"type": "RobertaProcessing"}), "RobertaProcessing"),
-    "EOS after each text": (
-        lambda raw: raw["post_processor"]["single"].append({"SpecialToken": {"id": BOS, "type_id": 0}}),
-        "after",
+    "another post-processor": (set_at("post_processor", {"type": "RobertaProcessing"}), "malformed"),
+    "a post-processor that is none": (set_at("post_processor", {"type": "Nope"}), "Nope"),
+    "two tokens before each text": (
+        lambda raw: raw["post_processor"]["single"].insert(0, {"SpecialToken": {"id": BOS, "type_id": 0}}),
+        "before",
     ),
     "decoders that are no list": (
         set_at("decoder", {"type": "Sequence", "decoders": 5}),
@@ -322,6 +322,7 @@ def test_broken_tokenizer_json(tmp_path: Path, small: dict[str, Any], name: str)
             "normalizer (Replace)",
         ),
         (set_at("added_tokens", 3, "lstrip", True), "added_tokens[3] ('<think>')"),
+        (set_at("pre_tokenizer", "add_prefix_space", True), "pre_tokenizer (ByteLevel)"),
         (
             set_at(
                 "pre_tokenizer",
@@ -367,16 +368,61 @@ def test_a_pattern_that_explodes_is_named(tmp_path: Path, small: dict[str, Any],
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({"bos_token": "<nope>"}, "<nope>"),
         ({"bos_token": 3}, "bos_token"),
         ({"eos_token": {"content": ["x"]}}, "eos_token"),
         ({"bos_token": EOS}, "same"),
-        ({"add_eos_token": True}, "add_eos_token"),
     ],
 )
 def test_broken_tokenizer_config(tmp_path: Path, small: dict[str, Any], config: dict[str, Any], word: str):
     with refused(word):
         load_tokenizer_file(write(tmp_path, small, config))
+
+
+def test_a_begin_token_that_is_none_cannot_be_put_before_a_text(tmp_path: Path, small: dict[str, Any]):
+    small["post_processor"] = None
+    with refused("add_bos_token"):
+        load_tokenizer_file(write(tmp_path, small, {"bos_token": "<nope>", "add_bos_token": True}))
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "note"),
+    [
+        (None, {"bos_token": "<nope>"}, "bos_token '<nope>'"),
+        (None, {"eos_token": "<nope>", "bos_token": BOS}, "eos_token '<nope>'"),
+        (None, {"pad_token": {"content": "[PAD]"}}, "pad_token '[PAD]'"),
+        (None, {"add_eos_token": True}, "add_eos_token"),
+        (
+            lambda raw: raw["post_processor"]["single"].append({"SpecialToken": {"id": BOS, "type_id": 0}}),
+            None,
+            "the post-processor",
+        ),
+        (
+            set_at(
+                "post_processor",
+                {
+                    "type": "RobertaProcessing",
+                    "sep": [EOS, 1],
+                    "cls": [BOS, 0],
+                    "trim_offsets": True,
+                    "add_prefix_space": False,
+                },
+            ),
+            {"bos_token": BOS, "eos_token": EOS},
+            "the post-processor",
+        ),
+    ],
+)
+def test_a_fault_of_the_config_is_named_and_stops_nothing(
+    tmp_path: Path, small: dict[str, Any], change: Any, config: dict[str, Any] | None, note: str
+):
+    if change is not None:
+        change(small)
+    with pytest.warns(UserWarning) as caught:
+        tokenizer = load_tokenizer_file(write(tmp_path, small, config))
+    (message,) = (str(warning.message) for warning in caught)
+    assert message.startswith(f"{tmp_path / 'tokenizer.json'}: ") and note in message and message.isprintable()
+    inner = Tokenizer.from_str(json.dumps(small))
+    assert tokenizer.encode("the cat") == [0, *inner.encode("the cat", add_special_tokens=False).ids]
 
 
 @pytest.mark.parametrize(
@@ -491,7 +537,6 @@ K = "tokenizer.ggml."
         (K + "eos_token_id", -1, "-1"),
         (K + "padding_token_id", "2", "'2'"),
         (K + "add_bos_token", 1, "add_bos_token"),
-        (K + "add_eos_token", True, "add_eos_token"),
         ("tokenizer.chat_template", 7, "chat_template"),
     ],
 )

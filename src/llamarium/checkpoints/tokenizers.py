@@ -61,8 +61,16 @@ def fit_tokenizer(tokenizer: Tokenizer, config: ModelConfig, path: Path) -> None
 
 
 def check_tokenizer(tokenizer: Tokenizer | None, config: ModelConfig, path: Path | str = "") -> None:
-    """Check that a tokenizer's ids fit a model."""
-    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+    """Check that a tokenizer's ids fit a model.
+
+    Control tokens may lie beyond the model's rows (a padding token that was added for training, say): no text becomes
+    one. The exception is the one that is put before every text.
+    """
+    if tokenizer is None or tokenizer.vocab_size <= config.vocab_size:
+        return
+    special = tokenizer.special
+    harmless = set(special.ids.values()) - ({special.bos} if special.add_bos else set())
+    if any(i not in harmless and tokenizer.has_token(i) for i in range(config.vocab_size, tokenizer.vocab_size)):
         raise CheckpointError(
             f"{path or tokenizer.source}: the tokenizer has {tokenizer.vocab_size} ids and the model "
             f"{config.vocab_size} rows; they do not belong together"

@@ -341,10 +341,10 @@ def row_texts(
 
 
 def stop_ids_of(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:
-    """Return every id that one of the model's own files calls an end, and the dialog format's end of turn."""
+    """Return the ids that end an answer: by the model's own files, by their spelling, and by the dialog format."""
     ids = {*config.eos_token_id, *recommended}
     if tokenizer is not None:
-        ids.update(tokenizer.eos_token_ids)
+        ids.update(tokenizer.special.ends)
         if tokenizer.chat_format is not None:
             ids.update(tokenizer.chat_format.stop_ids)
     return frozenset(ids)

@@ -57,6 +57,10 @@ class Backend(Protocol):
         """Encode a text in which the spellings of control tokens (spelling to id) are these tokens."""
         return self.encode_parts(split_control(text, control))
 
+    def with_control(self, control: Mapping[str, int]) -> "Backend":
+        """Return a backend of the same vocabulary for which these are the control tokens, spelling to id."""
+        return self
+
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the bytes that an id stands for, or None where there is no such token."""
         ...
@@ -99,7 +103,8 @@ class Tokenizer:
         self.chat_templates = ChatTemplates.of(chat_template)
         self.strip_first_space = strip_first_space
         self._num_rows = vocab_size
-        self._special_ids = frozenset(special.ids.values())
+        self._control_ids = frozenset(special.ids.values())
+        self._hidden_ids = special.hidden
         self._bytes: dict[int, bytes] = {}
 
     @property
@@ -136,9 +141,10 @@ class Tokenizer:
 
     def with_chat_template(self, template: str) -> Self:
         """Return a tokenizer of the same vocabulary whose dialogs, and saved files, are of another template."""
+        special = self.special.with_templates([template])
         other = type(self)(
-            self.backend,
-            self.special,
+            self.backend.with_control(special.ids),
+            special,
             vocab_size=self.vocab_size,
             source=self.source,
             chat_template=template,
@@ -205,7 +211,7 @@ class Tokenizer:
 
     def _check_control(self, token_id: int) -> int:
         index = _index(token_id)
-        if index not in self._special_ids:
+        if index not in self._control_ids:
             raise TokenizerError(f"{self.source}: the id {index} is not that of a control token; expected text instead")
         return index
 
@@ -218,7 +224,7 @@ class Tokenizer:
 
         Args:
             ids: Token ids.
-            skip_special_tokens: Leave control tokens out, rather than spell them.
+            skip_special_tokens: Leave out control tokens (except those that an answer shows) rather than spell them.
 
         Raises:
             TokenizerError: For an id that the vocabulary lacks, or what is no sequence of ids.
@@ -235,7 +241,7 @@ class Tokenizer:
         """Return a decoder that takes one id at a time and shows complete characters only.
 
         Args:
-            skip_special_tokens: Leave control tokens out, rather than spell them.
+            skip_special_tokens: Leave out control tokens (except those that an answer shows) rather than spell them.
             spelled: Control tokens that are spelled all the same: those that announce calls, say.
             continuation: The ids go on where other text ended, such as a prompt: a space at their beginning is part
                 of the text. Otherwise they are a text of their own, and Llama 2's space before it is taken away, as
@@ -249,13 +255,17 @@ class Tokenizer:
     def visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
         """Return what `decode` shows of one id: nothing for a control token that is to be skipped."""
         index = _index(token_id)
-        return b"" if skip_special_tokens and index in self._special_ids else self.token_bytes(index)
+        return b"" if skip_special_tokens and index in self._hidden_ids else self.token_bytes(index)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one id stands for, a control token's spelling; TokenizerError for an unknown id."""
         index = _index(token_id)
         known = self._bytes.get(index)
         return self._look_up(index) if known is None else known
+
+    def has_token(self, token_id: int) -> bool:
+        """Tell whether the vocabulary has a token of this id; there may be holes."""
+        return 0 <= token_id < self.vocab_size and self.backend.token_bytes(token_id) is not None
 
     def allow_unused_ids(self, num_rows: int) -> None:
         """Let the ids from `vocab_size` to `num_rows` - 1 stand for nothing: a model's table may have spare rows.

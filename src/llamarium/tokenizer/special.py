@@ -1,9 +1,10 @@
 """What counts as text, and the control tokens of a vocabulary."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from llamarium.errors import TokenizerError
 
@@ -11,16 +12,50 @@ Parts = Sequence[str | int]
 """Texts and ids of control tokens, in the order in which they are one string."""
 
 
+# The shape of a control token, whatever its flag says; the second with full-width bars, as DeepSeek has it.
+_SHAPE = re.compile(r"<\|[^|]+\|>|<\uff5c[^\uff5c]+\uff5c>")
+
+# What ends an answer wherever a vocabulary has it as a control token. Source: llama.cpp, `llama-vocab.cpp`.
+_ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|end_of_turn|>"),
+        *("<end_of_turn>", "<end_of_utterance>", "<|EOT|>", "<EOT>", "< EOT >", "_<EOT>", "[EOT]", "[EOS]"),
+        *("<|return|>", "<|call|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    )
+)
+
+# What a model thinks and calls is part of its answer, so these are shown, and end nothing.
+_SHOWN = re.compile(r"</?(think|thinking|reasoning|tool_call|tool_calls|tool_response|tools|function)>")
+
+_THOUGHT = re.compile(r"</?(think|thinking|reasoning)>")
+
+
+class TypedToken(NamedTuple):
+    """A token that was added to a vocabulary or has a type in it, unlike those that were learned from texts.
+
+    Attributes:
+        spelling: Its text.
+        id: Its id.
+        is_flagged: The file says that it is a control token.
+    """
+
+    spelling: str
+    id: int
+    is_flagged: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
     """What a vocabulary's files say about its control tokens.
 
     Attributes:
-        ids: Spelling to id, of every control token.
+        ids: Spelling to id, of every control token: no text of a user becomes one.
         bos: The id before a text, or None.
         eos: The ids that end a text, the file's main one first.
         pad: The id that fills short rows, or None.
         add_bos: `encode` puts `bos` before a text.
+        visible: Control tokens that an answer shows. The others are hidden.
+        candidates: Spelling to id of added tokens that a chat template would make control tokens.
     """
 
     ids: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -28,6 +63,63 @@ class SpecialTokens:
     eos: tuple[int, ...] = ()
     pad: int | None = None
     add_bos: bool = False
+    visible: frozenset[int] = frozenset()
+    candidates: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def hidden(self) -> frozenset[int]:
+        """The control tokens that an answer does not show."""
+        return frozenset(self.ids.values()) - self.visible
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ids that end an answer whatever the dialog's format is: `eos`, and control tokens that are known ends."""
+        known = [i for spelling, i in self.ids.items() if spelling in _ENDS]
+        if "<|return|>" in self.ids and "<|call|>" in self.ids and "<|end|>" in self.ids:
+            known.remove(self.ids["<|end|>"])  # it ends a part of an answer there
+        return tuple(dict.fromkeys((*self.eos, *known)))
+
+    def with_template(self, template: str) -> "SpecialTokens":
+        """Return these, and the candidates that a chat template writes."""
+        written = {text: i for text, i in self.candidates.items() if _is_written(text, template)}
+        if not written:
+            return self
+        others = {text: i for text, i in self.candidates.items() if text not in written}
+        ids, visible = {**self.ids, **written}, self.visible.union(written.values())
+        return replace(self, ids=ids, visible=visible, candidates=others)
+
+
+def find_special_tokens(
+    typed: Iterable[TypedToken],
+    template: str | None,
+    *,
+    bos: int | None = None,
+    eos: tuple[int, ...] = (),
+    pad: int | None = None,
+    add_bos: bool = False,
+) -> SpecialTokens:
+    """Find the control tokens among the typed ones.
+
+    A control token is one that the file flags, one that has the shape of one, and one that the chat template writes
+    literally. Only by the last it stays visible: the file says that it is text.
+    """
+    ids: dict[str, int] = {}
+    candidates: dict[str, int] = {}
+    for token in typed:
+        is_control = token.is_flagged or bool(_SHAPE.fullmatch(token.spelling)) or token.spelling in _ENDS
+        (ids if is_control else candidates)[token.spelling] = token.id
+    visible = frozenset(i for text, i in ids.items() if _SHOWN.fullmatch(text) and i not in (bos, *eos, pad))
+    special = SpecialTokens(ids=ids, bos=bos, eos=eos, pad=pad, add_bos=add_bos, visible=visible, candidates=candidates)
+    return special if template is None else special.with_template(template)
+
+
+def _is_written(spelling: str, template: str) -> bool:
+    """Tell whether a chat template writes a token that no word or run of blanks is.
+
+    Templates compare what a model thought, and so do clients that send it back: `<think>` stays a text.
+    """
+    is_word = not any(c.isalpha() for c in spelling) or all(c.isalnum() or c.isspace() or c == "_" for c in spelling)
+    return not is_word and not _THOUGHT.fullmatch(spelling) and spelling in template
 
 
 def check_text(text: object) -> None:

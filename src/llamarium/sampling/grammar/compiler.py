@@ -221,8 +221,8 @@ class _Vocabulary:
 
 
 def _text_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each id, empty for control tokens and ids without a token, and of the end."""
-    control = frozenset(tokenizer.special_tokens.values())
+    """Return the bytes of each id, empty for hidden tokens and ids without a token, and of the end."""
+    control = tokenizer.special.hidden
     known = min(vocab_size, tokenizer.vocab_size)
     texts = [b"" if i in control else _bytes_of(tokenizer, i) for i in range(known)]
     return [*texts, *[b""] * (vocab_size - known), _END_MARK]

@@ -4,6 +4,7 @@ Its file, `characters.json`, is the alphabet: `{"type": "characters", "version":
 Beside it a `tokenizer.json` says the same to other programs, which refuse other characters, too; here it is not read.
 """
 
+import json
 from pathlib import Path
 
 from llamarium.errors import TokenizerError, escape, show_value
@@ -84,7 +85,7 @@ class CharacterBackend(Backend):
         inner = Inner(models.WordLevel(self._ids, unk_token=""))
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
-        save_huggingface(folder, tokenizer, inner)
+        save_huggingface(folder, tokenizer, json.loads(inner.to_str()))
         write_json(folder / "characters.json", {"type": "characters", "version": 1, "characters": self._characters})
 
 

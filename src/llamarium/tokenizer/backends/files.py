@@ -10,8 +10,6 @@ from llamarium.io import atomic_file, unwritable
 from llamarium.strict_json import NotJson, parse_json
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from llamarium.tokenizer.base import Tokenizer
 
 _T = TypeVar("_T")
@@ -100,16 +98,16 @@ def guard_rust(call: Callable[[], _T], source: str) -> _T:
         raise
 
 
-def save_huggingface(folder: Path, tokenizer: "Tokenizer", inner: "tokenizers.Tokenizer") -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them; `inner` has no post-processor.
+def save_huggingface(folder: Path, tokenizer: "Tokenizer", contents: Mapping[str, Any]) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
 
-    The BOS rule becomes the post-processor. Of several end-of-text ids the first is `eos_token`; the full list belongs
-    into the model's `generation_config.json`.
+    `contents` are those of the `tokenizer.json`; the BOS rule becomes its post-processor. Of several end-of-text ids
+    the first is `eos_token`; the full list belongs into the model's `generation_config.json`.
     """
     spelling = {i: text for text, i in tokenizer.special.ids.items()}
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_ids[:1], tokenizer.pad_token_id
-    raw: dict[str, Any] = json.loads(inner.to_str())
-    raw["post_processor"] = _bos_first(spelling[bos], bos) if tokenizer.special.add_bos and bos is not None else None
+    prefix = bos if tokenizer.special.add_bos else None
+    raw = {**contents, "post_processor": None if prefix is None else _bos_first(spelling[prefix], prefix)}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": tokenizer.special.add_bos,

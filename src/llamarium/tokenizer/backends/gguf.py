@@ -9,17 +9,17 @@ Source: llama.cpp, `src/llama-vocab.cpp`, and the GGUF specification, section "T
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value
+from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
-from llamarium.tokenizer.backends.pipeline import byte_level_tokenizer, llama3_cutter, smollm_cutter
+from llamarium.tokenizer.backends.pipeline import byte_level_json, llama3_cutter, smollm_cutter
 from llamarium.tokenizer.backends.template_files import templates_of_gguf
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.special import SpecialTokens
+from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
 # Name of the pre-tokenizer: its pipeline, whether a whole piece may be a token at once, whether BOS is the default.
 _PRE_TOKENIZERS = {"llama-bpe": (llama3_cutter, True, True), "smollm": (smollm_cutter, False, False)}
-_CONTROL, _USER_DEFINED = 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _KEY = "tokenizer.ggml."
 
 
@@ -36,21 +36,24 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     if len(vocab) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
         raise TokenizerError(f"{source}: {_KEY}tokens holds {escape(twice)!r} twice; expected each token once")
-    special = _special_tokens(metadata, tokens, types, bos_default, source)
-    inner = guard_rust(
-        lambda: byte_level_tokenizer(
-            vocab=vocab,
-            merges=_merges(metadata, source),
-            special=special.ids,
-            cutter=cutter(),
-            whole_pieces=whole_pieces,
-            plain=tuple(tokens[i] for i in _of_kind(types, _USER_DEFINED) if tokens[i]),
-        ),
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(f"{source}: tokenizer.chat_template is {type(template).__name__}; expected a string")
+    special = _special_tokens(metadata, tokens, types, bos_default, template, source)
+    plain = {tokens[i]: i for i in _of_kind(types, _USER_DEFINED) if tokens[i] and tokens[i] not in special.ids}
+    contents = byte_level_json(
+        vocab=vocab,
+        merges=_merges(metadata, source),
+        special=special.ids,
+        cutter=cutter(),
+        whole_pieces=whole_pieces,
+        plain=plain,
+    )
+    backend = guard_rust(
+        lambda: HuggingFaceBackend(contents, special.ids, byte_level=True, source=source),
         source,
     )
-    backend = HuggingFaceBackend(inner, byte_level=True, source=source)
-    templates = templates_of_gguf(metadata, source)
-    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=templates)
+    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=template)
 
 
 def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> Any:
@@ -80,21 +83,30 @@ def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
 
 
 def _special_tokens(
-    metadata: Mapping[str, Any], tokens: list[str], types: list[int], bos_default: bool, source: str
+    metadata: Mapping[str, Any],
+    tokens: list[str],
+    types: list[int],
+    bos_default: bool,
+    template: str | None,
+    source: str,
 ) -> SpecialTokens:
-    ids = {tokens[i]: i for i in _of_kind(types, _CONTROL) if tokens[i]}
     named = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
-    ids |= {tokens[i]: i for i in named.values() if i is not None}
+    flagged = {*_of_kind(types, _UNKNOWN), *_of_kind(types, _CONTROL), *(i for i in named.values() if i is not None)}
+    typed = sorted({*flagged, *_of_kind(types, _USER_DEFINED)})
     add_bos = metadata.get(_KEY + "add_bos_token", bos_default)
     if not isinstance(add_bos, bool):
         raise TokenizerError(f"{source}: {_KEY}add_bos_token is {show_value(add_bos)}; expected true or false")
     if add_bos and named["bos"] is None:
         raise TokenizerError(f"{source}: a text begins with BOS, but {_KEY}bos_token_id is missing")
     if metadata.get(_KEY + "add_eos_token"):
-        raise TokenizerError(f"{source}: {_KEY}add_eos_token is true, which is not supported")
+        warn_caller(
+            f"{escape(source, 4096)}: {_KEY}add_eos_token puts a token after each text; none is put after a prompt, "
+            "which is continued"
+        )
     ends = (named["eos"], named["eot"], named["eom"])
-    return SpecialTokens(
-        ids=ids,
+    return find_special_tokens(
+        [TypedToken(tokens[i], i, i in flagged) for i in typed if tokens[i]],
+        template,
         bos=named["bos"],
         eos=tuple(dict.fromkeys(i for i in ends if i is not None)),
         pad=named["padding"],

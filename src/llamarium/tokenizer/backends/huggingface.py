@@ -1,16 +1,15 @@
 """Hugging Face's `tokenizer.json`, run by the `tokenizers` package.
 
 The file holds a pipeline: normalizer, pre-tokenizer, BPE model, decoder, and a post-processor that says whether BOS
-is put before a text. The package encodes ordinary text only (`encode_special_tokens`); BOS, control tokens, padding
-and decoding are done in `base`, so that they are the same for every kind of file.
+is put before a text. The package encodes texts, and knows control tokens by private names (`private_names`); BOS,
+padding and decoding are done in `base`, so that they are the same for every kind of file.
 
 Two families are read: byte-level BPE (Llama 3, SmolLM2) and SentencePiece-style BPE with byte fallback (Llama 2).
 Vocabularies of words are `words`' matter.
 """
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +17,16 @@ from typing import TYPE_CHECKING, Any
 from llamarium.errors import TokenizerError, escape, warn_caller
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, read_json, save_huggingface
+from llamarium.tokenizer.backends.private_names import PrivateTokenizer
 from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
+from llamarium.tokenizer.special import Parts, SpecialTokens
 
 if TYPE_CHECKING:
     import tokenizers
 
 _MAX_BLANKS = 9_900_000  # Oniguruma's retry limit is 10 million; at it the package prints a panic to stderr
-_BPE_OPTIONS = (
-    "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
-    "ignore_merges",
-)  # fmt: skip
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -47,86 +44,115 @@ def load_huggingface(path: Path) -> Tokenizer:
 
         return load_words(path, raw, config)
     ids = rules.check_tokenizer_json(raw, source)
-    special = rules.special_tokens(raw, config, source)
-    raw["added_tokens"] = [
-        token | {"special": token["content"] in special.ids} for token in rules.added_tokens(raw, source)
-    ]
+    template = rules.chat_template(path.parent, config)
     byte_level = rules.is_byte_level(raw, source)
     rules.check_pieces(raw, source)
+    raw["model"]["merges"] = rules.merges(raw, source)
+    reading = rules.read_special_tokens(raw, config, template, source)
+    raw["added_tokens"] = reading.added
     changes = list(rules.text_changes(raw, source, byte_level=byte_level))
-    merges = rules.merges(raw, source)
-    inner = guard_rust(lambda: _build(path, raw, merges), source)
-    for token in rules.added_tokens(raw, source):
-        found = inner.token_to_id(token["content"])
-        if found != token["id"]:
-            raise TokenizerError(
-                f"{source}: the added token {escape(token['content'])!r} has the id {token['id']}, but the vocabulary "
-                f"gives it {found}; expected one id"
-            )
-    for change in changes:
-        warn_caller(f"{escape(source, 4096)}: text is changed: {change}")
-    backend = HuggingFaceBackend(inner, byte_level=byte_level, source=source)
+    special = reading.special
+    backend = guard_rust(lambda: _build(path, raw, special, byte_level=byte_level), source)
+    rules.check_added_ids(raw, source)
+    for note in (*reading.notes, *(f"text is changed: {change}" for change in changes)):
+        warn_caller(f"{escape(source, 4096)}: {note}")
     return Tokenizer(
         backend,
         special,
-        vocab_size=max(ids) + 1,
+        vocab_size=max(*ids, *(token["id"] for token in reading.added), -1) + 1,
         source=source,
-        chat_template=read_templates(path.parent, config),
+        chat_template=templates,
         strip_first_space=rules.strips_first_space(raw, source),
     )
 
 
-def _build(path: Path, raw: dict[str, Any], merges: list[tuple[str, str]]) -> "tokenizers.Tokenizer":
-    """Build the tokenizer that the package would read from the file, which it reads only to explain what it refuses."""
+def _build(path: Path, raw: dict[str, Any], special: SpecialTokens, *, byte_level: bool) -> "HuggingFaceBackend":
+    """Build the backend; the package reads the file itself only to explain what it refuses."""
     import tokenizers
 
     try:
-        return _from_parts(raw, merges)
+        return HuggingFaceBackend(raw, special.ids, byte_level=byte_level, source=str(path))
     except Exception:
         tokenizers.Tokenizer.from_file(str(path))
         raise
 
 
-def _from_parts(raw: dict[str, Any], merges: list[tuple[str, str]]) -> "tokenizers.Tokenizer":
-    """Let the package read the small parts as JSON, and take the vocabulary and the merges as they lie here.
-
-    That takes half as long: for Llama 3 it saves a quarter of a second. Added tokens come after the vocabulary, from
-    which they get their ids.
-    """
-    import tokenizers
-
-    model = raw["model"]
-    small = raw | {"model": model | {"type": "BPE", "vocab": {}, "merges": []}}
-    added = tokenizers.Tokenizer.from_str(json.dumps(small)).get_added_tokens_decoder()
-    inner = tokenizers.Tokenizer.from_str(json.dumps(small | {"added_tokens": []}))
-    options = {name: model[name] for name in _BPE_OPTIONS if model.get(name) is not None}
-    inner.model = tokenizers.models.BPE(model["vocab"], merges, **options)
-    inner.add_tokens([added[i] for i in sorted(added)])
-    return inner
-
-
 class HuggingFaceBackend(Backend):
     """A vocabulary that the `tokenizers` package runs."""
 
-    def __init__(self, inner: "tokenizers.Tokenizer", *, byte_level: bool, source: str) -> None:
-        """Wrap a tokenizer of the package and set it to encode control tokens as ordinary text."""
-        inner.encode_special_tokens = True
-        inner.no_truncation()
-        inner.no_padding()
-        self._inner = inner
+    def __init__(self, raw: Mapping[str, Any], control: Mapping[str, int], *, byte_level: bool, source: str) -> None:
+        """Build the package's tokenizer.
+
+        Args:
+            raw: The contents of a `tokenizer.json`, whose merges may be tuples.
+            control: Spelling and id of each control token; all of them are among the added tokens.
+            byte_level: Tokens are bytes in GPT-2's printable characters, rather than SentencePiece's spelling.
+            source: The file, for messages.
+        """
+        self._package = PrivateTokenizer(raw, control)
+        self._inner = self._package.inner
+        self._control = dict(control)
         self._byte_level = byte_level
         self._source = source
-        self._added = {i: token.content for i, token in inner.get_added_tokens_decoder().items()}
-        missing = [byte for byte, character in BYTE_TO_CHARACTER.items() if inner.token_to_id(character) is None]
+        self._added: dict[int, str] = {token["id"]: token["content"] for token in raw["added_tokens"]}
+        unknown = raw["model"].get("unk_token")  # a text may give this one
+        self._counted = frozenset(i for spelling, i in control.items() if spelling != unknown)
+        missing = [byte for byte, character in BYTE_TO_CHARACTER.items() if self._inner.token_to_id(character) is None]
         self._missing_bytes = bytes(missing) if byte_level else b""
 
     def encode(self, text: str) -> list[int]:
         """Encode ordinary text, unless the vocabulary lacks a byte of it or millions of blanks stand in a row."""
+        self._check(text)
+        return self._run(self._inner, text).ids
+
+    def encode_parts(self, parts: Parts) -> list[int]:
+        """Encode texts and control tokens as one string, in which control tokens have private names."""
+        pieces: list[str] = []
+        pending: dict[int, int] = {}  # the control tokens, by their place in `parts`
+        for place, part in enumerate(parts):
+            if isinstance(part, str):
+                self._check(part)
+                pieces.append(part)
+            else:
+                pending[place] = part
+                pieces.append(self._package.names.by_id[part])
+        while True:
+            encoding = self._run(self._inner, "".join(pieces))
+            ids = encoding.ids
+            if [i for i in ids if i in self._counted] == [i for i in pending.values() if i in self._counted]:
+                return ids
+            # The file's flags say that a token is none there (inside a word, or after a normalizer's change).
+            unmatched = list(_unmatched(encoding, pieces, pending))
+            if not unmatched:
+                raise TokenizerError(f"{self._source}: the normalizer or pre-tokenizer changes control tokens")
+            for place in unmatched:
+                pieces[place] = self._added[pending.pop(place)]
+
+    def encode_parsed(self, text: str, control: Mapping[str, int]) -> list[int]:
+        """Encode a text as the package does: every added token that it spells is this token."""
+        self._check(text)
+        return self._run(self._exact, text).ids
+
+    @cached_property
+    def _exact(self) -> "tokenizers.Tokenizer":
+        """The tokenizer that knows control tokens by their own spellings."""
+        return PrivateTokenizer(self._package.to_json(), {}).inner
+
+    def with_control(self, control: Mapping[str, int]) -> "HuggingFaceBackend":
+        """Return a backend of the same vocabulary with other control tokens."""
+        if control == self._control:
+            return self
+        raw = self._package.to_json()
+        return HuggingFaceBackend(raw, control, byte_level=self._byte_level, source=self._source)
+
+    def _run(self, inner: "tokenizers.Tokenizer", text: str) -> "tokenizers.Encoding":
+        return guard_rust(lambda: inner.encode(text, add_special_tokens=False), self._source)
+
+    def _check(self, text: str) -> None:
         if self._missing_bytes:
             self._refuse_missing(text)
         if len(text) > _MAX_BLANKS:
             self._refuse_blanks(text)
-        return guard_rust(lambda: self._inner.encode(text, add_special_tokens=False).ids, self._source)
 
     def _refuse_missing(self, text: str) -> None:
         """Refuse bytes without tokens (SmolLM2 lacks some control characters); the package would drop them silently."""
@@ -168,11 +194,11 @@ class HuggingFaceBackend(Backend):
 
     @cached_property
     def _twin(self) -> ByteLevelBPE:
-        raw: dict[str, Any] = json.loads(self._inner.to_str())
+        raw = self._package.to_json()
         model = raw["model"]
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         ranks = {(unspell(left), unspell(right)): rank for rank, (left, right) in enumerate(pairs)}
-        plain = {token["id"]: str(token["content"]) for token in raw["added_tokens"] if not token["special"]}
+        plain = {i: text for i, text in self._added.items() if text not in self._control}
         ids = {unspell(token): i for token, i in model["vocab"].items() if i not in self._added}
         return ByteLevelBPE(
             ids=ids | {text.encode("utf-8"): i for i, text in plain.items()},
@@ -200,7 +226,20 @@ class HuggingFaceBackend(Backend):
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`."""
-        save_huggingface(folder, tokenizer, self._inner)
+        save_huggingface(folder, tokenizer, self._package.to_json())
+
+
+def _unmatched(encoding: "tokenizers.Encoding", pieces: list[str], pending: Mapping[int, int]) -> Iterator[int]:
+    """Yield the places of control tokens whose names, as the encoding has it, are no control tokens."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for i, span in zip(encoding.ids, encoding.offsets, strict=True):
+        spans.setdefault(i, []).append(span)
+    start = 0
+    for place, piece in enumerate(pieces):
+        end = start + len(piece)
+        if place in pending and not any(left < end and start < right for left, right in spans.get(pending[place], ())):
+            yield place
+        start = end
 
 
 def _sentencepiece_bytes(token: str) -> bytes:

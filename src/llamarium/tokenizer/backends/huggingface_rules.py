@@ -3,13 +3,12 @@
 Everything is checked here before the `tokenizers` package sees the file.
 """
 
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_TOKENS
-from llamarium.tokenizer.special import SpecialTokens
+from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
 # What a `Sequence` calls its list.
 _MEMBERS = {
@@ -19,9 +18,6 @@ _MEMBERS = {
     "decoder": "decoders",
 }
 _DROPPING_CUTTERS = ("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit")
-
-# How control tokens are spelled; a file that forgets to flag one as special must not let a user's text write it.
-CONTROL_SPELLING = re.compile(r"<\|[^|]+\|>")
 
 
 def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
@@ -86,7 +82,7 @@ def _check_ids(ids: Mapping[str, Any], source: str) -> None:
 
 
 def added_tokens(raw: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
-    """Return the added tokens, those spelled like control tokens flagged as special."""
+    """Return the added tokens as the file has them."""
     tokens = raw.get("added_tokens") or []
     if not isinstance(tokens, list):
         raise TokenizerError(f"{source}: added_tokens is {type(tokens).__name__}; expected a list")
@@ -99,7 +95,20 @@ def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
         raise TokenizerError(
             f"{source}: added_tokens[{position}] is {show_value(token)}; expected an object with id and content"
         )
-    return {**token, "special": bool(token.get("special")) or bool(CONTROL_SPELLING.fullmatch(content))}
+    return {**token, "special": bool(token.get("special"))}
+
+
+def check_added_ids(raw: Mapping[str, Any], source: str) -> None:
+    """Refuse an id other than the one that the `tokenizers` package gives: a model was trained with that one."""
+    vocab, highest = raw["model"]["vocab"], -1
+    for token in added_tokens(raw, source):
+        given = vocab.get(token["content"], max(highest + 1, len(vocab)))
+        if given != token["id"]:
+            raise TokenizerError(
+                f"{source}: the added token {escape(token['content'])!r} has the id {token['id']}, but the vocabulary "
+                f"gives it {given}; expected one id"
+            )
+        highest = max(highest, given)
 
 
 def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
@@ -107,10 +116,6 @@ def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
     kinds = {step["type"] for _, step in steps(raw, "decoder", source)}
     cutters = [step for _, step in steps(raw, "pre_tokenizer", source)]
     if "ByteLevel" in kinds and any(step["type"] == "ByteLevel" for step in cutters):
-        if any(step.get("add_prefix_space") for step in cutters):
-            raise TokenizerError(
-                f"{source}: add_prefix_space is true; expected false, or decoding would not give the text back"
-            )
         return True
     if kinds & {"ByteFallback", "Metaspace"}:
         return False
@@ -124,9 +129,15 @@ def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
     """Whether the decoder of a `tokenizer.json` removes the first space of a text."""
     return any(
         (step["type"] == "Strip" and step.get("start") == 1)
-        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        or (step["type"] == "Metaspace" and _prepend_scheme(step) != "never")
         for _, step in steps(raw, "decoder", source)
     )
+
+
+def _prepend_scheme(step: Mapping[str, Any]) -> str:
+    """Return when a Metaspace step puts a space before a text; older files say it with `add_prefix_space`."""
+    scheme = step.get("prepend_scheme")
+    return scheme if isinstance(scheme, str) else "never" if step.get("add_prefix_space") is False else "always"
 
 
 def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -161,87 +172,156 @@ def text_changes(raw: Mapping[str, Any], source: str, *, byte_level: bool) -> It
 
     Llama 2's normalizer (a ▁ before the text, and one for each space) is undone by decoding.
     """
+    strips = strips_first_space(raw, source)
     undone = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
-    if strips_first_space(raw, source):
+    if strips:
         undone.append({"type": "Prepend", "prepend": "▁"})
-    for where, step in steps(raw, "normalizer", source):
+    normalizers = list(steps(raw, "normalizer", source))
+    for where, step in normalizers:
         if byte_level or step not in undone:
             yield f"{where} ({escape(step['type'])}) rewrites it before encoding"
-    for where, step in steps(raw, "pre_tokenizer", source):
+    prepends = any(step["type"] == "Prepend" for _, step in normalizers)
+    cutters = list(steps(raw, "pre_tokenizer", source))
+    for where, step in cutters:
         if step.get("behavior") == "Removed":
             yield f"{where} ({escape(step['type'])}) drops what its pattern does not match"
+        if step.get("add_prefix_space") and step["type"] == "ByteLevel":
+            yield f"{where} (ByteLevel) puts a space before it, which decoding keeps"
+        if step["type"] == "Metaspace" and _prepend_scheme(step) != "never" and not prepends:
+            prepends = True
+            kept = "a space at its beginning is taken for the one that is put there" if strips else "decoding keeps it"
+            yield f"{where} (Metaspace) puts a space before it unless one is there; {kept}"
+    if strips and not prepends:
+        yield "the decoder removes a space at its beginning, which encoding does not put there"
     for i, token in enumerate(raw["added_tokens"]):
         if not token["special"] and (token.get("lstrip") or token.get("rstrip")):
             yield f"added_tokens[{i}] ({show_value(token['content'])}) takes away the spaces beside it"
 
 
-def special_tokens(raw: Mapping[str, Any], config: Mapping[str, Any], source: str) -> SpecialTokens:
+class Reading(NamedTuple):
+    """What the files say about special tokens.
+
+    Attributes:
+        special: The special tokens.
+        added: The added tokens, with those that only tokenizer_config.json names; control tokens are flagged.
+        notes: What was ignored, one sentence each.
+    """
+
+    special: SpecialTokens
+    added: list[dict[str, Any]]
+    notes: list[str]
+
+
+def read_special_tokens(
+    raw: Mapping[str, Any], config: Mapping[str, Any], template: str | None, source: str
+) -> Reading:
     """Read the control tokens, and whether BOS is put before a text.
 
     An explicit `add_bos_token` in tokenizer_config.json decides, as in transformers; else the post-processor does.
+    A prompt is continued, so no EOS is put after it, whatever the files say.
     """
-    ids = {t["content"]: t["id"] for t in added_tokens(raw, source) if t["special"]}
-    named = {name: _named_id(config, name, ids, raw, source) for name in ("bos_token", "eos_token", "pad_token")}
-    template_bos = _template_bos(raw, source)
-    bos = named["bos_token"] if named["bos_token"] is not None else template_bos
-    if template_bos not in (None, bos):
+    notes: list[str] = []
+    added = added_tokens(raw, source)
+    flagged = _flagged_in_config(config)
+    for token in added:
+        token["special"] = token["special"] or token["content"] in flagged
+    named = {
+        name: _named_id(config, name, added, raw, notes, source) for name in ("bos_token", "eos_token", "pad_token")
+    }
+    before, after = _template_ids(raw, source)
+    bos = named["bos_token"] if named["bos_token"] is not None else before
+    if before not in (None, bos):
         raise TokenizerError(
-            f"{source}: the post-processor puts the id {template_bos} before a text, tokenizer_config.json says that "
+            f"{source}: the post-processor puts the id {before} before a text, tokenizer_config.json says that "
             f"bos_token is {bos}; expected the same"
         )
     add_bos = config.get("add_bos_token")
-    add_bos = template_bos is not None if add_bos is None else bool(add_bos) and bos is not None
-    if config.get("add_eos_token"):
+    add_bos = before is not None if add_bos is None else bool(add_bos)
+    if add_bos and bos is None and config.get("bos_token") is not None:
         raise TokenizerError(
-            f"{source}: tokenizer_config.json sets add_eos_token, which is not supported; set it to false"
+            f"{source}: tokenizer_config.json sets add_bos_token, and its bos_token is not in the vocabulary; correct "
+            "bos_token, or set add_bos_token to false"
         )
-    eos = named["eos_token"]
-    return SpecialTokens(ids=ids, bos=bos, eos=() if eos is None else (eos,), pad=named["pad_token"], add_bos=add_bos)
+    if config.get("add_eos_token") or after:
+        rule = "add_eos_token" if config.get("add_eos_token") else "the post-processor"
+        notes.append(f"{rule} puts a token after each text; none is put after a prompt, which is continued")
+    eos = () if named["eos_token"] is None else (named["eos_token"],)
+    typed = [TypedToken(token["content"], token["id"], token["special"]) for token in added]
+    special = find_special_tokens(
+        typed, template, bos=bos, eos=eos, pad=named["pad_token"], add_bos=add_bos and bos is not None
+    )
+    flags = [token | {"special": token["content"] in special.ids} for token in added]
+    return Reading(special, flags, notes)
+
+
+def _flagged_in_config(config: Mapping[str, Any]) -> set[str]:
+    """Return the spellings that tokenizer_config.json calls special tokens."""
+    decoder, additional = config.get("added_tokens_decoder"), config.get("additional_special_tokens")
+    tokens: list[Any] = [*decoder.values()] if isinstance(decoder, dict) else []
+    tokens = [token for token in tokens if isinstance(token, dict) and token.get("special")]
+    tokens += additional if isinstance(additional, list) else []
+    texts = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    return {text for text in texts if isinstance(text, str)}
 
 
 def _named_id(
-    config: Mapping[str, Any], name: str, ids: dict[str, int], raw: Mapping[str, Any], source: str
+    config: Mapping[str, Any],
+    name: str,
+    added: list[dict[str, Any]],
+    raw: Mapping[str, Any],
+    notes: list[str],
+    source: str,
 ) -> int | None:
-    """Look up `bos_token` and the like; the token counts as a control token from then on."""
+    """Look up `bos_token` and the like; the token is a control token from then on, as in transformers."""
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:
         return None
-    found = ids.get(text, raw["model"]["vocab"].get(text)) if isinstance(text, str) else None
+    if not isinstance(text, str):
+        raise TokenizerError(f"{source}: tokenizer_config.json has {name} {show_value(text)}; expected text")
+    for token in added:
+        if token["content"] == text:
+            token["special"] = True
+            return token["id"]
+    found = raw["model"]["vocab"].get(text)
     if found is None:
-        raise TokenizerError(
-            f"{source}: tokenizer_config.json says that {name} is {show_value(text)}, which is not in the vocabulary"
-        )
-    ids[text] = found
+        notes.append(f"tokenizer_config.json names the {name} {show_value(text)}, which no token is; it is ignored")
+        return None
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added.append({"id": found, "content": text, **flags})
     return found
 
 
-def _template_bos(raw: Mapping[str, Any], source: str) -> int | None:
+def _template_ids(raw: Mapping[str, Any], source: str) -> tuple[int | None, list[int]]:
+    """Return the id that the post-processor puts before a text, or None, and those after it."""
     before: list[int] = []
     after: list[int] = []
     for _, step in steps(raw, "post_processor", source):
         if step["type"] == "ByteLevel":
             continue  # it adjusts offsets only
-        if step["type"] != "TemplateProcessing":
-            raise TokenizerError(f"{source}: post_processor {escape(step['type'])!r} is not supported")
         around, texts = before, list[object]()
         try:
+            if step["type"] in ("BertProcessing", "RobertaProcessing"):
+                before.append(step["cls"][1])
+                after.append(step["sep"][1])
+                continue
+            if step["type"] != "TemplateProcessing":
+                raise TokenizerError(f"{source}: post_processor {escape(step['type'])!r} is not supported")
             for item in step["single"]:
                 if "Sequence" in item:
                     around = after
                     texts.append(item["Sequence"]["id"])
                 else:
                     around += step["special_tokens"][item["SpecialToken"]["id"]]["ids"]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, IndexError):
             raise TokenizerError(f"{source}: post_processor: the template is malformed") from None
         if texts != ["A"]:
             raise TokenizerError(
                 f"{source}: post_processor: the template of a single text holds the texts {show_value(texts)}; "
                 "expected A, once"
             )
-    if after or len(before) > 1:
+    if len(before) > 1:
         raise TokenizerError(
-            f"{source}: the post-processor puts the ids {escape(before)} before and {escape(after)} after a text; "
-            "supported is one BOS token before it"
+            f"{source}: the post-processor puts the ids {escape(before)} before a text; supported is one BOS token"
         )
-    return before[0] if before else None
+    return (before[0] if before else None), after

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.errors import TokenizerError, escape
 from llamarium.tokenizer.backends.files import read_bytes, save_huggingface
-from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN, byte_level_tokenizer, llama3_cutter
+from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN, byte_level_json, llama3_cutter
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE, spell
 from llamarium.tokenizer.special import SpecialTokens
@@ -111,14 +111,14 @@ class MetaBackend(Backend):
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write `tokenizer.json`, whose merges are derived from the ranks, and `tokenizer_config.json`."""
-        inner = byte_level_tokenizer(
+        contents = byte_level_json(
             vocab={spell(token): rank for token, rank in self._ranks.items()},
             merges=[(spell(left), spell(right)) for left, right in self._merges()],
             special=tokenizer.special.ids,
             cutter=llama3_cutter(),
             whole_pieces=True,
         )
-        save_huggingface(folder, tokenizer, inner)
+        save_huggingface(folder, tokenizer, contents)
 
     def _merges(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the merges in order: every way to cut a token into two tokens, the better known halves first."""

@@ -4,11 +4,11 @@ A GGUF file and Meta's file hold tokens and merges but name the pre-tokenizer on
 published pipelines behind the names.
 """
 
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import tokenizers
     from tokenizers.pre_tokenizers import PreTokenizer
 
 LLAMA3_PATTERN = (
@@ -17,35 +17,39 @@ LLAMA3_PATTERN = (
 )
 
 
-def byte_level_tokenizer(
+def byte_level_json(
     *,
     vocab: Mapping[str, int],
     merges: list[tuple[str, str]],
     special: Mapping[str, int],
     cutter: "PreTokenizer",
     whole_pieces: bool,
-    plain: tuple[str, ...] = (),
-) -> "tokenizers.Tokenizer":
-    """Build a tokenizer of the package.
+    plain: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Return the contents of a `tokenizer.json`; the merges are the list that was given.
 
     Args:
         vocab: Every ordinary token, in GPT-2's printable characters, to its id.
         merges: The pairs, the first learned first.
-        special: Control tokens to their ids; each is in `vocab`, or its id follows the last.
+        special: Control tokens to their ids.
         cutter: The pre-tokenizer.
         whole_pieces: A piece that is a token becomes it without merging.
-        plain: Tokens of `vocab` that are matched in the text before it is cut.
+        plain: Tokens that are matched in the text before it is cut, to their ids.
     """
-    import tokenizers
-    from tokenizers import AddedToken, decoders, models
-
-    inner = tokenizers.Tokenizer(models.BPE(vocab=dict(vocab), merges=merges, ignore_merges=whole_pieces))
-    inner.pre_tokenizer = cutter
-    inner.decoder = decoders.ByteLevel()
-    in_order = sorted(special, key=lambda token: special[token])
-    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in in_order])
-    inner.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
-    return inner
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [(i, content, True) for content, i in special.items()]
+    added += [(i, content, False) for content, i in (plain or {}).items()]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": content, **flags, "special": kind} for i, content, kind in sorted(added)],
+        "normalizer": None,
+        "pre_tokenizer": json.loads(cutter.__getstate__()),
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": whole_pieces},
+    }
 
 
 def llama3_cutter() -> "PreTokenizer":

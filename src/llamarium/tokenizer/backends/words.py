@@ -132,7 +132,7 @@ class WordBackend(Backend):
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`."""
-        save_huggingface(folder, tokenizer, self._inner)
+        save_huggingface(folder, tokenizer, json.loads(self._inner.to_str()))
 
 
 def _rules_of(inner: "tokenizers.Tokenizer") -> dict[str, Any]:

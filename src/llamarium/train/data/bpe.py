@@ -12,6 +12,7 @@ Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words 
 `tokenizers` package does the work.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 
 from llamarium.errors import TrainingError
@@ -71,7 +72,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, counted: Counted | None = N
     ids = {text: learned + i for i, text in enumerate((BEGIN, END))}
     special = SpecialTokens(ids=ids, bos=ids[BEGIN], eos=(ids[END],), add_bos=True)
     source = "the learned vocabulary"
-    backend = HuggingFaceBackend(inner, byte_level=True, source=source)
+    backend = HuggingFaceBackend(json.loads(inner.to_str()), ids, byte_level=True, source=source)
     return Tokenizer(backend, special, vocab_size=vocab_size, source=source)
 
 

@@ -1,0 +1,128 @@
+"""Control tokens under names that no text can spell.
+
+The `tokenizers` package finds added tokens by searching a text for their spellings. It cannot tell a control token that
+a dialog's format puts from the same characters in what a user wrote. So it is given the vocabulary with another name
+for each control token: random characters of Unicode's private use areas, drawn anew in each process. A control token is
+put into a string by that name, and the package encodes the whole string, with everything that it does around a control
+token; the spelling of a control token is ordinary characters to it, which no merge leads to a control token.
+"""
+
+import json
+import secrets
+import unicodedata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_FIRST, _NUM_CHARACTERS = 0xE000, 6400  # the private use area of the basic plane
+_NONCE_CHARACTERS = 8  # of 6,400 each: 2**101 possibilities
+_WORD_EDGE = "\ua4d0"  # a letter without case or decomposition
+_OPTIONS = (
+    "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
+    "ignore_merges",
+)  # fmt: skip
+
+
+class PrivateNames:
+    """The private name of each control token.
+
+    A name begins and ends with a letter where the control token does: a token that is matched as a whole word only
+    looks at the character beside it.
+    """
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        """Draw names for the control tokens, spelling to id."""
+        nonce = "".join(chr(_FIRST + secrets.randbelow(_NUM_CHARACTERS)) for _ in range(_NONCE_CHARACTERS))
+        self._by_spelling: dict[str, str] = {}
+        for number, spelling in enumerate(control):
+            digits = (chr(_FIRST + digit) for digit in divmod(number, _NUM_CHARACTERS))
+            self._by_spelling[spelling] = _edge(spelling[0]) + nonce + "".join(digits) + _edge(spelling[-1])
+        self._spellings = {name: spelling for spelling, name in self._by_spelling.items()}
+        self.by_id = {i: self._by_spelling[spelling] for spelling, i in control.items()}
+
+    def hide(self, spelling: str) -> str:
+        """Return the private name of a control token, and any other token as it is."""
+        return self._by_spelling.get(spelling, spelling)
+
+    def show(self, name: str) -> str:
+        """Return the spelling of a private name, and any other token as it is."""
+        return self._spellings.get(name, name)
+
+
+def _edge(character: str) -> str:
+    is_word = unicodedata.category(character)[0] in "LMN" or character == "_"
+    return _WORD_EDGE if is_word else ""
+
+
+class PrivateTokenizer:
+    """A tokenizer of the package that knows control tokens by private names.
+
+    Attributes:
+        inner: The package's tokenizer, without a post-processor, truncation and padding.
+        names: The private names.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], control: Mapping[str, int]) -> None:
+        """Build the tokenizer from the contents of a `tokenizer.json` whose added tokens hold all control tokens.
+
+        The package reads the small parts as JSON, and takes the vocabulary and the merges as they lie here, which takes
+        half as long. Every added token is put into the model's vocabulary first, so that it has the file's id.
+        """
+        import tokenizers
+
+        self.names = PrivateNames(control)
+        model: Mapping[str, Any] = raw["model"]
+        added = [token | {"content": self.names.hide(token["content"])} for token in raw["added_tokens"]]
+        small = {**raw, "model": {**model, "type": "BPE", "vocab": {}, "merges": []}, "added_tokens": added}
+        tokens = tokenizers.Tokenizer.from_str(json.dumps(small)).get_added_tokens_decoder()
+        small |= {"added_tokens": [], "post_processor": None}
+        self.inner = tokenizers.Tokenizer.from_str(json.dumps(small))
+        self.inner.no_truncation()
+        self.inner.no_padding()
+
+        vocab = dict(model["vocab"])
+        self._own = frozenset(token["content"] for token in raw["added_tokens"] if token["content"] in vocab)
+        for token in raw["added_tokens"]:
+            vocab.pop(token["content"], None)
+            vocab[self.names.hide(token["content"])] = token["id"]
+        self.inner.model = self._model(model, vocab)
+        self.inner.add_tokens([tokens[i] for i in sorted(tokens)])
+
+    def _model(self, model: Mapping[str, Any], vocab: dict[str, int]) -> "tokenizers.models.BPE":
+        """Build the model, without the merges that lead to a control token or on from one: no text may take them."""
+        from tokenizers.models import BPE
+
+        options = {name: model[name] for name in _OPTIONS if model.get(name) is not None}
+        if "unk_token" in options:
+            options["unk_token"] = self.names.hide(options["unk_token"])
+        merges: list[tuple[str, str]] = list(map(tuple, model["merges"]))
+        self._left_out: list[tuple[int, tuple[str, str]]] = []
+        try:
+            return BPE(vocab, merges, **options)
+        except Exception:
+            hidden = {self.names.show(name) for name in self.names.by_id.values()}
+            self._left_out = [
+                (i, pair) for i, pair in enumerate(merges) if not hidden.isdisjoint((*pair, "".join(pair)))
+            ]
+            if not self._left_out:
+                raise
+            places = {i for i, _ in self._left_out}
+            return BPE(vocab, [pair for i, pair in enumerate(merges) if i not in places], **options)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of a `tokenizer.json`, every token under its own name."""
+        raw: dict[str, Any] = json.loads(self.inner.to_str())
+        show = self.names.show
+        for token in raw["added_tokens"]:
+            token["content"] = show(token["content"])
+        others = {token["content"] for token in raw["added_tokens"]} - self._own
+        model = raw["model"]
+        shown = {show(token): i for token, i in model["vocab"].items()}
+        model["vocab"] = {token: i for token, i in shown.items() if token not in others}
+        if model.get("unk_token") is not None:
+            model["unk_token"] = show(model["unk_token"])
+        for place, pair in self._left_out:
+            model["merges"].insert(place, list(pair))
+        return raw
