@@ -53,7 +53,6 @@ def load_huggingface(path: Path) -> Tokenizer:
     changes = list(rules.text_changes(raw, source, byte_level=byte_level))
     special = reading.special
     backend = guard_rust(lambda: _build(path, raw, special, byte_level=byte_level), source)
-    rules.check_added_ids(raw, source)
     for note in (*reading.notes, *(f"text is changed: {change}" for change in changes)):
         warn_caller(f"{escape(source, 4096)}: {note}")
     return Tokenizer(
@@ -72,6 +71,8 @@ def _build(path: Path, raw: dict[str, Any], special: SpecialTokens, *, byte_leve
 
     try:
         return HuggingFaceBackend(raw, special.ids, byte_level=byte_level, source=str(path))
+    except TokenizerError:
+        raise
     except Exception:
         tokenizers.Tokenizer.from_file(str(path))
         raise
@@ -89,7 +90,7 @@ class HuggingFaceBackend(Backend):
             byte_level: Tokens are bytes in GPT-2's printable characters, rather than SentencePiece's spelling.
             source: The file, for messages.
         """
-        self._package = PrivateTokenizer(raw, control)
+        self._package = PrivateTokenizer(raw, control, source)
         self._inner = self._package.inner
         self._control = dict(control)
         self._byte_level = byte_level
@@ -136,7 +137,7 @@ class HuggingFaceBackend(Backend):
     @cached_property
     def _exact(self) -> "tokenizers.Tokenizer":
         """The tokenizer that knows control tokens by their own spellings."""
-        return PrivateTokenizer(self._package.to_json(), {}).inner
+        return PrivateTokenizer(self._package.to_json(), {}, self._source).inner
 
     def with_control(self, control: Mapping[str, int]) -> "HuggingFaceBackend":
         """Return a backend of the same vocabulary with other control tokens."""

@@ -98,19 +98,6 @@ def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
     return {**token, "special": bool(token.get("special"))}
 
 
-def check_added_ids(raw: Mapping[str, Any], source: str) -> None:
-    """Refuse an id other than the one that the `tokenizers` package gives: a model was trained with that one."""
-    vocab, highest = raw["model"]["vocab"], -1
-    for token in added_tokens(raw, source):
-        given = vocab.get(token["content"], max(highest + 1, len(vocab)))
-        if given != token["id"]:
-            raise TokenizerError(
-                f"{source}: the added token {escape(token['content'])!r} has the id {token['id']}, but the vocabulary "
-                f"gives it {given}; expected one id"
-            )
-        highest = max(highest, given)
-
-
 def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
     """Tell byte-level BPE (True) from SentencePiece-style BPE with byte fallback (False), by the decoder."""
     kinds = {step["type"] for _, step in steps(raw, "decoder", source)}

@@ -10,8 +10,10 @@ token; the spelling of a control token is ordinary characters to it, which no me
 import json
 import secrets
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from llamarium.errors import TokenizerError, escape
 
 if TYPE_CHECKING:
     import tokenizers
@@ -64,11 +66,12 @@ class PrivateTokenizer:
         names: The private names.
     """
 
-    def __init__(self, raw: Mapping[str, Any], control: Mapping[str, int]) -> None:
+    def __init__(self, raw: Mapping[str, Any], control: Mapping[str, int], source: str) -> None:
         """Build the tokenizer from the contents of a `tokenizer.json` whose added tokens hold all control tokens.
 
         The package reads the small parts as JSON, and takes the vocabulary and the merges as they lie here, which takes
-        half as long. Every added token is put into the model's vocabulary first, so that it has the file's id.
+        half as long. Added tokens come after the vocabulary, from which they get their ids. TokenizerError if these are
+        not the file's; errors of the package otherwise.
         """
         import tokenizers
 
@@ -83,12 +86,21 @@ class PrivateTokenizer:
         self.inner.no_padding()
 
         vocab = dict(model["vocab"])
-        self._own = frozenset(token["content"] for token in raw["added_tokens"] if token["content"] in vocab)
-        for token in raw["added_tokens"]:
-            vocab.pop(token["content"], None)
-            vocab[self.names.hide(token["content"])] = token["id"]
+        for spelling in control.keys() & vocab.keys():
+            vocab[self.names.hide(spelling)] = vocab.pop(spelling)
         self.inner.model = self._model(model, vocab)
         self.inner.add_tokens([tokens[i] for i in sorted(tokens)])
+        self._check_ids(raw["added_tokens"], source)
+
+    def _check_ids(self, added: Sequence[Mapping[str, Any]], source: str) -> None:
+        """Refuse an id other than the one that the package gives: a model was trained with that one."""
+        for token in added:
+            given = self.inner.token_to_id(self.names.hide(token["content"]))
+            if given != token["id"]:
+                raise TokenizerError(
+                    f"{source}: the added token {escape(token['content'])!r} has the id {token['id']}, but the "
+                    f"vocabulary gives it {given}; expected one id"
+                )
 
     def _model(self, model: Mapping[str, Any], vocab: dict[str, int]) -> "tokenizers.models.BPE":
         """Build the model, without the merges that lead to a control token or on from one: no text may take them."""
@@ -117,10 +129,8 @@ class PrivateTokenizer:
         show = self.names.show
         for token in raw["added_tokens"]:
             token["content"] = show(token["content"])
-        others = {token["content"] for token in raw["added_tokens"]} - self._own
         model = raw["model"]
-        shown = {show(token): i for token, i in model["vocab"].items()}
-        model["vocab"] = {token: i for token, i in shown.items() if token not in others}
+        model["vocab"] = {show(token): i for token, i in model["vocab"].items()}
         if model.get("unk_token") is not None:
             model["unk_token"] = show(model["unk_token"])
         for place, pair in self._left_out:
