@@ -5,19 +5,15 @@ of added tokens.
 """
 
 import json
-import random
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer as Package
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from llamarium.errors import TokenizerError
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.special import split_control
 
@@ -58,7 +54,7 @@ FLAGS = [
     dict(zip(("lstrip", "rstrip", "single_word", "normalized"), f, strict=True))
     for f in product((False, True), repeat=4)
 ]
-CONTROL = ("<s>", "</s>", "<|end|>", "BOS", "<｜User｜>")
+CONTROL = ("<s>", "</s>", "<|end|>", "BOS", "<\uff5cUser\uff5c>")
 PLAIN = ("<think>", "  ", "cat")
 TEXTS = [
     *("hi", " hi", "hi ", "  hi  ", "hi\nhi", "\n", " ", "", "the cat sat", "naïve 日本 😀", "▁hi", "HI ﬁ"),
@@ -92,7 +88,7 @@ TEXTS = [
         "_BOS",
         "BOS</s>BOS",
         "1BOS1 BOS",
-        "<｜User｜>a<｜User｜>",
+        "<\uff5cUser\uff5c>a<\uff5cUser\uff5c>",
         "<|end|> <|end|>",
         "hi </s>\t<s>\u3000hi",
     ),

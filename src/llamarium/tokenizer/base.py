@@ -141,7 +141,7 @@ class Tokenizer:
 
     def with_chat_template(self, template: str) -> Self:
         """Return a tokenizer of the same vocabulary whose dialogs, and saved files, are of another template."""
-        special = self.special.with_templates([template])
+        special = self.special.with_template(template)
         other = type(self)(
             self.backend.with_control(special.ids),
             special,

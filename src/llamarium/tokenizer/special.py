@@ -13,7 +13,7 @@ Parts = Sequence[str | int]
 
 
 # The shape of a control token, whatever its flag says; the second with full-width bars, as DeepSeek has it.
-_SHAPE = re.compile(r"<\|[^|]+\|>|<\uff5c[^\uff5c]+\uff5c>")
+CONTROL_SHAPE = re.compile(r"<\|[^|]+\|>|<\uff5c[^\uff5c]+\uff5c>")
 
 # What ends an answer wherever a vocabulary has it as a control token. Source: llama.cpp, `llama-vocab.cpp`.
 _ENDS = frozenset(
@@ -80,7 +80,7 @@ class SpecialTokens:
         return tuple(dict.fromkeys((*self.eos, *known)))
 
     def with_template(self, template: str) -> "SpecialTokens":
-        """Return these, and the candidates that a chat template writes."""
+        """Return these, and the candidates that a chat template (or the texts of several) writes."""
         written = {text: i for text, i in self.candidates.items() if _is_written(text, template)}
         if not written:
             return self
@@ -100,13 +100,13 @@ def find_special_tokens(
 ) -> SpecialTokens:
     """Find the control tokens among the typed ones.
 
-    A control token is one that the file flags, one that has the shape of one, and one that the chat template writes
+    A control token is one that the file flags, one that has the shape of one, and one that a chat template writes
     literally. Only by the last it stays visible: the file says that it is text.
     """
     ids: dict[str, int] = {}
     candidates: dict[str, int] = {}
     for token in typed:
-        is_control = token.is_flagged or bool(_SHAPE.fullmatch(token.spelling)) or token.spelling in _ENDS
+        is_control = token.is_flagged or bool(CONTROL_SHAPE.fullmatch(token.spelling)) or token.spelling in _ENDS
         (ids if is_control else candidates)[token.spelling] = token.id
     visible = frozenset(i for text, i in ids.items() if _SHOWN.fullmatch(text) and i not in (bos, *eos, pad))
     special = SpecialTokens(ids=ids, bos=bos, eos=eos, pad=pad, add_bos=add_bos, visible=visible, candidates=candidates)

@@ -36,10 +36,8 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     if len(vocab) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
         raise TokenizerError(f"{source}: {_KEY}tokens holds {escape(twice)!r} twice; expected each token once")
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise TokenizerError(f"{source}: tokenizer.chat_template is {type(template).__name__}; expected a string")
-    special = _special_tokens(metadata, tokens, types, bos_default, template, source)
+    templates = templates_of_gguf(metadata, source)
+    special = _special_tokens(metadata, tokens, types, bos_default, templates.text, source)
     plain = {tokens[i]: i for i in _of_kind(types, _USER_DEFINED) if tokens[i] and tokens[i] not in special.ids}
     contents = byte_level_json(
         vocab=vocab,
@@ -53,7 +51,7 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         lambda: HuggingFaceBackend(contents, special.ids, byte_level=True, source=source),
         source,
     )
-    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=template)
+    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=templates)
 
 
 def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> Any:

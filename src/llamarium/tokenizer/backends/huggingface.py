@@ -44,11 +44,11 @@ def load_huggingface(path: Path) -> Tokenizer:
 
         return load_words(path, raw, config)
     ids = rules.check_tokenizer_json(raw, source)
-    template = rules.chat_template(path.parent, config)
+    templates = read_templates(path.parent, config)
     byte_level = rules.is_byte_level(raw, source)
     rules.check_pieces(raw, source)
     raw["model"]["merges"] = rules.merges(raw, source)
-    reading = rules.read_special_tokens(raw, config, template, source)
+    reading = rules.read_special_tokens(raw, config, templates.text, source)
     raw["added_tokens"] = reading.added
     changes = list(rules.text_changes(raw, source, byte_level=byte_level))
     special = reading.special

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.errors import TokenizerError, escape, show_value, warn_caller
-from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, MAX_TOKENS, read_bytes, read_json
 from llamarium.tokenizer.backends.sentencepiece import AddedToken, SentencePieceBackend
+from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel, read_model
-from llamarium.tokenizer.special import SpecialTokens
+from llamarium.tokenizer.special import CONTROL_SHAPE, SpecialTokens
 
 _NAMES = ("bos", "eos", "pad")
 
@@ -49,7 +49,7 @@ def load_sentencepiece(path: Path) -> Tokenizer:
         special,
         vocab_size=max(len(model.pieces), *(token.id + 1 for token in added)) if added else len(model.pieces),
         source=source,
-        chat_template=rules.chat_template(path.parent, beside.config),
+        chat_template=read_templates(path.parent, beside.config),
         strip_first_space=model.add_dummy_prefix and not model.whitespace_as_suffix,
     )
 
@@ -135,7 +135,7 @@ def _added_tokens(model: SentencePieceModel, beside: _Beside, source: str) -> li
             is_control=token.is_control
             or was_control
             or token.content in control
-            or bool(rules.CONTROL_SPELLING.fullmatch(token.content)),
+            or bool(CONTROL_SHAPE.fullmatch(token.content)),
         )
     return [by_id[i] for i in sorted(by_id)]
 

@@ -38,6 +38,11 @@ class ChatTemplates:
         return self.by_name.get(TOOL_USE, self.default)
 
     @property
+    def text(self) -> str | None:
+        """All templates as one text, which holds what any of them writes; None where there is none."""
+        return "\n".join(self.by_name.values()) if self.by_name else None
+
+    @property
     def stored(self) -> str | list[dict[str, str]] | None:
         """The value of `chat_template` in tokenizer_config.json; None is no field."""
         if not self.by_name or (self.default is not None and len(self.by_name) == 1):
