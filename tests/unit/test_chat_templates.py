@@ -1,6 +1,7 @@
 """Which template writes a dialog, and in which form it gets the contents."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,30 @@ def test_arguments_are_text_where_a_template_joins_them(smollm2: Tokenizer) -> N
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "ä"}'}}
     dialog = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert text_of(smollm2.with_chat_template(template), dialog) == 'f\n```json\n{"a": "ä"}\n```'
+
+
+def test_reasoning_in_an_answer_is_found_by_its_tokens(smollm2: Tokenizer) -> None:
+    """In an answer the tokens stay that the template looks for; a user's stay text."""
+    special = replace(smollm2.special, ids={**smollm2.special.ids, "</think>": 3})
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.role == 'user' %}{{ m.content }}{% else %}"
+        "{{ m.content.split('</think>')[-1] }}{% endif %}<|im_end|>{% endfor %}"
+    )
+    tokenizer = Tokenizer(
+        smollm2.backend, special, vocab_size=smollm2.vocab_size, source="x.json", chat_template=template
+    )
+    answer = {"role": "assistant", "content": "hm</think>Yes <|im_end|>"}
+    ids = tokenizer.chat([{"role": "user", "content": "</think>"}, answer])
+    assert smollm2.decode(ids, skip_special_tokens=False) == "user:</think><|im_end|>assistant:Yes <|im_end|><|im_end|>"
+    assert 3 not in ids and ids.count(2) == 2
+
+
+def test_what_a_tool_leaves_out_is_filled_where_a_template_needs_it(smollm2: Tokenizer) -> None:
+    tools = read_tools([{"type": "function", "function": {"name": "f"}}])
+    needs = smollm2.with_chat_template("{{ tools[0].function.name + '|' + tools[0].function.description }}")
+    assert text_of(needs, ASK, tools=tools) == "f|"
+    dumps = smollm2.with_chat_template("{{ tools | tojson }}")
+    assert text_of(dumps, ASK, tools=tools) == '[{"type": "function", "function": {"name": "f"}}]'
 
 
 def test_a_template_may_compare_roles_of_its_own(smollm2: Tokenizer) -> None:

@@ -78,6 +78,7 @@ HINTS: Mapping[str, Mapping[str, Any]] = {
     "chat messages[].tool_calls[]": {"index": int, "provider_specific_fields": dict[str, Any]},
     "chat messages[].tool_calls[].function": {"parsed_arguments": Any},
     "chat tools[]": _CACHED,
+    "chat tools[].function": {"return": dict[str, Any]},
     "responses": {
         **_OPENAI, "client_metadata": dict[str, str], "context_management": Objects, "include": list[Included],
         "max_tool_calls": int, "store": bool, "truncation": Literal["disabled"],
@@ -152,6 +153,8 @@ def _has_effect(name: str, value: Any, service: Service) -> bool:
             return form is not None and "reasoning_effort" in form.variables
         case "store":
             return service.settings.responses is not None
+        case "return":
+            return True  # of a tool: given to the chat template with the rest of it
         case "name" | "reasoning_content":
             return form is not None and name in form.message_keys
         case _:

@@ -217,6 +217,9 @@ class PretrainConfig(RunConfig):
         RunConfig.__post_init__(self)
 
 
+ChatFormatName = Literal[
+    "auto", "llama3", "chatml", "llama2", "mistral", "vicuna", "alpaca", "zephyr", "none"
+]  # fmt: skip
 QuantizeName = Literal["none", "NF4", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "Q5_0"]
 """What a frozen base can be kept in: "none", or one of `quant.formats.METHODS`; a test holds them equal."""
 
@@ -241,7 +244,7 @@ class FinetuneConfig(RunConfig):
     )
     validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
     context: int = _setting(512, "tokens a row", 2, _MAX_CONTEXT)
-    chat_format: Literal["auto", "llama3", "chatml", "none"] = _setting("auto", "how a dialog is written")
+    chat_format: ChatFormatName = _setting("auto", "the dialog format; auto: the model's own")
     too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
     packing: bool = _setting(True, "several examples share a row; without, each has one")
     dtype: Literal["auto", "float32", "bfloat16"] = _setting(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
 from llamarium.train.config import (
+    ChatFormatName,
     DPOConfig,
     FinetuneConfig,
     GRPOConfig,
@@ -96,7 +97,7 @@ class FinetuneSettings(RunSettings, total=False):
     data: Data
     validation: float
     context: int
-    chat_format: Literal["auto", "llama3", "chatml", "none"]
+    chat_format: ChatFormatName
     too_long: Literal["error", "drop"]
     packing: bool
     dtype: Literal["auto", "float32", "bfloat16"]

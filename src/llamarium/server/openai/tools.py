@@ -13,6 +13,7 @@ from llamarium.tokenizer.tools.request import ToolRequest
 _NO_CUSTOM = {"custom": "tools are functions, with a schema of their arguments"}
 
 
+@with_hints("chat tools[].function")
 class Function(Body):
     """A function that the model may call."""
 

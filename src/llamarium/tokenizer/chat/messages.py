@@ -13,7 +13,7 @@ from llamarium.tokenizer.tools.definition import ToolCall
 
 _TEMPLATE_ROLES = (*ROLES, "ipython", "developer", "function")
 _ROLE = re.compile(r"[a-z][a-z_]{0,31}")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateMessages:
@@ -81,7 +81,7 @@ def has_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Give an answer's reasoning under the names that templates read, as transformers does."""
-    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 

@@ -32,11 +32,12 @@ from typing import Any, NamedTuple
 from llamarium.errors import ChatFormatError, ToolError, show_value
 from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
 from llamarium.tokenizer.chat.format import Part, Vocabulary
-from llamarium.tokenizer.chat.messages import TemplateMessages, fit_forms, has_parts
+from llamarium.tokenizer.chat.messages import REASONING, TemplateMessages, fit_forms, has_parts
 from llamarium.tokenizer.chat.rendering import TemplateRenderer
-from llamarium.tokenizer.chat.template_worker import read_variables
+from llamarium.tokenizer.chat.template_worker import read_sought, read_variables
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.chat.values import Spellings, map_text, plain_value
+from llamarium.tokenizer.special import split_spellings
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
 
@@ -172,7 +173,7 @@ class TemplateFormat:
         tools: Sequence[ToolDefinition] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> "_Marked":
-        described = [plain_value(tool.to_template(), f"tools[{i}]") for i, tool in enumerate(tools)]
+        described = [plain_value(self._described(tool), f"tools[{i}]") for i, tool in enumerate(tools)]
         read = self._messages.read(messages)
         has_calls = any("tool_calls" in message for message in read)
         if has_calls and "tool_calls" not in self._template:
@@ -184,9 +185,16 @@ class TemplateFormat:
         mark = next((m for m in _MARKS if m not in words), None)
         if mark is None:
             raise ChatFormatError("the dialog holds all 32 noncharacters U+FDD0 to U+FDEF, of which one must be free")
-        marked = dialog.changed(lambda text: self._spellings.mark(text, mark))
-        swapped = dialog.changed(lambda text: self._spellings.swap_ends(text, mark))
+        marked = dialog.changed(lambda text: self._spellings.mark(text, mark), self._sought)
+        swapped = dialog.changed(lambda text: self._spellings.swap_ends(text, mark), self._sought)
         return _Marked(mark, marked, dialog, swapped)
+
+    def _described(self, tool: ToolDefinition) -> dict[str, Any]:
+        """Return a tool as it was given, with what it leaves out if the template reads that without asking."""
+        given = tool.to_template()
+        needed = [key for key in ("description", "parameters") if re.search(rf"\b{key}\b(?! is )", self._template)]
+        missing = {key: tool.function()[key] for key in needed if key not in given["function"]}
+        return given | {"function": {**given["function"], **missing}}
 
     def _encode_each(self, calls: "Sequence[_Rendering]", now: datetime) -> Iterator[list[int]]:
         outputs = self._renderer.render([variables for call in calls for variables in call.variants], now)
@@ -216,6 +224,12 @@ class TemplateFormat:
     @cached_property
     def _spellings(self) -> Spellings:
         return Spellings(self._tokenizer.special.ids)
+
+    @cached_property
+    def _sought(self) -> Mapping[str, int]:
+        """The control tokens that the template looks for in texts and that end no answer, such as `</think>`."""
+        special, sought = self._tokenizer.special.ids, read_sought(self._template)
+        return {text: special[text] for text in sought if text in special and special[text] not in self.stop_ids}
 
     @cached_property
     def _renderer(self) -> TemplateRenderer:
@@ -262,13 +276,29 @@ class _Dialog(NamedTuple):
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
 
-    def changed(self, change: Callable[[str], str]) -> "_Dialog":
-        """Apply `change` to every text that people wrote; roles, types and names of fields are the template's."""
+    def changed(self, change: Callable[[str], str], sought: Mapping[str, int]) -> "_Dialog":
+        """Apply `change` to every text that people wrote; roles, types and names of fields are the template's.
+
+        In an answer, which a model wrote, the tokens stay that the template looks for (`sought`): by them it tells
+        reasoning from the rest.
+        """
+
+        def changed_answer(text: str) -> str:
+            pieces = split_spellings(text, sought) if sought else [text]
+            return "".join(piece if place % 2 else change(piece) for place, piece in enumerate(pieces))
+
         messages = [
-            {key: value if key == "role" else map_text(value, change) for key, value in message.items()}
+            {
+                key: value if key == "role" else map_text(value, changed_answer if _is_answer(message, key) else change)
+                for key, value in message.items()
+            }
             for message in self.messages
         ]
         return _Dialog(messages, map_text(self.tools, change), map_text(self.variables, change))
+
+
+def _is_answer(message: Mapping[str, Any], key: str) -> bool:
+    return message["role"] == "assistant" and key in ("content", *REASONING)
 
 
 class _Marked(NamedTuple):

@@ -22,6 +22,10 @@ from typing import Any
 OF_DIALOGS = ("add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "pad_token", "tools")
 """The variables of every dialog."""
 
+_METHODS_OF_TEXT = frozenset(
+    "split rsplit partition rpartition startswith endswith find rfind count replace removeprefix removesuffix".split()
+)
+
 
 def main() -> None:
     """Read a request from stdin, and write its renderings to stdout."""
@@ -93,6 +97,26 @@ def read_variables(template: str) -> frozenset[str]:
     except (TemplateError, RecursionError):
         return frozenset()
     return frozenset(found) - {*environment.globals, *OF_DIALOGS}
+
+
+@lru_cache(16)
+def read_sought(template: str) -> frozenset[str]:
+    """Return the texts that a template looks for in other texts: `'x' in text`, and arguments of methods of a text."""
+    from jinja2 import TemplateError, nodes
+
+    sought: set[str] = set()
+    try:
+        tree = sandbox("2024-07-26").parse(template)
+    except (TemplateError, RecursionError):
+        return frozenset()
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _METHODS_OF_TEXT:
+            sought.update(arg.value for arg in call.args if isinstance(arg, nodes.Const) and isinstance(arg.value, str))
+    for compared in tree.find_all(nodes.Compare):
+        is_inside = any(operand.op in ("in", "notin") for operand in compared.ops)
+        if is_inside and isinstance(compared.expr, nodes.Const) and isinstance(compared.expr.value, str):
+            sought.add(compared.expr.value)
+    return frozenset(sought)
 
 
 def render(request: dict[str, Any]) -> list[dict[str, str]]:
