@@ -4,16 +4,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from llamarium.adapters.files import read_adapter
 from llamarium.adapters.load import with_adapter, with_tokenizer_of
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.checkpoints.choose_runner import load_weights
-from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource
+from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource, check_loading
 from llamarium.config import ModelConfig
 from llamarium.engine.tiers.disk_cache import DiskCache
-from llamarium.errors import InputError, OptionError, TokenizerError, check_choice, escape, show_value
+from llamarium.errors import InputError, OptionError, TokenizerError, escape, show_value
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
@@ -98,11 +98,7 @@ def load(
     Raises:
         LlamariumError: If the model cannot be found, read, or loaded so; see `llamarium.errors`.
     """
-    check_choice("dtype", dtype, ("auto", *get_args(DtypeName)))
-    check_choice("dequantize", dequantize, get_args(Dequantize))
-    check_choice("input_bits", input_bits, (None, *get_args(InputBits)))
-    for name, flag in (("deterministic", deterministic), ("strict", strict)):
-        check_choice(name, flag, (True, False))
+    check_loading(dtype, dequantize, input_bits, {"deterministic": deterministic, "strict": strict})
     options = LoadOptions(
         dtype=None if dtype == "auto" else dtype,
         device=choose_device("cpu" if is_learner_folder(model) and device == "auto" else device),  # no GPU runs it

@@ -1,12 +1,13 @@
 """How a checkpoint becomes a model, and where each weight of it came from. Never torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry
 from llamarium.checkpoints.storage import FLOATS
-from llamarium.errors import OptionError, escape
+from llamarium.errors import OptionError, check_choice, escape
 from llamarium.kernels.native import InputBits
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
@@ -71,6 +72,15 @@ class TensorSource:
             entry.key, entry.shape, entry.file, entry.name, entry.dtype, dtype,
             permuted=entry.permuted, tied_to=None, num_bytes=num_bytes,
         )  # fmt: skip
+
+
+def check_loading(dtype: object, dequantize: object, input_bits: object, flags: Mapping[str, object]) -> None:
+    """Check arguments of `llamarium.load` that have few values; OptionError."""
+    check_choice("dtype", dtype, ("auto", *get_args(DtypeName)))
+    check_choice("dequantize", dequantize, get_args(Dequantize))
+    check_choice("input_bits", input_bits, (None, *get_args(InputBits)))
+    for name, flag in flags.items():
+        check_choice(name, flag, (True, False))
 
 
 def natural_dtype(checkpoint: Checkpoint) -> DtypeName:

@@ -14,12 +14,11 @@ from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hint
 
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
+from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.data.sources import Data, parse_data
 
 DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
 ROWS_HELP = "a .jsonl or .parquet file, a folder, org/name on the hub, or several (a.jsonl=2,b.jsonl=1), of rows with "
-OptimizerName = Literal["adamw", "muon"]
-ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 _LARGEST = 2**63  # of numbers that have no bound of their own
@@ -215,13 +214,6 @@ class PretrainConfig(RunConfig):
         if self.tokenizer == "chars":
             object.__setattr__(self, "tokenizer", "characters")
         RunConfig.__post_init__(self)
-
-
-ChatFormatName = Literal[
-    "auto", "llama3", "chatml", "llama2", "mistral", "vicuna", "alpaca", "zephyr", "none"
-]  # fmt: skip
-QuantizeName = Literal["none", "NF4", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "Q5_0"]
-"""What a frozen base can be kept in: "none", or one of `quant.formats.METHODS`; a test holds them equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
-from llamarium.train.config import (
-    ChatFormatName,
-    DPOConfig,
-    FinetuneConfig,
-    GRPOConfig,
-    OptimizerName,
-    PretrainConfig,
-    QuantizeName,
-    RunConfig,
-    ScheduleName,
-)
+from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
+from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
 from llamarium.train.data.sources import Data
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from llamarium.checkpoints.checkpoint import list_some
 from llamarium.errors import TrainingError, escape
-from llamarium.train.config import OptimizerName, ScheduleName
+from llamarium.train.choices import OptimizerName, ScheduleName
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 
 # What they remember of each parameter.

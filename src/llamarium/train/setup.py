@@ -15,7 +15,8 @@ from llamarium.kernels.cpu_half import cpu_has_native_bf16
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.config import OptimizerName, PretrainConfig, RunConfig
+from llamarium.train.choices import OptimizerName
+from llamarium.train.config import PretrainConfig, RunConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
