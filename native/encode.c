@@ -75,6 +75,43 @@ INLINE void encode_q4_1(const float *x, void *out) {
     put_nibbles(codes, to->q);
 }
 
+/* The levels of IQ4_NL that are nearest to `x` times `inverse`, and their codes. */
+INLINE void nearest_levels(const float *x, float inverse, uint8_t *codes, float *levels) {
+    static const float LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    int32_t counts[LM_GROUP];
+    for (int i = 0; i < LM_GROUP; i++) counts[i] = 0;
+    for (int k = 0; k < 15; k++) {
+        const float midpoint = (LEVELS[k] + LEVELS[k + 1]) / 2;
+        for (int i = 0; i < LM_GROUP; i++) counts[i] += x[i] * inverse > midpoint;
+    }
+    for (int i = 0; i < LM_GROUP; i++) codes[i] = (uint8_t)counts[i], levels[i] = LEVELS[counts[i]];
+}
+
+/* The step, of either sign, of least squared error; errors count by the weights' squares. */
+INLINE void encode_iq4_nl(const float *x, void *out) {
+    block_iq4_nl *to = out;
+    uint8_t codes[LM_GROUP];
+    float levels[LM_GROUP], largest = x[0];
+    for (int i = 1; i < LM_GROUP; i++) largest = fabsf(x[i]) > fabsf(largest) ? x[i] : largest;
+    const float inverse = inverse_of(largest);
+    float step = largest / -127, best = -INFINITY;
+    for (int shift = -7; shift <= 7; shift++) {
+        nearest_levels(x, inverse * (-127 + (float)shift), codes, levels);
+        float squares = 0, products = 0;
+        for (int i = 0; i < LM_GROUP; i++) {
+            const float weighted = x[i] * x[i] * levels[i];
+            squares += weighted * levels[i], products += weighted * x[i];
+        }
+        const float gain = squares > 0 ? products * products / squares : 0;
+        if (!(gain > best)) continue;
+        best = gain;
+        if (squares > 0) step = products / squares;
+    }
+    to->d = halved(step);
+    nearest_levels(x, inverse_of(half_at(&to->d, 0)), codes, levels);
+    put_nibbles(codes, to->q);
+}
+
 /* --- the K types: 16 lanes of 16 weights -------------------------------------------------------------------------- */
 
 #define LANES 16
@@ -302,6 +339,7 @@ INLINE void encode_blocks(int kind, int64_t count, const float *x, uint8_t *bloc
         case LM_Q4_0: encode_q4_0(x, blocks); break;
         case LM_Q4_1: encode_q4_1(x, blocks); break;
         case LM_Q5_0: encode_q5_0(x, blocks); break;
+        case LM_IQ4_NL: encode_iq4_nl(x, blocks); break;
         case LM_Q4_K: encode_q4_k(x, blocks); break;
         case LM_Q5_K: encode_q5_k(x, blocks); break;
         case LM_Q6_K: encode_q6_k(x, blocks); break;
@@ -344,7 +382,7 @@ static void encode_pieces(void *context, lm_team team) {
 
 static int is_encoded(int kind) {
     switch (kind) {
-    case LM_Q8_0: case LM_Q4_0: case LM_Q4_1: case LM_Q5_0: case LM_Q4_K: case LM_Q5_K: case LM_Q6_K: return 1;
+    case LM_Q8_0: case LM_Q4_0: case LM_Q4_1: case LM_Q5_0: case LM_IQ4_NL: case LM_Q4_K: case LM_Q5_K: case LM_Q6_K: return 1;
     default: return 0;
     }
 }

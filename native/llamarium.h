@@ -223,7 +223,7 @@ LM_EXPORT int lm_clip(float *const *grads, const int64_t *counts, int32_t num_gr
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 
 /* Find GGUF's blocks for weights: x has `num_blocks` times 32 or 256 of them, row after row. LM_NO_TILES for kinds that are not
- * written: BF16, F16, F32 and IQ4_NL. The bytes depend neither on the processor nor on the number of threads. */
+ * written: BF16, F16 and F32. The bytes depend neither on the processor nor on the number of threads. */
 LM_EXPORT int lm_encode(int32_t kind, int64_t num_blocks, const float *x, uint8_t *blocks);
 
 /* Where what lies in a tile of a type, in bytes from its beginning. */

@@ -239,9 +239,8 @@ def test_info_says_it_of_edited_modules_too(packed):
 
 def test_columns_that_the_kernels_cannot_cut_are_named_once(model_files):
     folder = model_files(intermediate_size=208).huggingface()
-    with pytest.warns(
-        UserWarning, match=r"2 Linears are BF16 instead: .*layers.0.mlp.down_proj \(208 columns\)"
-    ) as one:
+    message = r"2 Linears are BF16 instead: .*layers.0.mlp.down_proj \(208 columns\)"
+    with pytest.warns(UserWarning, match=message) as one:
         llama = llamarium.load(folder, device="cpu", quantize="Q8_0")
     assert len(one) == 1 and llama.model(IDS).isfinite().all() and isinstance(llama.runner, NativeRunner)
     for options in ({}, {"dtype": "float32"}, {"dtype": "float16"}):  # floats may have any number of columns

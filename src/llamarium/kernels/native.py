@@ -339,7 +339,7 @@ def encode(kind: Kind, values: NDArray[np.float32], blocks: NDArray[np.uint8]) -
     """Quantize weights: values (number of blocks, weights of a block) into GGUF's blocks (number, bytes of a block).
 
     Args:
-        kind: Q8_0, Q4_0, Q4_1, Q5_0, Q4_K, Q5_K or Q6_K.
+        kind: Q8_0, Q4_0, Q4_1, Q5_0, IQ4_NL, Q4_K, Q5_K or Q6_K.
         values: C-contiguous.
         blocks: C-contiguous; overwritten. `quant/ggml/encode.py` makes the same bytes.
     """

@@ -166,8 +166,8 @@ def _iq4_nl(values: Floats) -> Codes:
     best_step, best_gain = largest / levels[0], np.full_like(largest, -np.inf)
     for shift in _IQ4_SHIFTS:
         level_of = levels[_nearest_level(values * (inverse_of(largest) * (levels[0] + np.float32(shift))))]
-        squares = (costs * level_of * level_of).sum(-1, keepdims=True)
-        products = (costs * level_of * values).sum(-1, keepdims=True)
+        weighted = costs * level_of
+        squares, products = _sum(weighted * level_of), _sum(weighted * values)
         gain = np.where(squares > 0, products * products / squares, np.float32(0))
         better = gain > best_gain
         best_step = np.where(better & (squares > 0), products / squares, best_step)
@@ -179,6 +179,14 @@ def _iq4_nl(values: Floats) -> Codes:
 
 _IQ4_SHIFTS = range(-7, 8)
 _IQ4_MIDPOINTS = [(low + high) / 2 for low, high in pairwise(IQ4_NL_VALUES)]
+
+
+def _sum(values: Floats) -> Floats:
+    """Add up (n, 32) one after the other, as C does: (n, 1)."""
+    total = np.zeros_like(values[:, :1])
+    for i in range(values.shape[1]):
+        total = total + values[:, i : i + 1]
+    return total
 
 
 def _nearest_level(scaled: Floats) -> Codes:
@@ -204,5 +212,5 @@ _ENCODERS: dict[str, Callable[[Floats], Codes]] = {
     "Q6_K": q6_k,
 }
 
-_KINDS = {name: native.Kind[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K")}
+_KINDS = {name: native.Kind[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K")}
 """What the kernels make."""
