@@ -15,7 +15,7 @@ from llamarium.checkpoints.gguf.file import read_gguf
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.errors import CheckpointError
 from llamarium.kernels import native
-from llamarium.quant.formats import GGML_TYPES
+from llamarium.quant.formats import GGML_TYPES, METHODS
 from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.decode import decode_blocks
 from llamarium.quant.ggml.encode import encode, encode_reference
@@ -150,7 +150,7 @@ def by_llama_cpp(weight: np.ndarray, name: str) -> np.ndarray:
     """Quantize as llama.cpp does, with the function that its wheel happens to export."""
     import xllamacpp.xllamacpp as wheel
 
-    function = getattr(ctypes.CDLL(wheel.__file__), f"quantize_row_{name.lower()[:-1]}K_ref", None)
+    function = getattr(ctypes.CDLL(wheel.__file__), f"quantize_row_{name.lower().replace('_k', '_K')}_ref", None)
     if function is None:
         pytest.skip("this wheel of llama.cpp does not export its quantizer")
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
@@ -168,8 +168,8 @@ def relative_errors(weight: np.ndarray, blocks: np.ndarray, name: str) -> tuple[
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform")
-@pytest.mark.parametrize(("name", "bound"), [("Q4_K", 0.072), ("Q5_K", 0.036), ("Q6_K", 0.0172)])
-def test_the_k_types_are_no_worse_than_llama_cpps(name, bound, smollm2_path):
+@pytest.mark.parametrize(("name", "bound"), [("Q4_K", 0.072), ("Q5_K", 0.036), ("Q6_K", 0.0172), ("IQ4_NL", 0.077)])
+def test_types_with_a_search_are_no_worse_than_llama_cpps(name, bound, smollm2_path):
     """Of Gaussian numbers and of real weights; the bound is what a Gaussian has been measured at."""
     gaussian = np.random.default_rng(0).normal(0, 0.02, (32, 2048)).astype(np.float32)
     real = read(GGUFCheckpoint(smollm2_path), "model.embed_tokens.weight")[:128].reshape(-1, 256).numpy().copy()
@@ -181,7 +181,7 @@ def test_the_k_types_are_no_worse_than_llama_cpps(name, bound, smollm2_path):
 
 
 @pytest.mark.skipif(native.library() is None, reason="no kernels")
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", METHODS[1:])
 def test_the_kernels_make_the_same_bytes(name):
     """Also of odd weights, in more pieces than one, and from bfloat16."""
     odd = np.tile(weights_of_every_kind()[:, :32], 8)

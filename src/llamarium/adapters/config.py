@@ -7,8 +7,9 @@ from itertools import chain
 from typing import cast
 
 from llamarium.errors import TrainingError, escape, show_value
+from llamarium.runtime.adapter import LAYER_LINEARS
 
-ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ALL_PROJECTIONS = tuple(name.rpartition(".")[2] for name in LAYER_LINEARS.values())
 """Every Linear of a layer; the head is none of them."""
 
 

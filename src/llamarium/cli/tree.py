@@ -11,6 +11,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import indent
@@ -117,15 +118,18 @@ def tree(
 
 
 def _layer(config: "ModelConfig", path: str, norm: str, linear: Callable[[str, int, int], str]) -> str:
-    width, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    heads = {"q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys), "o_proj": (queries, width)}
-    mlp = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
-    projections = {name: linear(f"{path}.self_attn.{name}", *shape) for name, shape in heads.items()}
-    products = {name: linear(f"{path}.mlp.{name}", *shape) for name, shape in mlp.items()}
+    from llamarium.checkpoints.checkpoint import expected_shapes
+    from llamarium.runtime.adapter import LAYER_LINEARS
+
+    shapes = expected_shapes(replace(config, num_hidden_layers=1))
+    linears: dict[str, dict[str, str]] = {"self_attn": {}, "mlp": {}}
+    for place in LAYER_LINEARS.values():
+        num_out, num_in = shapes[f"model.layers.0.{place}.weight"]
+        block, _, name = place.partition(".")
+        linears[block][name] = linear(f"{path}.{place}", num_in, num_out)
     parts = {
-        "self_attn": _block("LlamaAttention", projections),
-        "mlp": _block("LlamaMLP", products | {"act_fn": "SiLUActivation()"}),
+        "self_attn": _block("LlamaAttention", linears["self_attn"]),
+        "mlp": _block("LlamaMLP", linears["mlp"] | {"act_fn": "SiLUActivation()"}),
         "input_layernorm": norm,
         "post_attention_layernorm": norm,
     }

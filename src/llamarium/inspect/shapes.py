@@ -11,6 +11,7 @@ from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.inspect.forward import PREFILL_CHUNK
 from llamarium.inspect.numbers import JsonView
 from llamarium.kernels.turns import piece_tokens
+from llamarium.runtime.adapter import LAYER_LINEARS
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Key, axis_sizes
 
@@ -186,12 +187,9 @@ def check_whole(wanted: object, what: str) -> None:
         raise InputError(f"{what} is {show_value(wanted)}; expected a list of whole numbers")
 
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-
 def linear_key(layer: int, linear: str) -> str:
     """Return the state-dict key of a layer's matrix."""
-    return f"model.layers.{layer}.{'self_attn' if linear in ATTENTION else 'mlp'}.{linear}.weight"
+    return f"model.layers.{layer}.{LAYER_LINEARS.get(linear.removesuffix('_proj'), linear)}.weight"
 
 
 def type_of(runner: Runner, key: str) -> str:

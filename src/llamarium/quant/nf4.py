@@ -85,26 +85,28 @@ def quantize_nf4(weight: Tensor, *, double_quant: bool = True, block_size: int =
 
 
 def nf4_parts(values: NDArray[Any]) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
-    """Quantize a weight, double-quantized: its codes, and the other components of a bitsandbytes folder.
+    """Quantize a weight: its codes, and the other components of a bitsandbytes folder, without their prefix `weight.`.
 
-    `values` is float32, float16, or bfloat16's bits as uint16, (out, in). The components have no prefix `weight.`.
+    Scales are quantized too, unless one is NaN or infinite: their mean would make the whole weight NaN.
+
+    Args:
+        values: float32, float16, or bfloat16's bits as uint16, (out, in).
     """
     weight = torch.from_numpy(values)
     weight = weight.view(torch.bfloat16) if values.dtype == np.uint16 else weight
     codes, absmax, nested = quantize_nf4(weight)
-    assert nested is not None
-    state = {
-        "quant_type": "nf4", "blocksize": 64, "dtype": str(weight.dtype).removeprefix("torch."),
-        "shape": list(values.shape), "nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32",
-        "nested_offset": float(nested.offset),
-    }  # fmt: skip
-    return codes.numpy(), {
-        "absmax": absmax.numpy(),
-        "quant_map": NF4_LEVELS.numpy(),
-        "nested_absmax": nested.absmax.numpy(),
-        "nested_quant_map": nested.quant_map.numpy(),
-        STATE_KEY.removeprefix("weight."): np.array(bytearray(json.dumps(state).encode())),
-    }
+    if nested is not None and not nested.offset.isfinite():
+        codes, absmax, nested = quantize_nf4(weight, double_quant=False)
+
+    dtype = str(weight.dtype).removeprefix("torch.")
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": dtype, "shape": list(values.shape)}
+    parts = {"absmax": absmax.numpy(), "quant_map": NF4_LEVELS.numpy()}
+    if nested is not None:
+        offset = float(nested.offset)
+        state |= {"nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32", "nested_offset": offset}
+        parts |= {"nested_absmax": nested.absmax.numpy(), "nested_quant_map": nested.quant_map.numpy()}
+    parts[STATE_KEY.removeprefix("weight.")] = np.array(bytearray(json.dumps(state).encode()))
+    return codes.numpy(), parts
 
 
 def _in_pairs(codes: Tensor) -> Tensor:

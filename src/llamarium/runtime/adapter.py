@@ -16,7 +16,7 @@ LAYER_LINEARS = {
     "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
     "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
 }  # fmt: skip
-"""A layer's Linears by the short names that C has for them."""
+"""The seven Linears of a layer, by the short names that C has for them: the one table of their paths within a layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from llamarium.checkpoints.huggingface.writer import OutputTensor
 from llamarium.checkpoints.save import tensor_weight
 from llamarium.errors import TrainingError, escape
 from llamarium.model import LlamaForCausalLM
+from llamarium.runtime.adapter import LAYER_LINEARS
 from llamarium.train.config import RunConfig
 from llamarium.train.distributed.process_group import ProcessGroup
 
@@ -256,9 +257,9 @@ def _as_sharded(module: object) -> FSDPModule:
 
 def _plan() -> dict[str, ParallelStyle]:
     """Divide the first products of each block by output features, which are heads, and the last by input features."""
-    first = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]
-    last = ["self_attn.o_proj", "mlp.down_proj"]
-    return {**{name: ColwiseParallel() for name in first}, **{name: RowwiseParallel() for name in last}}
+    return {
+        path: RowwiseParallel() if name in ("o", "down") else ColwiseParallel() for name, path in LAYER_LINEARS.items()
+    }
 
 
 def _check_divisible(model: LlamaForCausalLM, parts: int) -> None:
