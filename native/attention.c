@@ -66,13 +66,13 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
 
 /* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
 INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const paired *q, quad *scores) {
-    const int quarter = at->slots / 4;
-    for (int slot = 0; slot < quarter; slot++) {
+    const int quarter = (at->slots - at->first) / 4;
+    for (int slot = at->first; slot < at->first + quarter; slot++) {
         for (int s = 0; s < 4; s++) prefetch_slot(dtype, at, at->v, slot + s * quarter);
         for (int s = 0; s < 4; s += SLOTS_AT_ONCE)
             score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
     }
-    for (int slot = 4 * quarter; slot < at->slots; slot++) score_some(dtype, heads, 1, at, slot, 0, q, scores);
+    for (int slot = at->first + 4 * quarter; slot < at->slots; slot++) score_some(dtype, heads, 1, at, slot, 0, q, scores);
 }
 
 /* The softmax of four heads' scores, which become its weights. */
@@ -111,7 +111,7 @@ static __attribute__((noinline)) void weigh(quad *scores, int slots, quad *large
 INLINE void mix_pairs(const int dtype, const int heads, const int count, const kv_chunk *at, int i, const quad *weights,
                       partial *const *out) {
     lanes sums[HEADS_AT_ONCE][2 * PAIRS_AT_ONCE] = {{{0}}};
-    for (int s = 0; s < at->slots;) {
+    for (int s = at->first; s < at->slots;) {
         size_t place = slot_at(at, s) * at->head_dim + i;
         for (const int end = end_of_block(at, s); s < end; s++, place += at->head_dim)
             for (int j = 0; j < 2 * count; j += 2) {
@@ -129,7 +129,7 @@ INLINE void mix_pairs(const int dtype, const int heads, const int count, const k
 /* The same of one register of it, behind all pairs. */
 INLINE void mix_lanes(const int dtype, const int heads, const kv_chunk *at, int i, const quad *weights, partial *const *out) {
     lanes sums[HEADS_AT_ONCE] = {{0}};
-    for (int s = 0; s < at->slots; s++) {
+    for (int s = at->first; s < at->slots; s++) {
         const lanes value = load_lanes(dtype, at->v, slot_at(at, s) * at->head_dim + i);
         for (int h = 0; h < heads; h++) sums[h] += value * weights[s][h];
     }
@@ -145,7 +145,7 @@ INLINE void mix_slots(const int dtype, const int heads, const kv_chunk *at, cons
     for (; i < at->head_dim; i++)
         for (int h = 0; h < heads; h++) {
             float sum = 0;
-            for (int s = 0; s < at->slots; s++)
+            for (int s = at->first; s < at->slots; s++)
                 sum += kept_at(dtype, at->v, slot_at(at, s) * at->head_dim + i) * weights[s][h];
             out[h]->mixture[i].value = sum;
         }
@@ -153,14 +153,16 @@ INLINE void mix_slots(const int dtype, const int heads, const kv_chunk *at, cons
 
 /* What query heads with these scores see in a chunk. */
 INLINE void mix_scores(const int dtype, const int heads, const kv_chunk *at, quad *scores, partial *const *out) {
+    const int start = at->first / 4 * 4; /* as `weigh` takes them; what lies before the window has no weight */
     quad largest, sum;
-    weigh(scores, at->slots, &largest, &sum);
+    for (int s = start; s < at->first; s++) scores[s] = (quad){0} - INFINITY;
+    weigh(scores + start, at->slots - start, &largest, &sum);
     for (int h = 0; h < heads; h++) {
         out[h]->largest = largest[h];
         out[h]->sum = sum[h];
     }
     if (dtype == LM_INT8)
-        for (int s = 0; s < at->slots; s++) scores[s] *= at->v_scales[slot_at(at, s)];
+        for (int s = at->first; s < at->slots; s++) scores[s] *= at->v_scales[slot_at(at, s)];
     mix_slots(dtype, heads, at, scores, out);
 }
 
@@ -275,7 +277,7 @@ static __attribute__((noinline)) quad (*score_run(int dtype, int heads, const kv
     quad(*scores)[CHUNK] = (quad(*)[CHUNK])rows->scratch;
     float *columns = (float *)(scores + ROWS_OF_RUN);
     const int last = at->slots - 1;
-    for (int slot = 0; slot < at->slots; slot += COLUMNS) {
+    for (int slot = at->first / COLUMNS * COLUMNS; slot < at->slots; slot += COLUMNS) {
         float scales[COLUMNS];
         for (int s = 0; s < COLUMNS; s++) {
             const int own = min_int(slot + s, last);
@@ -285,7 +287,7 @@ static __attribute__((noinline)) quad (*score_run(int dtype, int heads, const kv
         }
         transpose(dtype, at, slot, columns);
         for (int m = 0; m < rows->count; m++)
-            if (slot < rows->visible - (rows->count - 1 - m))
+            if (slot < end_of_row(rows, m) && slot + COLUMNS > first_of_row(rows, m))
                 score(heads, at->head_dim, columns, rows->q + m * rows->stride, scales, scores[m] + slot);
     }
     return scores;
@@ -293,7 +295,7 @@ static __attribute__((noinline)) quad (*score_run(int dtype, int heads, const kv
 
 /* --- for any number of heads and any cache ------------------------------------------------------------------------ */
 
-/* What the rows' heads see in a chunk. */
+/* What the rows' heads see in a chunk, whose `first` is that of the first row. */
 INLINE void attend_heads(const int dtype, const int heads, const kv_chunk *at, const row_run *rows) {
     quad alone[1][CHUNK], (*scores)[CHUNK] = alone;
     if (rows->count > 1)
@@ -302,8 +304,9 @@ INLINE void attend_heads(const int dtype, const int heads, const kv_chunk *at, c
         score_slots(dtype, heads, at, rows->q, alone[0]);
     for (int m = 0; m < rows->count; m++) {
         kv_chunk seen = *at;
-        seen.slots = min_int(rows->visible - (rows->count - 1 - m), at->slots);
-        if (seen.slots > 0) mix_scores(dtype, heads, &seen, scores[m], rows->out[m]);
+        seen.first = first_of_row(rows, m);
+        seen.slots = min_int(end_of_row(rows, m), at->slots);
+        if (seen.slots > seen.first) mix_scores(dtype, heads, &seen, scores[m], rows->out[m]);
     }
 }
 

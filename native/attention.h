@@ -51,14 +51,25 @@ static inline partial *partial_at(float *partials, size_t index, int head_dim) {
 #define ROWS_OF_RUN 32 /* at most */
 #define LEAST_RUN (LANES == 16 ? 4 : 8) /* fewer rows take less time one by one */
 
-/* Rows of tokens that follow each other in one sequence; each sees one slot more than the row before it. */
+/* Rows of tokens that follow each other in one sequence. Each sees one slot more than the row before it; with a window, one slot less
+ * at the other end. */
 typedef struct {
     const paired *q;             /* (head_dim) of the first row's first head, then of the next one */
     size_t stride;               /* to the next row's */
     int count, visible;          /* rows; slots from the chunk's first on that the last row sees, be it more than CHUNK */
+    int window;                  /* how many slots a row sees, its own included; NO_WINDOW: all before it */
     partial *(*out)[HEADS_AT_ONCE]; /* of each row and head */
     float *scratch;              /* run_scratch(head_dim) numbers */
 } row_run;
+
+#define NO_WINDOW INT32_MAX
+
+/* The first position that a token at `position` sees. */
+static inline int first_visible(int position, int window) { return position >= window ? position - window + 1 : 0; }
+
+/* How many slots of a chunk row m sees, counted from the chunk's first one on, and which is the first. */
+static inline int end_of_row(const row_run *rows, int m) { return rows->visible - (rows->count - 1 - m); }
+static inline int first_of_row(const row_run *rows, int m) { return first_visible(end_of_row(rows, m) - 1, rows->window); }
 
 #define COLUMNS (LANES == 16 ? 32 : LANES) /* slots that a run scores at once: in two registers where there are enough of them */
 

@@ -25,16 +25,20 @@ static inline size_t slot_of(const kv_cache *c, const int32_t *table, int kv_hea
 typedef struct {
     const void *k, *v;
     const float *k_scales, *v_scales; /* of LM_INT8 only */
-    int head_dim, slots;
+    int head_dim;
+    int first, slots; /* queries see those from `first` to `slots` - 1 */
     int block_bits; /* a block has 2^block_bits of the chunk's slots, the last one perhaps fewer */
     size_t blocks[CHUNK / LEAST_BLOCK]; /* each one's first slot */
 } kv_chunk;
 
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 
-static inline kv_chunk chunk_of(const kv_cache *c, int layer, const int32_t *table, int kv_head, int begin, int slots, int head_dim) {
-    kv_chunk chunk = {
-        .k = c->k[layer], .v = c->v[layer], .head_dim = head_dim, .slots = slots, .block_bits = min_int(c->block_bits, 8)};
+static inline int max_int(int a, int b) { return a > b ? a : b; }
+
+static inline kv_chunk chunk_of(const kv_cache *c, int layer, const int32_t *table, int kv_head, int begin, int first, int slots,
+                                int head_dim) {
+    kv_chunk chunk = {.k = c->k[layer], .v = c->v[layer], .head_dim = head_dim, .first = first, .slots = slots,
+                      .block_bits = min_int(c->block_bits, 8)};
     if (c->dtype == LM_INT8) {
         chunk.k_scales = c->k_scales[layer];
         chunk.v_scales = c->v_scales[layer];

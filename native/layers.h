@@ -52,7 +52,7 @@ static void merge_head(const pass *p, int layer, int row, int head) {
     const int head_dim = p->model->head_dim, groups = head_dim / LM_GROUP;
     const size_t place = (size_t)row * p->model->num_heads + head;
     partial *known = partial_of(p, row, head, 0);
-    for (int chunk = 1; chunk < chunks_of(p, row); chunk++) merge(known, partial_of(p, row, head, chunk), head_dim);
+    for (int nth = 1; nth < chunks_of(p, row); nth++) merge(known, partial_of(p, row, head, nth), head_dim);
     for (int i = 0; i < head_dim; i++) known->mixture[i].value /= known->sum;
     float *mixture = out_of_pairs(p->cache.dtype, known->mixture, head_dim);
     edit_row(p, row, LM_EDIT_HEAD, layer, head, mixture, head_dim);
@@ -84,28 +84,30 @@ static void attend_stage(const pass *p, lm_team team, atomic_int *next, int laye
     const lm_model *model = p->model;
     const int head_dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
     const int group = heads / kv_heads, all = heads + 2 * kv_heads;
-    const int pieces = p->num_runs * kv_heads * p->most_chunks;
+    const int pieces = p->num_runs * kv_heads * p->most_chunks, window = window_of(model);
     paired *rotated = p->rotated + (size_t)team.index * HEADS_AT_ONCE * head_dim;
     for (int piece; (piece = lm_next(next)) < pieces;) {
         const int run = piece / (kv_heads * p->most_chunks), kv = piece / p->most_chunks % kv_heads;
         const int row = p->runs[run], count = p->runs[run + 1] - row;
-        const int chunk = piece % p->most_chunks, begin = chunk * CHUNK, visible = p->positions[row + count - 1] + 1;
+        const int chunk = first_chunk_of(p, row) + piece % p->most_chunks;
+        const int begin = chunk * CHUNK, visible = p->positions[row + count - 1] + 1;
         if (begin >= visible) continue;
-        const int slots = min_int(visible, begin + CHUNK) - begin;
-        const kv_chunk at = chunk_of(&p->cache, layer, table_of(p, row), kv, begin, slots, head_dim);
+        const int first_slot = max_int(first_visible(p->positions[row], window) - begin, 0), slots = min_int(visible - begin, CHUNK);
+        const kv_chunk at = chunk_of(&p->cache, layer, table_of(p, row), kv, begin, first_slot, slots, head_dim);
         if (p->apart && begin + slots == visible) store_slot(p, layer, row, kv);
         for (int first = kv * group; first < (kv + 1) * group; first += HEADS_AT_ONCE) {
             const int own = min_int(HEADS_AT_ONCE, (kv + 1) * group - first);
             const float *q = p->qkv + ((size_t)row * all + first) * head_dim;
             partial *out[ROWS_OF_RUN][HEADS_AT_ONCE];
             for (int m = 0; m < count; m++)
-                for (int h = 0; h < own; h++) out[m][h] = partial_of(p, row + m, first + h, chunk);
+                for (int h = 0; h < own; h++) out[m][h] = partial_of(p, row + m, first + h, chunk - first_chunk_of(p, row + m));
             for (int h = 0; h < own && p->apart; h++) rotate_query(p, row, q + (size_t)h * head_dim, rotated + (size_t)h * head_dim);
             attend_chunk(p->cache.dtype, own, &at, &(row_run){
                 .q = p->apart ? rotated : (const paired *)q, /* rotated where they lie, in the stage before */
                 .stride = (size_t)all * head_dim,
                 .count = count,
                 .visible = visible - begin,
+                .window = window,
                 .out = out,
                 .scratch = p->scratch + team.index * run_scratch(head_dim),
             });

@@ -69,6 +69,7 @@ typedef struct {
     int32_t num_adapters;
     const lm_adapter *adapters;
     int32_t input_bits; /* 8 or 16: what packed matrices' inputs are rounded to, but for outliers (docs/decisions/0022) */
+    int32_t window; /* how many positions a token sees, the last one its own; 0: all up to its own */
 } lm_model;
 
 /* Keys and values in blocks of positions: (num_blocks, num_kv_heads, block_size, head_dim), one pointer a layer. With LM_INT8 each
@@ -98,7 +99,7 @@ typedef struct {
 } lm_edits;
 
 /* Tokens of some sequences. Those of one sequence follow each other, their positions ascending. A token sees its sequence's
- * positions up to its own: those kept before, and those of the batch. Position p of a sequence lies in block
+ * positions up to its own, of a model with a window the last ones of these: those kept before, and those of the batch. Position p of a sequence lies in block
  * block_tables[sequence][p / block_size]. */
 typedef struct {
     int32_t num_tokens, num_sequences, table_stride, num_logits;
@@ -174,6 +175,7 @@ typedef struct {
     int32_t num_rows, num_tokens, num_heads, num_kv_heads;
     int32_t head_dim;        /* a multiple of 16 */
     int32_t causal;          /* a token sees none after it */
+    int32_t window;          /* how many tokens one sees, the last one itself; 0: all up to itself; only if causal */
     int32_t as_pass;         /* forward with the bits of lm_run over a cache of LM_FLOAT32; float32, causal, no segments */
     const int32_t *segments; /* (rows, tokens): tokens of different numbers do not see each other; NULL: all are of one */
     const void *q, *k, *v;
@@ -244,7 +246,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 22
+#define LM_INTERFACE 23
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

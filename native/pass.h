@@ -26,7 +26,7 @@ typedef struct pass {
     int32_t *logit_rows; /* (num_logits), counted from the pass's first row */
     int *runs, num_runs; /* first rows of what attention takes together, and behind the last one num_rows */
     size_t *chunks;      /* (num_rows + 1): how many KV chunks the rows before see together */
-    int most_chunks;     /* that a row sees */
+    int most_chunks;     /* that the rows of a run see together */
     float *scratch;      /* each thread's, for a run of several rows */
     float *attended;     /* NULL where heads are made of whole groups */
     inputs *normed;      /* of each thread for a few rows, else one for all */
@@ -43,7 +43,17 @@ static inline const int32_t *table_of(const pass *p, int row) {
     return p->batch->block_tables + (size_t)p->sequences[row] * p->batch->table_stride;
 }
 
-static inline int chunks_of(const pass *p, int row) { return p->positions[row] / CHUNK + 1; }
+static inline int window_of(const lm_model *model) { return model->window > 0 ? model->window : NO_WINDOW; }
+
+/* The first KV chunk that a token at `position` sees. */
+static inline int first_chunk_at(const lm_model *model, int position) { return first_visible(position, window_of(model)) / CHUNK; }
+
+/* How many KV chunks a token at `position` sees. */
+static inline int chunks_at(const lm_model *model, int position) { return position / CHUNK + 1 - first_chunk_at(model, position); }
+
+static inline int first_chunk_of(const pass *p, int row) { return first_chunk_at(p->model, p->positions[row]); }
+
+static inline int chunks_of(const pass *p, int row) { return chunks_at(p->model, p->positions[row]); }
 
 /* --- edits -------------------------------------------------------------------------------------------------------- */
 
@@ -232,9 +242,10 @@ static void find_runs(pass *p) {
 
 static void count_chunks(pass *p) {
     p->chunks[0] = p->most_chunks = 0;
-    for (int row = 0; row < p->num_rows; row++) {
-        p->chunks[row + 1] = p->chunks[row] + chunks_of(p, row);
-        if (chunks_of(p, row) > p->most_chunks) p->most_chunks = chunks_of(p, row);
+    for (int row = 0; row < p->num_rows; row++) p->chunks[row + 1] = p->chunks[row] + chunks_of(p, row);
+    for (int run = 0; run < p->num_runs; run++) {
+        const int last = p->positions[p->runs[run + 1] - 1] / CHUNK;
+        p->most_chunks = max_int(p->most_chunks, last + 1 - first_chunk_of(p, p->runs[run]));
     }
 }
 
@@ -260,8 +271,8 @@ static void take_kept(const pass *all, arena *a, forms wanted, int num_threads, 
     count_chunks(p);
 }
 
-/* A query head's result for a row and a KV chunk. */
-static inline partial *partial_of(const pass *p, int row, int head, int chunk) {
-    const size_t index = p->chunks[row] * p->model->num_heads + (size_t)head * (p->chunks[row + 1] - p->chunks[row]) + chunk;
+/* A query head's result for a row and the nth of the KV chunks that it sees. */
+static inline partial *partial_of(const pass *p, int row, int head, int nth) {
+    const size_t index = p->chunks[row] * p->model->num_heads + (size_t)head * (p->chunks[row + 1] - p->chunks[row]) + nth;
     return partial_at(p->partials, index, p->model->head_dim);
 }

@@ -211,11 +211,20 @@ static span segments_of(const int32_t *segments, int first, int end) {
     return found;
 }
 
+static int window_of(const lm_row_attention *call) { return call->window > 0 ? call->window : NO_WINDOW; }
+
+/* The end of the queries that may see some key of a block. */
+static int end_of_queries(const lm_row_attention *call, int block) {
+    const int tokens = call->num_tokens;
+    return call->window > 0 && call->window < tokens ? min_int(tokens, block + KEYS - 1 + call->window) : tokens;
+}
+
 static seen keys_seen(const lm_row_attention *call, const int32_t *segments, int tile, int block) {
-    const int tokens = call->num_tokens, tile_end = tile + QUERIES < tokens ? tile + QUERIES : tokens;
+    const int tokens = call->num_tokens, tile_end = tile + QUERIES < tokens ? tile + QUERIES : tokens, window = window_of(call);
     int first = block, end = block + KEYS < tokens ? block + KEYS : tokens;
     if (call->causal && tile_end < end) end = tile_end;
-    int hidden = (call->causal && end - 1 > tile) || end % ROWS != 0;
+    first = max_int(first, first_visible(tile, window) / ROWS * ROWS);
+    int hidden = (call->causal && end - 1 > tile) || first_visible(tile_end - 1, window) > first || end % ROWS != 0;
     if (segments != NULL && first < end) {
         const span own = segments_of(segments, tile, tile_end);
         while (first < end && (segments[first] < own.low || segments[first] > own.high)) first++;
@@ -231,18 +240,20 @@ static seen keys_seen(const lm_row_attention *call, const int32_t *segments, int
 static int padded(int count) { return (count + ROWS - 1) / ROWS * ROWS; }
 
 static void hide(const lm_row_attention *call, const int32_t *segments, int tile, seen keys, float *scores) {
-    const int tokens = call->num_tokens, left = tokens - tile;
+    const int tokens = call->num_tokens, left = tokens - tile, window = window_of(call);
     int32_t numbers[QUERIES] = {0};
     if (segments != NULL) memcpy(numbers, segments + tile, (left < QUERIES ? left : QUERIES) * sizeof(int32_t));
     for (int q = 0; q < QUERIES; q += LANES) {
         lane_ints own;
         const lane_ints query = lane_numbers() + (tile + q);
         memcpy(&own, numbers + q, sizeof own);
-        for (int key = segments == NULL && call->causal && tile > keys.first ? tile - keys.first : 0; key < padded(keys.count); key++) {
+        const int sees_first = segments == NULL && first_visible(tile + QUERIES - 1, window) <= keys.first; /* every query */
+        for (int key = sees_first && call->causal && tile > keys.first ? tile - keys.first : 0; key < padded(keys.count); key++) {
             const int token = keys.first + key, number = segments == NULL || token >= tokens ? 0 : segments[token];
             const int from = token >= tokens ? INT32_MAX : call->causal ? token : 0; /* the first query that may see it */
+            const int to = window < tokens ? token + window - 1 : INT32_MAX;           /* and the last one */
             float *at = scores + key * QUERIES + q;
-            const lanes score = select_lanes((query >= from) & (own == number), load_floats(at), (lanes){0} + HIDDEN);
+            const lanes score = select_lanes((query >= from) & (query <= to) & (own == number), load_floats(at), (lanes){0} + HIDDEN);
             memcpy(at, &score, sizeof score);
         }
     }
@@ -301,7 +312,7 @@ static void attend_forward(const row_job *job, int row, int head, workspace at) 
     for (int block = 0; block < tokens; block += KEYS) {
         load_vectors(call, of_words, call->k, call->num_kv_heads, row, block, kv_head, KEYS, of_words ? at.words_k : at.k);
         load_vectors(call, 0, call->v, call->num_kv_heads, row, block, kv_head, KEYS, at.v);
-        for (int tile = call->causal ? block : 0; tile < tokens; tile += QUERIES) {
+        for (int tile = call->causal ? block : 0; tile < end_of_queries(call, block); tile += QUERIES) {
             const seen keys = keys_seen(call, segments, tile, block);
             if (keys.count == 0) continue;
             load_tile(call, call->q, row, tile, head, at.q, at.q_transposed, at);
@@ -324,21 +335,27 @@ static void attend_forward(const row_job *job, int row, int head, workspace at) 
 static void attend_as_pass(const row_job *job, int row, int head, int count, workspace at) {
     const lm_row_attention *call = job->call;
     const int tokens = call->num_tokens, size = call->head_dim, heads = call->num_heads, stride = tokens + QUERIES;
+    const int window = window_of(call);
     for (int block = 0; block < tokens; block += CHUNK) {
         load_vectors(call, 0, call->k, call->num_kv_heads, row, block, head / count, CHUNK, at.k);
         load_vectors(call, 0, call->v, call->num_kv_heads, row, block, head / count, CHUNK, at.v);
-        for (int tile = block; tile < tokens; tile += ROWS_OF_RUN)
+        for (int tile = block; tile < end_of_queries(call, block); tile += ROWS_OF_RUN)
             for (int first = 0; first < count; first += HEADS_AT_ONCE) {
                 const int own = min_int(HEADS_AT_ONCE, count - first), rows = min_int(ROWS_OF_RUN, tokens - tile), visible = tile + rows - block;
-                const kv_chunk chunk = {.k = at.k, .v = at.v, .head_dim = size, .slots = min_int(visible, CHUNK), .block_bits = 8};
+                const kv_chunk chunk = {.k = at.k, .v = at.v, .head_dim = size, .first = max_int(first_visible(tile, window) - block, 0),
+                                        .slots = min_int(visible, CHUNK), .block_bits = 8};
                 partial *out[ROWS_OF_RUN][HEADS_AT_ONCE];
-                for (int i = 0; i < rows * own; i++) /* `tokens` and on: of this chunk alone */
-                    out[i / own][i % own] = partial_at(at.partials, (first + i % own) * stride + (block == 0 ? tile : tokens) + i / own, size);
+                for (int i = 0; i < rows * own; i++) { /* `tokens` and on: of this chunk alone */
+                    const int is_first = first_visible(tile + i / own, window) >= block; /* the first chunk that the row sees */
+                    out[i / own][i % own] = partial_at(at.partials, (first + i % own) * stride + (is_first ? tile : tokens) + i / own, size);
+                }
                 load_numbers(LM_FLOAT32, call->q, place_of(call, heads, row, tile, head + first), heads * size, rows, own * size, at.q);
                 for (int i = 0; i < rows * own * size; i++) at.q[i] *= factor_of(call);
-                attend_chunk(LM_FLOAT32, own, &chunk, &(row_run){(const paired *)at.q, (size_t)own * size, rows, visible, out, at.scratch});
-                for (int i = 0; i < rows * own && block > 0; i++)
-                    merge(partial_at(at.partials, (first + i % own) * stride + tile + i / own, size), out[i / own][i % own], size);
+                attend_chunk(LM_FLOAT32, own, &chunk, &(row_run){(const paired *)at.q, (size_t)own * size, rows, visible, window, out, at.scratch});
+                for (int i = 0; i < rows * own; i++) {
+                    partial *known = partial_at(at.partials, (first + i % own) * stride + tile + i / own, size);
+                    if (out[i / own][i % own] != known) merge(known, out[i / own][i % own], size);
+                }
             }
     }
     for (int nth = 0; nth < count; nth++) {
@@ -447,7 +464,7 @@ static void attend_backward(row_job *job, int row, int head, int count, workspac
         memset(at.grad_k, 0, (size_t)KEYS * size * sizeof(float));
         memset(at.grad_v, 0, (size_t)KEYS * size * sizeof(float));
         for (int nth = 0; nth < count; nth++)
-            for (int tile = call->causal ? block : 0; tile < tokens; tile += QUERIES)
+            for (int tile = call->causal ? block : 0; tile < end_of_queries(call, block); tile += QUERIES)
                 attend_tile_backward(job, segments, row, tile, block, head + nth, nth, at);
         if (job->parts != NULL) continue;
         store_vectors(call, call->grad_k, call->num_kv_heads, row, block, kv_head, KEYS, at.grad_k);

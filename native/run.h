@@ -118,7 +118,7 @@ static int rows_of_pass(const lm_model *model, const lm_batch *batch, int first)
     size_t chunks = 0;
     int row = first;
     for (; row < batch->num_tokens && row - first < MAX_ROWS; row++) {
-        chunks += batch->positions[row] / CHUNK + 1;
+        chunks += chunks_at(model, batch->positions[row]);
         if (row > first && chunks * bytes > MAX_PARTIAL_BYTES) break;
     }
     return row - first;

@@ -50,9 +50,15 @@ def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits:
     count = count_parameters(config)
     matmuls = 2 * num_new * (count.attention + count.mlp)
     head = 2 * num_logits * config.vocab_size * config.hidden_size
-    seen = num_new * num_cached + num_new * (num_new + 1) // 2  # query-key pairs under the causal mask
+    seen = _pairs(num_cached + num_new, config.sliding_window) - _pairs(num_cached, config.sliding_window)
     attention = 4 * seen * config.num_hidden_layers * config.num_attention_heads * config.head_dim
     return matmuls + head + attention
+
+
+def _pairs(num_tokens: int, window: int | None) -> int:
+    """Return the query-key pairs of a text under the causal mask: each token sees those up to itself, or a window."""
+    reach = num_tokens if window is None else min(window, num_tokens)
+    return reach * (reach + 1) // 2 + (num_tokens - reach) * reach
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2, bytes_per_scale: int = 0) -> int:

@@ -342,11 +342,13 @@ enum { SEQUENCES = 2, POSITIONS = 600, VECTORS = SEQUENCES * KV_HEADS * POSITION
 
 /* Each kind whose tiles fit into a small model, each dtype of the cache and each size of heads; how one is computed does not hang on
  * the others. Heads are whole groups of 32, as most models have; with AVX-512 four registers and a rest of eight; four, one more, and
- * no rest. One to four of them share a kv head, and one more than are computed at once. */
+ * no rest. One to four of them share a kv head, and one more than are computed at once. Windows begin within a chunk, a few tokens
+ * before the last, and at a chunk's edge. */
 static const struct {
-    int kind, dtype, heads, head_dim;
-} MODELS[] = {{LM_BF16, LM_BFLOAT16, 4, 64},   {LM_Q8_0, LM_INT8, 8, 72},   {LM_Q4_0, LM_FLOAT32, 6, 80}, {LM_Q4_1, LM_INT8, 2, 64},
-              {LM_IQ4_NL, LM_BFLOAT16, 6, 80}, {LM_F32, LM_FLOAT32, 4, 72}, {LM_Q5_0, LM_FLOAT32, 2, 64}, {LM_F16, LM_FLOAT32, 10, 80}};
+    int kind, dtype, heads, head_dim, window;
+} MODELS[] = {{LM_BF16, LM_BFLOAT16, 4, 64, 0},   {LM_Q8_0, LM_INT8, 8, 72, 0},     {LM_Q4_0, LM_FLOAT32, 6, 80, 0}, {LM_Q4_1, LM_INT8, 2, 64, 0},
+              {LM_IQ4_NL, LM_BFLOAT16, 6, 80, 0}, {LM_F32, LM_FLOAT32, 4, 72, 0},   {LM_Q5_0, LM_FLOAT32, 2, 64, 0}, {LM_F16, LM_FLOAT32, 10, 80, 0},
+              {LM_F32, LM_FLOAT32, 4, 72, 300},   {LM_BF16, LM_BFLOAT16, 6, 64, 7}, {LM_Q8_0, LM_INT8, 8, 72, 256}};
 
 /* A token's place. */
 typedef struct {
@@ -369,7 +371,7 @@ typedef struct {
     lm_model model;
 } tiny;
 
-static void make_tiny(tiny *t, int kind, int heads, int head_dim) {
+static void make_tiny(tiny *t, int kind, int heads, int head_dim, int window) {
     const int q = heads * head_dim, kv = KV_HEADS * head_dim;
     t->norm = random_floats(HIDDEN);
     t->frequencies = ARRAY(float, head_dim / 2);
@@ -388,7 +390,7 @@ static void make_tiny(tiny *t, int kind, int heads, int head_dim) {
         };
     t->head = random_matrix(kind, VOCAB, HIDDEN, RANDOM_CODES);
     t->model = (lm_model){LAYERS, HIDDEN, INTERMEDIATE, heads, KV_HEADS, head_dim,
-                          1e-5f, LM_FLOAT32, t->frequencies, 1, t->norm, t->layers, t->head, t->head, 0, NULL, input_bits};
+                          1e-5f, LM_FLOAT32, t->frequencies, 1, t->norm, t->layers, t->head, t->head, 0, NULL, input_bits, window};
 }
 
 static void free_tiny(tiny *t) {
@@ -548,16 +550,17 @@ static void check_again(const tiny *t, const float *filled, int dtype, const int
 
 /* Close to the portable set; the same bits as its twin, whatever the blocks' size and order, whoever comes along, and on any number
  * of threads. */
-static void check_run(const char *set, int kind, int dtype, int heads, int head_dim) {
+static void check_run(const char *set, int kind, int dtype, int heads, int head_dim, int window) {
     static float expected[ROWS * VOCAB], logits[ROWS * VOCAB], again[ROWS * VOCAB];
     static const struct {
         int block_size, threads, one_by_one;
     } ways[] = {{16, 1, 1}, {64, 2, 0}, {256, 3, 0}, {256, 3, 1}};
-    snprintf(doing, sizeof doing, "%s, a model in %s, %d heads of %d, %s cache", set, KINDS[kind], heads, head_dim, DTYPES[dtype]);
+    snprintf(doing, sizeof doing, "%s, a model in %s, %d heads of %d, window %d, %s cache", set, KINDS[kind], heads, head_dim, window,
+             DTYPES[dtype]);
     int64_t ids[ROWS];
     for (int i = 0; i < ROWS; i++) ids[i] = random_bits() % VOCAB;
     tiny t;
-    make_tiny(&t, kind, heads, head_dim);
+    make_tiny(&t, kind, heads, head_dim, window);
     float *filled = random_floats((size_t)VECTORS * head_dim);
     lm_set_threads(1);
     use("portable");
@@ -679,7 +682,7 @@ static void attend_one(const lm_row_attention *c, const float *q, const float *k
         const int other = (s * ROW_KV_HEADS + kv_head) * row_dim;
         double score = grad_p[s] = 0;
         for (int i = 0; i < row_dim; i++) score += (double)q[own + i] * k[other + i], grad_p[s] += (double)grad[own + i] * v[other + i];
-        const int sees = (!c->causal || s <= token) && (c->segments == NULL || c->segments[s] == c->segments[token]);
+        const int sees = (!c->causal || s <= token) && (c->window == 0 || s > token - c->window) && (c->segments == NULL || c->segments[s] == c->segments[token]);
         sum += p[s] = sees ? exp(score * factor) : 0;
     }
     for (int s = 0; s < ROW_TOKENS; s++) share += (p[s] /= sum) * grad_p[s];
@@ -696,10 +699,10 @@ static void attend_one(const lm_row_attention *c, const float *q, const float *k
 }
 
 /* Close to the definition, and the same bits on one thread and on three. */
-static void check_row_attention(const char *set, int dtype, int causal, int has_segments, int as_pass) {
+static void check_row_attention(const char *set, int dtype, int causal, int window, int has_segments, int as_pass) {
     const int Q = ROW_TOKENS * ROW_HEADS * row_dim, K = ROW_TOKENS * ROW_KV_HEADS * row_dim;
-    snprintf(doing, sizeof doing, "%s: attention over a row of %s, heads of %d, causal %d, segments %d, as a pass %d", set, DTYPES[dtype],
-             row_dim, causal, has_segments, as_pass);
+    snprintf(doing, sizeof doing, "%s: attention over a row of %s, heads of %d, causal %d, window %d, segments %d, as a pass %d", set,
+             DTYPES[dtype], row_dim, causal, window, has_segments, as_pass);
     float *floats[4] = {ARRAY(float, Q), ARRAY(float, K), ARRAY(float, K), ARRAY(float, Q)};
     void *given[4], *results[2][4];
     for (int i = 0; i < 4; i++) given[i] = random_kept(dtype, i % 3 ? K : Q, floats[i]);
@@ -709,8 +712,8 @@ static void check_row_attention(const char *set, int dtype, int causal, int has_
         void **found = results[run];
         for (int i = 0; i < 4; i++) found[i] = allocate((i % 3 == 0 ? Q : K) * bytes_of(dtype));
         float *log_sums = ARRAY(float, ROW_TOKENS * ROW_HEADS);
-        const lm_row_attention call = {dtype, 1, ROW_TOKENS, ROW_HEADS, ROW_KV_HEADS, row_dim, causal, as_pass, has_segments ? segments : NULL,
-                                       given[0], given[1], given[2], found[3], log_sums, given[3], found[0], found[1], found[2]};
+        const lm_row_attention call = {dtype, 1, ROW_TOKENS, ROW_HEADS, ROW_KV_HEADS, row_dim, causal, window, as_pass,
+                                       has_segments ? segments : NULL, given[0], given[1], given[2], found[3], log_sums, given[3], found[0], found[1], found[2]};
         lm_set_threads(run ? 3 : 1);
         if (lm_attend_rows(&call, 0) != LM_OK || lm_attend_rows(&call, 1) != LM_OK) fail("there is no memory");
         double *sums[4];
@@ -736,9 +739,11 @@ static void check_row_attention(const char *set, int dtype, int causal, int has_
 static void check_rows_of_attention(const char *set) {
     for (row_dim = 64; row_dim >= 48; row_dim -= 16) /* pairs of bfloat16 fill a register, or do not */
         for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
-            for (int how = 0; how < (only_races ? 1 : 4); how++) check_row_attention(set, dtype, how % 2 == 0, how / 2, 0);
+            for (int how = 0; how < (only_races ? 1 : 4); how++) check_row_attention(set, dtype, how % 2 == 0, 0, how / 2, 0);
     row_dim = 48;
-    check_row_attention(set, LM_FLOAT32, 1, 0, 1);
+    for (int dtype = LM_FLOAT32; dtype <= LM_BFLOAT16; dtype++)
+        for (int window = 1; window < ROW_TOKENS; window += 33) check_row_attention(set, dtype, 1, window, window > 30, 0);
+    for (int window = 0; window < ROW_TOKENS; window += 29) check_row_attention(set, LM_FLOAT32, 1, window, 0, 1);
 }
 
 /* --- what a training step computes between its products ----------------------------------------------------------- */
@@ -932,7 +937,8 @@ static void check_set(const char *set) {
     const float pointwise = worst;
     worst = 0;
     const int num_models = only_races ? 3 : LENGTH(MODELS); /* the first have a cache of each dtype */
-    for (int i = 0; i < num_models; i++) check_run(set, MODELS[i].kind, MODELS[i].dtype, MODELS[i].heads, MODELS[i].head_dim);
+    for (int i = 0; i < num_models; i++)
+        check_run(set, MODELS[i].kind, MODELS[i].dtype, MODELS[i].heads, MODELS[i].head_dim, MODELS[i].window);
     printf("%s: products within %.1e, attention over rows within %.1e, pointwise within %.1e, models within %.1e\n", set, products, rows, pointwise, worst);
 #ifdef LM_EMULATE_AMX
     if (strcmp(set, "amx") == 0) printf("%d products of tiles were emulated\n", amx_num_products());

@@ -189,7 +189,7 @@ def mask_shifted(ours: LlamaForCausalLM, patch: pytest.MonkeyPatch) -> None:
 
 
 def no_mask(ours: LlamaForCausalLM, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(llama_module, "CausalAttend", lambda: CausalAttend(bidirectional=True))
+    patch.setattr(llama_module, "CausalAttend", lambda **_: CausalAttend(bidirectional=True))
 
 
 def heads_grouped_by_stride(ours: LlamaForCausalLM, patch: pytest.MonkeyPatch) -> None:
@@ -199,12 +199,12 @@ def heads_grouped_by_stride(ours: LlamaForCausalLM, patch: pytest.MonkeyPatch) -
         groups = q.shape[2] // k.shape[2]
         return EagerAttend()(layer_idx, q, k.repeat(1, 1, groups, 1), v.repeat(1, 1, groups, 1))
 
-    patch.setattr(llama_module, "CausalAttend", lambda: attend)
+    patch.setattr(llama_module, "CausalAttend", lambda **_: attend)
 
 
 def scale_forgotten(ours: LlamaForCausalLM, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        llama_module, "CausalAttend", lambda: lambda i, q, k, v: CausalAttend()(i, q * q.shape[-1] ** 0.5, k, v)
+        llama_module, "CausalAttend", lambda **_: lambda i, q, k, v: CausalAttend()(i, q * q.shape[-1] ** 0.5, k, v)
     )
 
 

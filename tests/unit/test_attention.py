@@ -1,5 +1,7 @@
 """One chain of paths, each equal to the one before: eager, causal, paged, chunked, ragged; and cross."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,14 +28,14 @@ def new_cache() -> PagedCache:
     )
 
 
-def paged(cache: PagedCache, starts: list[int], *qkv: torch.Tensor) -> torch.Tensor:
+def paged(cache: PagedCache, starts: list[int], *qkv: torch.Tensor, window: int | None = None) -> torch.Tensor:
     """Attention of B rows as one packed row; each sequence has a block of its own."""
     count = qkv[0].shape[1]
     segments = [
         Segment(slice(count * b, count * (b + 1)), start, slice(SLOTS * b, SLOTS * b + start + count))
         for b, start in enumerate(starts)
     ]
-    return PagedAttend(cache, segments)(0, *(x.flatten(0, 1).unsqueeze(0) for x in qkv)).view(qkv[0].shape)
+    return PagedAttend(cache, segments, window)(0, *(x.flatten(0, 1).unsqueeze(0) for x in qkv)).view(qkv[0].shape)
 
 
 def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: int, t: int, n: int, seen: list[int]) -> torch.Tensor:
@@ -59,6 +61,37 @@ def test_causal_equals_eager(bidirectional: bool, segmented: bool) -> None:
     torch.testing.assert_close(causal(0, q, k, v), eager(0, q, k, v), **CLOSE)
 
 
+@pytest.mark.parametrize("window", [1, 2, 5, 11, 12])
+def test_a_window_ends_with_the_token_itself(window: int) -> None:
+    q, k, v = qkv()
+    eager, causal = EagerAttend(window=window)(0, q, k, v), CausalAttend(window=window)(0, q, k, v)
+    torch.testing.assert_close(causal, eager, **CLOSE)
+    for b, t, n in [(0, 0, 0), (1, 5, 2), (2, 10, 3), (2, 10, 5)]:
+        seen = list(range(max(0, t - window + 1), t + 1))
+        torch.testing.assert_close(eager[b, t, n], by_hand(q, k, v, b, t, n, seen), **CLOSE)
+
+
+def test_a_window_does_not_reach_into_another_segment() -> None:
+    q, k, v = qkv(batch=1)
+    packed = CausalAttend(segments_BT=torch.tensor([[0] * 4 + [1] * 7]), window=3)(0, q, k, v)
+    parts = (slice(0, 4), slice(4, 11))
+    alone = [CausalAttend(window=3)(0, q[:, part], k[:, part], v[:, part]) for part in parts]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), **CLOSE)
+
+
+def test_calls_of_other_lengths_have_their_own_mask() -> None:
+    attend = CausalAttend(window=3)
+    for length in (11, 2, 7):
+        q, k, v = qkv(tokens=length)
+        torch.testing.assert_close(attend(0, q, k, v), EagerAttend(window=3)(0, q, k, v), **CLOSE)
+
+
+@pytest.mark.parametrize("how", [{"window": 0}, {"window": -1}, {"window": 4, "bidirectional": True}])
+def test_a_window_of_nothing_or_both_ways_is_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="window"):
+        CausalAttend(**how)
+
+
 def test_segments_are_separate_documents() -> None:
     q, k, v = qkv(batch=1)
     packed = CausalAttend(segments_BT=torch.tensor([[0] * 4 + [1] * 7]))(0, q, k, v)
@@ -72,15 +105,27 @@ def test_bidirectional_sees_ahead() -> None:
     torch.testing.assert_close(out[1, 2, 4], by_hand(q, k, v, 1, 2, 4, list(range(T))), **CLOSE)
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 10, 11, 30])
 @pytest.mark.parametrize("cuts", [[11], [1] * 11, [4, 7], [6, 1, 1, 3]])
-def test_paged_equals_causal_however_it_is_cut(cuts: list[int]) -> None:
+def test_paged_equals_causal_however_it_is_cut(cuts: list[int], window: int | None) -> None:
     q, k, v = qkv()
     cache, outs, start = new_cache(), [], 0
     for length in cuts:
         part = slice(start, start + length)
-        outs.append(paged(cache, [start] * B, q[:, part], k[:, part], v[:, part]))
+        outs.append(paged(cache, [start] * B, q[:, part], k[:, part], v[:, part], window=window))
         start += length
-    torch.testing.assert_close(torch.cat(outs, dim=1), CausalAttend()(0, q, k, v), **CLOSE)
+    torch.testing.assert_close(torch.cat(outs, dim=1), CausalAttend(window=window)(0, q, k, v), **CLOSE)
+
+
+def test_what_lies_before_the_window_is_not_read() -> None:
+    """Its slots may hold anything."""
+    q, k, v = qkv()
+    cache = new_cache()
+    paged(cache, [0] * B, q[:, :8], k[:, :8], v[:, :8], window=4)
+    for tensor in (*cache.k, *cache.v):
+        tensor.unflatten(0, (-1, SLOTS))[:, :5] = torch.nan
+    out = paged(cache, [8] * B, q[:, 8:], k[:, 8:], v[:, 8:], window=4)
+    torch.testing.assert_close(out, CausalAttend(window=4)(0, q, k, v)[:, 8:], **CLOSE)
 
 
 def test_rows_of_different_lengths_need_no_mask() -> None:

@@ -226,6 +226,19 @@ def test_a_run_equals_a_plain_forward_pass_however_it_is_cut(kernels: str, block
     assert np.array_equal(np.concatenate(parts), whole)
 
 
+def test_what_lies_before_the_window_is_not_read(kernels: str) -> None:
+    """Its slots may hold anything: NaN here."""
+    tiny, window, block_size = Tiny(), 40, 16
+    tiny.model.window = window
+    whole, part = Cache(1, block_size), Cache(1, block_size)
+    expected = run(tiny, whole, [(0, IDS[:600], 0)])[-20:]
+    seen = part.tables[0, (580 - window + 1) // block_size : -(-580 // block_size)]
+    for own, other in zip(part.arrays, whole.arrays, strict=True):
+        own[seen] = other[seen]
+    np.testing.assert_array_equal(run(tiny, part, [(0, IDS[580:600], 580)]), expected)
+    assert np.isnan(part.arrays[0]).any()
+
+
 def test_only_the_logits_that_are_wanted_are_written() -> None:
     tiny, cache, table = Tiny(), Cache(1), np.arange(10, dtype=np.int32)
     ids, positions = np.array(IDS[:9], np.int64), np.arange(9, dtype=np.int32)

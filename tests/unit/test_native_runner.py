@@ -125,6 +125,44 @@ def test_tokens_have_the_same_bits_chunked_batched_and_on_any_number_of_threads(
         assert (last(chunk, count, others) == expected).all()
 
 
+@pytest.mark.parametrize("window", [1, 5, 16, 40, 255, 256, 257, 599, 600])
+def test_a_pass_within_a_window_equals_the_modules(kernels: str, window: int) -> None:
+    model = build(None, config=replace(CONFIG, sliding_window=window))
+    ids = torch.randint(300, (600,), generator=torch.Generator().manual_seed(0)).tolist()
+    expected = [last_logits(ModuleRunner(model), [ids[:end]]) for end in (3, 300, 600)]
+    for end, exact in zip((3, 300, 600), expected, strict=True):
+        found = last_logits(native_runner(model), [ids[:end]])
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5 * float(exact.std()))
+
+
+@pytest.mark.parametrize("window", [1, 5, 40, 257, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_within_a_window_tokens_have_the_same_bits_however_they_come(
+    kernels: str, dtype: torch.dtype, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    runner = native_runner(build(None, kept, 24, replace(ODD, sliding_window=window)))
+    ids = torch.randint(300, (1, 600), generator=torch.Generator().manual_seed(0)).tolist()[0]
+
+    def last(chunk: int, count: int, others: int) -> np.ndarray:
+        monkeypatch.setattr(native, "num_threads", lambda: count)
+        prompts = [ids, *([[3] * 600, ids[:300]] * others)]
+        return last_logits(runner, prompts, chunk, "int8" if dtype == torch.int8 else "auto")[0]
+
+    expected = last(600, 1, 0)
+    for chunk, count, others in ((600, 2, 0), (1000, 2, 1), (7, 1, 0), (1, 2, 1), (333, 2, 0)):
+        assert (last(chunk, count, others) == expected).all()
+
+
+def test_a_window_of_the_whole_context_changes_no_bit(kernels: str) -> None:
+    ids = list(range(290))
+    plain, wide = (
+        last_logits(native_runner(build(None, config=replace(CONFIG, sliding_window=window))), [ids])
+        for window in (None, 290)
+    )
+    assert (plain == wide).all()
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 7, 9])
 def test_beside_a_huge_score_the_others_weigh_nothing(kernels: str, num_tokens: int) -> None:
     model = init_weights(LlamaForCausalLM(CONFIG), seed=3).bfloat16().eval().requires_grad_(False)

@@ -45,7 +45,7 @@ class Exact(CausalAttend):
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         groups = q_BTNH.shape[2] // k_BTKH.shape[2]
-        visible = visible_in_row(q_BTNH.shape[1], self.segments_BT, self.bidirectional, q_BTNH.device)
+        visible = visible_in_row(q_BTNH.shape[1], self.segments_BT, self.bidirectional, q_BTNH.device, self.window)
         k, v = (x.repeat_interleave(groups, dim=2) for x in (k_BTKH, v_BTKH))
         scores = torch.einsum("btnh,bsnh->bnts", q_BTNH, k) * q_BTNH.shape[-1] ** -0.5
         pattern = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)
@@ -86,10 +86,34 @@ def test_output_and_gradients_are_float64s(
 
 
 @needs_kernels
+@pytest.mark.parametrize(("dtype", "as_pass"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 7, 32, 33, 100, 256, 299, 300])
+def test_output_and_gradients_within_a_window_are_float64s(
+    window: int, segmented: bool, as_pass: bool, dtype: torch.dtype
+) -> None:
+    """With windows that are shorter than a tile, that begin in another block of keys, and that hide a single pair."""
+    given = inputs((1, 300, 2, 1, 32), dtype)
+    segments = torch.tensor([[0] * 90 + [1] * 200 + [2] * 10]) if segmented else None
+    how: dict[str, Any] = {"segments_BT": segments, "window": window}
+    with Replaced({attend_rows: partial(attend_rows, as_pass=as_pass)}):
+        found = with_gradients(TrainingAttend(**how), *given)
+    for i in range(4):
+        reference = reference_of(partial(nth_of_exact, i, how), *given, dtype=dtype)
+        assert found[i].dtype == dtype and roundings(found[i], reference) < 3
+    if window == 300:
+        plain = with_gradients(TrainingAttend(segments_BT=segments), *given)
+        assert as_pass or all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
+@needs_kernels
 @pytest.mark.parametrize("as_pass", [False, True])
 @pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("tokens", [33, 300])
-def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int, rows: int, as_pass: bool) -> None:
+def test_every_number_of_threads_and_every_run_gives_the_same_bits(
+    tokens: int, window: int | None, rows: int, as_pass: bool
+) -> None:
     """Also where a thread has one head of a group, as there are few groups."""
     given = inputs((rows, tokens, 4, 2, 32))
     before, found = torch.get_num_threads(), []
@@ -97,7 +121,7 @@ def test_every_number_of_threads_and_every_run_gives_the_same_bits(tokens: int, 
         for threads in (1, 2, 3, 2):
             torch.set_num_threads(threads)
             with Replaced({attend_rows: partial(attend_rows, as_pass=as_pass)}):
-                found.append(with_gradients(TrainingAttend(), *given))
+                found.append(with_gradients(TrainingAttend(window=window), *given))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))

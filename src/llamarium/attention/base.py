@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llamarium.errors import InputError
+
 
 class Context(NamedTuple):
     """What the queries of one call look at.
@@ -75,11 +77,28 @@ def attend_fused(
     return out_BNTH.transpose(1, 2)
 
 
-def visible_in_row(num_tokens: int, segments_BT: Tensor | None, bidirectional: bool, device: torch.device) -> Tensor:
+def causal_mask(positions_T: Tensor, keys_S: Tensor, window: int | None = None) -> Tensor:
+    """Return (T, S): True where the query at a position sees the key at another.
+
+    Args:
+        positions_T: int; of the queries.
+        keys_S: int; of the keys.
+        window: How many positions a query sees, the last one its own; None for all up to its own.
+
+    Source: transformers, `masking_utils.py`, `sliding_window_overlay`.
+    """
+    distance_TS = positions_T.unsqueeze(1) - keys_S
+    return distance_TS >= 0 if window is None else (distance_TS >= 0) & (distance_TS < window)
+
+
+def visible_in_row(
+    num_tokens: int, segments_BT: Tensor | None, bidirectional: bool, device: torch.device, window: int | None = None
+) -> Tensor:
     """Return the (1 or B, T, T) mask of a call that sees only its own T tokens; the others as in `RowAttend`."""
+    positions_T = torch.arange(num_tokens, device=device)
     visible_BTT = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool, device=device)
     if not bidirectional:
-        visible_BTT = visible_BTT.tril()
+        visible_BTT = causal_mask(positions_T, positions_T, window).unsqueeze(0)
     if segments_BT is not None:
         visible_BTT = visible_BTT & (segments_BT.unsqueeze(2) == segments_BT.unsqueeze(1))
     return visible_BTT
@@ -92,13 +111,23 @@ class RowAttend:
         segments_BT: int; tokens of different numbers do not see each other. For packed rows number the documents;
             for padding give the padding a number of its own. None means one segment.
         bidirectional: Every token sees its whole segment, as in an encoder.
+        window: How many tokens each sees, the last one itself: a model's `sliding_window`. None means all up to itself.
+
+    Raises:
+        InputError: If `window` is below 1, or given beside `bidirectional`.
     """
 
-    def __init__(self, *, segments_BT: Tensor | None = None, bidirectional: bool = False) -> None:
+    def __init__(
+        self, *, segments_BT: Tensor | None = None, bidirectional: bool = False, window: int | None = None
+    ) -> None:
+        if window is not None and (bidirectional or window < 1):
+            beside = " beside bidirectional=True, where every token sees its whole segment" if bidirectional else ""
+            raise InputError(f"window is {window}{beside}; expected 1 or more with causal attention, or None")
         self.segments_BT = segments_BT
         self.bidirectional = bidirectional
+        self.window = window
 
     def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
         """Return the call's own keys and values, and which of them each query sees."""
-        mask = visible_in_row(k_BTKH.shape[1], self.segments_BT, self.bidirectional, k_BTKH.device)
+        mask = visible_in_row(k_BTKH.shape[1], self.segments_BT, self.bidirectional, k_BTKH.device, self.window)
         return Context(k_BTKH, v_BTKH, mask)

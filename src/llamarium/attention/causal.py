@@ -12,7 +12,9 @@ class CausalAttend(RowAttend):
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         """Return (B, T, N, H)."""
-        if self._mask_B1TT is None and self.segments_BT is not None:  # once for all layers
+        num_tokens, known = q_BTNH.shape[1], self._mask_B1TT
+        hides = self.segments_BT is not None or (self.window is not None and self.window < num_tokens)
+        if hides and (known is None or known.shape[-1] != num_tokens):  # once for all layers
             self._mask_B1TT = self.context(layer_idx, k_BTKH, v_BTKH).visible_BTS.unsqueeze(1)
-        is_causal = self.segments_BT is None and not self.bidirectional
-        return attend_fused(q_BTNH, k_BTKH, v_BTKH, self._mask_B1TT, is_causal=is_causal)
+        mask = self._mask_B1TT if hides else None
+        return attend_fused(q_BTNH, k_BTKH, v_BTKH, mask, is_causal=not hides and not self.bidirectional)

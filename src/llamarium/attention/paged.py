@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llamarium.attention.base import attend_fused
+from llamarium.attention.base import attend_fused, causal_mask
 from llamarium.errors import InputError
 from llamarium.kernels.memory import no_room, reserve
 
@@ -150,11 +150,11 @@ class Segment:
 class PagedAttend:
     """Attention of one packed row, with a segment for each sequence, over a `PagedCache`; holds for one pass.
 
-    Earlier passes have filled all positions before the segments.
+    Earlier passes have filled all positions before the segments that a window, where there is one, leaves in sight.
     """
 
-    def __init__(self, cache: PagedCache, segments: Sequence[Segment]) -> None:
-        self.cache, self.segments = cache, segments
+    def __init__(self, cache: PagedCache, segments: Sequence[Segment], window: int | None = None) -> None:
+        self.cache, self.segments, self.window = cache, segments, window
         self._new = [_from(segment.slots, segment.start, segment.end) for segment in segments]
         self._masks: dict[int, Tensor] = {}
 
@@ -172,13 +172,16 @@ class PagedAttend:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _attend(self, layer_idx: int, i: int, segment: Segment, q_1TNH: Tensor) -> Tensor:
-        k_1SKH, v_1SKH = (kept.unsqueeze(0) for kept in self.cache.at(layer_idx, segment.slots, q_1TNH.dtype))
+        first = 0 if self.window is None else max(0, segment.start + 1 - self.window)  # what the first query sees
+        slots = _from(segment.slots, first, segment.end)
+        k_1SKH, v_1SKH = (kept.unsqueeze(0) for kept in self.cache.at(layer_idx, slots, q_1TNH.dtype))
         if segment.end == segment.start + 1:
             return _decode(q_1TNH, k_1SKH.transpose(1, 2), v_1SKH.transpose(1, 2))
-        if segment.start and i not in self._masks:  # (T, S): position s is visible to position p if s <= p
-            positions_S = torch.arange(segment.end, device=self.cache.device)
-            self._masks[i] = positions_S <= positions_S[segment.start :].unsqueeze(1)
-        return attend_fused(q_1TNH, k_1SKH, v_1SKH, self._masks.get(i), is_causal=segment.start == 0)
+        is_whole = segment.start == 0 and (self.window is None or self.window >= segment.end)
+        if not is_whole and i not in self._masks:  # (T, S)
+            positions_S = torch.arange(first, segment.end, device=self.cache.device)
+            self._masks[i] = causal_mask(positions_S[segment.start - first :], positions_S, self.window)
+        return attend_fused(q_1TNH, k_1SKH, v_1SKH, self._masks.get(i), is_causal=is_whole)
 
 
 def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:

@@ -27,11 +27,11 @@ class TrainingAttend(CausalAttend):
         arrays = [x.to(products_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
         return attend_rows(*arrays, *self.kernel_mask(q_BTNH.shape[:2]))
 
-    def kernel_mask(self, shape: torch.Size) -> tuple[Tensor | None, bool]:
-        """Return segments (B, T) for the kernels, made once for all layers, and whether attention is causal."""
+    def kernel_mask(self, shape: torch.Size) -> tuple[Tensor | None, bool, int]:
+        """Return for the kernels segments (B, T), made once for all layers, whether attention is causal, the window."""
         if self.segments_BT is not None and (self._segments_BT is None or self._segments_BT.shape != shape):
             self._segments_BT = self.segments_BT.to(torch.int32).expand(shape).contiguous()
-        return self._segments_BT, not self.bidirectional
+        return self._segments_BT, not self.bidirectional, self.window or 0
 
 
 def can_attend_rows(*arrays: Tensor) -> bool:
@@ -48,9 +48,9 @@ def can_attend_rows(*arrays: Tensor) -> bool:
 @wrap_torch_function(lambda *given, **_: given)
 def attend_rows(*given: Any, as_pass: bool = False) -> Any:
     """Attend in C; `as_pass` with the bits of a pass, NotImplemented for what a pass does not do."""
-    *arrays, segments_BT, causal = given
+    *arrays, segments_BT, causal, window = given
     fits = not as_pass or (arrays[0].dtype == torch.float32 and segments_BT is None and causal)
-    return _AttendRows.apply(*arrays, segments_BT, causal, as_pass) if fits else NotImplemented
+    return _AttendRows.apply(*arrays, segments_BT, causal, window, as_pass) if fits else NotImplemented
 
 
 class _AttendRows(torch.autograd.Function):
@@ -66,7 +66,7 @@ class _AttendRows(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        return *attend_backward(ctx.saved_tensors, grad_outputs[0], *ctx.how), None, None, None
+        return *attend_backward(ctx.saved_tensors, grad_outputs[0], *ctx.how), None, None, None, None
 
 
 def attend_forward(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) -> tuple[Tensor, ...]:
@@ -86,7 +86,7 @@ def attend_backward(arrays: tuple[Tensor, ...], grad_BTNH: Tensor, *how: Any) ->
     return grads
 
 
-def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *how: bool) -> native.CRowAttention:
+def _call(arrays: tuple[Tensor, ...], segments_BT: Tensor | None, *how: int) -> native.CRowAttention:
     """Return the call's struct; `arrays` are q, k, v, out, log-sums, out's gradient, and the gradients to compute."""
     (rows, tokens, heads, head_dim), kv_heads = arrays[0].shape, arrays[1].shape[2]
     pointers = [None if x is None else x.data_ptr() for x in (segments_BT, *arrays)]

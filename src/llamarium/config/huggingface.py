@@ -190,9 +190,7 @@ def _sliding_window(raw: Mapping[str, Any], kind: str, context: int, notes: list
     if "sliding_window" not in raw:
         window = _DEFAULTS[kind].sliding_window
         notes.append(f"sliding_window {window}")
-    if window is None or window >= context:
-        return None
-    raise ConfigError(f"{source}: sliding_window is {window} in a context of {context}; not supported yet")
+    return None if window is None or window >= context else window
 
 
 def _bias(raw: Mapping[str, Any], name: str, kind: str, source: str) -> bool:

@@ -75,6 +75,12 @@ def split(rows: NDArray[Any], count: int) -> Iterator[NDArray[Any]]:
     return (rows[start : start + count] for start in range(0, len(rows), count))
 
 
+def causal_mask(positions_T: NDArray[Any], num_keys: int, window: int | None) -> NDArray[np.bool_]:
+    """Return (T, S): True where the query at a position sees a key; see `attention.base.causal_mask`."""
+    distance_TS = positions_T[:, None] - np.arange(num_keys)
+    return distance_TS >= 0 if window is None else (distance_TS >= 0) & (distance_TS < window)
+
+
 def scores_of(q_TNH: Floats, k_SKH: Floats, visible_TS: NDArray[np.bool_]) -> Floats:
     """Return q·k / sqrt(H), -inf where the mask hides a key: (N, T, S); head n reads key-value head n // G.
 

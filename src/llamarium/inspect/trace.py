@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError, show_value
 from llamarium.extras import need_torch
 from llamarium.inspect.forward import KeptSequence, Memory, advance, batches, num_shared
-from llamarium.inspect.numbers import Floats, as_array, scores_of, softmax
+from llamarium.inspect.numbers import Floats, as_array, causal_mask, scores_of, softmax
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole, parse_key, print_key
 from llamarium.inspect.tokens import check_ids
 from llamarium.runtime.batch import Batch, Span, pack
@@ -333,7 +333,8 @@ def _run(
     order = [ordered.index(p) for p in plan.positions]
     found = {key: seen if ACTIVATIONS[key[0]].axes[0] == "S" else _rows(seen, order) for key, seen in found.items()}
     for layer in {layer for name, layer in plan.keys if name in FROM_CACHE and layer is not None}:
-        found |= _from_cache(cache, sequence, plan, layer, found.get(("q_rot", layer)))
+        window = runner.config.sliding_window
+        found |= _from_cache(cache, sequence, plan, layer, window, found.get(("q_rot", layer)))
     return Trace(tuple(sequence.ids), plan.positions, {key: found[key] for key in plan.keys})
 
 
@@ -352,13 +353,13 @@ def _rows(values: Floats, rows: Sequence[int]) -> Floats:
 
 
 def _from_cache(
-    cache: Cache, sequence: KeptSequence, plan: TracePlan, layer: int, q_rot_TNH: Floats | None
+    cache: Cache, sequence: KeptSequence, plan: TracePlan, layer: int, window: int | None, q_rot_TNH: Floats | None
 ) -> dict[Key, Floats]:
     """Return the planned ones of a layer's rotated keys, scores and pattern."""
     k_SKH, _ = cache.read(layer, sequence.table.blocks, len(sequence.ids))
     found: dict[Key, Floats] = {("k_rot", layer): k_SKH} if ("k_rot", layer) in plan.keys else {}
     if q_rot_TNH is not None:
-        visible_TS = np.arange(len(k_SKH)) <= np.array(plan.positions)[:, None]
+        visible_TS = causal_mask(np.array(plan.positions), len(k_SKH), window)
         found |= look(q_rot_TNH, k_SKH, visible_TS, layer, plan.keys)
     return found
 

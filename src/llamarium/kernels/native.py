@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 22
+INTERFACE = 23
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -107,7 +107,7 @@ class CModel(Structure):
         ("num_kv_heads", c_int32), ("head_dim", c_int32), ("norm_eps", c_float), ("norm_dtype", c_int32),
         ("frequencies", c_void_p), ("attention_factor", c_float), ("final_norm", c_void_p), ("layers", POINTER(CLayer)),
         ("table", CMatrix), ("head", CMatrix), ("num_adapters", c_int32), ("adapters", POINTER(CAdapter)),
-        ("input_bits", c_int32),
+        ("input_bits", c_int32), ("window", c_int32),
     )  # fmt: skip
 
 
@@ -167,7 +167,10 @@ class CRowAttention(Structure):
     """`lm_row_attention`."""
 
     _fields_ = (
-        *((key, c_int32) for key in "dtype num_rows num_tokens num_heads num_kv_heads head_dim causal as_pass".split()),
+        *(
+            (key, c_int32)
+            for key in "dtype num_rows num_tokens num_heads num_kv_heads head_dim causal window as_pass".split()
+        ),
         *((key, c_void_p) for key in "segments q k v out log_sums grad_out grad_q grad_k grad_v".split()),
     )
 

@@ -86,7 +86,8 @@ class LlamaForCausalLM(nn.Module):
         Args:
             ids_BT: int, token ids.
             positions: int, (B, T) or (1, T); 0, 1, 2, ... where left out.
-            attend: What the queries see; causal attention over this call's own tokens where left out.
+            attend: What the queries see; causal attention over this call's own tokens where left out, with the
+                config's window.
 
         Raises:
             InputError: If the ids are no (B, T) of integers within the vocabulary, or the positions do not fit.
@@ -97,7 +98,8 @@ class LlamaForCausalLM(nn.Module):
             positions = self._default_positions(ids_BT)
         elif positions.shape not in ((1, ids_BT.shape[1]), ids_BT.shape):
             raise InputError(f"positions are {tuple(positions.shape)}; expected {tuple(ids_BT.shape)}, as the ids")
-        return self.logits(self.model(ids_BT, positions, CausalAttend() if attend is None else attend))
+        attend = CausalAttend(window=self.config.sliding_window) if attend is None else attend
+        return self.logits(self.model(ids_BT, positions, attend))
 
     @property
     def device(self) -> torch.device:

@@ -19,7 +19,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from llamarium.attention import CausalAttend
+from llamarium.attention import Attend
 from llamarium.errors import InputError
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.model.rope import Rotary
@@ -84,9 +84,14 @@ class InputStatistics:
 
 @torch.inference_mode()
 def run_layer(
-    layer: LlamaDecoderLayer, hidden_BTD: Tensor, rotary: Rotary, statistics: InputStatistics | None = None
+    layer: LlamaDecoderLayer,
+    hidden_BTD: Tensor,
+    rotary: Rotary,
+    statistics: InputStatistics | None = None,
+    *,
+    attend: Attend,
 ) -> Tensor:
-    """Run a layer on hidden states (B, T, D), float32, a few windows at a time; collect `statistics` of inputs."""
+    """Run a layer on hidden states (B, T, D), float32, a few texts at a time; collect `statistics` of inputs."""
     batch = max(1, _BATCH_TOKENS // hidden_BTD.shape[1])
     out_BTD = torch.empty_like(hidden_BTD)
     with ExitStack() as hooks:
@@ -94,5 +99,5 @@ def run_layer(
             statistics.watch(layer, hooks)
         for start in range(0, len(hidden_BTD), batch):
             part = slice(start, start + batch)
-            out_BTD[part] = layer(hidden_BTD[part], rotary, CausalAttend())
+            out_BTD[part] = layer(hidden_BTD[part], rotary, attend)
     return out_BTD

@@ -135,19 +135,23 @@ class CalibratedQuantizer(Quantizer):
             tiles = self._tiles[key] = self.quantize(key, weight.numpy(), self.recipe.type, seen)
             layer.set_submodule(name, self._packed(key, tiles, self.recipe.type))
         if self._hidden_BTD is not None:
-            self._hidden_BTD = run_layer(layer, self._hidden_BTD, self._rotary())
+            self._hidden_BTD = self._run(layer, self._hidden_BTD)
         self._scaffold.model.layers[index] = nn.Identity()  # frees the layer's norms and gives up the Linears
         self._num_layers_done += 1
 
     def _look(self, layer: LlamaDecoderLayer) -> InputStatistics | None:
         """Run the sample through the unquantized layer, for its inputs and for the reference."""
         if self._reference_BTD is not None:
-            self._reference_BTD = run_layer(layer, self._reference_BTD, self._rotary())
+            self._reference_BTD = self._run(layer, self._reference_BTD)
         if self._hidden_BTD is None or self.recipe.method not in CALIBRATED:
             return None
         statistics = InputStatistics(wants_gram=self.recipe.method == "gptq")
-        run_layer(layer, self._hidden_BTD, self._rotary(), statistics)
+        self._run(layer, self._hidden_BTD, statistics)
         return statistics
+
+    def _run(self, layer: LlamaDecoderLayer, hidden_BTD: Tensor, statistics: InputStatistics | None = None) -> Tensor:
+        attend = CausalAttend(window=self.checkpoint.config.sliding_window)
+        return run_layer(layer, hidden_BTD, self._rotary(), statistics, attend=attend)
 
     def _rotary(self) -> Rotary:
         assert self._hidden_BTD is not None
@@ -191,7 +195,7 @@ def _mean_kl(model: LlamaForCausalLM, windows_BT: Tensor, original: LlamaForCaus
     total, count = 0.0, 0
     positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
     for ids_T, reference_TD in zip(windows_BT, reference_BTD, strict=True):
-        hidden_TD = model.model(ids_T.unsqueeze(0), positions_1T, CausalAttend())[0]
+        hidden_TD = model.model(ids_T.unsqueeze(0), positions_1T, CausalAttend(window=model.config.sliding_window))[0]
         for compared, *_ in compare(_logits(model, hidden_TD), _logits(original, reference_TD)):
             total, count = total + float(compared.kl_C.sum(dtype=np.float64)), count + len(compared.kl_C)
     return total / count

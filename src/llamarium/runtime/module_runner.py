@@ -198,7 +198,7 @@ class ModuleRunner:
         ids_1M = torch.from_numpy(batch.token_ids).to(device).unsqueeze(0)
         positions_1M = torch.from_numpy(batch.positions).to(device, torch.int64).unsqueeze(0)
         rows_W = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
-        seen = _Attend(PagedAttend(cache, _segments(batch, cache)), taps)
+        seen = _Attend(PagedAttend(cache, _segments(batch, cache), self.config.sliding_window), taps)
         model = self.model if taps is None and batch.edits is None else shell_of(self.model)
         _hook_edits(model, batch)
         if taps is not None:

@@ -71,7 +71,8 @@ class Evaluation:
 def causal_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """Compute hidden states; each token attends to its own segment up to itself."""
     positions = batch.positions_BT if batch.segments_BT is not None else batch.positions_BT[:1]
-    return model.model(batch.ids_BT, positions, TrainingAttend(segments_BT=batch.segments_BT))
+    attend = TrainingAttend(segments_BT=batch.segments_BT, window=model.config.sliding_window)
+    return model.model(batch.ids_BT, positions, attend)
 
 
 def bidirectional_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from llamarium.attention.base import Attend
+from llamarium.attention.base import Attend, causal_mask
 from llamarium.config import RopeScaling
 from llamarium.errors import InputError, MemoryBudgetError, show_value
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole
@@ -39,10 +39,14 @@ class Experiment:
     rotation: bool = True
     rope_scaling: RopeScaling | Literal["model", "off"] = "model"
 
-    def visible(self, num_tokens: int, device: torch.device | str) -> Tensor:
-        """Return the mask, (T, T): True where the query of a row sees the key of a column."""
+    def visible(self, num_tokens: int, window: int | None, device: torch.device | str) -> Tensor:
+        """Return the mask, (T, T): True where the query of a row sees the key of a column.
+
+        `window` is the model's; where every token sees the whole text, there is none.
+        """
+        positions_T = torch.arange(num_tokens, device=device)
         visible_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device)
-        visible_TT = visible_TT if self.bidirectional else visible_TT.tril()
+        visible_TT = visible_TT if self.bidirectional else causal_mask(positions_T, positions_T, window)
         visible_TT[:, list(self.hidden)] = False
         return visible_TT | torch.eye(num_tokens, dtype=torch.bool, device=device)
 
@@ -95,11 +99,12 @@ def begin(shell: LlamaForCausalLM, experiment: Experiment) -> list[RemovableHand
         shell.model.rotary_emb = LlamaRotaryEmbedding(replace(shell.config, rope_scaling=scaling))
     if not experiment.has_mask:
         return []
+    window = shell.config.sliding_window
 
     def mask(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         ids_BT, positions_BT, attend = args
         _check_whole(positions_BT, experiment)
-        return ids_BT, positions_BT, _Masked(attend, experiment.visible(ids_BT.shape[1], ids_BT.device))
+        return ids_BT, positions_BT, _Masked(attend, experiment.visible(ids_BT.shape[1], window, ids_BT.device))
 
     return [shell.model.register_forward_pre_hook(mask)]
 
@@ -146,7 +151,8 @@ def trace_experiment(
             f"{budget_mb:,.1f} MB. Restrict layers or positions, or raise budget_mb"
         )
     seen = trace(runner_of(model), ids, names=others, **options)
-    found, visible_TS = dict(seen.arrays), experiment.visible(len(ids), "cpu").numpy()[list(seen.positions)]
+    visible_TT = experiment.visible(len(ids), model.config.sliding_window, "cpu").numpy()
+    found, visible_TS = dict(seen.arrays), visible_TT[list(seen.positions)]
     for layer in seen.layers:
         found |= look(found["q_rot", layer], found["k_rot", layer], visible_TS, layer, plan.keys)
     return Trace(seen.token_ids, seen.positions, {key: found[key] for key in plan.keys})

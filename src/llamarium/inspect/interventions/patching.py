@@ -130,7 +130,8 @@ class PatchGrid:
         shape = (len(positions), num_tokens) if self._runs_whole else (1, len(places))
         start = self._start(shell, layer, at_M.view(shape), is_patched_M.view(shape))
         shell.model.layers = nn.ModuleList([*start, *shell.model.layers[layer + 1 :]])
-        attend = CausalAttend() if self._runs_whole else _Rest(cells_M, at_M, self._kept)
+        inner = CausalAttend(window=self._model.config.sliding_window)
+        attend = inner if self._runs_whole else _Rest(cells_M, at_M, self._kept, inner)
         ids_BT = torch.tensor(self.base_ids, device=device)[at_M].view(shape)
         with threads_for(self._model):
             stream_MD = shell.model(ids_BT, at_M.view(shape), attend).flatten(0, 1)
@@ -188,10 +189,12 @@ class _Rest:
     Attention runs in the shape of whole passes side by side, so that it has their bits.
     """
 
-    def __init__(self, cells_M: Tensor, at_M: Tensor, base: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, cells_M: Tensor, at_M: Tensor, base: Callable[[int], tuple[Tensor, Tensor]], attend: CausalAttend
+    ) -> None:
         self._places, self._base = (cells_M, at_M), base
         self._num_cells = int(cells_M[-1]) + 1  # sync: an experiment
-        self._attend = CausalAttend()
+        self._attend = attend
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         pause()

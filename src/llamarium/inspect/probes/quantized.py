@@ -10,7 +10,7 @@ import numpy as np
 
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import InputError
-from llamarium.inspect.numbers import Floats, scores_of, softmax
+from llamarium.inspect.numbers import Floats, causal_mask, scores_of, softmax
 from llamarium.inspect.probes.four_bits import rounded_inputs
 from llamarium.inspect.probes.rope import rotate
 from llamarium.inspect.shapes import linear_key, type_of
@@ -73,7 +73,7 @@ def _attention(runner: Runner, layer: int, x_TD: Floats, multiply: _Multiply) ->
     q, k, v = (multiply(linear_key(layer, name), x_TD) for name in ("q_proj", "k_proj", "v_proj"))
     q, k, v = (part.reshape(len(x_TD), -1, config.head_dim) for part in (q, k, v))
     q, k = rotate(config, q, positions), rotate(config, k, positions)
-    pattern_NTS = softmax(scores_of(q, k, positions <= positions[:, None]))
+    pattern_NTS = softmax(scores_of(q, k, causal_mask(positions, len(positions), config.sliding_window)))
     v_NSH = v.transpose(1, 0, 2).repeat(q.shape[1] // v.shape[1], axis=0)
     return multiply(linear_key(layer, "o_proj"), (pattern_NTS @ v_NSH).transpose(1, 0, 2).reshape(len(x_TD), -1))
 

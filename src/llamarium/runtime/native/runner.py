@@ -78,7 +78,7 @@ class NativeRunner:
             config.num_key_value_heads, config.head_dim, config.rms_norm_eps, C_DTYPES[self.kv_dtype],
             self._frequencies.ctypes.data, attention_factor(config), norm.ctypes.data, self._layers,
             self._matrix(EMBEDDING), self._matrix(HEAD),
-            len(adapters), describe(adapters, config.num_hidden_layers), input_bits,
+            len(adapters), describe(adapters, config.num_hidden_layers), input_bits, config.sliding_window or 0,
         )  # fmt: skip
 
     @property

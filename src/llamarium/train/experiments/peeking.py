@@ -48,7 +48,8 @@ def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: R
     loss = partial(measure, model, rows, **how, precision=config.chosen_precision)
     batch = rows.batch(0, range(min(4, rows.num_rows(0)))).to(model.device)
     ahead = trunk is bidirectional_trunk
-    attend = _NextTokenShares(CausalAttend(segments_BT=batch.segments_BT, bidirectional=ahead))
+    window = None if ahead else model.config.sliding_window
+    attend = _NextTokenShares(CausalAttend(segments_BT=batch.segments_BT, bidirectional=ahead, window=window))
     model.model(batch.ids_BT, batch.positions_BT, attend)
     shares_LN = torch.stack(attend.shares)
     layer_idx, head_idx = divmod(int(shares_LN.argmax()), shares_LN.shape[1])
