@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from llamarium.api import Llama
 from llamarium.build import check_step
 from llamarium.build.folder.course import Course, file_of, step_named
 from llamarium.build.folder.source import solution, start
+from llamarium.build.passes import Weights
 from llamarium.build.steps import STEPS
 from llamarium.cli.main import main
 from llamarium.errors import (
@@ -32,6 +34,7 @@ from llamarium.errors import (
 )
 from llamarium.hub import folders
 from llamarium.kernels.threads import num_threads
+from llamarium.presets import preset
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.process import child
 from llamarium.runtime.process.cache import SharedCache
@@ -300,6 +303,13 @@ def test_rope_scaling_is_refused_by_a_check_and_as_a_model(tmp_path: Path) -> No
         check_step(folder, "rotate")
     with pytest.raises(FunctionError, match=words):
         llamarium.load(folder)
+
+
+def test_a_sliding_window_is_refused_as_well() -> None:
+    """Where a check computed without it, functions would be right that are not."""
+    config = replace(preset("tiny"), sliding_window=8)
+    with pytest.raises(OptionError, match="sliding window"):
+        Weights(config, lambda key: np.zeros((1, 1), np.float32))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import llamarium
+from llamarium.attention import CausalAttend
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.export import checkpoint_weights
 from llamarium.checkpoints.gguf.export import export_gguf, permute, rope_factors
@@ -179,6 +180,21 @@ def test_a_gguf_gives_the_same_logits(
     assert {e.dtype for e in checkpoint.entries.values() if len(e.shape) == 1} == {"F32"}
     again, _ = load_model(checkpoint, LoadOptions(dtype="float32"))
     assert torch.equal(again(IDS), model(IDS))
+
+
+def test_a_gguf_keeps_a_window_that_llama_cpp_does_not_compute_and_it_is_said(
+    model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = loaded(model_files(dtype=torch.float32, sliding_window=7).huggingface(), dtype="float32")
+    assert model.config.sliding_window == 7
+    with pytest.warns(UserWarning, match=r"window of 7 tokens.*llama\.cpp"):
+        export_gguf(tmp_path / "m.gguf", model_weights(model), model.config, type_name="F32", name="m")
+    checkpoint = GGUFCheckpoint(tmp_path / "m.gguf")
+    assert checkpoint.metadata["llama.attention.sliding_window"] == 7 and checkpoint.config == model.config
+    again, _ = load_model(checkpoint, LoadOptions(dtype="float32"))
+    ids = torch.arange(1, 31).unsqueeze(0)
+    assert torch.equal(again(ids), model(ids))
+    assert not torch.allclose(model(ids, attend=CausalAttend()), model(ids)), "a window without effect shows nothing"
 
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "Q4_1"])

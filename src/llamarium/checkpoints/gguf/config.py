@@ -29,7 +29,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "rope.scale_linear": (1.0,),
     "rope.scaling.factor": (1.0,),
     "rope.scaling.attn_factor": (1.0,),
-    "attention.sliding_window": (0,),
     "logit_scale": (0.0, 1.0),
     "expert_count": (0,),
     "expert_used_count": (0,),
@@ -39,7 +38,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 _READ = frozenset(
     "context_length embedding_length block_count feed_forward_length vocab_size rope.freq_base rope.dimension_count "
     "attention.head_count attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length "
-    "attention.value_length rope.scaling.original_context_length tensor_data_layout".split()
+    "attention.value_length attention.sliding_window rope.scaling.original_context_length tensor_data_layout".split()
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -74,6 +73,7 @@ def _plain_config(file: GGUFFile, source: str) -> ModelConfig:
         rms_norm_eps=_number(data, "llama.attention.layer_norm_rms_epsilon", source),
         rope_theta=_number(data, "llama.rope.freq_base", source),
         max_position_embeddings=_integer(data, "llama.context_length", source),
+        sliding_window=_window(data, source),
         tie_word_embeddings="output.weight" not in file.tensors,
         bos_token_id=_token_id(data, "bos_token_id", source),
         eos_token_id=tuple(dict.fromkeys(i for name in _END_KEYS if (i := _token_id(data, name, source)) is not None)),
@@ -118,6 +118,15 @@ def _head_dim(data: Mapping[str, Any], hidden: int, heads: int, source: str) -> 
         if value != head_dim:
             raise CheckpointError(f"{source}: {key} is {value}, but a head is {head_dim} wide; supported is equal only")
     return head_dim
+
+
+def _window(data: Mapping[str, Any], source: str) -> int | None:
+    """Return the window of attention where the file names one that hides something; llama.cpp computes none."""
+    key = "llama.attention.sliding_window"
+    window = _integer(data, key, source, default=0)
+    if window < 0:
+        raise _bad(data, key, source, "0 or more tokens")
+    return window if 0 < window < _integer(data, "llama.context_length", source) else None
 
 
 def _find_scaling(

@@ -199,6 +199,12 @@ def _model_metadata(config: ModelConfig, mixture: Mixture, name: str) -> dict[st
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
     }
+    if (window := config.sliding_window) is not None:
+        fields["attention.sliding_window"] = window
+        warn_caller(
+            f"attention sees a window of {window} tokens, which llama.cpp does not compute for a Llama: there, "
+            "texts of more tokens give other results"
+        )
     fields |= {} if config.rope_scaling is None else scaling_fields(config.rope_scaling)
     general = {"architecture": "llama", "name": name, "file_type": mixture.number, "quantization_version": 2}
     return {f"general.{key}": value for key, value in general.items()} | {
