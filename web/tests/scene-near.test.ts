@@ -189,6 +189,19 @@ describe("a block", () => {
     expect(keysOf(50, 60, 8)).toEqual([0, 47, 48, 49, 50, 51, 52, 53]);
   });
 
+  it("draws keys before the window as the mask's, with neither share nor value", () => {
+    const numbers = blockNumbers("attention", POS, LAYER);
+    if (numbers.block !== "attention") throw new Error("another block");
+    const first = POS - 2; // the first key of a window of 3
+    const near = { ...numbers, scores: numbers.scores.map((score, key) => (key < first ? -Infinity : score)), pattern: numbers.pattern.map((share, key) => (key < first ? 0 : share)) };
+    const ids = block.marks(dataOf({ block: near }, HERE), cameraAt({ ...HERE, depth: 2, block: "attention" }, WIDE), REST).map((mark) => mark.id.split(".").at(-1));
+    for (let key = 0; key <= POS; key++) {
+      expect(ids.includes(`mask${key}`)).toBe(key < first);
+      expect(ids.includes(`share${key}`)).toBe(key >= first);
+      expect(ids.includes(`score${key}`)).toBe(key >= first);
+    }
+  });
+
   it("turns hands by position times frequency, all the way at rest", () => {
     const data = dataOf({ block: blockNumbers("rope", POS, LAYER) }, HERE);
     const camera = cameraAt({ ...HERE, depth: 2, block: "rope" }, WIDE);

@@ -78,6 +78,7 @@ def _of_config(found: "Summary") -> dict[str, Any]:
     return {
         "shape": Sizes(**axis_sizes(c), L=c.num_hidden_layers),
         "context": c.max_position_embeddings,
+        "window": c.sliding_window,
         "rms_norm_eps": c.rms_norm_eps,
         "rope_scaling": None if c.rope_scaling is None else asdict(c.rope_scaling),
         "tied": c.tie_word_embeddings,

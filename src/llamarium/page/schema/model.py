@@ -58,6 +58,7 @@ class ModelView(View):
     Attributes:
         runner: Display name of the backend; None for a shape.
         context: Tokens that it was made for.
+        window: How many tokens each sees, the last one itself; None where it sees all before it.
         tied: Whether the head's weight is the embedding table.
         attention_flops_per_position: Of one token, for each earlier one that it sees.
         kv_bytes_per_token: What its key and value occupy in the cache.
@@ -71,6 +72,7 @@ class ModelView(View):
     dtype: str | None
     shape: Sizes
     context: int
+    window: int | None
     rms_norm_eps: float
     rope_scaling: dict[str, float] | None
     tied: bool

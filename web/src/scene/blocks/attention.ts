@@ -22,6 +22,9 @@ export function keysOf(pos: number, sources: number, most: number): number[] {
   return start > 0 ? [0, ...all.slice(1)] : all;
 }
 
+/** Whether the mask hides a key: a later one, or one before the window. */
+const isHidden = ({ scores, pos }: AttentionNumbers, key: number): boolean => key > pos || scores[key] === -Infinity;
+
 interface Key {
   readonly key: number;
   readonly u0: number;
@@ -45,7 +48,7 @@ export function attention(leaf: Leaf, numbers: AttentionNumbers, data: Data): vo
   const taken = once(numbers.pattern, "taken", () => weighted(numbers, H));
   const limit = limitOf(numbers.out).limit;
   for (const { key, u0, u1 } of keys) {
-    if (key > pos) continue;
+    if (isHidden(numbers, key)) continue;
     const values = rowOf(taken, key, H);
     leaf.strip(`value${key}`, { u0, u1, v0: BANDS.values[0], v1: BANDS.values[1] }, values, {
       rows: H, limit, alpha: leaf.done(0.65, 0.85), says: lengthOf(`share × value of ${tokenAt(data, key)} for ${tokenAt(data, pos)}, head ${head}`, values),
@@ -68,24 +71,26 @@ function label(leaf: Leaf, id: string, v: readonly [number, number], text: strin
   else leaf.text(id, [0, (v[0] + v[1]) / 2], text, { size: "normal", most: 0.13 * leaf.size.width });
 }
 
-function names(leaf: Leaf, { pos, scores }: AttentionNumbers, data: Data, keys: readonly Key[]): void {
+function names(leaf: Leaf, numbers: AttentionNumbers, data: Data, keys: readonly Key[]): void {
+  const { pos, scores } = numbers;
   for (const { key, middle, wide } of keys) {
-    const isChosen = key === pos;
-    leaf.text(`key${key}`, [middle, BANDS.tokens], visible(data.tokens[key]?.text ?? ""), { align: "center", mono: true, ink: isChosen ? "chosen" : key > pos ? "soft" : "ink", alpha: key > pos ? 0.6 : 1, most: wide - 3 });
+    const [isChosen, hidden] = [key === pos, isHidden(numbers, key)];
+    leaf.text(`key${key}`, [middle, BANDS.tokens], visible(data.tokens[key]?.text ?? ""), { align: "center", mono: true, ink: isChosen ? "chosen" : hidden ? "soft" : "ink", alpha: hidden ? 0.6 : 1, most: wide - 3 });
   }
   if (!leaf.isNarrow) leaf.text("keys", [0, BANDS.tokens], keys.length < scores.length ? `${keys.length} of ${scores.length} keys` : "keys", { size: "normal", most: 0.13 * leaf.size.width });
 }
 
-function scoreBars(leaf: Leaf, { scores, pos, head }: AttentionNumbers, data: Data, keys: readonly Key[]): void {
+function scoreBars(leaf: Leaf, numbers: AttentionNumbers, data: Data, keys: readonly Key[]): void {
+  const { scores, pos, head } = numbers;
   const [v0, v1] = BANDS.scores;
-  const seen = keys.filter(({ key }) => key <= pos).map(({ key }) => scores[key] as number);
+  const seen = keys.filter(({ key }) => !isHidden(numbers, key)).map(({ key }) => scores[key] as number);
   const [low, high] = [Math.min(0, ...seen), Math.max(0, ...seen, 1e-9)];
   const heightOf = (score: number): number => v0 + ((v1 - v0) * (score - low)) / (high - low);
   label(leaf, "scores", BANDS.scores, "scores q·k / √H");
   const zero = heightOf(0);
   leaf.line("zero", [[keys[0]?.u0 ?? 0, zero], [keys.at(-1)?.u1 ?? 1, zero]]);
   for (const { key, u0, u1, middle, wide } of keys) {
-    if (key > pos) {
+    if (isHidden(numbers, key)) {
       leaf.box(`mask${key}`, { u0, u1, v0, v1 }, "line", { corner: 3, alpha: 0.7, says: { name: `score of ${tokenAt(data, key)}, which the mask hides from ${tokenAt(data, pos)}`, value: "−∞" } });
       leaf.text(`mask${key}.name`, [middle, (v0 + v1) / 2], "−∞", { align: "center", most: wide });
       continue;
@@ -99,12 +104,13 @@ function scoreBars(leaf: Leaf, { scores, pos, head }: AttentionNumbers, data: Da
   }
 }
 
-function shareBars(leaf: Leaf, { pattern, pos, head }: AttentionNumbers, data: Data, keys: readonly Key[], hue: number): void {
+function shareBars(leaf: Leaf, numbers: AttentionNumbers, data: Data, keys: readonly Key[], hue: number): void {
+  const { pattern, pos, head } = numbers;
   const [v0, v1] = BANDS.shares;
   label(leaf, "shares", BANDS.shares, leaf.isNarrow ? "softmax: shares of 1" : "softmax");
   label(leaf, "values", BANDS.values, "share × value", 1);
   for (const { key, u0, u1, middle, wide } of keys) {
-    if (key > pos) continue;
+    if (isHidden(numbers, key)) continue;
     const share = pattern[key] as number;
     const top = v0 + (v1 - v0) * share * leaf.done(0.3, 0.65);
     leaf.box(`share${key}.room`, { u0, u1, v0, v1 }, "line", { outlined: true, alpha: 0.5 });
