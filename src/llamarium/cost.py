@@ -14,8 +14,8 @@ class ParameterCount:
 
     Attributes:
         embedding: V·D.
-        attention: q, k, v and o of all layers.
-        mlp: gate, up and down of all layers.
+        attention: q, k, v and o of all layers, with their biases.
+        mlp: gate, up and down of all layers, with theirs.
         norms: 2·L + 1 vectors of D.
         head: V·D, or 0 when tied.
     """
@@ -35,20 +35,35 @@ class ParameterCount:
 def count_parameters(config: ModelConfig) -> ParameterCount:
     """Count the parameters of a model of this shape."""
     c = config
-    heads = 2 * c.num_attention_heads + 2 * c.num_key_value_heads  # q and o, k and v
+    attention, mlp = _biases(c)
     return ParameterCount(
         embedding=c.vocab_size * c.hidden_size,
-        attention=c.num_hidden_layers * c.hidden_size * c.head_dim * heads,
-        mlp=c.num_hidden_layers * 3 * c.hidden_size * c.intermediate_size,
+        attention=_attention_weights(c) + attention,
+        mlp=_mlp_weights(c) + mlp,
         norms=(2 * c.num_hidden_layers + 1) * c.hidden_size,
         head=0 if c.tie_word_embeddings else c.vocab_size * c.hidden_size,
     )
 
 
+def _attention_weights(c: ModelConfig) -> int:
+    heads = 2 * c.num_attention_heads + 2 * c.num_key_value_heads  # q and o, k and v
+    return c.num_hidden_layers * c.hidden_size * c.head_dim * heads
+
+
+def _mlp_weights(c: ModelConfig) -> int:
+    return c.num_hidden_layers * 3 * c.hidden_size * c.intermediate_size
+
+
+def _biases(c: ModelConfig) -> tuple[int, int]:
+    """Return the numbers in the biases of attention and of the MLP, of all layers."""
+    of_attention = (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim + c.hidden_size
+    of_mlp = 2 * c.intermediate_size + c.hidden_size
+    return c.num_hidden_layers * of_attention * c.attention_bias, c.num_hidden_layers * of_mlp * c.mlp_bias
+
+
 def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits: int = 1) -> int:
     """Return the operations of a pass over a row: of `num_new` tokens after `num_cached`, with `num_logits` logits."""
-    count = count_parameters(config)
-    matmuls = 2 * num_new * (count.attention + count.mlp)
+    matmuls = 2 * num_new * (_attention_weights(config) + _mlp_weights(config))
     head = 2 * num_logits * config.vocab_size * config.hidden_size
     seen = _pairs(num_cached + num_new, config.sliding_window) - _pairs(num_cached, config.sliding_window)
     attention = 4 * seen * config.num_hidden_layers * config.num_attention_heads * config.head_dim

@@ -60,6 +60,34 @@ HF_CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     },
+    # a context stretched by YaRN, whose attention factor is not 1
+    "yarn": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+        "tie_word_embeddings": False,
+    },
+    # one stretched linearly, with the older key
+    "linear": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+        "tie_word_embeddings": True,
+    },
+    # biases everywhere; frequencies that depend on the length of texts beyond the context, which are refused
+    "biases": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": False,
+    },
     # one key-value head for all: multi-query
     "mqa": {
         "hidden_size": 128,
@@ -99,7 +127,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float32) -> Pair:
     torch.manual_seed(0)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**raw))
     for parameter_name, parameter in theirs.named_parameters():
-        spread = 0.3 if "norm" in parameter_name else parameter.shape[-1] ** -0.5
+        spread = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
         torch.nn.init.normal_(parameter, 1.0 if "norm" in parameter_name else 0.0, spread)
     theirs = theirs.to(dtype).eval()
     config = ModelConfig.from_hf(raw)

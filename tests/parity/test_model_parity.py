@@ -18,7 +18,7 @@ from llamarium.model import LlamaAttention, LlamaForCausalLM, LlamaRMSNorm, Llam
 from llamarium.model import llama as llama_module
 from llamarium.model.rope import rotate_complex
 
-NAMES = ["llama-3.2-1b", "llama-3.1-8b", "llama-3.2-3b", "llama-2", "mqa"]
+NAMES = ["llama-3.2-1b", "llama-3.1-8b", "llama-3.2-3b", "llama-2", "mqa", "yarn", "linear", "biases"]
 TOLERANCE = {"rtol": 1.3e-6, "atol": 1e-5}
 
 # Far apart, because RoPE only shows in distances: within a few tokens no scaling is visible.
@@ -113,7 +113,8 @@ def test_rotation_equals_the_complex_form(name: str, pair_of: Callable[[str], An
     head_dim = rotary_emb.config.head_dim
     x = torch.randn(1, len(POSITIONS), 3, head_dim, generator=torch.Generator().manual_seed(2))
     rotated = rotary_emb(POSITIONS.unsqueeze(0), torch.float32).rotate(x)
-    expected = rotate_complex(x, POSITIONS.unsqueeze(0), rotary_emb.frequencies(x.device))
+    frequencies, factor = rotary_emb.frequencies(x.device), rotary_emb.attention_factor
+    expected = rotate_complex(x, POSITIONS.unsqueeze(0), frequencies, factor)
     torch.testing.assert_close(rotated, expected)
 
 

@@ -93,8 +93,11 @@ class LoRALinear(nn.Module):
         low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.config.scale  # r numbers, not out
         correction = F.linear(low, self.lora_B.weight.to(x.dtype))
         both = y.float() + correction if half else y + correction  # bfloat16 would round away what begins at zero
-        if self.lora_magnitude_vector is not None:
-            both = both * (self.lora_magnitude_vector / self.row_norms())
+        if self.lora_magnitude_vector is not None:  # of the rows of a matrix, so not of a bias
+            bias = cast("Tensor | None", getattr(self.base_layer, "bias", None))
+            without = both if bias is None else both - bias
+            scaled = without * (self.lora_magnitude_vector / self.row_norms())
+            both = scaled if bias is None else scaled + bias
         return both if half else both.to(y.dtype)
 
     @torch.no_grad()

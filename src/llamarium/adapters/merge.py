@@ -113,14 +113,14 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
             _check_products(name, module)
             weight, part, squares = _merged(module, dtype)
             kept, whole = kept + part, whole + squares
-            model.set_submodule(name, _linear(weight))
+            model.set_submodule(name, _linear(weight, module.base_layer))
         elif isinstance(module, QuantizedEmbedding):
             model.set_submodule(name, nn.Embedding.from_pretrained(module.dequantize(dtype)))
         elif name == "lm_head" and model.config.tie_word_embeddings:
             model.lm_head = meta_linear(model.config.hidden_size, model.config.vocab_size)  # until it is tied, below
         else:
             assert isinstance(module, QuantizedLinear)
-            model.set_submodule(name, _linear(module.dequantize(dtype)))
+            model.set_submodule(name, _linear(module.dequantize(dtype), module))
     model.tie_weights()
     model.to(dtype).requires_grad_(False).eval()
     return kept / whole if whole else 1.0
@@ -157,7 +157,11 @@ def _check_products(name: str, linear: LoRALinear) -> None:
         )
 
 
-def _linear(weight: Tensor) -> nn.Linear:
+def _linear(weight: Tensor, base: nn.Module) -> nn.Linear:
+    """Return a Linear of a merged or unpacked weight, with its base's bias."""
     linear = meta_linear(weight.shape[1], weight.shape[0])
     linear.weight = nn.Parameter(weight, requires_grad=False)
+    bias = getattr(base, "bias", None)
+    if isinstance(bias, Tensor):
+        linear.bias = nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
     return linear

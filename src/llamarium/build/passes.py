@@ -33,6 +33,8 @@ class Weights:
             raise OptionError("the course's model has RoPE scaling, which no step does; name another model")
         if config.sliding_window is not None:
             raise OptionError("the course's model has a sliding window, which no step does; name another model")
+        if config.attention_bias or config.mlp_bias:
+            raise OptionError("the course's model has biases, which no step adds; name another model")
         self.config, self._read = config, read
         self._found: dict[str, Floats] = {}
 

@@ -136,6 +136,17 @@ _LAYER_SHAPES: dict[str, tuple[str, ...]] = {
     "mlp.up_proj.weight": ("intermediate_size", "hidden_size"),
     "mlp.down_proj.weight": ("hidden_size", "intermediate_size"),
 }
+_ATTENTION_BIASES: dict[str, tuple[str, ...]] = {
+    "self_attn.q_proj.bias": ("num_attention_heads * head_dim",),
+    "self_attn.k_proj.bias": ("num_key_value_heads * head_dim",),
+    "self_attn.v_proj.bias": ("num_key_value_heads * head_dim",),
+    "self_attn.o_proj.bias": ("hidden_size",),
+}
+_MLP_BIASES: dict[str, tuple[str, ...]] = {
+    "mlp.gate_proj.bias": ("intermediate_size",),
+    "mlp.up_proj.bias": ("intermediate_size",),
+    "mlp.down_proj.bias": ("hidden_size",),
+}
 _OTHER_SHAPES: dict[str, tuple[str, ...]] = {
     EMBEDDING: ("vocab_size", "hidden_size"),
     "model.norm.weight": ("hidden_size",),
@@ -154,9 +165,9 @@ def state_dict_key(name: str, layers: str, of_layer: Mapping[str, str], others: 
 
 def permuted_heads(key: str, config: ModelConfig) -> int | None:
     """Return the heads whose rows Meta and GGUF have in the interleaved order of RoPE pairs; None for other weights."""
-    if key.endswith("q_proj.weight"):
+    if key.endswith(("q_proj.weight", "q_proj.bias")):
         return config.num_attention_heads
-    return config.num_key_value_heads if key.endswith("k_proj.weight") else None
+    return config.num_key_value_heads if key.endswith(("k_proj.weight", "k_proj.bias")) else None
 
 
 def read_hf_config(folder: Path) -> tuple[dict[str, Any], ModelConfig, Mapping[str, Any]]:
@@ -169,7 +180,7 @@ def read_hf_config(folder: Path) -> tuple[dict[str, Any], ModelConfig, Mapping[s
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight of a model with `config`, by key; a tied head is no weight of its own."""
-    layer = {suffix: _shape(config, fields) for suffix, fields in _LAYER_SHAPES.items()}
+    layer = {suffix: _shape(config, fields) for suffix, fields in _layer_shapes(config).items()}
     other = {key: _shape(config, fields) for key, fields in _OTHER_SHAPES.items()}
     shapes = {EMBEDDING: other[EMBEDDING]}
     for i in range(config.num_hidden_layers):
@@ -297,10 +308,16 @@ def list_some(names: Iterable[str], limit: int = 10) -> str:
     return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"
 
 
+def _layer_shapes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    biases = _ATTENTION_BIASES if config.attention_bias else {}
+    return _LAYER_SHAPES | biases | (_MLP_BIASES if config.mlp_bias else {})
+
+
 def _shape(config: ModelConfig, fields: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(math.prod(getattr(config, name) for name in field.split(" * ")) for field in fields)
 
 
 def _fields(key: str) -> str:
     match = _LAYER_KEY.fullmatch(key)
-    return ", ".join(_LAYER_SHAPES[match[2]] if match else _OTHER_SHAPES[key])
+    of_layer = _LAYER_SHAPES | _ATTENTION_BIASES | _MLP_BIASES
+    return ", ".join(of_layer[match[2]] if match else _OTHER_SHAPES[key])

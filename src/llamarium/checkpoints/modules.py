@@ -16,6 +16,7 @@ from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
+from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 from llamarium.quant.nf4 import Linear4bit
@@ -55,9 +56,15 @@ def put_weight(
     module = model.get_submodule(path)
     if weight.type_name in FLOAT_DTYPES:
         values = torch.from_numpy(weight.data).view(FLOAT_DTYPES[weight.type_name]).to(device)
-        setattr(module, name, nn.Parameter(values, requires_grad=False))
+        if name == "bias":
+            set_bias(module, values)
+        else:
+            setattr(module, name, nn.Parameter(values, requires_grad=False))
         return
     quantized = _quantized(weight, is_embedding=isinstance(module, nn.Embedding), dtype=dtype, rounds=rounds_inputs)
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, Tensor) and not bias.is_meta:  # which came first
+        set_bias(quantized, bias.detach())
     model.set_submodule(path, quantized.to(device))
 
 
@@ -72,6 +79,12 @@ def empty_model(config: ModelConfig) -> LlamaForCausalLM:
     """Return a model on the meta device: its modules, without memory for weights."""
     with torch.device("meta"), _Undrawn():
         return LlamaForCausalLM(config)
+
+
+def set_bias(module: nn.Module, values: Tensor) -> None:
+    """Give a Linear a bias (out_features,): a frozen parameter of a plain one, a buffer of a quantized one."""
+    is_quantized = isinstance(module, QuantizedLinear)
+    module.bias = values if is_quantized else nn.Parameter(values, requires_grad=False)
 
 
 def tie_head(model: LlamaForCausalLM) -> None:
@@ -93,8 +106,10 @@ def weights_of(model: LlamaForCausalLM, *, of_bases: bool = False) -> Mapping[st
     tied = model.config.tie_word_embeddings
     weights: dict[str, Weight] = {}
     for key, shape in expected_shapes(model.config).items():
-        module = model.get_submodule(key.removesuffix(".weight"))
-        weight = _weight(key, shape, getattr(module, "base_layer", module) if of_bases else module)
+        name, _, part = key.rpartition(".")
+        module = model.get_submodule(name)
+        module = getattr(module, "base_layer", module) if of_bases else module
+        weight = _weight(key, shape, module) if part == "weight" else _floats(key, shape, getattr(module, part, None))
         if weight is None:
             return None
         weights[key] = weight
@@ -134,7 +149,11 @@ def _weight(key: str, shape: tuple[int, ...], module: nn.Module) -> Weight | Non
         linear = module.linear if isinstance(module, EmbeddingPacked) else module
         fits = linear.uses_kernels and linear.weight.device.type == "cpu"
         return Weight(key, linear.format.name, shape, linear.weight.numpy()) if fits else None
-    weight = getattr(module, "weight", None)
+    return _floats(key, shape, getattr(module, "weight", None))
+
+
+def _floats(key: str, shape: tuple[int, ...], weight: object) -> Weight | None:
+    """Return a plain tensor as the kernels take it; None where they cannot."""
     if not isinstance(weight, Tensor) or weight.device.type != "cpu" or not weight.is_contiguous():
         return None
     if tuple(weight.shape) != shape:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from numpy.typing import NDArray
@@ -79,14 +79,13 @@ def model_weights(model: LlamaForCausalLM, dtype: torch.dtype | None = None) -> 
         raise OptionError(f"dtype is {show_value(dtype)}; expected one of {', '.join(map(str, _SAVED_DTYPES))}")
     _check_tree(model)
     shapes = expected_shapes(model.config).items()
-    return [
-        _module_weight(key, shape, model.get_submodule(key.removesuffix(".weight")), dtype) for key, shape in shapes
-    ]
+    return [_module_weight(key, shape, model.get_submodule(key.rpartition(".")[0]), dtype) for key, shape in shapes]
 
 
 def _check_tree(model: LlamaForCausalLM) -> None:
     """Check that tensors lie where a plain Llama has them, and that a tied head is tied."""
-    expected = {key.removesuffix(".weight") for key in (*expected_shapes(model.config), HEAD)}
+    keys = *expected_shapes(model.config), HEAD
+    expected = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
     found = {
         name
         for name, module in model.named_modules()
@@ -97,6 +96,12 @@ def _check_tree(model: LlamaForCausalLM) -> None:
             f"the model is no plain Llama: {len(wrong)} modules are extra or missing: {list_some(wrong)}; merge its "
             "adapters first, or save the adapters alone"
         )
+    biases = {f"{name}.bias" for name, module in model.named_modules() if getattr(module, "bias", None) is not None}
+    if wrong := sorted(biases ^ {key for key in keys if key.endswith(".bias")}):
+        raise CheckpointError(
+            f"{len(wrong)} biases are extra or missing: {list_some(wrong)}; expected those that the config's "
+            "attention_bias and mlp_bias say"
+        )
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
     if model.config.tie_word_embeddings and head.data_ptr() != embedding.data_ptr():
         raise CheckpointError(
@@ -106,12 +111,13 @@ def _check_tree(model: LlamaForCausalLM) -> None:
 
 
 def _module_weight(key: str, shape: tuple[int, ...], module: nn.Module, dtype: torch.dtype | None) -> OutputTensor:
-    if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
+    is_weight = key.endswith(".weight")
+    if isinstance(module, (QuantizedLinear, QuantizedEmbedding)) and is_weight:
         if dtype is None:
             raise needs_dtype(key, module._get_name())  # pyright: ignore[reportPrivateUsage] - torch has no public one
         name = _NAME_OF_DTYPE[dtype]
         return OutputTensor(key, shape, name, lambda: cast_array(array_of(module.dequantize(torch.float32)), name, key))
-    weight = module.get_parameter("weight")
+    weight = cast(Tensor, getattr(module, "weight" if is_weight else "bias"))
     if tuple(weight.shape) != shape:
         raise CheckpointError(f"{key} has shape {tuple(weight.shape)}; by the model's config it is {shape}")
     if dtype in (None, weight.dtype):

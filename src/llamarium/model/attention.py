@@ -18,10 +18,10 @@ class LlamaAttention(nn.Module):
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = nn.Linear(hidden, heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(hidden, kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(hidden, kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * self.head_dim, hidden, bias=False)
+        self.q_proj = nn.Linear(hidden, heads * self.head_dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(hidden, kv_heads * self.head_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(hidden, kv_heads * self.head_dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, hidden, bias=config.attention_bias)
 
     def forward(self, x_BTD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """Return (B, T, D)."""

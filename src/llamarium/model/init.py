@@ -29,6 +29,8 @@ def init_weights(model: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
             module.weight.fill_(1.0)
         elif isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight.normal_(0.0, model.config.initializer_range, generator=generator)
+            if isinstance(module, nn.Linear) and module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                module.bias.zero_()
     return model
 
 

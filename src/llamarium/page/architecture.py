@@ -90,19 +90,27 @@ def _of_config(found: "Summary") -> dict[str, Any]:
 def module_tree(config: ModelConfig, sources: "Mapping[str, TensorSource]") -> ModuleNode:
     """Return the whole model as one node; `sources` is what was loaded, by state-dict key, empty for a shape alone."""
     nested: dict[str, Any] = {}
-    for key, shape in expected_shapes(config).items():
+    shapes = expected_shapes(config)
+    for key, shape in shapes.items():
+        if key.endswith(".bias"):  # counted with its matrix
+            continue
         *parents, leaf = key.removesuffix(".weight").split(".")
         place = nested
         for part in parents:
             place = place.setdefault(part, {})
-        place[leaf] = _weight_node(key, shape, sources)
+        bias_key = key.removesuffix("weight") + "bias"
+        place[leaf] = _weight_node(key, shape, math.prod(shapes[bias_key]) if bias_key in shapes else 0, sources)
     if config.tie_word_embeddings:
         nested["lm_head"] = _tied_head(config)
     return _holder("", "LlamaForCausalLM", nested)
 
 
-def _weight_node(key: str, shape: tuple[int, ...], sources: "Mapping[str, TensorSource]") -> ModuleNode:
+def _weight_node(
+    key: str, shape: tuple[int, ...], num_biases: int, sources: "Mapping[str, TensorSource]"
+) -> ModuleNode:
     path, count, source = key.removesuffix(".weight"), math.prod(shape), sources.get(key)
+    bias = sources.get(f"{path}.bias")
+    of_bias = 0 if bias is None else bias.num_bytes
     name = path.rpartition(".")[2]
     multiplies = len(shape) == 2 and key != EMBEDDING
     return ModuleNode(
@@ -110,8 +118,8 @@ def _weight_node(key: str, shape: tuple[int, ...], sources: "Mapping[str, Tensor
         path=path,
         kind=_KINDS.get(name, "Linear"),
         shape=shape,
-        parameters=count,
-        num_bytes=count * _PUBLISHED_BYTES if source is None else source.num_bytes,
+        parameters=count + num_biases,
+        num_bytes=(count + num_biases) * _PUBLISHED_BYTES if source is None else source.num_bytes + of_bias,
         type=_PUBLISHED if source is None else source.dtype,
         tied_to=None if source is None else source.tied_to,
         flops=2 * count if multiplies else 0,

@@ -77,20 +77,21 @@ class QuantizedEmbedding(QuantizedModule, ABC):
 
 
 class QuantizedLinear(QuantizedModule, ABC):
-    """`y = x W^T` with W kept in small codes.
+    """`y = x W^T + b` with W kept in small codes.
 
     Attributes:
-        bias: None; Llama's Linears have none.
+        bias: b, (out_features,), in floating point; None without.
         weight: The codes, in the layout of the format.
     """
 
     weight: Tensor
-    bias: None = None
+    bias: Tensor | None
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
+        self.register_buffer("bias", None)
 
     @abstractmethod
     def dequantize_rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -106,9 +107,10 @@ class QuantizedLinear(QuantizedModule, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: (..., in_features) to (..., out_features), in x's dtype.
 
-        Equal to `F.linear(x, self.dequantize(x.dtype))`, row chunk by row chunk.
+        Equal to `F.linear(x, self.dequantize(x.dtype), self.bias)`, row chunk by row chunk.
         """
-        return _Product.apply(x, self)  # pyright: ignore[reportReturnType]
+        y: Tensor = _Product.apply(x, self)  # pyright: ignore[reportAssignmentType]
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of rows that are dequantized at a time."""
@@ -118,7 +120,7 @@ class QuantizedLinear(QuantizedModule, ABC):
 
     def extra_repr(self) -> str:
         """Return what `nn.Linear` shows."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias=False"
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class _Product(torch.autograd.Function):

@@ -60,6 +60,7 @@ class LinearPacked(QuantizedLinear):
         with one_torch_thread():
             rows = x.detach().reshape(-1, self.in_features).float().contiguous()
             y = torch.from_numpy(native.product(self.matrix, rows.numpy(), self.input_bits))
+            y = y if self.bias is None else y + self.bias.float()
             return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def dequantize_at(self, rows: Tensor, dtype: torch.dtype) -> Tensor:

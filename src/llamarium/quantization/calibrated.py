@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from llamarium.attention import CausalAttend
 from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import read
-from llamarium.checkpoints.modules import empty_model
+from llamarium.checkpoints.modules import empty_model, set_bias
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import OptionError
 from llamarium.inspect.forward import CHUNK_BYTES
@@ -91,7 +91,9 @@ class CalibratedQuantizer(Quantizer):
         for key, tiles in self._tiles.items():
             model.set_submodule(key.removesuffix(".weight"), self._packed(key, tiles, self.recipe.type))
         for key, entry in self.checkpoint.entries.items():
-            if len(entry.shape) == 1:
+            if key.endswith(".bias"):
+                set_bias(model.get_submodule(key.removesuffix(".bias")), self._read(key))
+            elif len(entry.shape) == 1:
                 _set(model, key, self._read(key))
             elif key in (EMBEDDING, HEAD):
                 self._set_table(model, key, head_type)
@@ -133,7 +135,10 @@ class CalibratedQuantizer(Quantizer):
             key, weight = f"{prefix}{name}.weight", layer.get_submodule(name).get_parameter("weight")
             seen = None if statistics is None else statistics.of(name).numpy()
             tiles = self._tiles[key] = self.quantize(key, weight.numpy(), self.recipe.type, seen)
+            bias = cast("Tensor | None", layer.get_submodule(name).bias)
             layer.set_submodule(name, self._packed(key, tiles, self.recipe.type))
+            if bias is not None:
+                set_bias(layer.get_submodule(name), bias.detach())
         if self._hidden_BTD is not None:
             self._hidden_BTD = self._run(layer, self._hidden_BTD)
         self._scaffold.model.layers[index] = nn.Identity()  # frees the layer's norms and gives up the Linears

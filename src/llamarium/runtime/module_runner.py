@@ -86,14 +86,20 @@ class ModuleRunner:
             if isinstance(weight, Tensor) and not (tied and name == "lm_head"):
                 key = f"{name.replace('.base_layer', '')}.weight"
                 own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-                num_bytes = sum(tensor.nbytes for tensor in own if not tensor.is_meta)
+                bias = getattr(module, "bias", None)
+                num_bytes = sum(tensor.nbytes for tensor in own if not tensor.is_meta and tensor is not bias)
                 found[key] = HeldWeight(key, _type_name(module), _shape(module), num_bytes)
+                if isinstance(bias, Tensor):
+                    bias_key, type_name = f"{key.removesuffix('.weight')}.bias", _float_name(bias)
+                    found[bias_key] = HeldWeight(bias_key, type_name, tuple(bias.shape), bias.nbytes)
         return found
 
     @torch.no_grad()
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
+        if key.endswith(".bias"):
+            return on_host(cast(Tensor, self._module(key).bias))
         module = self._module(key)
-        outer: Any = self.model.get_submodule(key.removesuffix(".weight"))
+        outer: Any = self.model.get_submodule(key.rpartition(".")[0])
         if adapted and hasattr(outer, "base_layer") and getattr(outer, "enabled", False):
             weight = torch.cat([part for _, _, part in outer.merged_rows()])
         elif isinstance(module, QuantizedEmbedding) and rows is not None:
@@ -119,7 +125,8 @@ class ModuleRunner:
                 return on_host(nn.functional.linear(x, module.dequantize()))
             if isinstance(module, nn.Embedding):
                 return on_host(nn.functional.linear(x, module.weight))
-            return on_host(module(x))
+            found, bias = on_host(module(x)), getattr(base, "bias", None)
+            return found if bias is None else found - on_host(bias)
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         module = self._module(key)
@@ -151,7 +158,7 @@ class ModuleRunner:
     def _module(self, key: str) -> nn.Module:
         """Return the module of a weight, without its adapter; KeyError if there is none."""
         try:
-            module = self.model.get_submodule(key.removesuffix(".weight"))
+            module = self.model.get_submodule(key.rpartition(".")[0])
         except AttributeError:
             raise KeyError(key) from None
         return cast(nn.Module, getattr(module, "base_layer", module))
@@ -238,7 +245,10 @@ def _type_name(module: nn.Module) -> str:
     name = getattr(module, "type_name", None)
     if isinstance(name, str):
         return name
-    weight = cast(Tensor, module.weight)
+    return _float_name(cast(Tensor, module.weight))
+
+
+def _float_name(weight: Tensor) -> str:
     return _FLOATS.get(weight.dtype, str(weight.dtype).removeprefix("torch."))
 
 

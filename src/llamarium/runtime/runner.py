@@ -154,7 +154,7 @@ class Runner(Protocol):
         ...
 
     def product(self, key: str, x_MI: Floats) -> Floats:
-        """Multiply by a matrix as a pass does, the adapter that is on included: (M, in) to (M, out).
+        """Multiply by a matrix as a pass does, the adapter that is on included, without its bias: (M, in) to (M, out).
 
         A tied head's key is taken too. KeyError if there is no such matrix.
         """

@@ -9,6 +9,8 @@ Source: llama.cpp, `docs/gguf.md` (keys) and `convert_hf_to_gguf.py`, `generate_
 """
 
 import dataclasses
+import math
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.gguf.file import GGUFFile
 from llamarium.config import ModelConfig, RopeScaling
+from llamarium.config.rope_scaling import magnitude
 from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value, warn_caller
 from llamarium.rope import rope_frequencies
 
@@ -25,10 +28,6 @@ ROPE_FREQS = "rope_freqs.weight"
 
 # Keys of `llama.*` that would change the mathematics, and the only values under which they do not.
 _FIXED: dict[str, tuple[Any, ...]] = {
-    "rope.scaling.type": ("none",),
-    "rope.scale_linear": (1.0,),
-    "rope.scaling.factor": (1.0,),
-    "rope.scaling.attn_factor": (1.0,),
     "logit_scale": (0.0, 1.0),
     "expert_count": (0,),
     "expert_used_count": (0,),
@@ -38,8 +37,15 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 _READ = frozenset(
     "context_length embedding_length block_count feed_forward_length vocab_size rope.freq_base rope.dimension_count "
     "attention.head_count attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length "
-    "attention.value_length attention.sliding_window rope.scaling.original_context_length tensor_data_layout".split()
+    "attention.value_length attention.sliding_window rope.scale_linear rope.scaling.type rope.scaling.factor "
+    "rope.scaling.attn_factor rope.scaling.original_context_length rope.scaling.yarn_beta_fast "
+    "rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor rope.scaling.yarn_log_multiplier rope.scaling.finetuned "
+    "tensor_data_layout".split()
 )
+_IS_BIAS = {
+    "attention": re.compile(r"blk\.\d+\.attn_(q|k|v|output)\.bias"),
+    "mlp": re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.bias"),
+}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -49,19 +55,31 @@ def gguf_config(file: GGUFFile, rope_factors: NDArray[np.float32] | None) -> Mod
     _reject_unsupported(file.metadata, source)
     try:
         config = _plain_config(file, source)
-        if rope_factors is not None:
-            scaling = _find_scaling(config, rope_factors, file.metadata, source)
-            return dataclasses.replace(config, rope_scaling=scaling)
+        scaling = read_scaling(file.metadata, config.max_position_embeddings, source)
+        if rope_factors is None:
+            if scaling is None:
+                _warn_if_unscaled(config, source)
+        elif (divided := _find_scaling(config, rope_factors, file.metadata, source)) is not None:
+            if scaling is not None:
+                raise UnsupportedFormatError(
+                    f"{source}: RoPE is scaled twice, by {ROPE_FREQS} and by {scaling.rope_type}; expected one"
+                )
+            scaling = divided
+        return dataclasses.replace(config, rope_scaling=scaling)
     except ConfigError as error:
         raise CheckpointError(f"{source}: {error}") from None
-    _warn_if_unscaled(config, source)
-    return config
 
 
 def _plain_config(file: GGUFFile, source: str) -> ModelConfig:
-    data = file.metadata
+    data, notes = file.metadata, list[str]()
     hidden = _integer(data, "llama.embedding_length", source)
     heads = _integer(data, "llama.attention.head_count", source)
+    theta = 10000.0
+    if "llama.rope.freq_base" in data:
+        theta = _number(data, "llama.rope.freq_base", source)
+    else:
+        notes.append(f"not in the file, the format's default: rope.freq_base {theta:g}")
+    has_bias = {part: any(_IS_BIAS[part].fullmatch(name) for name in file.tensors) for part in _IS_BIAS}
     return ModelConfig(
         vocab_size=_vocab_size(file, source),
         hidden_size=hidden,
@@ -71,13 +89,63 @@ def _plain_config(file: GGUFFile, source: str) -> ModelConfig:
         num_key_value_heads=_integer(data, "llama.attention.head_count_kv", source, default=heads),
         head_dim=_head_dim(data, hidden, heads, source),
         rms_norm_eps=_number(data, "llama.attention.layer_norm_rms_epsilon", source),
-        rope_theta=_number(data, "llama.rope.freq_base", source),
+        rope_theta=theta,
         max_position_embeddings=_integer(data, "llama.context_length", source),
         sliding_window=_window(data, source),
+        attention_bias=has_bias["attention"],
+        mlp_bias=has_bias["mlp"],
         tie_word_embeddings="output.weight" not in file.tensors,
         bos_token_id=_token_id(data, "bos_token_id", source),
         eos_token_id=tuple(dict.fromkeys(i for name in _END_KEYS if (i := _token_id(data, name, source)) is not None)),
         pad_token_id=_token_id(data, "padding_token_id", source),
+        notes=tuple(notes),
+    )
+
+
+def read_scaling(data: Mapping[str, Any], context: int, source: str) -> RopeScaling | None:
+    """Return the linear or Yarn scaling of a file, as llama.cpp takes its keys; None without.
+
+    Source: llama.cpp, `llama_model::load_hparams` and `llama_context` (`yarn_attn_factor`).
+    """
+    prefix = "llama.rope.scaling."
+    kind = data.get(f"{prefix}type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedFormatError(
+            f"{source}: {prefix}type is {escape(kind, 40)}; supported are none, linear and yarn"
+        )
+
+    def value(name: str, default: float) -> float:
+        key = f"llama.{name}"
+        found = _number(data, key, source) if key in data else default
+        if not math.isfinite(found):
+            raise CheckpointError(f"{source}: {key} is {found}; expected a finite number")
+        return found
+
+    old = value("rope.scale_linear", 0.0)  # the older key; 0 is none
+    factor = value("rope.scaling.factor", old) or 1.0
+    attention = value("rope.scaling.attn_factor", 1.0)
+    if kind == "none" or (kind == "linear" and factor == 1):
+        if attention != 1:
+            raise UnsupportedFormatError(f"{source}: {prefix}attn_factor is {attention} without yarn; expected 1")
+        return None
+    if kind == "linear":
+        if attention != 1:
+            raise UnsupportedFormatError(f"{source}: {prefix}attn_factor is {attention} beside linear; expected 1")
+        return RopeScaling(rope_type="linear", factor=factor)
+    if value("rope.scaling.yarn_ext_factor", 1.0) != 1:
+        raise UnsupportedFormatError(f"{source}: {prefix}yarn_ext_factor is given; supported is 1 only")
+    original = _integer(data, f"{prefix}original_context_length", source, default=context)
+    log_multiplier = value("rope.scaling.yarn_log_multiplier", 0.0)
+    shared = magnitude(factor, log_multiplier) if log_multiplier else 1.0
+    if shared <= 0:
+        raise CheckpointError(f"{source}: {prefix}yarn_log_multiplier is {log_multiplier}; expected a number above 0")
+    return RopeScaling(
+        rope_type="yarn",
+        factor=factor,
+        original_max_position_embeddings=original or context,
+        beta_fast=value("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=value("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=attention * magnitude(factor) / shared,
     )
 
 

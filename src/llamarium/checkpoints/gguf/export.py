@@ -140,13 +140,12 @@ def rope_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float3
 
 
 def permute(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
-    """Move q's or k's rows from the half-split order of RoPE pairs to the interleaved one: `unpermute` undone.
+    """Move the rows or the bias of q or k from the half-split order of RoPE pairs to the interleaved one.
 
     Source: llama.cpp, `convert_hf_to_gguf.py`, `LlamaModel.permute`.
     """
-    num_rows, width = rows.shape
-    halves = rows.reshape(num_heads, 2, num_rows // num_heads // 2, width)
-    return halves.swapaxes(1, 2).reshape(num_rows, width)
+    halves = rows.reshape(num_heads, 2, len(rows) // num_heads // 2, -1)
+    return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _gguf_name(key: str) -> str:

@@ -19,9 +19,9 @@ from llamarium.errors import CheckpointError, ConfigError, escape
 
 # (dim, n_layers) of the models published with scaled RoPE, and the factor: 3.2 1B and 3B; 3.1 8B, 70B and 405B.
 _SCALING_FACTORS = {(2048, 16): 32.0, (3072, 28): 32.0, (4096, 32): 8.0, (8192, 80): 8.0, (16384, 126): 8.0}
-# (dim, n_layers) of Llama 2 7B, 13B and 70B, whose code had theta 10000 and a context of 4096 written into it.
-_LLAMA2 = frozenset({(4096, 32), (5120, 40), (8192, 80)})
-_LLAMA2_VOCAB, _LLAMA3_VOCAB = 32000, 128256
+# Llama 1, Llama 2 and Code Llama, whose vocabulary may have 16 more rows; their code had theta 10000 written into it.
+_SENTENCEPIECE_VOCABS, _LLAMA3_VOCAB = (32000, 32016), 128256
+_LLAMA3_THETA, _LLAMA2_THETA = 500000.0, 10000.0
 
 _NOT_THE_MODEL = frozenset({"max_seq_len", "max_batch_size", "model_parallel_size"})
 _FIELDS = frozenset(
@@ -103,15 +103,35 @@ def _left_out(said: Mapping[str, Any], scaled: bool, source: str) -> dict[str, A
             original_max_position_embeddings=8192,
         )
         fields = {"max_position_embeddings": 131072, "rope_scaling": scaling}
+    is_llama2 = vocab_size in _SENTENCEPIECE_VOCABS and not scaled  # or Llama 1, or Code Llama
+    notes: list[str] = []
     if "rope_theta" not in said:
-        if vocab_size != _LLAMA2_VOCAB or shape not in _LLAMA2 or scaled:
+        if not is_llama2 and vocab_size != _LLAMA3_VOCAB:
             raise ConfigError(f"{source}: rope_theta is missing; put a config.json beside it that has it")
-        fields = {"rope_theta": 10000.0, "max_position_embeddings": 4096}
+        fields["rope_theta"] = _LLAMA2_THETA if is_llama2 else _LLAMA3_THETA
+        notes.append(f"not in params.json, its code's default: rope_theta {fields['rope_theta']:g}")
+    if is_llama2:
+        fields["max_position_embeddings"] = _sentencepiece_context(said)
     if vocab_size == _LLAMA3_VOCAB:
         fields |= {"bos_token_id": 128000, "eos_token_id": (128001, 128008, 128009)}
-    if vocab_size == _LLAMA2_VOCAB:
+    if is_llama2:
         fields |= {"bos_token_id": 1, "eos_token_id": (2,)}
-    return fields
+    notes.append(
+        f"not in params.json, that of its release: max_position_embeddings {fields['max_position_embeddings']}"
+    )
+    return fields | {"notes": tuple(notes)}
+
+
+def _sentencepiece_context(said: Mapping[str, Any]) -> int:
+    """Return the context of a release: 16384 of Code Llama, 2048 of Llama 1, 4096 of Llama 2.
+
+    Code Llama has a theta of its own. Llama 1 has norm_eps 1e-6, except for 65B: that has as many key-value heads as
+    query heads where Llama 2 70B, of the same width, has 8.
+    """
+    if said.get("rope_theta", _LLAMA2_THETA) > _LLAMA2_THETA:
+        return 16384
+    is_65b = said["hidden_size"] == 8192 and said["num_key_value_heads"] == said["num_attention_heads"]
+    return 2048 if said["rms_norm_eps"] < 5e-6 or is_65b else 4096
 
 
 def _merge(path: Path, said: Mapping[str, Any]) -> ModelConfig:

@@ -44,7 +44,7 @@ def variant_of(model: "LlamaForCausalLM", name: VariantName, *, seed: int = 0) -
     """
     from torch import nn, no_grad
 
-    from llamarium.checkpoints.modules import empty_model
+    from llamarium.checkpoints.modules import empty_model, set_bias
     from llamarium.quant.linears import quantize_linear
     from llamarium.runtime.loaded_model import runner_of
 
@@ -58,11 +58,13 @@ def variant_of(model: "LlamaForCausalLM", name: VariantName, *, seed: int = 0) -
             is_tied = path == "lm_head" and model.config.tie_word_embeddings
             if "weight" not in module._parameters or is_tied:  # pyright: ignore[reportPrivateUsage]
                 continue
-            values = _values(runner, f"{path}.weight")
+            values, has_bias = _values(runner, f"{path}.weight"), getattr(module, "bias", None) is not None
             if name in METHODS and isinstance(module, nn.Linear) and path != "lm_head":
                 other.set_submodule(path, quantize_linear(values, name))
             else:
                 module.weight = nn.Parameter(values, requires_grad=False)
+            if has_bias:
+                set_bias(other.get_submodule(path), _values(runner, f"{path}.bias"))
     other.tie_weights()
     return other.eval().requires_grad_(False)
 

@@ -72,7 +72,10 @@ def heads_joined(runner: Runner, trace: Trace, layer: int) -> HeadsJoined:
     """
     layer = layer_in(trace, layer, runner.config.num_hidden_layers, NAMES)
     added_TND = _through_columns(runner, layer, trace.arrays["head_out", layer])
-    rounding_TD = trace.arrays["attn_out", layer] - added_TND.sum(1)
+    summed_TD = added_TND.sum(1)
+    if runner.config.attention_bias:
+        summed_TD = summed_TD + runner.dequantize(linear_key(layer, "o_proj").removesuffix("weight") + "bias")
+    rounding_TD = trace.arrays["attn_out", layer] - summed_TD
     return HeadsJoined(layer, trace.token_ids, trace.positions, added_TND, rounding_TD)
 
 

@@ -45,7 +45,7 @@ async def weight(request: Request, query: Annotated[WeightQuery, Query()]) -> Re
     """Send a weight that is a vector: a norm's."""
 
     def read(llama: "Llama", _: object) -> Numbers:
-        known = [name for name, shape in expected_shapes(llama.config).items() if len(shape) == 1]
+        known = [name for name in expected_shapes(llama.config) if name.endswith("norm.weight")]
         if query.key not in known:
             message = f"no vector of weights has this key; there are {known[0]} and the like"
             raise ApiError(404, message, code="unknown_weight", param="key")

@@ -68,8 +68,9 @@ class NativeRunner:
         self._fingerprints = dict[int, str]()  # of adapters, once they are asked for
         self._frequencies = rope_frequencies(config)
         vectors = {key: weight for key, weight in weights.items() if len(weight.shape) == 1}
-        # as C reads them: float32, or bfloat16's bits
+        # as C reads them: norms in float32, or bfloat16's bits; biases in float32
         self._norms = {k: w.data.astype(np.float32) if w.type_name == "F16" else w.data for k, w in vectors.items()}
+        self._biases = {k: to_float32(w.data) for k, w in vectors.items() if k.endswith(".bias")}
         self._layers = (native.CLayer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
         norm = self._norms["model.norm.weight"]
         self.kv_dtype = "bfloat16" if norm.dtype == np.uint16 else "float32"
@@ -114,7 +115,8 @@ class NativeRunner:
 
     @property
     def addresses(self) -> list[int]:
-        return [weight.data.ctypes.data for weight in self.weights.values()]
+        copied = {key for key, bias in self._biases.items() if bias is not self.weights[key].data}
+        return [weight.data.ctypes.data for key, weight in self.weights.items() if key not in copied]
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
         weight = self._weight(key)
@@ -126,7 +128,9 @@ class NativeRunner:
         return found if correction is None else correction.added_to(found, correction.b[wanted] @ correction.a, wanted)
 
     def product(self, key: str, x_MI: Floats) -> Floats:
-        out_MO = native.product(self._matrix(key), np.ascontiguousarray(x_MI, np.float32), self._bits)
+        matrix = self._matrix(key)
+        matrix.bias = None
+        out_MO = native.product(matrix, np.ascontiguousarray(x_MI, np.float32), self._bits)
         found = self._correction(key)
         return out_MO if found is None else found.added_to(out_MO.T, found.b @ (found.a @ x_MI.T)).T
 
@@ -186,8 +190,14 @@ class NativeRunner:
         return native.CLayer(*addresses, **matrices)
 
     def _matrix(self, key: str) -> native.CMatrix:
-        weight = self._weight(key)
-        return matrix_of(weight.type_name, weight.shape, weight.data.ctypes.data)
+        weight, bias = self._weight(key), self._biases.get(_bias_key(key))
+        matrix = matrix_of(weight.type_name, weight.shape, weight.data.ctypes.data)
+        matrix.bias = None if bias is None else bias.ctypes.data
+        return matrix
+
+
+def _bias_key(key: str) -> str:
+    return key.removesuffix(".weight") + ".bias"
 
 
 def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:
