@@ -129,7 +129,8 @@ class ModelFiles:
         self._write_metadata(writer)
         for key, value in metadata.items():
             writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
-        if self.config.rope_scaling is not None:
+        scaling = self.config.rope_scaling
+        if scaling is not None and scaling.rope_type == "llama3":
             writer.add_tensor("rope_freqs.weight", _llama_cpp_factors(self.config).numpy())
         ggml_type = gguf.GGMLQuantizationType[type_name]
         for key, weight in self.weights.items():
@@ -161,11 +162,10 @@ class ModelFiles:
 
     def _interleave(self, key: str, weight: Tensor) -> Tensor:
         """Put q's and k's rows in Meta's order, as llama.cpp's `LlamaModel.permute` does."""
-        if not key.endswith(("q_proj.weight", "k_proj.weight")):
+        if "q_proj" not in key and "k_proj" not in key:
             return weight
         heads = self.config.num_attention_heads if "q_proj" in key else self.config.num_key_value_heads
-        rows, width = weight.shape
-        return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+        return weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
     def _folder(self, name: str) -> Path:
         folder = self.folder / f"{name}{len(list(self.folder.iterdir()))}"
@@ -201,7 +201,7 @@ def _gguf_names() -> gguf.TensorNameMap:
 
 
 def _gguf_name(key: str) -> str:
-    name = _gguf_names().get_name(key, try_suffixes=(".weight",))
+    name = _gguf_names().get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None
     return name
 
@@ -209,7 +209,8 @@ def _gguf_name(key: str) -> str:
 def _llama_cpp_factors(config: ModelConfig) -> Tensor:
     """Return rope_freqs as llama.cpp's converter writes it, `LlamaModel.generate_extra_tensors`."""
     scaling, factors = config.rope_scaling, []
-    assert scaling is not None
+    assert scaling is not None and scaling.original_max_position_embeddings is not None
+    assert scaling.low_freq_factor is not None and scaling.high_freq_factor is not None
     old = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim

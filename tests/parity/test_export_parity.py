@@ -25,7 +25,9 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.bpe import train_bpe
 
 
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b", "llama-3.2-3b", "llama-2", "mqa"])
+@pytest.mark.parametrize(
+    "name", ["llama-3.2-1b", "llama-3.1-8b", "llama-3.2-3b", "llama-2", "mqa", "yarn", "linear", "biases"]
+)
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 10**6])
 @torch.no_grad()
 def test_a_saved_folder_gives_the_same_logits_in_transformers(
@@ -136,6 +138,10 @@ def test_llama_cpp_says_the_same(bpe: Tokenizer, pair_of: Callable[[str], Any], 
         ("llama-3.2-1b", "F32"): 0.01,
         ("llama-3.1-8b", "F32"): 0.01,
         ("mqa", "F32"): 0.01,
+        ("yarn", "F32"): 0.01,
+        ("linear", "F32"): 0.01,
+        ("biases", "F32"): 0.01,
+        ("biases", "Q8_0"): 0.15,
         ("llama-3.2-3b", "F16"): 0.01,
         ("llama-3.2-3b", "BF16"): 0.05,
         ("llama-3.2-1b", "Q8_0"): 0.15,

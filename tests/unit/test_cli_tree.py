@@ -129,7 +129,7 @@ def test_a_hub_name_needs_its_config_alone(
 def test_a_config_that_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny"].to_hf() | {"model_type": "gpt2"}))
     assert main(["tree", str(tmp_path)]) == 1
-    assert 'model_type is "gpt2"' in capsys.readouterr().err
+    assert "model_type is 'gpt2'" in capsys.readouterr().err
 
 
 def test_a_packed_folder_has_the_tree_that_load_gives_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

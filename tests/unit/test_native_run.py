@@ -43,10 +43,12 @@ class Correction:
 
 @dataclass
 class Tiny:
-    """A model of random float32 weights."""
+    """A model of random float32 weights, with biases and a factor of cosines and sines."""
 
     seed: int = 0
+    factor: float = 1.25
     values: dict[str, Array] = field(default_factory=dict)
+    biases: dict[str, Array] = field(default_factory=dict)
     adapters: list[dict[str, Correction]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,20 +58,24 @@ class Tiny:
         self.norms["final"] = self.floats(D) + 1.5
         layers = (native.CLayer * L)()
         for i in range(L):
-            matrices = {name: self.matrix(f"{name}.{i}", *shape) for name, shape in SHAPES.items()}
+            matrices = {name: self.matrix(f"{name}.{i}", *shape, bias=True) for name, shape in SHAPES.items()}
             norms = (self.norms[f"{name}.{i}"].ctypes.data for name in ("attn_norm", "mlp_norm"))
             layers[i] = native.CLayer(*norms, **matrices)
         self.model = native.CModel(
-            L, D, F, N, K, H, EPS, 0, self.frequencies.ctypes.data, 1.0, self.norms["final"].ctypes.data, layers,
+            L, D, F, N, K, H, EPS, 0, self.frequencies.ctypes.data, self.factor,
+            self.norms["final"].ctypes.data, layers,
             self.matrix("table", V, D), self.matrix("head", V, D), 0, None, 16,
         )  # fmt: skip
 
     def floats(self, *shape: int) -> Array:
         return self.random.uniform(-1, 1, shape).astype(np.float32)
 
-    def matrix(self, name: str, rows: int, cols: int) -> native.CMatrix:
+    def matrix(self, name: str, rows: int, cols: int, *, bias: bool = False) -> native.CMatrix:
         stored = self.values[name] = self.floats(rows, cols) * np.float32(0.3)
-        return native.CMatrix(native.Kind.F32, rows, cols, stored.ctypes.data, None)
+        added = self.biases[name] = self.floats(rows) if bias else np.zeros(rows, np.float32)
+        return native.CMatrix(
+            native.Kind.F32, rows, cols, stored.ctypes.data, None, added.ctypes.data if bias else None
+        )
 
     def correction(self, name: str, rank: int, *, gain: bool) -> Correction:
         rows, cols = self.values[name].shape
@@ -94,7 +100,7 @@ class Tiny:
         if own is not None:
             y = y + own.scale * ((x @ own.a.T) @ own.b.T)
             y = y if own.gain is None else y * own.gain
-        return y
+        return y + self.biases[name]
 
     def reference(self, ids: list[int], adapter: int = -1) -> tuple[Array, Taps]:
         """Return the logits of all of a sequence's tokens, and every tap, by "layer.name"."""
@@ -112,7 +118,7 @@ class Tiny:
         t: Taps = {"attn_norm": rms_norm(x, self.norms[f"attn_norm.{i}"])}
         for name in "qkv":
             t[name] = self.product(f"{name}.{i}", t["attn_norm"], adapter)
-        q, k = rotate(t["q"].reshape(-1, N, H), angles), rotate(t["k"].reshape(-1, K, H), angles)
+        q, k = (self.factor * rotate(t[name].reshape(-1, count, H), angles) for name, count in (("q", N), ("k", K)))
         t["q_rot"] = q.reshape(-1, N * H)
         t["head_out"] = attend(q, k, t["v"].reshape(-1, K, H)).reshape(-1, N * H)
         t["attn_out"] = self.product(f"o.{i}", t["head_out"], adapter)

@@ -377,3 +377,35 @@ def test_float64_is_refused_by_name(model_files):
     folder = change_shard(model_files().meta(), lambda t: t.update({"norm.weight": t["norm.weight"].double()}))
     refused(folder, "DoubleStorage|float64", LlamariumError)
     assert issubclass(UnsupportedFormatError, CheckpointError)
+
+
+@pytest.mark.parametrize(
+    ("params", "vocab_size", "context", "theta"),
+    [
+        ({"dim": 4096, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-6}, 32000, 2048, 10000.0),  # Llama 1 7B
+        ({"dim": 6656, "n_heads": 52, "n_layers": 60, "norm_eps": 1e-6}, 32000, 2048, 10000.0),
+        ({"dim": 8192, "n_heads": 64, "n_layers": 80, "norm_eps": 1e-5}, 32000, 2048, 10000.0),  # Llama 1 65B
+        ({"dim": 4096, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-5}, 32000, 4096, 10000.0),  # Llama 2 7B
+        (
+            {"dim": 8192, "n_heads": 64, "n_kv_heads": 8, "n_layers": 80, "norm_eps": 1e-5},
+            32000,
+            4096,
+            10000.0,
+        ),
+        (
+            {"dim": 4096, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-5, "rope_theta": 1e6},
+            32016,
+            16384,
+            1e6,
+        ),  # Code Llama 7B
+        ({"dim": 4096, "n_heads": 32, "n_kv_heads": 8, "n_layers": 32, "norm_eps": 1e-5}, 128256, 8192, 500000.0),
+    ],
+)
+def test_contexts_and_theta_of_releases(
+    params: dict[str, Any], vocab_size: int, context: int, theta: float, tmp_path: Path
+) -> None:
+    (tmp_path / "params.json").write_text(json.dumps({"multiple_of": 256, "vocab_size": -1} | params))
+    config = meta_config(tmp_path, vocab_size, tied=False)
+    assert (config.max_position_embeddings, config.rope_theta) == (context, theta)
+    assert any("max_position_embeddings" in note for note in config.notes)
+    assert any("rope_theta" in note for note in config.notes) == ("rope_theta" not in params)

@@ -1,6 +1,7 @@
 """A checkpoint that is malformed, incomplete or at odds with its config is refused, and says by what."""
 
 import json
+import math
 import re
 import shutil
 import struct
@@ -16,8 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import llamarium
 from llamarium.checkpoints.decode import read
+from llamarium.checkpoints.export import read_array
 from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
 from llamarium.checkpoints.open import open_checkpoint
+from llamarium.config import RopeScaling
 from llamarium.errors import (
     CheckpointError,
     ConfigError,
@@ -109,7 +112,7 @@ def test_gguf_metadata_against_weights(model_files):
     ):
         path.write_bytes(original)
         refused(change_gguf(path, {key: value}), match)
-    for key in ("llama.rope.freq_base", "llama.context_length", "llama.attention.layer_norm_rms_epsilon"):
+    for key in ("llama.context_length", "llama.attention.layer_norm_rms_epsilon"):
         path.write_bytes(original)
         refused(change_gguf(path, drop=key), f"{key} is missing")
 
@@ -121,7 +124,9 @@ def test_gguf_of_what_is_not_supported(model_files):
         ("general.architecture", "qwen3", "architecture 'qwen3'"),
         ("general.architecture", ["llama"], "architecture"),
         ("llama.expert_count", 8, "expert_count is 8"),
-        ("llama.rope.scaling.type", "yarn", "rope.scaling.type is yarn"),
+        ("llama.rope.scaling.type", "longrope", "rope.scaling.type is longrope"),
+        ("llama.rope.scaling.factor", 4.0, "scaled twice"),
+        ("llama.rope.scaling.attn_factor", 2.0, "attn_factor is 2.0"),
         ("llama.attention.head_count", [8, 8], "differs by layer"),
     ):
         path.write_bytes(original)
@@ -130,6 +135,59 @@ def test_gguf_of_what_is_not_supported(model_files):
     change_gguf(path, {"llama.new_thing": 1})
     with pytest.warns(UserWarning, match="not known and not used: new_thing"):
         open_checkpoint(path)
+
+
+def test_gguf_rope_as_llama_cpp_reads_its_keys(model_files):
+    files = model_files(rope_scaling=None, rope_theta=10000.0)
+    path = files.gguf_file()
+    original = path.read_bytes()
+
+    def read(values: dict[str, Any], drop: str = "") -> Any:
+        path.write_bytes(original)
+        return open_checkpoint(change_gguf(path, values, drop=drop) if drop else change_gguf(path, values)).config
+
+    theta = read({}, drop="llama.rope.freq_base")
+    assert theta.rope_theta == 10000 and "rope.freq_base 10000" in theta.notes[0]
+    prefix = "llama.rope.scaling."
+    assert read({f"{prefix}type": "none", f"{prefix}factor": 4.0}).rope_scaling is None
+    assert read({f"{prefix}type": "linear"}).rope_scaling is None
+    linear = RopeScaling(rope_type="linear", factor=4.0)
+    for keys in ({f"{prefix}type": "linear", f"{prefix}factor": 4.0}, {"llama.rope.scale_linear": 4.0}):
+        assert read(keys).rope_scaling == linear
+    yarn = {f"{prefix}type": "yarn", f"{prefix}factor": 4.0, f"{prefix}original_context_length": 64}
+    found = read(yarn).rope_scaling
+    assert found == RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+    more = {f"{prefix}attn_factor": 0.5, f"{prefix}yarn_beta_fast": 16.0, f"{prefix}yarn_beta_slow": 2.0}
+    found = read(yarn | more).rope_scaling
+    assert (found.beta_fast, found.beta_slow) == (16.0, 2.0)
+    assert found.attention_factor == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
+    found = read(yarn | {f"{prefix}yarn_log_multiplier": 0.5}).rope_scaling
+    assert found.attention_factor == pytest.approx((0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1))
+    for key, value in (
+        ("factor", float("nan")),
+        ("factor", -2.0),
+        ("factor", 0.5),
+        ("factor", 1e9),
+        ("attn_factor", 0.0),
+        ("yarn_beta_fast", -1.0),
+        ("yarn_log_multiplier", -100.0),
+        ("original_context_length", "64"),
+    ):
+        path.write_bytes(original)
+        refused(change_gguf(path, yarn | {f"{prefix}{key}": value}), r"\.gguf")
+
+
+def test_gguf_biases_that_are_left_out_are_zero(model_files):
+    files = model_files(attention_bias=True, dtype=torch.float32)
+    path = change_gguf(files.gguf_file(), tensors=lambda t: [t.pop(f"blk.{i}.attn_output.bias") for i in (0, 1)])
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.config.attention_bias and not checkpoint.config.mlp_bias
+    for part in ("q", "k", "v"):
+        key = f"model.layers.1.self_attn.{part}_proj.bias"
+        assert np.array_equal(read_array(checkpoint, key), files.weights[key].numpy())
+    assert not read_array(checkpoint, "model.layers.0.self_attn.o_proj.bias").any()
+    wrong = change_gguf(path, tensors=lambda t: t.update({"blk.0.attn_q.bias": t["blk.0.attn_k.bias"]}))
+    refused(wrong, r"q_proj.bias has shape \(32,\)")
 
 
 def test_missing_and_extra_tensors_are_listed_at_most_ten(model_files):
