@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch.optim import Optimizer
 
+from llamarium.config import RopeScaling
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -101,3 +103,42 @@ def distance(gradients: dict[str, torch.Tensor], theirs: torch.nn.Module) -> flo
     expected = {key: p.grad for key, p in theirs.named_parameters()}
     assert gradients.keys() == expected.keys()
     return max(float((g - expected[key]).abs().max() / expected[key].abs().max()) for key, g in gradients.items())
+
+
+SCALING = RopeScaling(rope_type="yarn", factor=4.0, original_max_position_embeddings=8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": SCALING},
+        {"attention_bias": True},
+        {"attention_bias": True, "mlp_bias": True, "rope_scaling": SCALING, "head_dim": 32},
+        {"rope_scaling": RopeScaling(rope_type="linear", factor=4.0), "head_dim": 32},
+    ],
+    ids=["yarn", "attention_bias", "all", "linear"],
+)
+def test_gradients_with_scalings_and_biases(changes: dict[str, Any]) -> None:
+    """In C where the layers have no biases, by modules where they have."""
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "num_attention_heads": 4}
+    config = replace(preset("tiny"), vocab_size=97, num_hidden_layers=2, **(shape | changes))
+    ours = init_weights(LlamaForCausalLM(config), 0)
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in ours.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_(0, 0.3, generator=generator)
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.to_hf(), attn_implementation="sdpa"))
+    theirs.load_state_dict(ours.state_dict())
+    optimizers = make_optimizers(ours, "adamw", learning_rate=0.0, weight_decay=0.0, betas=(0.9, 0.95))
+    gradients = kept_gradients(ours, optimizers)
+    batch = batches()[0]
+    loss = theirs(input_ids=batch.ids_BT, labels=batch.labels_BT, shift_labels=batch.labels_BT).loss
+    loss.backward()
+    found = train_step(ours, optimizers, [batch], max_grad_norm=0.0)
+    assert found.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    expected = {name: p.grad for name, p in theirs.named_parameters()}
+    assert expected.keys() == gradients.keys()
+    for name, gradient in expected.items():
+        assert gradient is not None
+        off = float((gradients[name] - gradient).norm()) / max(float(gradient.norm()), 1e-4)
+        assert off < 1e-4, f"{name}: {off}"
