@@ -274,7 +274,7 @@ def test_the_rope_factors_are_llama_cpps(model_files: Callable[..., Any]) -> Non
 
 def test_a_tokenizer_goes_along(bpe: Tokenizer, model_files: Callable[..., Any], tmp_path: Path) -> None:
     files = model_files(dtype=torch.float32, vocab_size=288, bos_token_id=278, eos_token_id=(279,))
-    bpe.chat_template = "{{ messages[0].content }}"
+    bpe = bpe.with_chat_template("{{ messages[0].content }}")
     weights = [tensor_weight(key, tensor) for key, tensor in files.weights.items()]
     export_gguf(tmp_path / "m.gguf", weights, files.config, type_name="F32", name="llama ä", tokenizer=bpe)
     metadata = read_gguf(tmp_path / "m.gguf").metadata
@@ -328,7 +328,7 @@ REFUSED: dict[str, tuple[Callable[[Tokenizer, Path], Tokenizer], str]] = {
             f,
             pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         ),
-        "pre-tokenizer is neither",
+        "has no name for its pre-tokenizer",
     ),
     "a normalizer": (lambda t, f: edited(t, f, normalizer={"type": "NFC"}), "normalizer"),
 }

@@ -516,11 +516,9 @@ K = "tokenizer.ggml."
 @pytest.mark.parametrize(
     ("key", "value", "word"),
     [
-        (K + "model", "llama", "'llama'"),
+        (K + "model", "t5", "'t5'"),
         (K + "model", None, "missing"),
-        (K + "pre", "qwen2", "'qwen2'"),
-        (K + "pre", None, "missing"),
-        (K + "pre", ["x"], "supported"),
+        (K + "pre", "kimi-k2", "kimi-k2"),
         (K + "tokens", None, "tokens"),
         (K + "tokens", "abc", "tokens"),
         (K + "tokens", [], "0 tokens"),

@@ -9,13 +9,11 @@ Which tensor gets which type is in `mixtures.py`.
 Source: llama.cpp, `convert_hf_to_gguf.py` (`LlamaModel`).
 """
 
-import json
 import math
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +23,17 @@ from llamarium.checkpoints.gguf.config import ROPE_FREQS
 from llamarium.checkpoints.gguf.file import GGUFData, write_gguf
 from llamarium.checkpoints.gguf.mixtures import FLOATS, MIXTURES, Mixture, type_of, wanted_type
 from llamarium.checkpoints.gguf.reader import LAYER_NAMES, NAMES
+from llamarium.checkpoints.gguf.vocabulary import tokenizer_metadata
 from llamarium.checkpoints.huggingface.writer import OutputTensor, array_bytes, cast_array, check_fits_float16
 from llamarium.checkpoints.tokenizers import check_tokenizer
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.config.rope_scaling import magnitude
-from llamarium.errors import OptionError, UnsupportedTokenizerError, escape, show_value, warn_caller
+from llamarium.errors import OptionError, show_value, warn_caller
 from llamarium.io import unwritable
 from llamarium.quant.formats import block_format
 from llamarium.quant.ggml.encode import encode
-from llamarium.tokenizer.backends.files import read_json
-from llamarium.tokenizer.backends.pipeline import llama3_cutter, smollm_cutter
 from llamarium.tokenizer.base import Tokenizer
 
-if TYPE_CHECKING:
-    from tokenizers.pre_tokenizers import PreTokenizer
-
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _END_TOKENS = {"eom_token_id": ("<|eom_id|>",), "eot_token_id": ("<|eot_id|>", "<|im_end|>")}
 _KEY = "tokenizer.ggml."
 
@@ -89,40 +82,6 @@ def export_gguf(
         write_gguf(path, metadata, tensors)
     except OSError as error:
         raise unwritable(path, error) from error
-
-
-def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
-    """Return a byte-level BPE tokenizer as GGUF's metadata.
-
-    Every such tokenizer can write itself as a `tokenizer.json`; the lists are taken from there.
-    UnsupportedTokenizerError for another kind, one whose pre-tokenizer or merge rule llama.cpp has under no name that
-    is known here, or one without an end token, for which llama.cpp would take token 11.
-    """
-    raw = _as_json(tokenizer)
-    model, added = raw["model"], raw["added_tokens"]
-    pre = _pre_tokenizer(raw, tokenizer)
-    if not tokenizer.eos_token_ids:
-        raise _refusal(tokenizer, "it has no end-of-text token, and llama.cpp would take token 11 for it")
-    # Rows without a token are named as llama.cpp's converter names them.
-    tokens = [f"[PAD{i}]" for i in range(config.vocab_size)]
-    kinds = [_UNUSED] * len(tokens)
-    special = set(tokenizer.special_tokens.values())
-    for token, i in model["vocab"].items():
-        tokens[i], kinds[i] = token, _NORMAL
-    for token in added:
-        tokens[token["id"]], kinds[token["id"]] = token["content"], _USER_DEFINED
-    for i in special:
-        kinds[i] = _CONTROL
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    metadata = {
-        _KEY + "model": "gpt2",
-        _KEY + "pre": pre,
-        _KEY + "tokens": tokens,
-        _KEY + "token_type": kinds,
-        _KEY + "merges": merges,
-        _KEY + "add_bos_token": tokenizer.special.add_bos,
-    }
-    return metadata | tokenizer.chat_templates.to_gguf()
 
 
 def rope_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float32]:
@@ -253,61 +212,3 @@ def _end_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, int]
     if lost := [i for i in ends if i not in ids.values()]:
         warn_caller(f"the ids {lost} end a text too, but a GGUF file names three; they are left out")
     return {_KEY + name: i for name, i in ids.items() if i is not None}
-
-
-def _as_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save(Path(folder))
-        path = Path(folder, "tokenizer.json")
-        if not path.exists():
-            raise _refusal(tokenizer, "it is no byte-level BPE (a GGUF file cannot say one token per character)")
-        return read_json(path)
-
-
-def _pre_tokenizer(raw: Mapping[str, Any], tokenizer: Tokenizer) -> str:
-    if (raw.get("decoder") or {}).get("type") != "ByteLevel":
-        raise _refusal(tokenizer, "it is no byte-level BPE")
-    if raw.get("normalizer") is not None:
-        raise _refusal(tokenizer, "it has a normalizer, which llama.cpp would not apply")
-    for name, cutter, whole_pieces in (("llama-bpe", llama3_cutter, True), ("smollm", smollm_cutter, False)):
-        if _rules(raw["pre_tokenizer"]) == _rules(_cutter_as_json(cutter())):
-            if bool(raw["model"].get("ignore_merges")) != whole_pieces and not _merges_make_all(raw["model"]):
-                raise _refusal(tokenizer, f"llama.cpp's {name} has the other ignore_merges, which matters here")
-            return name
-    raise _refusal(
-        tokenizer, "its pre-tokenizer is neither Llama 3's nor SmolLM's, so another reader would cut texts differently"
-    )
-
-
-def _merges_make_all(model: Mapping[str, Any]) -> bool:
-    """Whether merging makes each token out of its own characters; then taking it at once is the same."""
-    from tokenizers.models import BPE
-
-    merges: Any = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-    bpe = BPE(vocab=model["vocab"], merges=merges, ignore_merges=False)
-    return all([part.id for part in bpe.tokenize(token)] == [i] for token, i in model["vocab"].items())
-
-
-def _cutter_as_json(cutter: "PreTokenizer") -> Any:
-    from tokenizers import Tokenizer as Inner
-    from tokenizers.models import BPE
-
-    inner = Inner(BPE())
-    inner.pre_tokenizer = cutter
-    return json.loads(inner.to_str())["pre_tokenizer"]
-
-
-def _rules(step: Any) -> list[Any]:
-    """Return a pre-tokenizer's steps without what has no effect on the pieces."""
-    if not isinstance(step, dict):
-        return []
-    if step.get("type") == "Sequence":
-        return [rule for part in step["pretokenizers"] for rule in _rules(part)]
-    return [{key: value for key, value in step.items() if key != "trim_offsets"}]
-
-
-def _refusal(tokenizer: Tokenizer, why: str) -> UnsupportedTokenizerError:
-    return UnsupportedTokenizerError(
-        f"{escape(tokenizer.source)}: this tokenizer cannot go into a GGUF file: {why}. Export in Hugging Face's "
-        "format, or the weights alone (--no-tokenizer)"
-    )

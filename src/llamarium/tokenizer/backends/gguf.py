@@ -11,62 +11,86 @@ from typing import Any
 
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
+from llamarium.tokenizer.backends.gguf_cutters import Cutter, find_cutter
+from llamarium.tokenizer.backends.gguf_sentencepiece import sentencepiece_backend
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
-from llamarium.tokenizer.backends.pipeline import byte_level_json, llama3_cutter, smollm_cutter
+from llamarium.tokenizer.backends.pipeline import byte_level_json
 from llamarium.tokenizer.backends.template_files import templates_of_gguf
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
-# Name of the pre-tokenizer: its pipeline, whether a whole piece may be a token at once, whether BOS is the default.
-_PRE_TOKENIZERS = {"llama-bpe": (llama3_cutter, True, True), "smollm": (smollm_cutter, False, False)}
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _KEY = "tokenizer.ggml."
 
+_DEFAULT_IDS = {"bos": 1, "eos": 2}  # of a SentencePiece vocabulary
+
 
 def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
-    """Build the tokenizer from a GGUF file's metadata, whose arrays are lists here."""
-    cutter, whole_pieces, bos_default = _pre_tokenizer(metadata, source)
+    """Build the tokenizer from a GGUF file's metadata, whose arrays are lists here.
+
+    Raises:
+        TokenizerError: If the metadata contradicts itself.
+        UnsupportedTokenizerError: For a kind of vocabulary, or a pre-tokenizer, that is not read.
+    """
+    model = metadata.get(_KEY + "model")
+    if model not in ("gpt2", "llama"):
+        what = "is missing" if model is None else f"is {show_value(model)}"
+        raise UnsupportedTokenizerError(
+            f'{source}: {_KEY}model {what}; supported are "gpt2" (byte-level BPE) and "llama" (SentencePiece)'
+        )
+    cutter = find_cutter(metadata.get(_KEY + "pre"), source) if model == "gpt2" else None
+    tokens, types = _tokens(metadata, source)
+    templates = templates_of_gguf(metadata, source)
+    named = _named_ids(metadata, tokens, source, defaults=_DEFAULT_IDS if cutter is None else {})
+    special = _special_tokens(metadata, tokens, types, named, cutter is None or cutter.add_bos, templates.text, source)
+    if cutter is not None:
+        backend = _byte_level(metadata, tokens, types, special, cutter, source)
+        return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=templates)
+    names = {"bos": named["bos"], "eos": named["eos"], "pad": named["padding"]}
+    backend = sentencepiece_backend(metadata, tokens, types, special.ids, names, source)
+    return Tokenizer(
+        backend,
+        special,
+        vocab_size=len(tokens),
+        source=source,
+        chat_template=templates,
+        strip_first_space=backend.model.add_dummy_prefix,
+    )
+
+
+def _tokens(metadata: Mapping[str, Any], source: str) -> tuple[list[str], list[int]]:
+    """Return the tokens and their types."""
     tokens = _list(metadata, "tokens", str, source)
     types = _list(metadata, "token_type", int, source) if _KEY + "token_type" in metadata else [1] * len(tokens)
     if len(types) != len(tokens) or not 0 < len(tokens) <= MAX_TOKENS:
         raise TokenizerError(
             f"{source}: {len(tokens)} tokens and {len(types)} token types; expected as many, 1 to {MAX_TOKENS}"
         )
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
-        raise TokenizerError(f"{source}: {_KEY}tokens holds {escape(twice)!r} twice; expected each token once")
-    templates = templates_of_gguf(metadata, source)
-    special = _special_tokens(metadata, tokens, types, bos_default, templates.text, source)
-    plain = {tokens[i]: i for i in _of_kind(types, _USER_DEFINED) if tokens[i] and tokens[i] not in special.ids}
+    ids = {token: i for i, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
+        if twice:
+            raise TokenizerError(f"{source}: {_KEY}tokens holds {escape(twice)!r} twice; expected each token once")
+    return tokens, types
+
+
+def _byte_level(
+    metadata: Mapping[str, Any],
+    tokens: list[str],
+    types: list[int],
+    special: SpecialTokens,
+    cutter: Cutter,
+    source: str,
+) -> HuggingFaceBackend:
     contents = byte_level_json(
-        vocab=vocab,
+        vocab={token: i for i, token in enumerate(tokens)},
         merges=_merges(metadata, source),
         special=special.ids,
-        cutter=cutter(),
-        whole_pieces=whole_pieces,
-        plain=plain,
+        cutter=cutter.build(),
+        whole_pieces=cutter.whole_pieces,
+        plain={tokens[i]: i for i in _of_kind(types, _USER_DEFINED) if tokens[i] and tokens[i] not in special.ids},
     )
-    backend = guard_rust(
-        lambda: HuggingFaceBackend(contents, special.ids, byte_level=True, source=source),
-        source,
-    )
-    return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=templates)
-
-
-def _pre_tokenizer(metadata: Mapping[str, Any], source: str) -> Any:
-    model = metadata.get(_KEY + "model")
-    if model != "gpt2":
-        what = "is missing" if model is None else f"is {show_value(model)}"
-        raise UnsupportedTokenizerError(
-            f'{source}: {_KEY}model {what}; supported is "gpt2" (byte-level BPE). For a SentencePiece vocabulary '
-            '("llama", as Llama 2 has) use the model\'s tokenizer.json'
-        )
-    pre = metadata.get(_KEY + "pre")
-    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
-        what = "is missing" if pre is None else f"is {show_value(pre)}"
-        raise UnsupportedTokenizerError(f"{source}: {_KEY}pre {what}; supported are {', '.join(_PRE_TOKENIZERS)}")
-    return _PRE_TOKENIZERS[pre]
+    return guard_rust(lambda: HuggingFaceBackend(contents, special.ids, byte_level=True, source=source), source)
 
 
 def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
@@ -84,11 +108,11 @@ def _special_tokens(
     metadata: Mapping[str, Any],
     tokens: list[str],
     types: list[int],
+    named: Mapping[str, int | None],
     bos_default: bool,
     template: str | None,
     source: str,
 ) -> SpecialTokens:
-    named = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
     flagged = {*_of_kind(types, _UNKNOWN), *_of_kind(types, _CONTROL), *(i for i in named.values() if i is not None)}
     typed = sorted({*flagged, *_of_kind(types, _USER_DEFINED)})
     add_bos = metadata.get(_KEY + "add_bos_token", bos_default)
@@ -110,6 +134,14 @@ def _special_tokens(
         pad=named["padding"],
         add_bos=add_bos,
     )
+
+
+def _named_ids(
+    metadata: Mapping[str, Any], tokens: list[str], source: str, *, defaults: Mapping[str, int]
+) -> dict[str, int | None]:
+    """Return the ids that the file names, or the format's default where it names none."""
+    found = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
+    return found | {name: i for name, i in defaults.items() if found[name] is None and i < len(tokens)}
 
 
 def _of_kind(types: list[int], kind: int) -> list[int]:

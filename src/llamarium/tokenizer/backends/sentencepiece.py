@@ -6,8 +6,8 @@ old files, and llama.cpp do the same. With `legacy: false` only the beginning of
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,11 @@ from llamarium.tokenizer.special import Parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedToken:
-    """A token beside the pieces, or a piece with rules of its own.
+    """A token beside the pieces, or a piece with rules of its own; it is found in a text before pieces are.
 
     Attributes:
         content: Its text.
         id: Its id.
-        is_control: Users cannot write it; otherwise it is found in every text before pieces are.
         lstrip: It takes the white space before it away.
         rstrip: It takes the white space behind it away.
         single_word: It is found between other characters than letters, digits and `_` only.
@@ -38,7 +37,6 @@ class AddedToken:
 
     content: str
     id: int
-    is_control: bool = False
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
@@ -50,6 +48,7 @@ class SentencePieceBackend(Backend):
     def __init__(
         self,
         model: SentencePieceModel,
+        control: Mapping[str, int],
         source: str,
         *,
         added: Sequence[AddedToken] = (),
@@ -60,9 +59,10 @@ class SentencePieceBackend(Backend):
         """Take a checked model.
 
         Args:
-            model: The pieces. Those that are control tokens have the type CONTROL.
+            model: The pieces.
+            control: The control tokens, spelling to id; no text becomes one, whatever the model or `added` says.
             source: The file, for messages.
-            added: Tokens that are found before pieces, and control tokens with rules.
+            added: Further tokens, and pieces with rules.
             prefix_after_tokens: Put the dummy prefix before every text between tokens, not only before the first.
             longest_first: Find the longest of the added tokens everywhere, then the next (llama.cpp); otherwise they
                 are found from left to right (Hugging Face).
@@ -71,14 +71,27 @@ class SentencePieceBackend(Backend):
         self.model = model
         self.added = tuple(added)
         self.prefix_after_tokens = prefix_after_tokens
-        self._encoder = Encoder(model, source)
+        self._encoder = Encoder(_with_control_pieces(model, set(control.values())), source)
+        self._control = control
         self._source = source
         self._longest_first = longest_first
         self._file = file
-        self._plain = {token.content: token.id for token in added if not token.is_control}
+        self._plain = {token.content: token.id for token in added if token.content not in control}
         self._spelled = {token.id: token.content for token in added}
         self._lstrip = frozenset(token.id for token in added if token.lstrip)
         self._rstrip = frozenset(token.id for token in added if token.rstrip)
+
+    def with_control(self, control: Mapping[str, int]) -> "SentencePieceBackend":
+        """Return a backend of the same vocabulary with other control tokens."""
+        return SentencePieceBackend(
+            self.model,
+            control,
+            self._source,
+            added=self.added,
+            prefix_after_tokens=self.prefix_after_tokens,
+            longest_first=self._longest_first,
+            file=self._file,
+        )
 
     def encode(self, text: str) -> list[int]:
         """Encode ordinary text."""
@@ -156,6 +169,12 @@ class SentencePieceBackend(Backend):
         write_json(folder / "tokenizer_config.json", _config(self, tokenizer))
 
 
+def _with_control_pieces(model: SentencePieceModel, ids: set[int]) -> SentencePieceModel:
+    """Return the model with these pieces as control tokens, which no text can become."""
+    ids = ids - set(model.of_type(PieceType.UNKNOWN))
+    return replace(model, types=[PieceType.CONTROL if i in ids else kind for i, kind in enumerate(model.types)])
+
+
 def _config(backend: SentencePieceBackend, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what tokenizer_config.json says; only what is not its format's default."""
     spelling = {i: text for text, i in tokenizer.special.ids.items()}
@@ -177,7 +196,7 @@ def _config(backend: SentencePieceBackend, tokenizer: Tokenizer) -> dict[str, An
     if not backend.model.add_dummy_prefix:
         config["add_prefix_space"] = False
     for i in sorted({*spelling, *flagged}):
-        token = flagged.get(i) or AddedToken(content=spelling[i], id=i, is_control=True)
+        token = flagged.get(i) or AddedToken(content=spelling[i], id=i)
         config.setdefault("added_tokens_decoder", {})[str(i)] = {
             "content": token.content,
             "lstrip": token.lstrip,
@@ -186,7 +205,8 @@ def _config(backend: SentencePieceBackend, tokenizer: Tokenizer) -> dict[str, An
             "single_word": token.single_word,
             "special": i in spelling,
         }
-    return config if tokenizer.chat_template is None else config | {"chat_template": tokenizer.chat_template}
+    templates = tokenizer.chat_templates.stored
+    return config if templates is None else config | {"chat_template": templates}
 
 
 def _partition(text: str, tokens: Sequence[tuple[str, int]]) -> Iterator[str | int]:

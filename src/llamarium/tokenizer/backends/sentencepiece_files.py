@@ -16,7 +16,7 @@ from llamarium.tokenizer.backends.sentencepiece import AddedToken, SentencePiece
 from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel, read_model
-from llamarium.tokenizer.special import CONTROL_SHAPE, SpecialTokens
+from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
 _NAMES = ("bos", "eos", "pad")
 
@@ -35,12 +35,17 @@ def load_sentencepiece(path: Path) -> Tokenizer:
     model = read_model(data, source)
     beside = _read_beside(path.parent)
     added = _added_tokens(model, beside, source)
-    model = with_control_pieces(model, {token.id for token in added if token.is_control})
-    special = _special_tokens(model, added, beside, source)
+    templates = read_templates(path.parent, beside.config)
+    special = _special_tokens(model, added, beside, templates.text, source)
     if isinstance(prefix := beside.config.get("add_prefix_space"), bool):
         model = replace(model, add_dummy_prefix=prefix)
     backend = SentencePieceBackend(
-        model, source, added=added, prefix_after_tokens=beside.config.get("legacy") is not False, file=data
+        model,
+        special.ids,
+        source,
+        added=added,
+        prefix_after_tokens=beside.config.get("legacy") is not False,
+        file=data,
     )
     for change in text_changes(model):
         warn_caller(f"{escape(source, 4096)}: text is changed: {change}")
@@ -49,17 +54,9 @@ def load_sentencepiece(path: Path) -> Tokenizer:
         special,
         vocab_size=max(len(model.pieces), *(token.id + 1 for token in added)) if added else len(model.pieces),
         source=source,
-        chat_template=read_templates(path.parent, beside.config),
+        chat_template=templates,
         strip_first_space=model.add_dummy_prefix and not model.whitespace_as_suffix,
     )
-
-
-def with_control_pieces(model: SentencePieceModel, ids: set[int]) -> SentencePieceModel:
-    """Return the model with these pieces as control tokens, which no text can become."""
-    types = [
-        PieceType.CONTROL if i in ids and kind != PieceType.UNKNOWN else kind for i, kind in enumerate(model.types)
-    ]
-    return replace(model, types=types)
 
 
 def text_changes(model: SentencePieceModel) -> Iterator[str]:
@@ -94,8 +91,16 @@ class _Beside:
                 return text
         return None
 
-    def additional(self) -> Iterator[str]:
-        """Yield the texts of further control tokens."""
+    def decoder(self) -> dict[str, Any]:
+        """Return the added tokens of tokenizer_config.json, by their ids as text."""
+        listed = self.config.get("added_tokens_decoder")
+        return listed if isinstance(listed, dict) else {}
+
+    def control(self) -> Iterator[str]:
+        """Yield the texts of tokens that are flagged or listed as control tokens."""
+        for value in self.decoder().values():
+            if isinstance(value, dict) and value.get("special"):
+                yield value["content"]
         for values in (self.config, self.names):
             for key in ("additional_special_tokens", "extra_special_tokens"):
                 listed = values.get(key)
@@ -115,28 +120,19 @@ def _read_beside(folder: Path) -> _Beside:
 
 def _added_tokens(model: SentencePieceModel, beside: _Beside, source: str) -> list[AddedToken]:
     """Return the added tokens, by their ids; TokenizerError if they contradict each other or the pieces."""
-    listed = beside.config.get("added_tokens_decoder")
-    tokens = [_from_decoder(i, value, source) for i, value in (listed if isinstance(listed, dict) else {}).items()]
+    tokens = [_from_decoder(key, value, source) for key, value in beside.decoder().items()]
     known = {token.content for token in tokens}
     tokens += [_checked(i, content, source) for content, i in beside.added.items() if content not in known]
-    control = {*beside.additional(), *(filter(None, (beside.spelling(f"{name}_token") for name in _NAMES)))}
     by_id: dict[int, AddedToken] = {}
     for token in tokens:
-        is_piece = token.id < len(model.pieces)
-        other = model.pieces[token.id] if is_piece else by_id.get(token.id, token).content
+        other = by_id.setdefault(token.id, token).content
+        if token.id < len(model.pieces):
+            other = model.pieces[token.id]
         if other != token.content:
             raise TokenizerError(
                 f"{source}: the added token {show_value(token.content)} has the id {token.id}, which "
                 f"{show_value(other)} has; expected one id per token"
             )
-        was_control = is_piece and model.types[token.id] in (PieceType.CONTROL, PieceType.UNKNOWN)
-        by_id[token.id] = replace(
-            token,
-            is_control=token.is_control
-            or was_control
-            or token.content in control
-            or bool(CONTROL_SHAPE.fullmatch(token.content)),
-        )
     return [by_id[i] for i in sorted(by_id)]
 
 
@@ -147,8 +143,7 @@ def _from_decoder(key: str, value: Any, source: str) -> AddedToken:
             "expected an id and an object with content"
         )
     flags = {name: bool(value.get(name)) for name in ("lstrip", "rstrip", "single_word")}
-    token = _checked(int(key), value.get("content"), source)
-    return replace(token, is_control=bool(value.get("special")), **flags)
+    return replace(_checked(int(key), value.get("content"), source), **flags)
 
 
 def _checked(token_id: Any, content: Any, source: str) -> AddedToken:
@@ -160,14 +155,26 @@ def _checked(token_id: Any, content: Any, source: str) -> AddedToken:
     return AddedToken(content=content, id=token_id)
 
 
-def _special_tokens(model: SentencePieceModel, added: list[AddedToken], beside: _Beside, source: str) -> SpecialTokens:
-    ids = {model.pieces[i]: i for kind in (PieceType.UNKNOWN, PieceType.CONTROL) for i in model.of_type(kind)}
-    ids |= {token.content: token.id for token in added if token.is_control}
+def _special_tokens(
+    model: SentencePieceModel, added: list[AddedToken], beside: _Beside, template: str | None, source: str
+) -> SpecialTokens:
+    flagged = {*model.of_type(PieceType.UNKNOWN), *model.of_type(PieceType.CONTROL)}
+    texts = {i: model.pieces[i] for i in (*flagged, *model.of_type(PieceType.USER_DEFINED))}
+    texts |= {token.id: token.content for token in added}
+    ids = {model.pieces[i]: i for i in flagged} | {token.content: token.id for token in added}
     named = {name: _named_id(model, name, ids, beside, source) for name in _NAMES}
+    control = set(beside.control())
+    flagged |= {i for i, text in texts.items() if text in control or i in named.values()}
+    if beside.config.get("add_eos_token"):
+        warn_caller(
+            f"{escape(source, 4096)}: tokenizer_config.json sets add_eos_token; no token is put after a prompt, which "
+            "is continued"
+        )
     add_bos = beside.config.get("add_bos_token")
     eos = named["eos"]
-    return SpecialTokens(
-        ids=ids,
+    return find_special_tokens(
+        [TypedToken(texts[i], i, i in flagged) for i in sorted(texts)],
+        template,
         bos=named["bos"],
         eos=() if eos is None else (eos,),
         pad=named["pad"],

@@ -37,6 +37,9 @@ class KeptTexts:
             lengths.setdefault(text[0], set()).add(len(text))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
 
+    def __contains__(self, text: str) -> bool:
+        return text in self._texts
+
     def starts(self, character: str) -> bool:
         """Whether one of the texts begins with this character."""
         return character in self._lengths

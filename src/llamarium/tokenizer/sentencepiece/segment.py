@@ -1,4 +1,4 @@
-"""How a prepared text is cut into pieces of the vocabulary, to read; `native/pieces.c` does the same faster.
+"""How a prepared text is cut into pieces of the vocabulary, to read; `encoder` does it a word at a time.
 
 **BPE** begins with single characters. Of all neighbours that together are a piece, those whose piece has the highest
 score are joined, the leftmost of equals; this repeats until no neighbours are a piece.
@@ -10,6 +10,7 @@ Source: google/sentencepiece, `src/bpe_model.cc` and `src/unigram_model.cc`.
 """
 
 import heapq
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -92,32 +93,39 @@ def best_cut(text: str, ids: Mapping[str, int], scores: Sequence[float], types: 
     """
     lowest, highest = score_range(scores, types)
     unknown_score = np.float32(lowest - UNKNOWN_PENALTY)
-    longest = max(map(len, ids), default=1)
-    sums = [np.float32(0)] * (len(text) + 1)
+    lengths = _lengths(ids)
+    sums = array("f", bytes(4 * (len(text) + 1)))  # it rounds what is put into it
     starts = [-1] * (len(text) + 1)
-
-    def consider(start: int, end: int, total: float | np.float32) -> None:
-        if starts[end] < 0 or total > sums[end]:
-            sums[end], starts[end] = np.float32(total), start
-
-    for start in range(len(text)):
+    for start, character in enumerate(text):
         so_far, covered = sums[start], False
-        for end in range(start + 1, min(start + longest, len(text)) + 1):
-            token_id = ids.get(text[start:end])
-            if token_id is None or types[token_id] == PieceType.UNUSED:
+        for size in lengths.get(character, ()):
+            token_id = ids.get(text[start : start + size])
+            end = start + size
+            if token_id is None or end > len(text) or types[token_id] == PieceType.UNUSED:
                 continue
             score = scores[token_id]
             if types[token_id] == PieceType.USER_DEFINED:  # so much that it is nearly always taken
                 num_bytes = len(text[start:end].encode("utf-8"))
                 score = float(np.float32(num_bytes) * highest) - 0.1
-            consider(start, end, score + float(so_far))
-            covered = covered or end == start + 1
+            if starts[end] < 0 or score + so_far > sums[end]:
+                sums[end], starts[end] = score + so_far, start
+            covered = covered or size == 1
         if not covered:
-            consider(start, start + 1, unknown_score + so_far)
+            total = float(unknown_score + np.float32(so_far))
+            if starts[start + 1] < 0 or total > sums[start + 1]:
+                sums[start + 1], starts[start + 1] = total, start
     cuts = [len(text)]
     while cuts[-1] > 0:
         cuts.append(starts[cuts[-1]])
     return [text[start:end] for start, end in zip(cuts[:0:-1], cuts[-2::-1], strict=True)]
+
+
+def _lengths(ids: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return how long the pieces are that begin with a character, the shortest first."""
+    lengths: dict[str, set[int]] = {}
+    for piece in ids:
+        lengths.setdefault(piece[0], set()).add(len(piece))
+    return {first: sorted(sizes) for first, sizes in lengths.items()}
 
 
 def score_range(scores: Sequence[float], types: Sequence[int]) -> tuple[np.float32, np.float32]:
