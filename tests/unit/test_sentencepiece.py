@@ -306,3 +306,42 @@ def test_mutated_files_are_read_or_refused_in_time(tmp_path: Path, rules: str):
         tracemalloc.stop()
         assert peak < 64 * 2**20
         assert time.monotonic() - began < 10
+
+
+def test_a_tokenizer_json_of_unigram(tmp_path: Path):
+    """Through `tokenizers`, with its ids; the library's on texts without ties."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    model = read_model(trained("unigram", byte_fallback=True), "m")
+    scored = list(zip(model.pieces, model.scores, strict=True))
+    inner = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
+    inner.normalizer = normalizers.Precompiled(model.charsmap)
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    metaspace = decoders.Metaspace(prepend_scheme="always")
+    inner.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
+    inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = with_warnings(tmp_path)
+    for text in ("the dog", " the  llama\n", "größer 日本", "hum</s>hum", ""):
+        assert tokenizer.encode(text, parse_special=True) == inner.encode(text).ids
+    assert tokenizer.decode(tokenizer.encode("the quick brown fox")) == "the quick brown fox"
+    assert 2 not in tokenizer.encode("a</s>")
+    tokenizer.save(tmp_path / "saved")
+    again = with_warnings(tmp_path / "saved")
+    assert again.encode("the llama</s>") == tokenizer.encode("the llama</s>")
+    raw = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    for broken in ({}, [["a"]], [["a", "b"]], [["a", 0], ["a", 1]], [["a", float("inf")]]):
+        raw["model"]["vocab"] = broken
+        (tmp_path / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+        with pytest.raises(TokenizerError):
+            load_tokenizer_file(tmp_path)
+
+
+def with_warnings(folder: Path) -> Tokenizer:
+    """Load a tokenizer whose normalizer changes texts, and says so."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tokenizer = load_tokenizer_file(folder)
+    assert any("Precompiled" in str(warning.message) for warning in caught)
+    return tokenizer

@@ -19,6 +19,7 @@ from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, read_json, save_huggingface
 from llamarium.tokenizer.backends.private_names import PrivateTokenizer
 from llamarium.tokenizer.backends.template_files import read_templates
+from llamarium.tokenizer.backends.unigram import unigram_list, unigram_table
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
 from llamarium.tokenizer.special import Parts, SpecialTokens
@@ -43,6 +44,8 @@ def load_huggingface(path: Path) -> Tokenizer:
         from llamarium.tokenizer.backends.words import load_words
 
         return load_words(path, raw, config)
+    if isinstance(model, dict) and model.get("type") == "Unigram":
+        raw["model"] = unigram_table(model, source)
     ids = rules.check_tokenizer_json(raw, source)
     templates = read_templates(path.parent, config)
     byte_level = rules.is_byte_level(raw, source)
@@ -227,7 +230,10 @@ class HuggingFaceBackend(Backend):
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`."""
-        save_huggingface(folder, tokenizer, self._package.to_json())
+        raw = self._package.to_json()
+        if raw["model"]["type"] == "Unigram":
+            raw["model"] = unigram_list(raw["model"])
+        save_huggingface(folder, tokenizer, raw)
 
 
 def _unmatched(encoding: "tokenizers.Encoding", pieces: list[str], pending: Mapping[int, int]) -> Iterator[int]:

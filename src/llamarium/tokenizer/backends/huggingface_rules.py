@@ -24,8 +24,10 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
     """Check the types, ids and features of a `tokenizer.json`; return the ids."""
     model = _object(raw, "model", source)
     kind = model.get("type", "BPE")
-    if kind != "BPE":
-        raise TokenizerError(f'{source}: model.type is {escape(kind)!r}; supported are "BPE" and "WordLevel"')
+    if kind not in ("BPE", "Unigram"):
+        raise TokenizerError(
+            f'{source}: model.type is {escape(kind)!r}; supported are "BPE", "Unigram" and "WordLevel"'
+        )
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise TokenizerError(f"{source}: model.{name} is {show_value(model[name])}; expected none")

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamarium.errors import TokenizerError, escape
+from llamarium.tokenizer.backends.unigram import unigram_table
 
 if TYPE_CHECKING:
     import tokenizers
@@ -78,7 +79,7 @@ class PrivateTokenizer:
         self.names = PrivateNames(control)
         model: Mapping[str, Any] = raw["model"]
         added = [token | {"content": self.names.hide(token["content"])} for token in raw["added_tokens"]]
-        small = {**raw, "model": {**model, "type": "BPE", "vocab": {}, "merges": []}, "added_tokens": added}
+        small = {**raw, "model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": added}
         tokens = tokenizers.Tokenizer.from_str(json.dumps(small)).get_added_tokens_decoder()
         small |= {"added_tokens": [], "post_processor": None}
         self.inner = tokenizers.Tokenizer.from_str(json.dumps(small))
@@ -102,15 +103,18 @@ class PrivateTokenizer:
                     f"vocabulary gives it {given}; expected one id"
                 )
 
-    def _model(self, model: Mapping[str, Any], vocab: dict[str, int]) -> "tokenizers.models.BPE":
+    def _model(self, model: Mapping[str, Any], vocab: dict[str, int]) -> "tokenizers.models.Model":
         """Build the model, without the merges that lead to a control token or on from one: no text may take them."""
-        from tokenizers.models import BPE
+        from tokenizers.models import BPE, Unigram
 
+        self._left_out: list[tuple[int, tuple[str, str]]] = []
+        if "scores" in model:
+            scored = [(piece, model["scores"][i]) for piece, i in sorted(vocab.items(), key=lambda item: item[1])]
+            return Unigram(scored, unk_id=model.get("unk_id"), byte_fallback=bool(model.get("byte_fallback")))
         options = {name: model[name] for name in _OPTIONS if model.get(name) is not None}
         if "unk_token" in options:
             options["unk_token"] = self.names.hide(options["unk_token"])
         merges: list[tuple[str, str]] = list(map(tuple, model["merges"]))
-        self._left_out: list[tuple[int, tuple[str, str]]] = []
         try:
             return BPE(vocab, merges, **options)
         except Exception:
@@ -130,6 +134,10 @@ class PrivateTokenizer:
         for token in raw["added_tokens"]:
             token["content"] = show(token["content"])
         model = raw["model"]
+        if model["type"] == "Unigram":
+            model["vocab"] = [[show(piece), score] for piece, score in model["vocab"]]
+            raw["model"] = unigram_table(model, "tokenizer")
+            return raw
         model["vocab"] = {show(token): i for token, i in model["vocab"].items()}
         if model.get("unk_token") is not None:
             model["unk_token"] = show(model["unk_token"])
