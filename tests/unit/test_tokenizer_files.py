@@ -179,7 +179,8 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
 
 BROKEN_JSON: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no model": (lambda raw: raw.pop("model"), "model"),
-    "a unigram": (set_at("model", "type", "Unigram"), "Unigram"),
+    "a unigram": (set_at("model", "type", "Unigram"), "list of pieces"),
+    "a word piece": (set_at("model", "type", "WordPiece"), "WordPiece"),
     "dropout": (set_at("model", "dropout", 0.1), "dropout"),
     "no vocab": (lambda raw: raw["model"].pop("vocab"), "vocab"),
     "empty": (lambda raw: (raw["model"].update(vocab={}, merges=[]), raw.update(added_tokens=[])), "no tokens"),
