@@ -285,7 +285,6 @@ def test_a_tokenizer_goes_along(bpe: Tokenizer, model_files: Callable[..., Any],
     assert again.chat_template == bpe.chat_template and again.special_tokens == bpe.special_tokens
     for text in (*TEXTS[:1], "a llama 12345 ünïcødé 🦙\n\n\n x", "<|end_of_text|> [PAD281]", ""):
         assert again.encode(text) == bpe.encode(text)
-    bpe.chat_template = None
 
 
 def test_ends_of_an_instruction_model(
