@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json
 from llamarium.cli.output import emit, show, table
 from llamarium.cli.text import add_text, require_text
-from llamarium.errors import escape
+from llamarium.errors import TokenizerError, escape
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
@@ -46,12 +46,37 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(*ids)
         return 0
+    if not args.merges and not _is_explained(tokenizer):
+        return _run_without_places(tokenizer, text, as_json=args.json)
     explanation = tokenizer.explain(text)
     if args.json:
         emit(explanation.to_dict())
         return 0
     _print(explanation, with_merges=args.merges)
     print(f"\n{_summary(explanation, tokenizer)}")
+    return 0
+
+
+def _is_explained(tokenizer: "Tokenizer") -> bool:
+    """Whether the vocabulary's merges can be followed; those of SentencePiece's kind cannot."""
+    try:
+        tokenizer.backend.byte_level_bpe()
+    except TokenizerError:
+        return False
+    return True
+
+
+def _run_without_places(tokenizer: "Tokenizer", text: str, *, as_json: bool) -> int:
+    """Show the tokens alone, where they cannot be traced to places in the text."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    tokens = [(i, tokenizer.token_bytes(i)) for i in ids]
+    if as_json:
+        shown = [{"id": i, "text": tokenizer.token_text(i), "bytes": list(data)} for i, data in tokens]
+        emit({"text": text, "utf8": list(text.encode()), "ids": ids, "tokens": shown})
+        return 0
+    rows = ((_quoted(data), str(i), data.hex(" ")) for i, data in tokens)
+    show(table("token", "id", "bytes", right=("id",), rows=rows))
+    print(f"\n{len(ids)} tokens, {len(text)} characters, {len(text.encode())} bytes")
     return 0
 
 
