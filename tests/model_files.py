@@ -62,6 +62,20 @@ class ModelFiles:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         return folder
 
+    def pytorch_bin(self, *, shards: int = 1, **config: Any) -> Path:
+        """Write pytorch_model.bin, or shards and their index, and config.json, as older transformers did."""
+        folder = self._folder("pytorch")
+        (folder / "config.json").write_text(json.dumps({**self.config.to_hf(), **config}))
+        if shards == 1:
+            torch.save(self.weights, folder / "pytorch_model.bin")
+            return folder
+        names = [f"pytorch_model-{i + 1:05d}-of-{shards:05d}.bin" for i in range(shards)]
+        weight_map = {key: names[i * shards // len(self.weights)] for i, key in enumerate(self.weights)}
+        for name in names:
+            torch.save({k: self.weights[k] for k in self.weights if weight_map[k] == name}, folder / name)
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        return folder
+
     def nf4(self, *, double_quant: bool = True, storage: torch.dtype = torch.uint8) -> tuple[Path, dict[str, Tensor]]:
         """Write a folder that bitsandbytes quantized; return it and the weights as bitsandbytes decodes them.
 

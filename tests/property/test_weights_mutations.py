@@ -28,7 +28,7 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
-FORMATS = ("huggingface", "sharded", "nf4", "meta", "gguf", "gguf-blocks", "gguf-split")
+FORMATS = ("huggingface", "sharded", "nf4", "meta", "gguf", "gguf-blocks", "gguf-split", "pytorch", "pytorch-shards")
 
 
 @pytest.fixture
@@ -44,6 +44,8 @@ def originals(model_files) -> dict[str, Path]:
         "meta": files.meta(shards=2),
         "gguf": files.gguf_file("F16"),
         "gguf-blocks": files.gguf_file("Q8_0"),
+        "pytorch": files.pytorch_bin(),
+        "pytorch-shards": files.pytorch_bin(shards=2),
         "gguf-split": files.gguf_parts("F16"),
     }
 

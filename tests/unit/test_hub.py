@@ -47,6 +47,7 @@ REPOS = {
         "y.gguf": "GGUF y",
     },
     "org/pickle": {"config.json": CONFIG, "pytorch_model.bin": "pickle"},
+    "org/onnx": {"config.json": CONFIG, "model.onnx": "graph"},
     "org/never": {"config.json": CONFIG, "model.safetensors": "weights"},
     "org/gated": {"config.json": CONFIG, "model.safetensors": "weights"},
     "org/bert": {"config.json": json.dumps({"model_type": "bert"}), "model.safetensors": "weights"},
@@ -146,8 +147,8 @@ def ask(sources, folder, endpoint, **environment):
     return json.loads(done.stdout)
 
 
-ONLINE = "org/good org/meta org/gguf org/gguf:a.Q4_0.gguf org/gguf:sub/b.gguf org/gguf:none.gguf org/pickle org/gated "
-ONLINE += "org/split org/split:q/x-00002-of-00002.gguf "
+ONLINE = "org/good org/meta org/gguf org/gguf:a.Q4_0.gguf org/gguf:sub/b.gguf org/gguf:none.gguf org/pickle "
+ONLINE += "org/onnx org/gated org/split org/split:q/x-00002-of-00002.gguf "
 ONLINE += "org/absent org/plain404 org/secret org/expired org/forbidden org/never#tokenizer org/good#tokenizer org/bert"
 
 
@@ -170,7 +171,12 @@ def test_a_repository_gives_config_tokenizer_and_safetensors_alone(online, hub):
     assert kind == "path"
     assert names(path) == ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
     assert (Path(path) / "model.safetensors").read_text() == "weights"
-    assert not [name for name in hub.served if name.endswith((".bin", ".py"))]
+    assert not [name for name in hub.served if name.endswith(".py") or name == "org/good/pytorch_model.bin"]
+
+
+def test_a_repository_without_safetensors_gives_pytorch_model_bin(online):
+    kind, path = online[0]["org/pickle"]
+    assert kind == "path" and names(path) == ["config.json", "pytorch_model.bin"]
 
 
 def test_a_repository_without_safetensors_gives_metas_folder(online):
@@ -198,7 +204,7 @@ def test_a_part_of_a_split_gguf_file_brings_all_others(online):
         ("org/split", "ModelNotFoundError", "There are: q/x-00001-of-00002.gguf, q/x-00001-of-00003.gguf, y.gguf"),
         ("org/gguf", "ModelNotFoundError", "name one, as org/gguf:a.Q4_0.gguf. There are: a.Q4_0.gguf, sub/b.gguf"),
         ("org/gguf:none.gguf", "ModelNotFoundError", "org/gguf holds no none.gguf"),
-        ("org/pickle", "ModelNotFoundError", "it holds pytorch_model.bin"),
+        ("org/onnx", "ModelNotFoundError", "it holds model.onnx"),
         ("org/gated", "GatedModelError", "accept its licence at https://huggingface.co/org/gated"),
         ("org/gated", "GatedModelError", "HF_TOKEN"),
         ("org/absent", "ModelNotFoundError", "no repository org/absent"),
@@ -222,7 +228,7 @@ def test_a_tokenizer_costs_no_weights(online, hub):
 def test_cached_models_lists_llamas_as_they_are_typed(online):
     listed = {name: (Path(path), size) for name, path, size in online[1]}
     ggufs = {"org/gguf:a.Q4_0.gguf", "org/gguf:sub/b.gguf", "org/split:q/x-00001-of-00002.gguf"}
-    assert set(listed) == {"org/good", "org/meta", *ggufs}
+    assert set(listed) == {"org/good", "org/meta", "org/pickle", *ggufs}
     path, size = listed["org/good"]
     assert path == Path(online[0]["org/good"][1])
     assert size == sum(len(REPOS["org/good"][name]) for name in names(path))

@@ -8,7 +8,8 @@ from typing import Any
 from llamarium.checkpoints.build.folder import LearnerCheckpoint, model_of_course
 from llamarium.checkpoints.checkpoint import Checkpoint, list_some
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
-from llamarium.checkpoints.huggingface.reader import INDEX, SINGLE, HuggingFaceCheckpoint
+from llamarium.checkpoints.huggingface.reader import WEIGHT_FILES, HuggingFaceCheckpoint
+from llamarium.checkpoints.meta.reader import MetaCheckpoint
 from llamarium.checkpoints.packed.folder import PackedCheckpoint, is_packed_folder
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig
@@ -20,7 +21,6 @@ from llamarium.errors import (
     escape,
     warn_caller,
 )
-from llamarium.extras import need_torch
 from llamarium.hub.builtin import recommended
 from llamarium.hub.folders import is_learner_folder
 from llamarium.hub.gguf_names import gguf_models
@@ -111,7 +111,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     | what lies there                                   | reader      |
     |---------------------------------------------------|-------------|
     | a file that begins with `GGUF`, or one part of it | GGUF        |
-    | a folder with safetensors and `config.json`       | Hugging Face|
+    | a folder with safetensors or `pytorch_model*.bin` | Hugging Face|
     | the same, where the config says `llamarium`       | packed      |
     | a folder with `consolidated.*.pth`                | Meta        |
     | a folder with one `.gguf` file, or its parts      | GGUF        |
@@ -132,7 +132,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _open_file(path: Path) -> Checkpoint:
     folder = f"open its folder, {escape(path.parent)}, which has the config beside it"
-    if path.suffix == ".safetensors" or path.name.endswith((".pth", ".index.json")):
+    if path.suffix == ".safetensors" or path.name.endswith((".pth", ".bin", ".index.json")):
         raise UnsupportedFormatError(f"{escape(path)}: one file of a model; {folder}")
     return GGUFCheckpoint(path)
 
@@ -140,12 +140,9 @@ def _open_file(path: Path) -> Checkpoint:
 def _open_folder(path: Path) -> Checkpoint:
     names = sorted(p.name for p in path.iterdir())
     ggufs = gguf_models(names)
-    if SINGLE in names or INDEX in names:
+    if any(name in names for name in WEIGHT_FILES):
         return PackedCheckpoint(path) if is_packed_folder(path) else HuggingFaceCheckpoint(path)
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
-        need_torch(f"{escape(path)}: reading .pth files")
-        from llamarium.checkpoints.meta.reader import MetaCheckpoint  # its pickles are torch's to read
-
         return MetaCheckpoint(path)
     if len(ggufs) == 1:
         return GGUFCheckpoint(path / ggufs[0])
@@ -161,6 +158,6 @@ def _open_folder(path: Path) -> Checkpoint:
         )
     shown = f"found {list_some(names)}" if names else "it is empty"
     raise ModelNotFoundError(
-        f"{escape(path)}: no model; expected config.json with safetensors, consolidated.00.pth with params.json, or "
-        f"one .gguf file; {shown}"
+        f"{escape(path)}: no model; expected config.json with safetensors or pytorch_model.bin, consolidated.00.pth "
+        f"with params.json, or one .gguf file; {shown}"
     )

@@ -62,4 +62,6 @@ def _model(
 def _file_kind(path: Path) -> str:
     if path.suffix == ".gguf":
         return "GGUF file"
-    return "safetensors" if (path / "config.json").is_file() else "Meta's original files"
+    if not (path / "config.json").is_file():
+        return "Meta's original files"
+    return "safetensors" if any(path.glob("*.safetensors")) else "pytorch_model.bin"

@@ -4,11 +4,11 @@
 |----------------------------------|-------------------------------------------------------------------------------|
 | `smollm2-135m`                   | a built-in, fetched when it is missing                                         |
 | `./folder`, `model.gguf`, ...    | what lies on disk                                                              |
-| `org/name`                       | a hub repository: its safetensors, else Meta's original files                  |
+| `org/name`                       | a hub repository: safetensors, else pytorch_model.bin, else Meta's originals   |
 | `org/name:file.gguf`             | one GGUF file of a hub repository, or `org/name:folder/file.gguf`; all its parts |
 
 The first that fits wins, so `org/name` is the folder of that name where there is one. Of a repository only config,
-tokenizer and weight files are downloaded: never code, never pickled `*.bin`.
+tokenizer and weight files are downloaded, never code.
 """
 
 import difflib
@@ -45,7 +45,8 @@ _TOKENIZER_FILES = (*_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.j
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 _CONFIG_FILES = ("config.json", "generation_config.json", "quantize_config.json", "quant_config.json")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-_NOT_WANTED = ("*/*.safetensors*", "consolidated*.safetensors")  # of folders, and a second copy in another naming
+_BIN_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+_NOT_WANTED = ("*/*.safetensors*", "*/*.bin*", "consolidated*.safetensors")  # folders; a copy under other names
 _META_FILES = ("consolidated.*.pth", "params.json", "tokenizer.model")
 
 
@@ -112,7 +113,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
-    """Download a repository's tokenizer; or its safetensors, else Meta's original files."""
+    """Download a repository's tokenizer; or its safetensors, else pytorch_model.bin, else Meta's original files."""
     if kind == "tokenizer":
         folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_TEMPLATES, *_CONFIG_FILES))
         if not _holds(folder, *_TOKENIZERS):
@@ -121,6 +122,9 @@ def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
     names = (*_CONFIG_FILES, *_TOKENIZER_FILES, *_TEMPLATES, *_WEIGHT_FILES)
     folder = hub_client.download_snapshot(repo, names, _NOT_WANTED)
     if _holds(folder, "*.safetensors"):
+        return folder
+    folder = hub_client.download_snapshot(repo, (*names, *_BIN_FILES), _NOT_WANTED)
+    if _holds(folder, "pytorch_model*.bin"):
         return folder
     folder = hub_client.download_snapshot(repo, (*_META_FILES, *(f"original/{name}" for name in _META_FILES)))
     for candidate in (folder / "original", folder):
@@ -132,9 +136,9 @@ def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
         raise ModelNotFoundError(
             f"{repo} holds GGUF files: name one, as {repo}:{escape(ggufs[0], 80)}. There are: {shown}"
         )
-    weights = [name for name in files if name.endswith((".bin", ".pt", ".onnx", ".h5", ".msgpack"))]
+    weights = [name for name in files if name.endswith((".pt", ".onnx", ".h5", ".msgpack"))]
     found = f"; it holds {', '.join(escape(name, 80) for name in weights[:3])}" if weights else ""
-    raise ModelNotFoundError(f"{repo} holds no safetensors, GGUF or consolidated.*.pth file{found}")
+    raise ModelNotFoundError(f"{repo} holds no safetensors, pytorch_model.bin, GGUF or consolidated.*.pth file{found}")
 
 
 def _holds(folder: Path, *patterns: str) -> bool:
@@ -169,7 +173,7 @@ def _models_in(repo: str, folder: Path) -> Iterator[CachedModel]:
         if all(file in sizes for file in files):
             yield CachedModel(f"{repo}:{name}", folder / name, sum(sizes[file] for file in files))
     meta = next((f for f in (folder / "original", folder) if _holds(f, "consolidated.*.pth")), None)
-    if _holds(folder, "*.safetensors") and _is_llama(folder / "config.json"):
+    if _holds(folder, "*.safetensors", "pytorch_model*.bin") and _is_llama(folder / "config.json"):
         yield CachedModel(repo, folder, _bytes_in(folder))
     elif meta is not None:
         yield CachedModel(repo, meta, _bytes_in(meta))

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as a `Checkpoint`: `config.json` and safetensors, one file or several.
+"""A Hugging Face folder as a `Checkpoint`: `config.json` and safetensors or `pytorch_model.bin`, one file or several.
 
 Keys need no mapping: they are ours. With a `quantization_config` the Linears lie in several tensors each, which
 `checkpoints/huggingface/methods.py` puts together; a quantization that is not read is refused by name.
@@ -21,12 +21,17 @@ from llamarium.checkpoints.checkpoint import (
 from llamarium.checkpoints.huggingface.components import WeightGroup
 from llamarium.checkpoints.huggingface.methods import quantization_of, read_groups, read_scheme
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors
+from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import EMBEDDING, HEAD, read_json_object
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape, warn_caller
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+BIN_SINGLE = "pytorch_model.bin"
+BIN_INDEX = "pytorch_model.bin.index.json"
+WEIGHT_FILES = (SINGLE, INDEX, BIN_SINGLE, BIN_INDEX)
+"""What weights are in, or listed in; the first that is there counts."""
 
 
 class HuggingFaceCheckpoint:
@@ -60,24 +65,24 @@ class HuggingFaceCheckpoint:
 
     def check_unchanged(self) -> None:
         """Check that all files are still what was opened; see `Checkpoint.check_unchanged`."""
-        for file in self._files.values():
+        for file in self._files:
             file.check_unchanged()
 
     def _open(self, shards: Mapping[str, frozenset[str] | None]) -> None:
         """Read every shard's table; of several tensors of one name, that in the shard that the index names counts."""
-        tables = {shard: read_safetensors(self.path / shard) for shard in shards}
-        self._files = {shard: TensorFile(self.path / shard) for shard in shards}
+        tables = {shard: _read_table(self.path / shard) for shard in shards}
+        self._files = [next(iter(table.values()))[0] for table in tables.values() if table]
 
         for shard, table in tables.items():
             for name, tensor in table.items():
                 if name in (shards[shard] or ()) or name not in self._tensors:
-                    self._tensors[name] = self._files[shard], tensor
+                    self._tensors[name] = tensor
 
         promised = {name: shard for shard, names in shards.items() for name in names or ()}
         stale = sorted(name for name, shard in promised.items() if name not in tables[shard])
         if stale:  # those that the model needs and that no other file has are reported as missing
             warn_caller(
-                f"{escape(self.path / INDEX)}: {len(stale)} tensors are not in the files that it names: "
+                f"{escape(self.path)}: {len(stale)} tensors are not in the files that the index names: "
                 f"{list_some(stale)}"
             )
 
@@ -119,19 +124,26 @@ class HuggingFaceCheckpoint:
                 )
 
 
+def _read_table(path: Path) -> dict[str, tuple[TensorFile, SafetensorsTensor]]:
+    """Return the tensors of one file, each with the file that it is read from."""
+    if path.suffix == ".bin":
+        return read_torch_file(path)
+    tensors = read_safetensors(path)
+    file = TensorFile(path)
+    return {name: (file, tensor) for name, tensor in tensors.items()}
+
+
 def _shards(path: Path) -> dict[str, frozenset[str] | None]:
-    """Return the safetensors files of a folder, each with the names that the index says are in it."""
-    if (path / SINGLE).exists() or (path / SINGLE).is_symlink():
-        return {SINGLE: None}
-    if (path / INDEX).exists():
-        return _read_index(path / INDEX)
-    adapter = (path / "adapter_config.json").exists()
-    pickled = sorted(p.name for p in path.glob("*.bin"))
-    found = "it is an adapter: give it with --adapter, or merge it (llamarium merge --adapter)"
-    why = found if adapter else "the folder holds no weights"
-    if pickled:
-        why = f"{escape(pickled[0], 80)} is a pickle, which can run code: convert it to safetensors"
-    raise ModelNotFoundError(f"{escape(path)}: no {SINGLE} and no {INDEX}; {why}")
+    """Return the files of a folder's weights, each with the names that the index says are in it."""
+    for single, index in ((SINGLE, INDEX), (BIN_SINGLE, BIN_INDEX)):
+        if (path / single).exists() or (path / single).is_symlink():
+            return {single: None}
+        if (path / index).exists():
+            return _read_index(path / index)
+    is_adapter = (path / "adapter_config.json").exists()
+    adapter = "it is an adapter: give it with --adapter, or merge it (llamarium merge --adapter)"
+    why = adapter if is_adapter else "the folder holds no weights"
+    raise ModelNotFoundError(f"{escape(path)}: none of {', '.join(WEIGHT_FILES)}; {why}")
 
 
 def _read_index(path: Path) -> dict[str, frozenset[str] | None]:
