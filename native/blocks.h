@@ -42,6 +42,13 @@ typedef struct {
     float16 d;
 } block_q6_k;
 
+/* Bits 2g and 2g + 1 of `high` are the high bits of s[g]; `low` has s[2i] in the low half of byte i. */
+typedef struct {
+    float16 d;
+    uint16_t high;
+    uint8_t low[4], q[128];
+} block_iq4_xs;
+
 #define IS_SIXTEENTH(BLOCK, TILE) _Static_assert(sizeof(BLOCK) * LM_TILE_ROWS == sizeof(TILE), "a tile has no byte more")
 IS_SIXTEENTH(block_q8_0, tile_q8_0);
 IS_SIXTEENTH(block_q4_0, tile_q4_0);
@@ -50,5 +57,6 @@ IS_SIXTEENTH(block_q5_0, tile_q5_0);
 IS_SIXTEENTH(block_q4_k, tile_q4_k);
 IS_SIXTEENTH(block_q5_k, tile_q5_k);
 IS_SIXTEENTH(block_q6_k, tile_q6_k);
+IS_SIXTEENTH(block_iq4_xs, tile_iq4_xs);
 
 #endif

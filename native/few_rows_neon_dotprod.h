@@ -97,7 +97,7 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
 /* A group's product before the float16 scale and the inputs'. */
 INLINE float32x4_t super_value(
     const int8x16_t codes[8], const lm_block *block, const int kind, float32x4_t scale, float32x4_t right_scale) {
-    const int zero = FORMATS[kind].zero;
+    const int zero = FORMATS[kind].zero == 128 ? 0 : FORMATS[kind].zero; /* 128 is off the codes */
     int32x4_t left = vdupq_n_s32(zero * block->negated_halves[0]), right = vdupq_n_s32(zero * block->negated_halves[1]);
     if (block->outlier < 4)
         left = add_outlier(left, codes, block);
@@ -125,12 +125,13 @@ INLINE float32x4_t signed_bytes_at(const int8_t *from) {
 INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const small_integers *small, int i, float *out,
                                const int kind, const int rows) {
     const tile_q6_k *own = (const tile_q6_k *)tile; /* of two scales a group */
+    const uint8x16_t book = codebook_of(t->w, kind);
     float32x4_t part[ROWS_AT_ONCE];
     for (int m = 0; m < rows; m++) part[m] = vdupq_n_f32(0);
     for (int g = 0; g < 8; g++) {
         int8x16_t codes[8];
-        load_codes(codes_of(kind, tile, g), i, kind, vdupq_n_u8(0), codes);
-        const float32x4_t scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g][4 * i]) : bytes_at(&small->s[g][4 * i]);
+        load_codes(codes_of(kind, tile, g), i, kind, book, codes);
+        const float32x4_t scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g][4 * i]) : signed_bytes_at(&small->s[g][4 * i]);
         const float32x4_t right_scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g + 1][4 * i]) : scale;
         for (int m = 0; m < rows; m++) {
             const lm_block *block = &t->x[(size_t)m * t->groups + g];
@@ -151,7 +152,7 @@ INLINE void quarter_super_rows(const tile_column *t, const uint8_t *tile, const 
 INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     const uint8_t *tile = t->tiles;
     for (int k = 0; k < t->count; k++, tile += t->step) {
-        const small_integers small = unpack_integers(tile); /* with two scales a group, these are left alone */
+        const small_integers small = unpack_integers(tile, kind); /* with two scales a group, these are left alone */
         for (int i = 0; i < 4; i++) quarter_super_rows(t, tile, &small, i, t->out + k * PANEL_STRIDE + 4 * i, kind, rows);
     }
 }

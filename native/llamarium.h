@@ -20,7 +20,7 @@
 /* How a matrix is stored, under GGUF's names. */
 enum {
     LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8,
-    LM_Q5_0 = 9, LM_F16 = 10
+    LM_Q5_0 = 9, LM_F16 = 10, LM_IQ4_XS = 11
 };
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2, LM_FLOAT16 = 3 }; /* no cache and no norm is LM_FLOAT16 */
 enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3, LM_NO_TILES = 4 };

@@ -63,6 +63,13 @@ static void read_q6_k(const block_q6_k *from, plain_block *to) {
     }
 }
 
+static void read_iq4_xs(const block_iq4_xs *from, plain_block *to) {
+    to->d = from->d;
+    for (int g = 0; g < GROUPS_OF_SUPER; g++)
+        to->s[g] = (uint8_t)((from->low[g / 2] >> g % 2 * 4 & 15) | (from->high >> 2 * g & 3) << 4);
+    for (int i = 0; i < LM_SUPER; i++) to->codes[i] = from->q[i / LM_GROUP * 16 + i % 16] >> i / 16 % 2 * 4 & 15;
+}
+
 /* --- a row of a tile --------------------------------------------------------------------------------------------- */
 
 /* Where all codes of a block have 4 or 8 bits, it has them in the order of a tile's lines. */
@@ -97,11 +104,22 @@ static void put_six_bits(const plain_block *from, int r, six_bits *to) {
     }
 }
 
+static void put_signed(const plain_block *from, int r, tile_iq4_xs *to) {
+    for (int g = 0; g < GROUPS_OF_SUPER; g++) {
+        const int s = from->s[g], late = g / 4;
+        to->s[g % 4][r] |= (uint8_t)((s & 15) << 4 * late);
+        to->high[late][r] |= (uint8_t)(s >> 4 << 2 * (g % 4));
+    }
+}
+
 static void put_block(const plain_block *from, int kind, int r, uint8_t *tile) {
     const tile_format *f = &FORMATS[kind];
     memcpy(tile + f->d_at + 2 * r, &from->d, 2);
     if (f->has_minimum) memcpy(tile + f->m_at + 2 * r, &from->m, 2);
-    if (f->small_scales == 1) put_six_bits(from, r, &((tile_q4_k *)tile)->small); /* Q5_K's lie where Q4_K's do */
+    if (kind == LM_IQ4_XS)
+        put_signed(from, r, (tile_iq4_xs *)tile);
+    else if (f->small_scales == 1)
+        put_six_bits(from, r, &((tile_q4_k *)tile)->small); /* Q5_K's lie where Q4_K's do */
     for (int i = 0; f->small_scales == 2 && i < 2 * GROUPS_OF_SUPER; i++) ((tile_q6_k *)tile)->s[i][r] = (int8_t)from->s[i];
     for (int g = 0; g < f->cols / LM_GROUP; g++)
         put_codes(from->codes + g * LM_GROUP, kind, r, (code_line *)(tile + f->codes_at + g * f->code_bytes));
@@ -115,6 +133,7 @@ static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
     case LM_Q4_K: read_q4_k(block, &plain); break;
     case LM_Q5_K: read_q5_k(block, &plain); break;
     case LM_Q6_K: read_q6_k(block, &plain); break;
+    case LM_IQ4_XS: read_iq4_xs(block, &plain); break;
     default: pack_in_order(block, kind, r, tile); return;
     }
     put_block(&plain, kind, r, tile);

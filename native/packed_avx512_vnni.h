@@ -118,7 +118,7 @@ INLINE __m512 signed_bytes_at(const int8_t *from) {
 
 /* A group of a tile of the K types; with two scales a group, `small` is left alone. */
 INLINE factors super_factors(const uint8_t *tile, const small_integers *small, int g, const int kind) {
-    if (!has_two_scales(kind)) return (factors){bytes_at(small->s[g]), _mm512_setzero_ps()};
+    if (!has_two_scales(kind)) return (factors){signed_bytes_at(small->s[g]), _mm512_setzero_ps()};
     const tile_q6_k *own = (const tile_q6_k *)tile;
     return (factors){signed_bytes_at(own->s[2 * g]), signed_bytes_at(own->s[2 * g + 1])};
 }
@@ -272,7 +272,7 @@ INLINE void multiply_rows(const block_column *c, made_of_panel *made, int first_
  * longer than unpacking them a second time. */
 INLINE void multiply_panels(const block_column *c, int first_panel, int num_rows, const int kind, const int panels) {
     _Alignas(64) made_of_panel made[MOST_PANELS];
-    EACH_PANEL if (is_super(kind) && !has_two_scales(kind)) made[i].small = unpack_integers(c->at.tiles + (first_panel + i) * c->at.step);
+    EACH_PANEL if (is_super(kind) && !has_two_scales(kind)) made[i].small = unpack_integers(c->at.tiles + (first_panel + i) * c->at.step, kind);
     int num_blocks = (num_rows + rows_of_block(kind) - 1) / rows_of_block(kind);
     const int keeps = lies_in_two_lines(kind) || (FORMATS[kind].code_bits == 4 && num_blocks > 2);
     for (int m = 0, rows; m < num_rows; m += rows) {

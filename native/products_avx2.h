@@ -114,6 +114,11 @@ INLINE int has_two_scales(const int kind) { return FORMATS[kind].small_scales ==
 INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sums[4];
+    if (is_signed(kind)) {
+        __m256i sum = _mm256_setzero_si256();
+        for (int j = 0; j < 4; j++) sum = add_four(sum, codes[j], four(q + 4 * j), kind);
+        return sum;
+    }
     for (int j = 0; j < 4; j++) sums[j] = _mm256_maddubs_epi16(codes[j], four(q + 4 * j));
     const __m256i left = _mm256_add_epi16(sums[0], sums[1]), right = _mm256_add_epi16(sums[2], sums[3]);
     if (FORMATS[kind].code_bits <= 5) return _mm256_madd_epi16(ones, _mm256_add_epi16(left, right));
@@ -148,7 +153,7 @@ INLINE void half_super_group(const tile_column *t, const uint8_t *tile, const sm
                              const int kind, const int rows) {
     const tile_q6_k *own = (const tile_q6_k *)tile; /* of two scales a group */
     const int first = 8 * half;
-    const __m256 scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g][first]) : bytes_at(&small->s[g][first]);
+    const __m256 scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g][first]) : signed_bytes_at(&small->s[g][first]);
     const __m256 right_scale = has_two_scales(kind) ? signed_bytes_at(&own->s[2 * g + 1][first]) : scale;
     __m256i codes[8];
     load_codes(codes_of(kind, tile, g), half, t->w, kind, codes);
@@ -177,7 +182,7 @@ INLINE void super_rows(const tile_column *t, const int kind, const int rows) {
     for (int i = 0; i < t->count; i++) {
         const uint8_t *tile = t->tiles + i * t->step;
         for (size_t at = 0; at < FORMATS[kind].codes_at; at += 64) _mm_prefetch((const char *)tile + at + BYTES_AHEAD, _MM_HINT_T0);
-        if (!has_two_scales(kind)) small[i] = unpack_integers(tile);
+        if (!has_two_scales(kind)) small[i] = unpack_integers(tile, kind);
         for (int half = 0; half < 2; half++)
             for (int m = 0; m < rows; m++) parts[i][half][m] = _mm256_setzero_ps();
     }

@@ -20,6 +20,7 @@
  *   IQ4_NL       d codebook[q]         the codebook's entries are stored plus 128
  *   Q4_K, Q5_K   d s q - m t           s and t of 6 bits, one for each group
  *   Q6_K         d s (q - 32)          s of 8 bits with a sign, one for each 16 columns
+ *   IQ4_XS       d (s - 32) codebook[q]    s of 6 bits, one for each group
  *
  * The last panel of a matrix whose rows are no multiple of 16 is filled up with zero scales. A tile has no byte more than the
  * GGUF blocks that it is made of, and may begin at any byte. docs/guides/add-a-quantization-type.md adds a type.
@@ -98,6 +99,15 @@ typedef struct {
     } groups[GROUPS_OF_SUPER];
 } tile_q6_k;
 
+/* The integers s lie as in `six_bits`; byte r of high[0] has the high two bits of s[0] to s[3] of row r, that of high[1] of the others. */
+typedef struct {
+    float16 d[LM_TILE_ROWS];
+    uint8_t s[4][LM_TILE_ROWS], high[2][LM_TILE_ROWS];
+    struct {
+        code_line low[4];
+    } groups[GROUPS_OF_SUPER];
+} tile_iq4_xs;
+
 /* Files have this layout: it never changes, but for types that come to it. */
 _Static_assert(sizeof(code_line) == 64, "a line of the cache, and AVX-512's register");
 _Static_assert(sizeof(tile_q8_0) == 16 * 34 && offsetof(tile_q8_0, d) == 512, "16 blocks of Q8_0");
@@ -107,6 +117,7 @@ _Static_assert(sizeof(tile_q5_0) == 16 * 22 && offsetof(tile_q5_0, d) == 320, "1
 _Static_assert(sizeof(tile_q4_k) == 16 * 144 && offsetof(tile_q4_k, groups) == 256, "16 blocks of Q4_K");
 _Static_assert(sizeof(tile_q5_k) == 16 * 176 && offsetof(tile_q5_k, groups) == 256, "16 blocks of Q5_K");
 _Static_assert(sizeof(tile_q6_k) == 16 * 210 && offsetof(tile_q6_k, groups) == 288, "16 blocks of Q6_K");
+_Static_assert(sizeof(tile_iq4_xs) == 16 * 136 && offsetof(tile_iq4_xs, groups) == 128, "16 blocks of IQ4_XS");
 _Static_assert(offsetof(tile_q4_k, small) == offsetof(tile_q5_k, small), "both are read by the same code");
 
 /* What tells the types apart. Products are compiled for each kind as a constant, so that nothing of this is looked up in them. */
@@ -116,6 +127,7 @@ typedef struct {
     int zero;         /* the code that stands for 0, after the codebook where there is one */
     int has_minimum, has_codebook;
     int small_scales; /* integers that multiply d: how many a group has */
+    int small_zero;   /* what is taken off them */
     size_t tile_bytes, code_bytes; /* of a tile, and of a group's codes */
     size_t codes_at, d_at, m_at;   /* where they begin */
 } tile_format;
@@ -138,11 +150,12 @@ static const tile_format FORMATS[] = {
     [LM_Q4_K] = {SUPER_TYPE(tile_q4_k, 4), .small_scales = 1, .has_minimum = 1, .m_at = offsetof(tile_q4_k, m)},
     [LM_Q5_K] = {SUPER_TYPE(tile_q5_k, 5), .small_scales = 1, .has_minimum = 1, .m_at = offsetof(tile_q5_k, m)},
     [LM_Q6_K] = {SUPER_TYPE(tile_q6_k, 6), .small_scales = 2, .zero = 32},
+    [LM_IQ4_XS] = {SUPER_TYPE(tile_iq4_xs, 4), .small_scales = 1, .small_zero = 32, .has_codebook = 1, .zero = 128},
 };
 
 /* DO(kind) for every type whose tiles are one group, and for every K type: what is compiled for each. */
 #define FOR_GROUP_TYPES(DO) DO(LM_Q8_0) DO(LM_Q4_0) DO(LM_Q4_1) DO(LM_IQ4_NL) DO(LM_Q5_0)
-#define FOR_SUPER_TYPES(DO) DO(LM_Q4_K) DO(LM_Q5_K) DO(LM_Q6_K)
+#define FOR_SUPER_TYPES(DO) DO(LM_Q4_K) DO(LM_Q5_K) DO(LM_Q6_K) DO(LM_IQ4_XS)
 
 /* --- parts of a tile --------------------------------------------------------------------------------------------- */
 
@@ -203,8 +216,12 @@ static inline int code_at(const lm_matrix *w, int kind, const code_line *lines, 
 /* The integer that multiplies d for a row and a column of a tile of the K types. */
 static inline int scale_at(int kind, const uint8_t *tile, int row, int col) {
     if (FORMATS[kind].small_scales == 2) return ((const tile_q6_k *)tile)->s[col / 16][row];
-    const six_bits *from = six_bits_of(tile);
     const int g = col / LM_GROUP % 4, late = col / LM_GROUP / 4;
+    if (kind == LM_IQ4_XS) {
+        const tile_iq4_xs *own = (const tile_iq4_xs *)tile;
+        return ((own->s[g][row] >> 4 * late & 15) | (own->high[late][row] >> 2 * g & 3) << 4) - FORMATS[kind].small_zero;
+    }
+    const six_bits *from = six_bits_of(tile);
     return (from->s[g][row] >> 4 * late & 15) | (from->high[g][row] >> 2 * late & 3) << 4;
 }
 
@@ -215,15 +232,28 @@ static inline int minimum_at(const uint8_t *tile, int row, int group) {
     return (from->t[g][row] >> 4 * late & 15) | (from->high[g][row] >> (4 + 2 * late) & 3) << 4;
 }
 
-/* All of them in Q4_K and Q5_K. */
+/* All of them in Q4_K and Q5_K, and in IQ4_XS, which has no t. */
 typedef struct {
-    uint8_t s[GROUPS_OF_SUPER][LM_TILE_ROWS], t[GROUPS_OF_SUPER][LM_TILE_ROWS];
+    int8_t s[GROUPS_OF_SUPER][LM_TILE_ROWS];
+    uint8_t t[GROUPS_OF_SUPER][LM_TILE_ROWS];
 } small_integers;
 
-static inline small_integers unpack_integers(const uint8_t *tile) {
+static inline void unpack_signed(const tile_iq4_xs *tile, small_integers *to) {
+    for (int g = 0; g < 4; g++)
+        for (int r = 0; r < LM_TILE_ROWS; r++) {
+            to->s[g][r] = (int8_t)(((tile->s[g][r] & 15) | (tile->high[0][r] >> 2 * g & 3) << 4) - 32);
+            to->s[4 + g][r] = (int8_t)((tile->s[g][r] >> 4 | (tile->high[1][r] >> 2 * g & 3) << 4) - 32);
+        }
+}
+
+static inline small_integers unpack_integers(const uint8_t *tile, const int kind) {
     const six_bits *from = six_bits_of(tile);
     const uint8_t *s = (const uint8_t *)from->s, *t = (const uint8_t *)from->t, *high = (const uint8_t *)from->high;
     small_integers all;
+    if (kind == LM_IQ4_XS) {
+        unpack_signed((const tile_iq4_xs *)tile, &all);
+        return all;
+    }
     uint8_t *to_s = (uint8_t *)all.s, *to_t = (uint8_t *)all.t;
     for (int i = 0; i < 4 * LM_TILE_ROWS; i++) {
         to_s[i] = (uint8_t)((s[i] & 15) | (high[i] << 4 & 48));

@@ -118,8 +118,11 @@ def super_tiles(blocks: SuperBlocks, num_rows: int, format: PackedFormat) -> Ten
     codes = _packed_codes(blocks.codes.view(num_rows, -1), format)
     halves = [part.view(num_rows, -1) for part in (blocks.d, blocks.dmin) if part is not None]
     head = [_by_tile(part, 1).view(torch.uint8) for part in halves]
-    scales = _by_tile(blocks.scales.view(num_rows, -1), blocks.scales.shape[1])
-    if blocks.minima is None:
+    stored = blocks.scales if format.levels is None else (blocks.scales + 32).view(torch.uint8)
+    scales = _by_tile(stored.view(num_rows, -1), blocks.scales.shape[1])
+    if format.levels is not None:
+        head.append(_signed_six_bits(scales))
+    elif blocks.minima is None:
         head.append(scales.view(torch.uint8))
     else:
         head.append(_six_bits(scales, _by_tile(blocks.minima.view(num_rows, -1), 8)))
@@ -160,6 +163,15 @@ def _join_bits(lines: Tensor, num_lines: int) -> Tensor:
     for i in range(1, 8 // width):
         joined = joined | (high[:, :, :, i] << (width * i))
     return torch.cat((low, joined), dim=2)
+
+
+def _signed_six_bits(scales: Tensor) -> Tensor:
+    """Pack IQ4_XS's scales plus 32, (panels, tiles, 8 * 16): (panels, tiles, 96)."""
+    stored = scales.unflatten(-1, (2, 4, TILE_ROWS))
+    low = (stored[:, :, 0] & 15) | (stored[:, :, 1] << 4)
+    high = stored >> 4
+    joined = high[:, :, :, 0] | (high[:, :, :, 1] << 2) | (high[:, :, :, 2] << 4) | (high[:, :, :, 3] << 6)
+    return torch.cat((low.flatten(2), joined.flatten(2)), dim=-1)
 
 
 def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:

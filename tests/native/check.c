@@ -27,7 +27,7 @@
 #define LENGTH(array) (int)(sizeof array / sizeof *array)
 
 static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "avx512_bf16", "amx", "neon_dotprod", "neon_i8mm"};
-static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F32", "Q5_0", "F16"};
+static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F32", "Q5_0", "F16", "IQ4_XS"};
 static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
 
 static void *allocate(size_t bytes) {
@@ -87,7 +87,7 @@ enum { RANDOM_CODES = -1 };
 /* A matrix whose codes are random, or all of them the byte `codes`, as are the small integers of the K types; its scales
  * are random, and zero past its rows. */
 static lm_matrix random_matrix(int kind, int rows, int cols, int codes) {
-    lm_matrix w = {kind, rows, cols, NULL, kind == LM_IQ4_NL ? codebook : NULL, NULL};
+    lm_matrix w = {kind, rows, cols, NULL, kind == LM_IQ4_NL || kind == LM_IQ4_XS ? codebook : NULL, NULL};
     if (kind == LM_F32) {
         w.data = random_floats((size_t)rows * cols);
         return w;
@@ -898,7 +898,7 @@ static void check_packing(void) {
             lm_set_threads(3);
             lm_pack(kind, rows, cols, blocks, three);
             expect_same(three, one, bytes, "other tiles on three threads");
-            const lm_matrix w = {kind, rows, cols, three, kind == LM_IQ4_NL ? codebook : NULL, NULL};
+            const lm_matrix w = {kind, rows, cols, three, kind == LM_IQ4_NL || kind == LM_IQ4_XS ? codebook : NULL, NULL};
             float *values = ARRAY(float, cols);
             for (size_t row = rows; row < panels * LM_TILE_ROWS; row++) {
                 unpack_row(&w, row / LM_TILE_ROWS, row % LM_TILE_ROWS, values);

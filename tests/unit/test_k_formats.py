@@ -70,6 +70,7 @@ def test_bits_per_weight_contain_the_scales() -> None:
     found = {name: round(format.bits_per_weight, 4) for name, format in PACKED_FORMATS.items()}
     assert found == {
         "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "IQ4_NL": 4.5, "Q5_0": 5.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625,
+        "IQ4_XS": 4.25,
     }  # fmt: skip
 
 
@@ -220,7 +221,14 @@ def test_a_pass_equals_the_modules(kernels: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("type_name", "held"),
-    [("Q4_K", "Q4_K"), ("Q6_K", "Q6_K"), ("Q3_K", "BF16"), ("IQ4_XS", "BF16"), ("IQ3_S", "BF16"), ("IQ2_XXS", "BF16")],
+    [
+        ("Q4_K", "Q4_K"),
+        ("Q6_K", "Q6_K"),
+        ("Q3_K", "BF16"),
+        ("IQ4_XS", "IQ4_XS"),
+        ("IQ3_S", "BF16"),
+        ("IQ2_XXS", "BF16"),
+    ],
 )
 def test_a_file_is_kept_as_it_is_where_the_kernels_know_its_format(
     type_name: str, held: str, model_files: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

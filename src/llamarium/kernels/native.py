@@ -55,6 +55,7 @@ class Kind(IntEnum):
     F32 = 8
     Q5_0 = 9
     F16 = 10
+    IQ4_XS = 11
 
 
 class CMatrix(Structure):

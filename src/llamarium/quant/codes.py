@@ -100,6 +100,8 @@ def parts_of_rows(xp: Any, tiles: Any, rows: Any, format: PackedFormat) -> tuple
     if not format.is_super:
         return codes, scale, minimum
     integers = of_rows(tiles[..., format.half_bytes : format.head_bytes])
+    if format.levels is not None:
+        return codes, _times(xp, scale, _split_signed_six_bits(xp, integers)), None
     if minimum is None:
         return codes, _times(xp, scale, integers.view(xp.int8)), None
     small, low = _split_six_bits(xp, integers)
@@ -133,6 +135,13 @@ def _split_six_bits(xp: Any, packed: Any) -> tuple[Any, Any]:
         for shift in (0, 4)
     ]
     return xp.concatenate(parts[:2], -1), xp.concatenate(parts[2:], -1)
+
+
+def _split_signed_six_bits(xp: Any, packed: Any) -> Any:
+    """Return the scales of IQ4_XS, -32 to 31, (n, tiles, 8), of 6 bytes (n, tiles, 6)."""
+    low, high = packed[..., :4], packed[..., 4:]
+    top = xp.stack([high >> shift & 3 for shift in (0, 2, 4, 6)], -1).reshape(*high.shape[:-1], 8)
+    return to_float(xp, xp.concatenate((low & 15, low >> 4), -1) | (top << 4)) - 32
 
 
 # --- anew -------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ class PackedFormat(Format):
         """Bytes of a tile before its codes."""
         if not self.is_super:
             return 0
-        return self.half_bytes + (192 if self.has_minimum else 256)
+        return self.half_bytes + (192 if self.has_minimum else 256 if self.levels is None else 96)
 
     @property
     def tile_bytes(self) -> int:
@@ -137,7 +137,9 @@ FORMATS: dict[str, Format] = {
         Format("Q5_1", 7, 32, 24, "d * q + m"),
         Format("Q2_K", 10, 256, 84, "d * s * q - m * t"),
         Format("Q3_K", 11, 256, 110, "d * s * (q - 4)"),
-        Format("IQ4_XS", 23, 256, 136, "d * s * levels[q]"),
+        PackedFormat(
+            "IQ4_XS", 23, 256, 136, "d * s * levels[q]", kind=11, code_bytes=256, zero=0, levels=IQ4_NL_VALUES
+        ),
         Format("IQ3_S", 21, 256, 110, "d * s * vector[q]"),
         Format("IQ3_XXS", 18, 256, 98, "d * s * vector[q]"),
         Format("IQ2_S", 22, 256, 82, "d * s * vector[q]"),
