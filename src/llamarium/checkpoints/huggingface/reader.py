@@ -81,8 +81,9 @@ class HuggingFaceCheckpoint:
         promised = {name: shard for shard, names in shards.items() for name in names or ()}
         stale = sorted(name for name, shard in promised.items() if name not in tables[shard])
         if stale:  # those that the model needs and that no other file has are reported as missing
+            index = next(name for name in (INDEX, BIN_INDEX) if (self.path / name).exists())
             warn_caller(
-                f"{escape(self.path)}: {len(stale)} tensors are not in the files that the index names: "
+                f"{escape(self.path / index)}: {len(stale)} tensors are not in the files that it names: "
                 f"{list_some(stale)}"
             )
 
