@@ -41,3 +41,23 @@ def test_every_name_of_lines_has_lines() -> None:
 def test_serving_the_page_imports_no_torch() -> None:
     program = "import sys, llamarium.page.extension; llamarium.page.extension.page(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_shapes_scaling_has_the_parameters_of_its_type() -> None:
+    from llamarium.page.architecture import view_of_shape
+
+    view = view_of_shape("llama-3.2-1b")
+    assert view.rope_scaling is not None and None not in view.rope_scaling.values()
+    assert view.rope_scaling["rope_type"] == "llama3" and view.rope_scaling["factor"] == 32
+
+
+def test_biases_are_counted_with_their_matrix() -> None:
+    from dataclasses import replace
+
+    from llamarium.cost import count_parameters
+    from llamarium.page.architecture import module_tree
+    from llamarium.presets import preset
+
+    config = replace(preset("tiny"), attention_bias=True, mlp_bias=True)
+    assert module_tree(config, {}).parameters == count_parameters(config).total
+    assert count_parameters(config).total > count_parameters(preset("tiny")).total

@@ -6,7 +6,6 @@ config; bytes and types are those of the weights in memory, and bfloat16's where
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llamarium.checkpoints.checkpoint import expected_shapes
@@ -80,7 +79,7 @@ def _of_config(found: "Summary") -> dict[str, Any]:
         "context": c.max_position_embeddings,
         "window": c.sliding_window,
         "rms_norm_eps": c.rms_norm_eps,
-        "rope_scaling": None if c.rope_scaling is None else asdict(c.rope_scaling),
+        "rope_scaling": None if c.rope_scaling is None else c.rope_scaling.to_hf(),
         "tied": c.tie_word_embeddings,
         "attention_flops_per_position": 4 * c.num_hidden_layers * c.num_attention_heads * c.head_dim,
         "kv_bytes_per_token": found.kv_bytes_per_token,

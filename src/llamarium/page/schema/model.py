@@ -74,7 +74,7 @@ class ModelView(View):
     context: int
     window: int | None
     rms_norm_eps: float
-    rope_scaling: dict[str, float] | None
+    rope_scaling: dict[str, float | str | bool] | None
     tied: bool
     tree: ModuleNode
     attention_flops_per_position: int
