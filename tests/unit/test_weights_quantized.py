@@ -15,7 +15,7 @@ from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.checkpoints.export import export
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.values import read_array, values
-from llamarium.errors import CheckpointError, LlamariumError, UnsupportedFormatError
+from llamarium.errors import CheckpointError, LlamariumError, ModelNotFoundError, UnsupportedFormatError
 from llamarium.kernels import native
 from llamarium.quant.codes import unpack_rows
 from llamarium.quant.formats import PACKED_FORMATS
@@ -176,6 +176,18 @@ def test_the_config_in_a_file_of_its_own(name, file, fields, tmp_path):
     np.testing.assert_array_equal(
         read_array(checkpoint, f"{Q}.weight"), model.linears[f"{Q}.weight"].values.astype(np.float32)
     )
+
+
+def test_the_only_file_may_have_another_name(tmp_path):
+    model = Model(gptq(), GPTQ)
+    folder = model.write(tmp_path)
+    (folder / "model.safetensors").rename(folder / "gptq_model-4bit-32g.safetensors")
+    checkpoint = open_checkpoint(folder)
+    made = model.linears[f"{Q}.weight"]
+    np.testing.assert_array_equal(read_array(checkpoint, f"{Q}.weight"), made.values.astype(np.float32))
+    (folder / "other.safetensors").write_bytes(b"")
+    with pytest.raises(ModelNotFoundError):
+        open_checkpoint(folder)
 
 
 def test_zero_points_of_zero_in_both_ways_of_saving_them(tmp_path):

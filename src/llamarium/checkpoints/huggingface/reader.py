@@ -46,7 +46,7 @@ class HuggingFaceCheckpoint:
         if quantization is not None:  # before the weights: the reason why a folder is not read
             read_scheme(quantization, source)
         self._tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
-        self._open(_shards(path))
+        self._open(_only_file(path) or _shards(path))
         self._drop_copied_head()
         self._groups: Mapping[str, WeightGroup] = {}
         if quantization is not None:
@@ -160,3 +160,12 @@ def _read_index(path: Path) -> dict[str, frozenset[str] | None]:
             )
         names.setdefault(shard, set()).add(name)
     return {shard: frozenset(tensors) for shard, tensors in sorted(names.items())}
+
+
+def _only_file(path: Path) -> dict[str, frozenset[str] | None] | None:
+    """Return a folder's only safetensors file if it has a name of its own, as AutoGPTQ gives one; else None."""
+    names = {file.name for file in path.glob("*.safetensors")}
+    has_others = any(path.glob("*.index.json")) or any(path.glob("pytorch_model*.bin"))
+    if len(names) != 1 or has_others or (path / "adapter_config.json").exists():
+        return None
+    return dict.fromkeys(names)
