@@ -31,7 +31,7 @@ def low_rank_of(model: LlamaForCausalLM) -> Adapter:
         magnitude = linear.lora_magnitude_vector
         gain = None if magnitude is None else (magnitude / linear.row_norms()).numpy()
         a, b = linear.lora_A.weight.detach().numpy(), linear.lora_B.weight.detach().numpy()
-        found[name] = LowRank(linear.config.scale, a, b, gain)
+        found[name] = LowRank(linear.scale, a, b, gain)
     return found
 
 

@@ -1,22 +1,29 @@
 """Adapters against `peft`: what one writes the other reads, and both compute the same logits."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import llamarium
 from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
-from llamarium.adapters.files import CONFIG, base_name
+from llamarium.adapters.files import WEIGHTS, base_name
 from llamarium.adapters.lora import apply_lora, lora_linears
 from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import load_adapter
+from llamarium.adapters.peft_config import CONFIG
 from llamarium.adapters.save import save_adapter
+from llamarium.inspect.forward import logits_of
+from llamarium.kernels import native
+from llamarium.runtime.native.runner import NativeRunner
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json, llama3_cutter
 from llamarium.tokenizer.base import Tokenizer
@@ -210,3 +217,141 @@ def test_pissa_is_refused(base: Path, tmp_path: Path) -> None:
     peft.get_peft_model(theirs(base), config).save_pretrained(tmp_path / "a")
     with pytest.raises(llamarium.errors.UnsupportedFormatError, match="pissa"):
         load_adapter(llamarium.load(base, device="cpu").model, tmp_path / "a")
+
+
+# --- adapters as peft writes them -------------------------------------------------------------------------------------
+
+PARTS = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj"
+UNSLOTH = rf"(?:\bmodel\.layers\.[\d]{{1,}}\.(?:self_attn|attention|mlp|feed_forward)\.(?:(?:{PARTS})))"
+KINDS: dict[str, dict[str, Any]] = {
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "embedding": {"target_modules": ["v_proj", "embed_tokens"]},
+    "both": {"target_modules": ["embed_tokens", "lm_head", "down_proj"]},
+    "regex": {"target_modules": r".*layers\.1\.(self_attn\.[qk]_proj|mlp\.(gate|down)_proj)"},
+    "unsloth": {"target_modules": UNSLOTH},
+    "exclude": {"target_modules": "all-linear", "exclude_modules": ["layers.0.self_attn.q_proj", "up_proj"]},
+    "exclude regex": {"target_modules": ["q_proj", "up_proj"], "exclude_modules": r".*\.0\..*"},
+    "layers": {"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1]},
+    "one layer": {"target_modules": ["q_proj", "up_proj"], "layers_to_transform": 1, "layers_pattern": "layers"},
+    "patterns": {
+        "target_modules": ["q_proj", "v_proj", "down_proj"],
+        "rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\..*": 7},
+        "alpha_pattern": {"layers.0.self_attn.v_proj": 50, "down_proj": 24},
+    },
+    "saved head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "saved embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "saved both": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "saved norms": {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm", "norm"]},
+    "saved Linear": {"target_modules": ["q_proj", "up_proj"], "modules_to_save": ["layers.0.mlp.up_proj"]},
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [7, 3, 200]},
+    "tokens by name": {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [255, 0]}},
+    "tied on purpose": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+}
+
+
+def randomized(base: Path, variant: dict[str, bool], fields: dict[str, Any], folder: Path) -> Any:
+    """An adapter of peft, saved, of which every trained number matters."""
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        **{"r": 4, "lora_alpha": 64, "task_type": "CAUSAL_LM", "init_lora_weights": False, **variant, **fields}
+    )
+    wrapped = peft.get_peft_model(theirs(base), config).eval()
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if parameter.requires_grad and ".lora_" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            elif "magnitude" in name:
+                parameter.mul_(torch.empty_like(parameter).uniform_(0.5, 1.5))
+    wrapped.save_pretrained(folder)
+    return wrapped
+
+
+@pytest.mark.filterwarnings("ignore")  # peft's advice about tied weights
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_all_that_peft_writes(
+    kind: str, variant: str, tied: bool, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(dtype=torch.float32, tie_word_embeddings=tied).huggingface()
+    wrapped = randomized(base, VARIANTS[variant], KINDS[kind], tmp_path / "a")
+    expected = wrapped(IDS).logits
+    plain = llamarium.load(base, device="cpu", dtype="float32")
+    assert (plain.model(IDS) - expected).abs().max() > 5e-3, "the adapter matters"
+
+    llama = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32")
+    is_native = native.library() is not None
+    for row, ids in zip(expected, IDS.tolist(), strict=True):
+        torch.testing.assert_close(torch.from_numpy(np.concatenate([*logits_of(llama.runner, ids)])), row, **CLOSE)
+    torch.testing.assert_close(llama.model(IDS), expected, **CLOSE)
+    assert isinstance(llama.runner, NativeRunner) == is_native, "the modules that were built are not edits"
+
+    model = plain.model
+    load_adapter(model, tmp_path / "a", trainable=True)
+    torch.testing.assert_close(model(IDS), expected, **CLOSE)
+    save_adapter(model, tmp_path / "b", base_model=str(base))
+    again = llamarium.load(base, adapter=tmp_path / "b", device="cpu", dtype="float32")
+    torch.testing.assert_close(
+        torch.from_numpy(np.concatenate([*logits_of(again.runner, IDS[0].tolist())])), expected[0], **CLOSE
+    )
+    reread = peft.PeftModel.from_pretrained(theirs(base), tmp_path / "b").eval()
+    torch.testing.assert_close(reread(IDS).logits, expected, **CLOSE)
+    torch.testing.assert_close(merge_adapters(model)(IDS), expected, **CLOSE)
+
+
+def resized(base: Path, num_rows: int) -> Any:
+    model = theirs(base)
+    model.resize_token_embeddings(num_rows, mean_resizing=False)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("num_rows", [259, 250])
+@pytest.mark.parametrize("whole", [None, ["embed_tokens", "lm_head"]], ids=["layers", "modules"])
+@torch.no_grad()
+def test_a_resized_vocabulary(
+    whole: list[str] | None, num_rows: int, tied: bool, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(dtype=torch.float32, tie_word_embeddings=tied).huggingface()
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False, modules_to_save=whole)
+    config.target_modules = {"q_proj"}
+    wrapped = peft.get_peft_model(resized(base, num_rows), config).eval()
+    if whole is None:
+        embedding = wrapped.get_input_embeddings().weight
+        embedding.add_(torch.randn_like(embedding) * 0.1)
+    wrapped.save_pretrained(tmp_path / "a", save_embedding_layers=whole is None)
+    ids = IDS[:1].clamp(max=num_rows - 1)
+    expected = wrapped(ids).logits[0]
+    llama = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32")
+    assert llama.config.vocab_size == num_rows
+    torch.testing.assert_close(
+        torch.from_numpy(np.concatenate([*logits_of(llama.runner, ids[0].tolist())])), expected, **CLOSE
+    )
+    torch.testing.assert_close(llama.model(ids)[0], expected, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_older_keys_and_a_pickle(base: Path, tmp_path: Path) -> None:
+    fields = {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]}
+    wrapped = randomized(base, VARIANTS["dora"], fields, tmp_path / "a")
+    expected = wrapped(IDS).logits
+    tensors = load_file(tmp_path / "a" / WEIGHTS)
+    spellings = {
+        "default": lambda key: re.sub(r"(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))", r"\1.default", key),
+        "wrapped": lambda key: key.replace("lm_head.weight", "lm_head.modules_to_save.default.weight"),
+        "bare": lambda key: key.removeprefix("base_model.model."),
+        "twice": lambda key: "base_model.model." + key,
+    }
+    for spelling in spellings.values():
+        save_file({spelling(key): value for key, value in tensors.items()}, tmp_path / "a" / WEIGHTS)
+        model = llamarium.load(base, device="cpu", dtype="float32").model
+        load_adapter(model, tmp_path / "a")
+        torch.testing.assert_close(model(IDS), expected, **CLOSE)
+    (tmp_path / "a" / WEIGHTS).unlink()
+    torch.save(tensors, tmp_path / "a" / "adapter_model.bin")
+    model = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32").model
+    torch.testing.assert_close(model(IDS), expected, **CLOSE)

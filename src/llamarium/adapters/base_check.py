@@ -129,7 +129,8 @@ def check_base(base: Base, saved: SavedAdapter, stored: Callable[[], str] | None
 def _note(saved: SavedAdapter, stored: str) -> Path | None:
     """Return the empty file that stands for an adapter that fits a base; None without a cache folder."""
     digest = hashlib.sha256(f"1 {stored} {sorted(saved.metadata.items())}".encode())
-    for name, values in saved.tensors.items():
+    rows = ((name, values) for name, (_, values) in saved.token_rows.items())
+    for name, values in (*saved.tensors.items(), *saved.weights.items(), *rows):
         digest.update(f"{name} {values.shape}".encode() + values.tobytes())
     try:
         return cache_folder() / "checked-adapters" / digest.hexdigest()
@@ -249,7 +250,7 @@ class WeightBase:
             norms: _Floats = np.concatenate([np.linalg.norm(rows, axis=1) for rows in corrected])
             gain = magnitude / norms
         a, b = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
-        return LowRank(self.saved.config.scale, a, b, gain)
+        return LowRank(self.saved.scales[name], a, b, gain)
 
     def _rows(self, name: str) -> Iterator[tuple[_Floats, _Floats]]:
         """Yield W and scale B A, (rows, in), a range of rows at a time, so a packed W is never unpacked whole."""
@@ -259,5 +260,5 @@ class WeightBase:
             rows = range(start, min(start + step, len(b)))
             yield (
                 self.runner.dequantize(f"{name}.weight", rows),
-                (b[start : rows.stop] @ a) * np.float32(self.saved.config.scale),
+                (b[start : rows.stop] @ a) * np.float32(self.saved.scales[name]),
             )

@@ -1,16 +1,18 @@
-"""LoRA's settings: rank, strength, and which Linears get an adapter. `lora.py` explains LoRA."""
+"""LoRA's settings: rank, strength, and which modules get an adapter. `lora.py` explains LoRA."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
+from llamarium.adapters.patterns import PatternMatcher
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.runtime.adapter import LAYER_LINEARS
 
 ALL_PROJECTIONS = tuple(name.rpartition(".")[2] for name in LAYER_LINEARS.values())
 """Every Linear of a layer; the head is none of them."""
+
+EMBED_TOKENS, LM_HEAD = "model.embed_tokens", "lm_head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +23,19 @@ class LoRAConfig:
         r: Rank, at least 1.
         alpha: Strength; the correction is multiplied by alpha / r.
         dropout: Share of the adapters' inputs that is zeroed in training, in [0, 1).
-        target_modules: The Linears that get one, by the end of their name: `q_proj`, `mlp.up_proj`,
-            `layers.0.self_attn.q_proj`. "all-linear" is every Linear except the head.
+        target_modules: The modules that get one: a tuple of names, matched by the end of the full name (`q_proj`,
+            `mlp.up_proj`, `layers.0.self_attn.q_proj`); "all-linear", every Linear except the head; or another text, a
+            regular expression for the full name.
         use_rslora: Scale by alpha / sqrt(r).
         use_dora: Learn each row's length, too.
+        exclude_modules: Modules that get none all the same: names, or a regular expression.
+        layers_to_transform: The layers whose modules get one, where `target_modules` are names; empty is all.
+        layers_pattern: Names of the lists that hold the layers (`layers`); empty is any.
+        rank_pattern: Other ranks, by names or regular expressions for the end of a full name.
+        alpha_pattern: Other strengths, likewise.
+        modules_to_save: Modules whose whole weights are trained and saved, by the end of the full name.
+
+    Source: peft, `tuners/lora/config.py`.
     """
 
     r: int = 16
@@ -33,45 +44,112 @@ class LoRAConfig:
     target_modules: tuple[str, ...] | str = ALL_PROJECTIONS
     use_rslora: bool = False
     use_dora: bool = False
+    exclude_modules: tuple[str, ...] | str = ()
+    layers_to_transform: tuple[int, ...] = ()
+    layers_pattern: tuple[str, ...] = ()
+    rank_pattern: Mapping[str, int] = field(default_factory=dict[str, int])
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
+    modules_to_save: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("r", self.r, "a whole number of at least 1", _is_number(self.r, int) and self.r >= 1)
-        _check("alpha", self.alpha, "a number above 0, at most 1e6", _is_number(self.alpha) and 0 < self.alpha <= 1e6)
+        _check_rank("r", self.r)
+        _check_alpha("alpha", self.alpha)
         _check("dropout", self.dropout, "at least 0 and below 1", _is_number(self.dropout) and 0 <= self.dropout < 1)
         for name in ("use_rslora", "use_dora"):
             value: object = getattr(self, name)
             _check(name, value, "true or false", isinstance(value, bool))
-        targets: object = self.target_modules
-        if targets != "all-linear":
-            names = cast("tuple[object, ...]", targets) if isinstance(targets, tuple) else ()
-            good = bool(names) and all(isinstance(name, str) and name for name in names)
-            _check("target_modules", targets, '"all-linear" or a tuple of names such as "q_proj"', good)
 
-    @property
-    def scale(self) -> float:
-        """The factor of B A x."""
-        return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
-
-    def choose(self, linears: Sequence[str], *, is_tied: bool) -> list[str]:
-        """Return the Linears, by full name, that get an adapter, in the model's order.
-
-        `is_tied`: the head is the embedding table. TrainingError for a target that the model lacks or that cannot have
-        one.
-        """
+        named = '"all-linear", a regular expression, or a tuple of names such as "q_proj"'
         targets = self.target_modules
-        if isinstance(targets, str):  # "all-linear"
-            return [name for name in linears if name != "lm_head"]
-        chosen = {target: [name for name in linears if f".{name}".endswith(f".{target}")] for target in targets}
-        if unknown := [target for target, found in chosen.items() if not found]:
-            there_are = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linears))
+        _check("target_modules", targets, named, bool(targets or self.modules_to_save) and _is_text(targets))
+        _check("exclude_modules", self.exclude_modules, "names or a regular expression", _is_text(self.exclude_modules))
+        for name in ("layers_pattern", "modules_to_save"):
+            _check(name, getattr(self, name), "a tuple of names", _are_names(getattr(self, name)))
+        layers: tuple[object, ...] = self.layers_to_transform
+        _check("layers_to_transform", layers, "whole numbers", all(_is_number(i, int) for i in layers))
+
+        for pattern, rank in self.rank_pattern.items():
+            _check_rank(f"rank_pattern[{show_value(pattern)}]", rank)
+        for pattern, alpha in self.alpha_pattern.items():
+            _check_alpha(f"alpha_pattern[{show_value(pattern)}]", alpha)
+
+    def rank_of(self, name: str, matcher: PatternMatcher | None = None) -> int:
+        """Return the rank of a module's adapter, by its full name."""
+        pattern = (matcher or PatternMatcher()).first(self.rank_pattern, name)
+        return self.r if pattern is None else self.rank_pattern[pattern]
+
+    def scale_of(self, name: str, matcher: PatternMatcher | None = None) -> float:
+        """Return the factor of B A x of a module's adapter."""
+        matcher = matcher or PatternMatcher()
+        pattern, rank = matcher.first(self.alpha_pattern, name), self.rank_of(name, matcher)
+        alpha = self.alpha if pattern is None else self.alpha_pattern[pattern]
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def choose(self, modules: Sequence[str]) -> list[str]:
+        """Return those of `modules`, by full name, that get an adapter; TrainingError for a bad pattern."""
+        matcher = PatternMatcher()
+        return [name for name in modules if self._targets(name, matcher)]
+
+    def check_targets(self, modules: Sequence[str]) -> None:
+        """Check a user's targets: each name is that of a module, and a pattern matches some; TrainingError if not."""
+        targets = self.target_modules if isinstance(self.target_modules, tuple) else ()
+        unknown = [target for target in targets if not any(_ends_with(name, target) for name in modules)]
+        if unknown or not self.choose(modules):
+            unknown = unknown or [str(self.target_modules)]
+            there_are = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules))
             shown = ", ".join(escape(name, 80) for name in unknown[:10])
             raise TrainingError(f"LoRA: the model has no Linear called {shown}; there are: {there_are}")
-        wanted = set(chain.from_iterable(chosen.values()))
-        if "lm_head" in wanted and is_tied:
-            raise TrainingError(
-                "LoRA: this model's lm_head is its embedding table, which a merge would part; leave it out"
-            )
-        return [name for name in linears if name in wanted]
+
+    def saves(self, name: str) -> bool:
+        """Whether the module of this full name, or one that holds it, is among `modules_to_save`."""
+        return any(owner.endswith(saved) for owner in _owners(name) for saved in self.modules_to_save)
+
+    def _targets(self, name: str, matcher: PatternMatcher) -> bool:
+        if self._excludes(name, matcher) or self.saves(name):
+            return False
+        targets = self.target_modules
+        if targets == "all-linear":
+            return name not in (LM_HEAD, EMBED_TOKENS)
+        if isinstance(targets, str):
+            return matcher.matches(targets, name)
+        if name in targets:
+            return True
+        return any(_ends_with(name, target) for target in targets) and self._has_layer(name, matcher)
+
+    def _excludes(self, name: str, matcher: PatternMatcher) -> bool:
+        if isinstance(self.exclude_modules, str):
+            return bool(self.exclude_modules) and matcher.matches(self.exclude_modules, name)
+        return any(_ends_with(name, excluded) for excluded in self.exclude_modules)
+
+    def _has_layer(self, name: str, matcher: PatternMatcher) -> bool:
+        """Whether a module is of one of the layers that are adapted."""
+        if not self.layers_to_transform:
+            return True
+        parts = name.split(".")
+        place = next((i for i, part in enumerate(parts) if i and part.isdecimal() and i + 1 < len(parts)), None)
+        if place is None:
+            return False
+        listed = not self.layers_pattern or any(matcher.matches(p, parts[place - 1]) for p in self.layers_pattern)
+        return listed and int(parts[place]) in self.layers_to_transform
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return f".{name}".endswith(f".{end}")
+
+
+def _owners(name: str) -> Iterator[str]:
+    """Yield a module's full name, and those of the modules that hold it."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _check_rank(name: str, value: object) -> None:
+    _check(name, value, "a whole number of at least 1", _is_number(value, int) and cast(int, value) >= 1)
+
+
+def _check_alpha(name: str, value: object) -> None:
+    _check(name, value, "a number above 0, at most 1e6", _is_number(value) and 0 < cast(float, value) <= 1e6)
 
 
 def _check(name: str, value: object, expected: str, good: bool) -> None:
@@ -81,3 +159,12 @@ def _check(name: str, value: object, expected: str, good: bool) -> None:
 
 def _is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or _are_names(value)
+
+
+def _are_names(value: object) -> bool:
+    names: Collection[object] = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (None,)
+    return all(isinstance(name, str) and name for name in names)

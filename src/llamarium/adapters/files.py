@@ -1,26 +1,29 @@
 """Read adapters in PEFT's layout without torch: what `peft`, vLLM, llama.cpp's converter and others use.
 
-    adapter_config.json         which Linears, rank, alpha, the base model's name
-    adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...
+    adapter_config.json         which modules, rank, alpha, the base model's name (`peft_config.py`)
+    adapter_model.safetensors   base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, ...; or `.bin`
     tokenizer.json, ...         the base's tokenizer with the dialog format of the training
 
-The header of the safetensors file identifies the base (`base_check.py`). PEFT has many kinds of adapters. A field that
-is not implemented here is refused by name and value, unless it is off (null, false, empty). `save.py` writes adapters.
+The header of the safetensors file identifies the base (`base_check.py`). `save.py` writes adapters.
 
-Source: peft, `utils/save_and_load.py`, `config.py`, `tuners/lora/config.py`.
+Source: peft, `utils/save_and_load.py`, `utils/other.py`.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.adapters.config import LoRAConfig
-from llamarium.checkpoints.checkpoint import check_names, expected_shapes
+from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD, LoRAConfig
+from llamarium.adapters.patterns import PatternMatcher
+from llamarium.adapters.peft_config import CONFIG, check_fields, lora_config, token_indices
+from llamarium.checkpoints.checkpoint import expected_shapes, list_some
 from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors_header
+from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.checkpoints.storage import FLOATS, TensorFile
 from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
 from llamarium.errors import (
@@ -30,39 +33,41 @@ from llamarium.errors import (
     TrainingError,
     UnsupportedFormatError,
     escape,
-    show_value,
+    warn_caller,
 )
 from llamarium.hub.builtin import BUILTINS
 from llamarium.hub.folders import what_to_name
 from llamarium.quant.packing import to_float32
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-
-_PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 BUILTIN = "llamarium_builtin"
 
-# Fields that are read, and fields that say nothing about what an adapter computes.
-_READ = frozenset("r lora_alpha lora_dropout target_modules use_rslora use_dora base_model_name_or_path".split())
-_NEUTRAL = frozenset("peft_version inference_mode revision auto_mapping megatron_core qalora_group_size".split())
-# The values that other fields may have, apart from being off. Ways to begin that change the base are not among them.
-_ALLOWED: Mapping[str, tuple[object, ...]] = {
-    "peft_type": ("LORA",),
-    "task_type": ("CAUSAL_LM",),
-    "bias": ("none",),
-    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
-}
+_PICKLE = "adapter_model.bin"
+_ROWS = "trainable_tokens_delta"
+# What wrappers of PEFT add to a weight's key: the adapter's name, and where the wrapped module keeps what.
+_WRAPPERS = re.compile(r"\.(modules_to_save|base_layer|token_adapter)(?=\.)")
+_NOT_TRAINED = re.compile(r"\.(original_module\.|token_adapter\.(trainable_tokens_original|token_indices)\b)")
+
+_Floats = NDArray[np.float32]
+_Table = Mapping[str, tuple[TensorFile, SafetensorsTensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedAdapter:
-    """An adapter from disk that fits its base's Linears.
+    """An adapter from disk that fits its base.
 
     Attributes:
         metadata: The header of its tensors' file.
-        linears: Full names of the adapted Linears.
-        tensors: Finite float32, by the model's keys, such as `lm_head.lora_A.weight`.
+        linears: Full names of the Linears with a low-rank correction.
+        ranks: Their ranks by name.
+        scales: The factors of their corrections by name.
+        tensors: The low-rank corrections, finite float32, by the model's keys, such as `lm_head.lora_A.weight`; those
+            of the embedding too.
+        weights: Whole weights that replace the base's, float32, by key. The embedding and the head may have another
+            number of rows.
+        token_rows: Token ids by module, `model.embed_tokens` or `lm_head`, and the new rows of these tokens.
+        keeps_head_tied: Whole weights of a tied embedding are the head's as well.
     """
 
     folder: Path
@@ -70,17 +75,30 @@ class SavedAdapter:
     base_name: str | None
     metadata: Mapping[str, str]
     linears: tuple[str, ...]
-    tensors: Mapping[str, NDArray[np.float32]]
+    ranks: Mapping[str, int]
+    scales: Mapping[str, float]
+    tensors: Mapping[str, _Floats]
+    weights: Mapping[str, _Floats]
+    token_rows: Mapping[str, tuple[list[int], _Floats]]
+    keeps_head_tied: bool
+
+    @property
+    def replaces_weights(self) -> bool:
+        """Whether it does more than correct Linears: then no other adapter can run beside it."""
+        return bool(self.weights or self.token_rows or f"{EMBED_TOKENS}.lora_embedding_A" in self.tensors)
 
 
-def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return the shape (out, in) of each Linear by its full name, the head last."""
+def module_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return the shape (out, in) of each module that an adapter may correct, by its full name, the head last.
+
+    The embedding's is (vocab_size, hidden_size).
+    """
     shapes = {
         key.removesuffix(".weight"): (shape[0], shape[1])
         for key, shape in expected_shapes(config).items()
-        if len(shape) == 2 and key != EMBEDDING
+        if len(shape) == 2
     }
-    return shapes | {HEAD.removesuffix(".weight"): (config.vocab_size, config.hidden_size)}
+    return shapes | {LM_HEAD: (config.vocab_size, config.hidden_size)}
 
 
 def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
@@ -93,15 +111,49 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
         CheckpointError: If the adapter is malformed, or does not fit this base.
     """
     raw = read_adapter_config(folder)
-    adapter, path, linears = _from_peft(raw, folder), folder / WEIGHTS, linear_shapes(config)
+    settings, token_ids = lora_config(raw, folder / CONFIG), token_indices(raw, folder / CONFIG)
+    path, table, metadata = _open(folder)
+    tensors = _tensors_by_key(path, table)
+    whole = _whole_weights(path, config, settings, tensors)
+    ranks, scales, names = _low_rank(folder, config, settings)
+
+    sized = _with_rows(path, config, whole, tensors)
+    rows = _modules_of_tokens(path, sized, token_ids, tensors)
+    expected = _low_rank_shapes(sized, names, ranks, settings)
+    expected |= {f"{name}.{_ROWS}": (len(ids), config.hidden_size) for name, ids in rows.items()}
+    _check(path, expected, tensors, whole)
+
+    values = {key: _values(path, key, *tensors[key]) for key in (*expected, *whole)}
+    return SavedAdapter(
+        folder=folder,
+        config=settings,
+        base_name=raw.get("base_model_name_or_path"),
+        metadata=metadata,
+        linears=tuple(name for name in names if name != EMBED_TOKENS),
+        ranks=ranks,
+        scales=scales,
+        tensors={key: value for key, value in values.items() if ".lora_" in key},
+        weights={key: values[key] for key in whole},
+        token_rows={name: (ids, values[f"{name}.{_ROWS}"]) for name, ids in rows.items()},
+        keeps_head_tied=bool(raw.get("ensure_weight_tying"))
+        or not (settings.saves(EMBED_TOKENS) or settings.saves(LM_HEAD)),
+    )
+
+
+def _low_rank(
+    folder: Path, config: ModelConfig, settings: LoRAConfig
+) -> tuple[dict[str, int], dict[str, float], list[str]]:
+    """Return the ranks and scales of the modules that get a low-rank correction, and their names."""
     try:
-        names = adapter.choose(list(linears), is_tied=config.tie_word_embeddings)
+        names = settings.choose(list(module_shapes(config)))
+        matcher = PatternMatcher()
+        ranks = {name: settings.rank_of(name, matcher) for name in names}
+        scales = {name: settings.scale_of(name, matcher) for name in names}
     except TrainingError as error:
-        raise CheckpointError(f"{escape(folder / CONFIG)}: {error}; it belongs to another base") from None
-    table, metadata = read_safetensors_header(path)
-    _check_shapes(path, _expected_shapes(linears, names, adapter), table)
-    base = raw.get("base_model_name_or_path")
-    return SavedAdapter(folder, adapter, base, metadata, tuple(names), _read_tensors(path, table))
+        raise CheckpointError(f"{escape(folder / CONFIG)}: {error}") from None
+    if not names and not settings.modules_to_save:
+        raise CheckpointError(f"{escape(folder / CONFIG)}: target_modules match no module of this base")
+    return ranks, scales, names
 
 
 def base_name(folder: Path) -> str | None:
@@ -132,95 +184,146 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         raise ModelNotFoundError(advice)
     if not folder.is_dir():
         raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {CONFIG} and {WEIGHTS}")
-    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
-        raise UnsupportedFormatError(
-            f"{escape(folder / _PICKLE)}: is a pickle, which could run anything; convert it to {WEIGHTS} where you "
-            "trust it"
-        )
     path = folder / CONFIG
     if not path.exists():
         what = "is a model, no adapter; expected a folder with" if (folder / "config.json").exists() else "has no"
         raise ModelNotFoundError(f"{escape(folder)}: {what} {CONFIG}")
     raw = read_json_object(path)
-    for name, value in raw.items():
-        is_off = value is None or value is False or value in ("", [], {})
-        allowed = ((type(one), one) for one in _ALLOWED.get(name, ()))
-        fits = name in _READ or name in _NEUTRAL or is_off or (type(value), value) in allowed
-        if not fits or (name == "peft_type" and is_off):
-            raise _unsupported(path, name, value)
-    if "peft_type" not in raw:
-        raise _unsupported(path, "peft_type", None)
-    base = raw.get("base_model_name_or_path")
-    if base is not None and not isinstance(base, str):
-        raise CheckpointError(f"{escape(path)}: base_model_name_or_path is {show_value(base)}; expected a name")
+    check_fields(raw, path)
     return raw
-
-
-def _from_peft(raw: Mapping[str, Any], folder: Path) -> LoRAConfig:
-    path, targets = folder / CONFIG, raw.get("target_modules")
-    if isinstance(targets, str) and targets != "all-linear":  # a regular expression
-        raise UnsupportedFormatError(
-            f'{escape(path)}: target_modules is {show_value(targets)}; expected a list of names, or "all-linear"'
-        )
-    alpha = raw.get("lora_alpha")
-    if not isinstance(alpha, int | float):
-        raise CheckpointError(f"{escape(path)}: lora_alpha is {show_value(alpha)}; expected a number above 0")
-    try:
-        return LoRAConfig(
-            r=cast(int, raw.get("r")),
-            alpha=alpha,
-            dropout=raw.get("lora_dropout", 0.0),
-            target_modules=tuple(cast("list[str]", targets)) if isinstance(targets, list) else cast(str, targets),
-            use_rslora=raw.get("use_rslora", False),
-            use_dora=raw.get("use_dora", False),
-        )
-    except TrainingError as error:
-        raise CheckpointError(f"{escape(path)}: {error}") from None
-
-
-def _unsupported(path: Path, name: str, value: object) -> UnsupportedFormatError:
-    allowed = ", ".join(map(show_value, _ALLOWED.get(name, ()))) or "nothing"
-    return UnsupportedFormatError(
-        f"{escape(path)}: {escape(name, 80)} is {show_value(value)}, which is not supported; expected {allowed}"
-    )
 
 
 def read_metadata(folder: Path) -> Mapping[str, str]:
     """Return the header of an adapter's file (see `adapter_metadata`); LlamariumError if it cannot be read."""
-    return read_safetensors_header(folder / WEIGHTS)[1]
+    return _open(folder)[2]
 
 
-def _expected_shapes(
-    linears: Mapping[str, tuple[int, int]], names: list[str], config: LoRAConfig
+def _open(folder: Path) -> tuple[Path, _Table, Mapping[str, str]]:
+    """Return the file of an adapter's tensors, its table, and its header."""
+    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
+        return folder / _PICKLE, read_torch_file(folder / _PICKLE), {}
+    path = folder / WEIGHTS
+    table, metadata = read_safetensors_header(path)
+    file = TensorFile(path)
+    return path, {name: (file, tensor) for name, tensor in table.items()}, metadata
+
+
+def _tensors_by_key(path: Path, table: _Table) -> dict[str, tuple[TensorFile, SafetensorsTensor]]:
+    """Return the trained tensors by the model's own keys; CheckpointError for two of one key."""
+    tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
+    for name, tensor in table.items():
+        if _NOT_TRAINED.search(name):
+            continue
+        key = _model_key(name)
+        if key in tensors:
+            raise CheckpointError(f"{escape(path)}: {escape(key, 80)} is there twice, once as {escape(name, 80)}")
+        tensors[key] = tensor
+    return tensors
+
+
+def _model_key(name: str) -> str:
+    """Return a tensor's key in the model: without PEFT's prefix, wrappers, and an adapter's name."""
+    while name.startswith(PREFIX):
+        name = name.removeprefix(PREFIX)
+    name = _WRAPPERS.sub("", name)
+    name = re.sub(r"\.default(?=\.|$)", "", name)
+    name = re.sub(r"\.lora_magnitude_vector\.weight$", ".lora_magnitude_vector", name)
+    return f"model.{name}" if re.match(r"(layers|embed_tokens|norm)\.", name) else name
+
+
+def _whole_weights(path: Path, config: ModelConfig, settings: LoRAConfig, tensors: _Table) -> list[str]:
+    """Return the keys of whole weights in an adapter; CheckpointError if one is missing, or has another shape."""
+    shapes = expected_shapes(config) | {HEAD: (config.vocab_size, config.hidden_size)}
+    missing = [key for key in shapes if settings.saves(key.rpartition(".")[0]) and key not in tensors]
+    if missing:
+        raise CheckpointError(f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}")
+
+    whole = [key for key in shapes if key in tensors]
+    for key in whole:
+        found, expected = tensors[key][1].shape, shapes[key]
+        fits = found[1:] == expected[1:] and len(found) == 2 if key in (EMBEDDING, HEAD) else found == expected
+        if not fits:
+            raise CheckpointError(f"{escape(path)}: {key} has shape {found}; this base needs {expected}")
+    return whole
+
+
+def _with_rows(path: Path, config: ModelConfig, whole: list[str], tensors: _Table) -> ModelConfig:
+    """Return the config with the vocabulary that the embedding and the head of an adapter have."""
+    rows = {key: tensors[key][1].shape[0] for key in (EMBEDDING, HEAD) if key in whole}
+    if not rows or set(rows.values()) == {config.vocab_size}:
+        return config
+    if len(set(rows.values())) > 1 or (len(rows) == 1 and not config.tie_word_embeddings):
+        shown = ", ".join(f"{key} {count}" for key, count in rows.items())
+        raise CheckpointError(
+            f"{escape(path)}: the rows of the embedding and the head differ ({shown}; the base has "
+            f"{config.vocab_size}); expected both with one vocabulary"
+        )
+    return replace(config, vocab_size=next(iter(rows.values())))
+
+
+def _modules_of_tokens(
+    path: Path, config: ModelConfig, token_ids: Mapping[str, list[int]], tensors: _Table
+) -> dict[str, list[int]]:
+    """Return the token ids by full module name; on a tied base the embedding's rows may stand for the head's too."""
+    rows: dict[str, list[int]] = {}
+    for end, ids in token_ids.items():
+        names = [name for name in (EMBED_TOKENS, LM_HEAD) if f".{name}".endswith(f".{end}")]
+        if not names or any(i >= config.vocab_size for i in ids):
+            raise CheckpointError(
+                f"{escape(path.parent / CONFIG)}: trainable_token_indices of {escape(end, 80)} are not tokens of the "
+                f"embedding or the head; expected ids below {config.vocab_size}"
+            )
+        if names[0] == EMBED_TOKENS or f"{LM_HEAD}.{_ROWS}" in tensors or not config.tie_word_embeddings:
+            rows[names[0]] = ids
+    return rows
+
+
+def _low_rank_shapes(
+    config: ModelConfig, names: list[str], ranks: Mapping[str, int], settings: LoRAConfig
 ) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
+    """Return the shapes of the low-rank tensors, by key."""
+    modules, shapes = module_shapes(config), dict[str, tuple[int, ...]]()
     for name in names:
-        num_rows, num_columns = linears[name]
-        shapes[f"{PREFIX}{name}.lora_A.weight"] = (config.r, num_columns)
-        shapes[f"{PREFIX}{name}.lora_B.weight"] = (num_rows, config.r)
-        if config.use_dora:
-            shapes[f"{PREFIX}{name}.lora_magnitude_vector"] = (num_rows,)
+        num_rows, num_columns = modules[name]
+        if name == EMBED_TOKENS:
+            shapes[f"{name}.lora_embedding_A"] = (ranks[name], num_rows)
+            shapes[f"{name}.lora_embedding_B"] = (num_columns, ranks[name])
+        else:
+            shapes[f"{name}.lora_A.weight"] = (ranks[name], num_columns)
+            shapes[f"{name}.lora_B.weight"] = (num_rows, ranks[name])
+        if settings.use_dora:
+            shapes[f"{name}.lora_magnitude_vector"] = (num_columns if name == EMBED_TOKENS else num_rows,)
     return shapes
 
 
-def _check_shapes(path: Path, expected: Mapping[str, tuple[int, ...]], table: Mapping[str, SafetensorsTensor]) -> None:
-    check_names(path, expected, table, f"those that {CONFIG} and this base ask for")
+def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table, whole: list[str]) -> None:
+    """Check names, shapes and types; other tensors than low-rank ones are reported once."""
+    if missing := [key for key in expected if key not in tensors]:
+        raise CheckpointError(
+            f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}; expected those that {CONFIG} "
+            "and this base ask for"
+        )
+    extra = [key for key in tensors if key not in expected and key not in whole]
+    if wrong := [key for key in extra if ".lora_" in key or key.endswith(_ROWS)]:
+        raise CheckpointError(
+            f"{escape(path)}: {len(wrong)} tensors are not known: {list_some(wrong)}; {CONFIG} and this base ask for "
+            "no such corrections"
+        )
+    if extra:
+        warn_caller(f"{escape(path)}: {len(extra)} tensors are not used: {list_some(extra)}")
     for key, shape in expected.items():
-        if table[key].shape != shape:
+        if tensors[key][1].shape != shape:
             raise CheckpointError(
-                f"{escape(path)}: {key} has shape {table[key].shape}; {CONFIG} and this base need {shape}"
+                f"{escape(path)}: {key} has shape {tensors[key][1].shape}; {CONFIG} and this base need {shape}"
             )
-        if table[key].dtype not in FLOATS:
-            known = ", ".join(FLOATS)
-            raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {table[key].dtype}; expected {known}")
 
 
-def _read_tensors(path: Path, table: Mapping[str, SafetensorsTensor]) -> dict[str, NDArray[np.float32]]:
-    """Read all tensors, float32, under the model's own keys; CheckpointError if one is not finite."""
-    file, tensors = TensorFile(path), dict[str, NDArray[np.float32]]()
-    for key, entry in table.items():
-        values = to_float32(file.array(entry.offset, entry.shape, FLOATS[entry.dtype], copy=True))
-        if not np.isfinite(values).all():
-            raise CheckpointError(f"{escape(path)}: {key} has NaN or infinite values; the adapter is damaged")
-        tensors[key.removeprefix(PREFIX)] = values
-    return tensors
+def _values(path: Path, key: str, file: TensorFile, tensor: SafetensorsTensor) -> _Floats:
+    """Read a tensor as float32; CheckpointError if it is not finite, UnsupportedFormatError if not of floats."""
+    if tensor.dtype not in FLOATS:
+        known = ", ".join(FLOATS)
+        raise UnsupportedFormatError(f"{escape(path)}: {key} has dtype {tensor.dtype}; expected {known}")
+    values = to_float32(file.array(tensor.offset, tensor.shape, FLOATS[tensor.dtype], copy=True))
+    if not np.isfinite(values).all():
+        raise CheckpointError(f"{escape(path)}: {key} has NaN or infinite values; the adapter is damaged")
+    return values

@@ -7,12 +7,15 @@ from typing import Any
 
 from llamarium.adapters.base_check import WeightBase, check_base
 from llamarium.adapters.files import SavedAdapter, read_adapter
+from llamarium.adapters.replacement import replacement_of
 from llamarium.checkpoints.open import OpenedModel
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
+from llamarium.checkpoints.weights import float_weights, replaced_in_c
 from llamarium.config import ModelConfig
-from llamarium.errors import OptionError
+from llamarium.errors import OptionError, escape
 from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.loaded_model import LoadedModel
+from llamarium.runtime.native.weights import Weight
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -29,13 +32,20 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
         return loaded.with_modules()
     base = WeightBase(runner, saved)
     check_base(base, saved, loaded.stored)
+    replacement = replacement_of(saved, runner.config, runner.dequantize)
+    adapted, weights = runner, dict[str, Weight]()
+    if replacement is not None:
+        weights = float_weights(replacement.weights, runner.weights["model.norm.weight"].type_name)
+        adapted = replaced_in_c(runner, replacement.config, weights)
 
     def put_on_modules(model: Any) -> None:
-        from llamarium.adapters.modules import put_on
+        from llamarium.adapters.modules import put_on, put_weights
 
         put_on(model, saved, check_base=False)  # it is checked already
+        if replacement is not None:
+            put_weights(model, replacement.config, weights)
 
-    return loaded.with_adapter(base.adapter(), put_on_modules)
+    return loaded.with_runner(adapted.with_adapters([base.adapter()], default=0), put_on_modules)
 
 
 def read_beside(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> tuple[SavedAdapter, Adapter]:
@@ -50,6 +60,11 @@ def read_beside(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> tupl
     if runner.adapters:
         raise OptionError("the model has an adapter already; load the base without one to choose among several")
     saved = read_adapter(folder, runner.config)
+    if replacement_of(saved, runner.config, runner.dequantize) is not None:
+        raise OptionError(
+            f"{escape(folder)}: the adapter replaces whole weights (the embedding, the head, or saved modules), so it "
+            "cannot run beside others; load it alone (adapter=), or merge it (llamarium merge)"
+        )
     check_same_dialogs(tokenizer, saved, runner.config)
     base = WeightBase(runner, saved)
     check_base(base, saved, loaded.stored)

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llamarium.adapters.config import LoRAConfig
+from llamarium.adapters.patterns import PatternMatcher
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
@@ -46,6 +47,8 @@ class LoRALinear(nn.Module):
 
     Args:
         base: Any Linear: plain, in half precision, or quantized. It is frozen.
+        rank: Of the correction; None is the config's.
+        scale: What B A x is multiplied by; None is the config's.
         generator: On the CPU; draws A. Without it A is left uninitialized.
 
     Attributes:
@@ -57,15 +60,25 @@ class LoRALinear(nn.Module):
     in_features: int
     out_features: int
 
-    def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        base: nn.Module,
+        config: LoRAConfig,
+        generator: torch.Generator | None = None,
+        *,
+        rank: int | None = None,
+        scale: float | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
+        self.rank = config.r if rank is None else rank
+        self.scale = config.scale_of("") if scale is None else scale
         self.in_features, self.out_features = cast(int, base.in_features), cast(int, base.out_features)
         device = next(chain(base.parameters(), base.buffers())).device
         self.base_layer = base.requires_grad_(False)
         self.lora_dropout = nn.Dropout(config.dropout)
-        self.lora_A = meta_linear(self.in_features, config.r).to_empty(device=device)
-        self.lora_B = meta_linear(config.r, self.out_features).to_empty(device=device)
+        self.lora_A = meta_linear(self.in_features, self.rank).to_empty(device=device)
+        self.lora_B = meta_linear(self.rank, self.out_features).to_empty(device=device)
         magnitude = torch.empty(self.out_features, device=device) if config.use_dora else None
         self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
         self.enabled = True
@@ -90,7 +103,7 @@ class LoRALinear(nn.Module):
         y = self.base_layer(x)
         if not self.enabled:
             return y.float() if half else y
-        low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.config.scale  # r numbers, not out
+        low = F.linear(self.lora_dropout(x), self.lora_A.weight.to(x.dtype)) * self.scale  # r numbers, not out
         correction = F.linear(low, self.lora_B.weight.to(x.dtype))
         both = y.float() + correction if half else y + correction  # bfloat16 would round away what begins at zero
         if self.lora_magnitude_vector is not None:  # of the rows of a matrix, so not of a bias
@@ -99,6 +112,14 @@ class LoRALinear(nn.Module):
             scaled = without * (self.lora_magnitude_vector / self.row_norms())
             both = scaled if bias is None else scaled + bias
         return both if half else both.to(y.dtype)
+
+    def effective_weight(self, dtype: torch.dtype) -> Tensor:
+        """Return the corrected weight, (out, in), differentiable by the adapters; dropout is not applied."""
+        rows = (rows_of(self.base_layer, *chunk) for chunk in _chunks(self.out_features, self.in_features))
+        weight = torch.cat([*rows]).detach() + (self.lora_B.weight @ self.lora_A.weight) * self.scale
+        if self.lora_magnitude_vector is not None:
+            weight = weight * (self.lora_magnitude_vector / self.row_norms()).unsqueeze(1)
+        return weight.to(dtype)
 
     @torch.no_grad()
     def merged_rows(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -116,16 +137,19 @@ class LoRALinear(nn.Module):
     @torch.no_grad()
     def correction(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop` of scale B A: (stop - start, in_features), float32."""
-        return (self.lora_B.weight[start:stop] @ self.lora_A.weight).mul_(self.config.scale)
+        return (self.lora_B.weight[start:stop] @ self.lora_A.weight).mul_(self.scale)
 
     @torch.no_grad()
     def _corrected_rows(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield W + scale B A in float32, a range of rows at a time, so a packed W is never unpacked whole."""
         with torch.autocast(self.lora_A.weight.device.type, enabled=False):
-            step = max(1, _CHUNK_WEIGHTS // self.in_features)
-            for start in range(0, self.out_features, step):
-                stop = min(start + step, self.out_features)
+            for start, stop in _chunks(self.out_features, self.in_features):
                 yield start, stop, self.correction(start, stop).add_(rows_of(self.base_layer, start, stop))
+
+
+def _chunks(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
+    step = max(1, _CHUNK_WEIGHTS // num_columns)
+    return ((start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
 def rows_of(linear: nn.Module, start: int, stop: int) -> Tensor:
@@ -138,17 +162,20 @@ def rows_of(linear: nn.Module, start: int, stop: int) -> Tensor:
 def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:
     """Add adapters to the targeted Linears and freeze all else, in place; return the number of trainable parameters.
 
-    `seed` draws A; None leaves the adapters uninitialized. TrainingError for a model that has adapters, or a target
-    that it lacks or that cannot have one.
+    `seed` draws A; None leaves the adapters uninitialized. Modules to save are trained whole. TrainingError for a model
+    that has adapters, or a target that it lacks.
     """
     if any(lora_linears(model)):
         raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)]
-    names = config.choose(linears, is_tied=model.config.tie_word_embeddings)
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    if seed is not None:  # the settings are a user's
+        config.check_targets(linears)
+    generator, matcher = None if seed is None else torch.Generator().manual_seed(seed), PatternMatcher()
     model.requires_grad_(False)
-    for name in names:
-        model.set_submodule(name, LoRALinear(model.get_submodule(name), config, generator))
+    for name in config.choose(linears):
+        rank, scale = config.rank_of(name, matcher), config.scale_of(name, matcher)
+        adapted = LoRALinear(model.get_submodule(name), config, generator, rank=rank, scale=scale)
+        model.set_submodule(name, adapted)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

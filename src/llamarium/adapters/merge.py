@@ -5,7 +5,7 @@ things are checked: each merged matrix before rounding against its adapter, in f
 share of the correction that rounding keeps; and the merged model's logits against the adapter's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -105,6 +105,8 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
     # Names, not modules: a list of modules would keep every packed weight alive until the end.
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     kept = whole = 0.0
+    if isinstance(model.lm_head, LoRALinear):  # merged, it is no longer the embedding table
+        model.config = replace(model.config, tie_word_embeddings=False)
     for name in names:
         if name.endswith(".base_layer"):  # goes with its adapter
             continue
@@ -145,7 +147,7 @@ def _check_products(name: str, linear: LoRALinear) -> None:
     x = x.to(linear.lora_A.weight.device)
     chunks = ((F.linear(x, rows_of(linear.base_layer, i, j)), F.linear(x, rows)) for i, j, rows in linear.merged_rows())
     base, merged = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
-    low = F.linear(x, linear.lora_A.weight) * linear.config.scale
+    low = F.linear(x, linear.lora_A.weight) * linear.scale
     expected = base + F.linear(low, linear.lora_B.weight)
     if linear.lora_magnitude_vector is not None:
         expected *= linear.lora_magnitude_vector / linear.row_norms()

@@ -1,7 +1,8 @@
 """A saved adapter on PyTorch modules: put on, and held against its base."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +13,20 @@ from torch import Tensor, nn
 
 from llamarium.adapters import base_check
 from llamarium.adapters.base_check import Share, sampled_embedding, sampled_linear, sha256
-from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
+from llamarium.adapters.config import ALL_PROJECTIONS, EMBED_TOKENS, LoRAConfig
 from llamarium.adapters.files import SavedAdapter, read_adapter
-from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, rows_of
+from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, meta_linear, rows_of
+from llamarium.adapters.replacement import replacement_of
+from llamarium.checkpoints.modules import put_weight
+from llamarium.checkpoints.weights import float_weights
+from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import CheckpointError
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
-from llamarium.quant.base import QuantizedLinear
+from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
+from llamarium.runtime.native.weights import Weight
+
+_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def load_adapter(
@@ -26,22 +34,25 @@ def load_adapter(
 ) -> LoRAConfig:
     """Read an adapter and put it on its base, plain or quantized, in place; after an error the model is unchanged.
 
-    Adapters stay frozen unless `trainable`; `check_base` refuses another base, and one that contains the adapter.
-    LlamariumError as `read_adapter` and `check_base`, or if the model has adapters already.
+    Adapters, and the weights that they replace, stay frozen unless `trainable`; `check_base` refuses another base, and
+    one that contains the adapter. LlamariumError as `read_adapter` and `check_base`, or if the model has adapters.
     """
     saved = read_adapter(folder, model.config)
     put_on(model, saved, check_base=check_base)
+    replacement = replacement_of(saved, model.config, partial(_whole_weight, model))
+    if replacement is not None:
+        put_weights(model, replacement.config, float_weights(replacement.weights, _TYPES[model.dtype]))
     if trainable:
         for key, parameter in model.named_parameters():
-            parameter.requires_grad_(".lora_" in key)
+            parameter.requires_grad_(".lora_" in key or saves(model, key))
     return saved.config
 
 
 def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = True) -> None:
-    """Put an adapter on its base, in place, and freeze both; errors as for `load_adapter`."""
+    """Put an adapter's low-rank corrections of Linears on its base, in place, and freeze both."""
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
-    apply_lora(model, saved.config, seed=None)
-    tensors = {key: torch.from_numpy(values) for key, values in saved.tensors.items()}
+    apply_lora(model, _for_modules(saved), seed=None)
+    tensors = {key: torch.from_numpy(values) for key, values in saved.tensors.items() if "embedding" not in key}
     model.load_state_dict(tensors, strict=False)  # names are checked already; the base's are not in it
     if check_base:
         try:
@@ -53,6 +64,46 @@ def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = T
                 parameter.requires_grad_(key in trained)
             raise
     model.requires_grad_(False)
+
+
+def put_weights(model: LlamaForCausalLM, config: ModelConfig, weights: Mapping[str, Weight]) -> None:
+    """Put whole weights in the place of a model's, in place, over the same memory on a CPU; `config` is theirs."""
+    dtype, device = model.dtype, str(model.device)
+    for key, weight in weights.items():
+        name = key.rpartition(".")[0]
+        if isinstance(model.get_submodule(name), LoRALinear):
+            name = f"{name}.base_layer"
+        if key == EMBEDDING:
+            model.set_submodule(name, nn.Embedding(weight.shape[0], weight.shape[1], device="meta"))
+        elif len(weight.shape) == 2:
+            model.set_submodule(name, meta_linear(weight.shape[1], weight.shape[0]))
+        put_weight(model, replace(weight, key=f"{name}.{key.rpartition('.')[2]}"), dtype, device)
+    model.config = config
+    if EMBEDDING in weights and config.tie_word_embeddings:
+        head: Any = model.lm_head
+        getattr(head, "base_layer", head).weight = model.model.embed_tokens.weight
+
+
+def saves(model: LlamaForCausalLM, key: str) -> bool:
+    """Whether a weight of a model with adapters is trained and saved whole, by its key."""
+    linear = next((linear for _, linear in lora_linears(model)), None)
+    return linear is not None and ".lora_" not in key and linear.config.saves(key.rpartition(".")[0])
+
+
+def _for_modules(saved: SavedAdapter) -> LoRAConfig:
+    """Return an adapter's settings for modules: all that it replaces is trained and saved whole from then on."""
+    replaced = {key.rpartition(".")[0] for key in saved.weights} | saved.token_rows.keys()
+    if f"{EMBED_TOKENS}.lora_embedding_A" in saved.tensors:
+        replaced.add(EMBED_TOKENS)
+    whole = {*saved.config.modules_to_save, *replaced} - {*saved.linears}
+    return replace(saved.config, modules_to_save=tuple(sorted(whole)))
+
+
+def _whole_weight(model: LlamaForCausalLM, key: str) -> NDArray[np.float32]:
+    module = model.get_submodule(key.rpartition(".")[0])
+    module = getattr(module, "base_layer", module)
+    whole = module.dequantize() if isinstance(module, QuantizedLinear | QuantizedEmbedding) else module.weight
+    return _values(cast(Tensor, whole))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY, STORED_KEY
-from llamarium.adapters.config import LoRAConfig
-from llamarium.adapters.files import BUILTIN, CONFIG, PREFIX, WEIGHTS
+from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD, LoRAConfig
+from llamarium.adapters.files import BUILTIN, PREFIX, WEIGHTS
 from llamarium.adapters.lora import lora_linears
-from llamarium.adapters.modules import ModuleBase
+from llamarium.adapters.modules import ModuleBase, saves
+from llamarium.adapters.peft_config import CONFIG
 from llamarium.checkpoints.huggingface.writer import OutputTensor, write_safetensors
 from llamarium.checkpoints.save import tensor_weight
+from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import TrainingError
 from llamarium.hub.builtin import BUILTINS
 from llamarium.io import sync, unwritable, write_json
@@ -45,7 +47,7 @@ def save_adapter(
     if not linears:
         raise TrainingError("the model has no LoRA adapters to save; apply_lora adds them")
     config = next(iter(linears.values())).config
-    tensors = {key: parameter for key, parameter in model.named_parameters() if ".lora_" in key}
+    tensors = adapter_tensors(model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         weights = [_weight(PREFIX + key, tensor, full_tensor) for key, tensor in tensors.items()]
@@ -56,19 +58,43 @@ def save_adapter(
         if tokenizer is not None:
             tokenizer.save(folder)
         names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # some readers lack "all-linear"
-        targets = [*names] if isinstance(config.target_modules, str) else [*config.target_modules]
-        write_json(folder / CONFIG, _to_peft(config, targets, _published(base_model)))
+        targets = [*names] if config.target_modules == "all-linear" else _listed(config.target_modules)
+        write_json(folder / CONFIG, _to_peft(config, targets, _saved_modules(model, config), _published(base_model)))
         sync(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
 
 
+def adapter_tensors(model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """Return all that is saved of a model's adapters by key: low-rank corrections, and whole weights.
+
+    A tied head is there as well: PEFT's readers keep a copy of each module that is saved.
+    """
+    tensors: dict[str, Tensor] = {key: p for key, p in model.named_parameters() if ".lora_" in key or saves(model, key)}
+    if model.config.tie_word_embeddings and EMBEDDING in tensors:
+        tensors[HEAD] = tensors[EMBEDDING]
+    return tensors
+
+
+def _saved_modules(model: LlamaForCausalLM, config: LoRAConfig) -> list[str]:
+    tied = model.config.tie_word_embeddings and config.saves(EMBED_TOKENS)
+    return [*dict.fromkeys((*config.modules_to_save, *((LM_HEAD,) if tied else ())))]
+
+
+def _listed(names: tuple[str, ...] | str) -> list[str] | str:
+    return names if isinstance(names, str) else [*names]
+
+
 def adapter_metadata(
     model: LlamaForCausalLM, base_model: str | None = None, stored: str | None = None
 ) -> dict[str, str]:
-    """Return the header of an adapter's file, which identifies its base; `stored` is its `stored_fingerprint`."""
+    """Return the header of an adapter's file, which identifies its base; `stored` is its `stored_fingerprint`.
+
+    A model with weights that its adapter replaced is no longer the base, so nothing of it identifies one.
+    """
     base = ModuleBase(model)
-    fingerprint = base.fingerprint()
+    is_replaced = any(saves(model, key) for key, _ in model.named_parameters())
+    fingerprint = None if is_replaced else base.fingerprint()
     known = {} if fingerprint is None else {BASE_KEY: fingerprint, LINEARS_KEY: base.linears_fingerprint()}
     named = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
     return {"format": "pt"} | known | named | ({} if stored is None else {STORED_KEY: stored})
@@ -91,7 +117,9 @@ def _published(name: str | None) -> str | None:
     return str(path.absolute()) if path.exists() else name
 
 
-def _to_peft(config: LoRAConfig, targets: list[str], base_model: str | None) -> dict[str, Any]:
+def _to_peft(
+    config: LoRAConfig, targets: list[str] | str, saved_modules: list[str], base_model: str | None
+) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -105,6 +133,11 @@ def _to_peft(config: LoRAConfig, targets: list[str], base_model: str | None) -> 
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "modules_to_save": None,
+        "modules_to_save": saved_modules or None,
+        "exclude_modules": _listed(config.exclude_modules) or None,
+        "layers_to_transform": [*config.layers_to_transform] or None,
+        "layers_pattern": [*config.layers_pattern] or None,
+        "rank_pattern": dict(config.rank_pattern),
+        "alpha_pattern": dict(config.alpha_pattern),
         "inference_mode": True,
     }

@@ -91,12 +91,24 @@ def with_tied_head(config: ModelConfig, sources: list[TensorSource]) -> tuple[Te
     return (*sources, replace(source, key=HEAD, tied_to=EMBEDDING, num_bytes=0))
 
 
-def replaced_in_c(runner: Runner, config: ModelConfig, values: Mapping[str, NDArray[np.float32]]) -> Runner:
-    """Return a runner like one in C, of another shape, and with these values in the place of some or all weights."""
+def replaced_in_c(runner: Runner, config: ModelConfig, weights: Mapping[str, Weight]) -> Runner:
+    """Return a runner like one in C, of another shape, and with these weights in the place of some or all of its own.
+
+    A head that `config` unties, and that is not among them, is the table that it was tied to.
+    """
     if not isinstance(runner, NativeRunner):
         raise OptionError(f"{runner.name} cannot run other weights or another shape; load the model for the C kernels")
-    others = {key: Weight(key, "F32", array.shape, np.ascontiguousarray(array)) for key, array in values.items()}
-    return runner.replaced(config, {key: others.get(key) or runner.weights[key] for key in expected_shapes(config)})
+    own = {HEAD: replace(runner.weights[EMBEDDING], key=HEAD)} | dict(runner.weights)
+    return runner.replaced(config, {key: weights.get(key) or own[key] for key in expected_shapes(config)})
+
+
+def float_weights(values: Mapping[str, NDArray[np.float32]], type_name: str = "F32") -> dict[str, Weight]:
+    """Return weights that are held as "F32", "F16" or "BF16", by key."""
+    held = {
+        key: to_bfloat16(array) if type_name == "BF16" else array.astype(FLOATS[type_name], copy=False)
+        for key, array in values.items()
+    }
+    return {key: Weight(key, type_name, array.shape, np.ascontiguousarray(array)) for key, array in held.items()}
 
 
 class _Reader:

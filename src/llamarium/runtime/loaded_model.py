@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from llamarium.config import ModelConfig
 from llamarium.errors import NoModulesError, OptionError, warn_caller
-from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -60,8 +59,8 @@ class LoadedModel:
         """The model's shape."""
         return self.model.config if self._chosen is None else self._chosen.config
 
-    def with_adapter(self, adapter: Adapter, put_on: "Callable[[LlamaForCausalLM], None]") -> "LoadedModel":
-        """Return this model with an adapter on its runner; `put_on` puts it on the modules when they are built."""
+    def with_runner(self, adapted: Runner, put_on: "Callable[[LlamaForCausalLM], None]") -> "LoadedModel":
+        """Return this model with another runner; `put_on` changes the modules likewise when they are built."""
         assert self._chosen is not None
 
         def build() -> "LlamaForCausalLM":
@@ -69,7 +68,6 @@ class LoadedModel:
             put_on(model)
             return model
 
-        adapted = self._chosen.with_adapters([adapter], default=0)
         return LoadedModel(adapted, build, deterministic=self._deterministic, check=self._check)
 
     def beside(self) -> "LoadedModel":

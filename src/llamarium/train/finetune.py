@@ -18,7 +18,7 @@ from llamarium.adapters.files import PREFIX, WEIGHTS, base_of, read_metadata
 from llamarium.adapters.load import tokenizer_beside, with_answer_ends
 from llamarium.adapters.lora import apply_lora
 from llamarium.adapters.modules import load_adapter
-from llamarium.adapters.save import adapter_metadata, save_adapter
+from llamarium.adapters.save import adapter_metadata, adapter_tensors, save_adapter
 from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
@@ -182,10 +182,10 @@ def restore_adapter(
     if metadata is not None and not _same_base(written, metadata):
         raise TrainingError(f"{folder}: the adapter was trained on another base than the one that is loaded now")
     saved = load_file(folder / WEIGHTS)
-    held = {f"{PREFIX}{key}": tensor for key, tensor in model.state_dict().items() if ".lora_" in key}
-    expected = {key: (tensor.dtype, tensor.shape) for key, tensor in held.items()}
+    held = {f"{PREFIX}{key}": tensor for key, tensor in adapter_tensors(model).items()}
+    expected = {key: (torch.float32, tensor.shape) for key, tensor in held.items()}
     if {key: (tensor.dtype, tensor.shape) for key, tensor in saved.items()} != expected:
-        raise TrainingError(f"{folder}: holds an adapter of other Linears, another rank or dtype than this run's")
+        raise TrainingError(f"{folder}: holds an adapter of other modules, another rank or dtype than this run's")
     for key, tensor in held.items():
         tensor.copy_(process_group.distribute(saved[key], tensor))
 
@@ -203,5 +203,5 @@ def check(config: FinetuneConfig) -> None:
         raise TrainingError(
             "no data; expected a .jsonl or .parquet file of examples, a folder of them, or org/name on the hub"
         )
-    if "lm_head" in config.target_modules:
-        raise TrainingError("target_modules has lm_head, whose loss is computed without its module; leave it out")
+    if "lm_head" in config.target_modules and config.dropout > 0:
+        raise TrainingError("target_modules has lm_head, whose inputs cannot be dropped out; set dropout to 0")

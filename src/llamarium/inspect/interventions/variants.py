@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from llamarium.checkpoints.weights import replaced_in_c
+from llamarium.checkpoints.weights import float_weights, replaced_in_c
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError, OptionError, check_choice
 from llamarium.inspect.shapes import check_whole
@@ -74,13 +74,15 @@ def variant_in_c(runner: Runner, name: VariantName, *, seed: int = 0) -> Runner:
     config = runner.config
     _check(config, name, seed)
     if name == "random-head":
-        return replaced_in_c(runner, replace(config, tie_word_embeddings=False), {HEAD: _random_rows(config, seed)})
+        return replaced_in_c(
+            runner, replace(config, tie_word_embeddings=False), float_weights({HEAD: _random_rows(config, seed)})
+        )
     if name == "tied-head":
         return replaced_in_c(runner, replace(config, tie_word_embeddings=True), {})
     values = {key: runner.dequantize(key, adapted=True) for key in runner.weights}
     if name != "float32":
         values |= {key: coded(values[key], name).values_RC for key in _linears(runner)}
-    return replaced_in_c(runner.with_adapters(()), config, values)
+    return replaced_in_c(runner.with_adapters(()), config, float_weights(values))
 
 
 def variant_bytes(runner: Runner, name: VariantName, *, in_c: bool) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from llamarium.adapters.lora import LoRALinear
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.objectives.cross_entropy import cross_entropy_sum
@@ -49,6 +50,8 @@ NEXT_TOKEN = NextToken()
 
 
 def head_weight(model: LlamaForCausalLM) -> Tensor:
-    """Return the head's weight, (V, D); a packed one dequantized, without a gradient."""
+    """Return the head's weight, (V, D), an adapter's correction included; a packed one has no gradient of its own."""
     head = model.lm_head
+    if isinstance(head, LoRALinear):
+        return head.effective_weight(model.dtype)
     return head.weight if head.weight.is_floating_point() else head.dequantize(model.dtype)  # pyright: ignore

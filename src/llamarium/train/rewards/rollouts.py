@@ -241,7 +241,7 @@ def _low_rank(linear: LoRALinear) -> LowRank:
     if linear.lora_magnitude_vector is not None:
         gain = (linear.lora_magnitude_vector / linear.row_norms()).detach().numpy()
     a, b = (part.weight.detach().numpy() for part in (linear.lora_A, linear.lora_B))
-    return LowRank(linear.config.scale, a, b, gain)
+    return LowRank(linear.scale, a, b, gain)
 
 
 def _batch(rows: Sequence[tuple[Sequence[int], Answer]]) -> AnswerBatch:
