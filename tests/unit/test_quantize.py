@@ -101,15 +101,28 @@ def test_what_linears_see_is_what_the_whole_model_gives_them(folder: Path, windo
     trunk = llama.model.model
     rotary = trunk.rotary_emb(positions_1T, torch.float32)
     with torch.no_grad():
-        first_BTD = run_layer(trunk.layers[0], trunk.embed_tokens(windows_BT), rotary)  # pyright: ignore
+        first_BTD = run_layer(trunk.layers[0], trunk.embed_tokens(windows_BT), rotary, attend=CausalAttend())  # pyright: ignore
         for wants_gram in (False, True):
             statistics = InputStatistics(wants_gram=wants_gram)
-            run_layer(trunk.layers[1], first_BTD, rotary, statistics)  # pyright: ignore
+            run_layer(trunk.layers[1], first_BTD, rotary, statistics, attend=CausalAttend())  # pyright: ignore
             for first, names in LINEARS_BY_INPUT.items():
                 x_MD = seen[first][0].flatten(0, 1)
                 expected = x_MD.T @ x_MD / len(x_MD) if wants_gram else x_MD.square().mean(0)
                 for name in names:
                     torch.testing.assert_close(statistics.of(name), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sample_is_seen_within_the_models_window(folder: Path, windows_BT: Tensor):
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 5}
+    (folder / "config.json").write_text(json.dumps(raw))
+    reference_BTD = quantizer(folder, "gptq", windows_BT, num_compared=2).reference()
+    model = llamarium.load(folder, dtype="float32", device="cpu").model
+    positions_1T = torch.arange(windows_BT.shape[1]).unsqueeze(0)
+    with torch.no_grad():
+        windowed, whole = (model.model(windows_BT[:2], positions_1T, CausalAttend(window=w)) for w in (5, None))
+    torch.testing.assert_close(reference_BTD, windowed, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(whole, windowed, atol=1e-2), "a window without effect shows nothing"
 
 
 # --- the methods ------------------------------------------------------------------------------------------------------
