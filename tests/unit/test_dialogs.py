@@ -176,6 +176,8 @@ def test_many_dialogs_go_through_one_process(
 ) -> None:
     form = dated.chat_format
     assert isinstance(form, TemplateFormat)
+    assert form.stop_ids  # what ends a turn is asked once
+    processes.clear()
     dialogs = [DIALOG[:5], asks("a <|eot_id|> b"), *(asks(str(i)) for i in range(198))]
     began = time.monotonic()
     every = list(form.parts_of(dialogs))

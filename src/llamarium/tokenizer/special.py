@@ -79,6 +79,11 @@ class SpecialTokens:
             known.remove(self.ids["<|end|>"])  # it ends a part of an answer there
         return tuple(dict.fromkeys((*self.eos, *known)))
 
+    @property
+    def may_end(self) -> Mapping[str, int]:
+        """Spelling and id of the control tokens that a dialog's format may end an answer with."""
+        return {text: i for text, i in self.ids.items() if not _SHOWN.fullmatch(text)}
+
     def with_template(self, template: str) -> "SpecialTokens":
         """Return these, and the candidates that a chat template (or the texts of several) writes."""
         written = {text: i for text, i in self.candidates.items() if _is_written(text, template)}

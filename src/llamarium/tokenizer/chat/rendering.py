@@ -13,6 +13,7 @@ from llamarium.errors import ChatFormatError, escape
 CPU_LIMIT_S = 0.3  # of one rendering; the longest published ones take 0.01
 WALL_LIMIT_S = 2 if sys.platform == "win32" else 10  # where there is no CPU limit, the clock must do
 MEMORY_LIMIT_BYTES = 2**29
+TRAINING_DAY = datetime(2024, 7, 26)  # the one that Llama 3.1's and 3.2's templates name where they have no clock
 _OUTPUT_CHARACTERS = 2**16  # of one rendering, all tokenized here; and for each character that the template is given:
 _OUTPUT_RATIO = 8  # published ones write one to three
 _REQUEST_CHARACTERS = 2**22  # of one process, unless a single rendering needs more

@@ -33,8 +33,9 @@ from llamarium.errors import ChatFormatError, ToolError, show_value
 from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
 from llamarium.tokenizer.chat.format import Part, Vocabulary
 from llamarium.tokenizer.chat.messages import REASONING, TemplateMessages, fit_forms, has_parts
-from llamarium.tokenizer.chat.rendering import TemplateRenderer
+from llamarium.tokenizer.chat.rendering import TRAINING_DAY, TemplateRenderer
 from llamarium.tokenizer.chat.template_worker import read_sought, read_variables
+from llamarium.tokenizer.chat.turn_ends import read_turn_ends
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.chat.values import Spellings, map_text, plain_value
 from llamarium.tokenizer.special import split_spellings
@@ -42,8 +43,6 @@ from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
 
 MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
-TRAINING_DAY = datetime(2024, 7, 26)  # the one that Llama 3.1's and 3.2's templates name where they have no clock
-_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
 _DIALOGS_AT_ONCE = 200
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _NAMES_TOOLS = re.compile(r"\btools\b")
@@ -64,12 +63,16 @@ class TemplateFormat:
                 f"{self._source}: the chat template has {len(template)} characters; at most "
                 f"{MAX_TEMPLATE_CHARACTERS} are read"
             )
-        special = tokenizer.special.ids
         self._tokenizer = tokenizer
         self._template = template
         self._messages = TemplateMessages(template)
-        ends = (special[name] for name in _TURN_ENDS if name in special)
-        self.stop_ids = tuple(dict.fromkeys((*tokenizer.special.eos, *ends)))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer: what the files and the spellings say, and what the template writes there."""
+        special = self._tokenizer.special
+        written = read_turn_ends(self._template, tuple(self._fixed().items()), tuple(special.may_end.items()))
+        return tuple(dict.fromkeys((*special.ends, *written)))
 
     @property
     def tool_form(self) -> ToolForm | None:
@@ -152,12 +155,13 @@ class TemplateFormat:
     def _divide(self, messages: Sequence[Mapping[str, Any]], ids: "Mapping[_Prefix, list[int]]") -> list[Part]:
         whole = ids[len(messages), False]
         parts: list[Part] = []
+        stop_ids = self.stop_ids
         done = 0
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             before, after = ids[i, True] if i else whole, ids[i + 1, False]
-            ends = [k + 1 for k in range(len(before), len(after)) if after[k] in self.stop_ids]
+            ends = [k + 1 for k in range(len(before), len(after)) if after[k] in stop_ids]
             if not ends or after[: len(before)] != before or whole[: len(after)] != after or len(before) < done:
                 raise ChatFormatError(
                     f"{self._source}: its chat template does not let the tokens of messages[{i}], the "
