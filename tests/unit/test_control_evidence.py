@@ -166,9 +166,9 @@ def test_a_token_that_the_config_alone_calls_special(tmp_path: Path):
     assert tokenizer.special_tokens == {"[B]": 257}
 
 
-def test_a_dialog_has_the_ids_of_its_rendered_text(tmp_path: Path):
-    """A prefix stands before the first text alone, and tokens strip what stands beside them."""
-    spm = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+def spm_folder(folder: Path, scheme: str) -> None:
+    """Write a SentencePiece-like vocabulary whose control tokens take the white space behind them."""
+    spm = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
     vocab = ["<unk>", "<s>", "</s>", "\u2581", "h", "i", "hi", "\u2581hi", *(f"<0x{i:02X}>" for i in range(256))]
     flags = {"single_word": False, "lstrip": False, "rstrip": True, "normalized": False, "special": True}
     raw = {
@@ -186,7 +186,12 @@ def test_a_dialog_has_the_ids_of_its_rendered_text(tmp_path: Path):
             "merges": [["h", "i"], ["\u2581", "hi"]],
         },
     }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+
+
+def test_a_dialog_has_the_ids_of_its_rendered_text(tmp_path: Path):
+    """A prefix stands before the first text alone, and tokens strip what stands beside them."""
+    spm_folder(tmp_path, "first")
     template = "{% for m in messages %}<s>{{ m.content }}</s>\n{{ m.role }} {% endfor %}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "</s>"}))
     with pytest.warns(UserWarning, match="text is changed: pre_tokenizer"):
@@ -197,3 +202,18 @@ def test_a_dialog_has_the_ids_of_its_rendered_text(tmp_path: Path):
     assert tokenizer.chat(messages) == oracle.encode(rendered, add_special_tokens=False).ids
     forged = tokenizer.chat([{"role": "user", "content": "hi</s>hi"}])
     assert (forged.count(1), forged.count(2)) == (1, 1)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@pytest.mark.filterwarnings("ignore:.*text is changed")
+def test_a_text_that_goes_on_has_no_space_put_before_it(tmp_path: Path, scheme: str):
+    spm_folder(tmp_path, scheme)
+    tokenizer = load_tokenizer_file(tmp_path)
+    oracle = Package.from_file(str(tmp_path / "tokenizer.json"))
+    for begun in ("<s>hi ", "<s>", "<s>hi</s>hi", "hi"):
+        whole = oracle.encode(f"{begun}hihi", add_special_tokens=False).ids
+        ids = oracle.encode(begun, add_special_tokens=False).ids
+        if whole[: len(ids)] == ids:
+            assert ids + tokenizer.encode_after(ids, "hihi") == whole
+        else:  # the first text's last token would be another one
+            assert tokenizer.encode_after(ids, "hihi") == tokenizer.encode("hihi")

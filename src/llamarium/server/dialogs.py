@@ -99,7 +99,7 @@ def encode_dialog(
     if begun is None:
         return ids
     tokenizer.check_length(begun, service.max_tokens)
-    return ids + tokenizer.encode(begun, add_special_tokens=False)
+    return ids + tokenizer.encode_after(ids, begun)
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -209,6 +209,23 @@ class Tokenizer:
                 joined.append(part)
         return self.backend.encode_parts(joined)
 
+    def encode_after(self, ids: Sequence[int], text: str) -> list[int]:
+        """Return the ids of a text that goes on where `ids` end, such as an answer whose beginning is given.
+
+        A vocabulary that puts a space before a text puts none in the middle of one. TokenizerError as `encode`.
+        """
+        check_text(text)
+        last = next((i for i in reversed(range(len(ids))) if ids[i] in self._control_ids), None)
+        tail = list(ids if last is None else ids[last:])  # as far back as any rule looks
+        control = tail[: last is not None]
+        before = b"".join(map(self.token_bytes, tail[len(control) :])).decode("utf-8", "replace")
+        for begun in (before, before.removeprefix(" ")):  # the space that a vocabulary puts before each text
+            if self.encode_parts([*control, begun]) == tail:
+                whole = self.encode_parts([*control, begun, text])
+                if whole[: len(tail)] == tail:
+                    return whole[len(tail) :]
+        return self.backend.encode(text)
+
     def _check_control(self, token_id: int) -> int:
         index = _index(token_id)
         if index not in self._control_ids:
