@@ -9,13 +9,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llamarium.errors import LlamariumError, TokenizerError, UnsupportedTokenizerError
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.sentencepiece.encoder import Encoder
-from llamarium.tokenizer.sentencepiece.model import PieceType, read_model, write_model
+from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel, read_model, write_model
 from llamarium.tokenizer.sentencepiece.wire import write_field
 from sentencepiece_models import TEXT, TEXTS, USER_DEFINED, library, trained
 
@@ -119,6 +120,34 @@ def test_equal_scores_and_unused_pieces(kind: str, seed: int):
     theirs, ours = library(data), Encoder(read_model(data, "m"), "m")
     for text in [*TEXTS, *random_texts(100)]:
         assert ours.encode(text) == theirs.encode(text), text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_small_alphabet_with_many_ties(kind: str):
+    """Sums in float32 decide, what user-defined pieces count, and which of equal cuts is found first."""
+    rng = random.Random(3)
+    for _ in range(60):
+        pieces = [*"abc", *{"".join(rng.choices("abc", k=rng.randrange(2, 5))) for _ in range(20)}]
+        types = [rng.choice((1, 1, 1, 1, 4, 5)) for _ in pieces]
+        scores = [float(np.float32(-rng.choice((1.1, 2.2, 2.3, 3.3, 4.05, 4.4)))) for _ in pieces]
+        data = write_model(
+            SentencePieceModel(
+                kind=kind,
+                pieces=["<unk>", "<s>", "</s>", *pieces],
+                scores=[0.0, 0.0, 0.0, *scores],
+                types=[2, 3, 3, *types],
+                names={"bos": "<s>", "eos": "</s>", "pad": "<pad>"},
+            )
+        )
+        theirs, ours = library(data), Encoder(read_model(data, "m"), "m")
+        for text in ["".join(rng.choices("abcd ", k=rng.randrange(1, 60))) for _ in range(40)]:
+            assert ours.encode(text) == theirs.encode(text), text
+
+
+def test_sums_of_a_long_text_begin_again():
+    data = trained("unigram", **LLAMA)
+    text = "".join(random.Random(0).choices(TEXT, k=60_000))
+    assert Encoder(read_model(data, "m"), "m").encode(text) == library(data).encode(text)
 
 
 def test_what_is_written_is_read_again_by_both():

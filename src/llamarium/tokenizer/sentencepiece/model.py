@@ -152,8 +152,8 @@ def check_model(model: SentencePieceModel, source: str) -> None:
         raise TokenizerError(f"{source}: byte_fallback is set, but {byte_piece(missing[0])} is missing")
     if not model.byte_fallback and not unknown:
         raise TokenizerError(f"{source}: neither an unknown piece nor byte_fallback; some texts could not be encoded")
-    if any(map(math.isnan, model.scores)):
-        raise TokenizerError(f"{source}: the score of a piece is NaN; expected numbers")
+    if any(map(math.isnan, model.scores)) or (model.kind == "unigram" and any(map(math.isinf, model.scores))):
+        raise TokenizerError(f"{source}: the score of a piece is NaN or infinite; expected numbers")
 
 
 def write_model(model: SentencePieceModel) -> bytes:

@@ -20,6 +20,8 @@ from llamarium.tokenizer.sentencepiece.model import PieceType
 UNKNOWN_PENALTY = np.float32(10)
 """How much worse than the worst piece a character without a piece is."""
 
+_LARGEST_SUM = 100_000.0
+
 
 def merge_characters(
     parts: Sequence[str],
@@ -91,12 +93,16 @@ def best_cut(text: str, ids: Mapping[str, int], scores: Sequence[float], types: 
         scores: By id, float32 values.
         types: By id.
     """
-    lowest, highest = score_range(scores, types)
-    unknown_score = np.float32(lowest - UNKNOWN_PENALTY)
+    ordinary = [score for score, kind in zip(scores, types, strict=True) if kind == PieceType.NORMAL]
+    unknown_score = float(np.float32(min(ordinary, default=0)) - UNKNOWN_PENALTY)
     lengths = _lengths(ids)
-    sums = array("f", bytes(4 * (len(text) + 1)))  # it rounds what is put into it
+    sums = array("f", bytes(4 * (len(text) + 1)))  # it rounds what is put into it, and so does this:
+    rounded = array("f", [0.0])
     starts = [-1] * (len(text) + 1)
+    reached = 0
     for start, character in enumerate(text):
+        if abs(sums[start]) > _LARGEST_SUM:
+            _begin_again(sums, starts, start, reached)
         so_far, covered = sums[start], False
         for size in lengths.get(character, ()):
             token_id = ids.get(text[start : start + size])
@@ -105,15 +111,17 @@ def best_cut(text: str, ids: Mapping[str, int], scores: Sequence[float], types: 
                 continue
             score = scores[token_id]
             if types[token_id] == PieceType.USER_DEFINED:  # so much that it is nearly always taken
-                num_bytes = len(text[start:end].encode("utf-8"))
-                score = float(np.float32(num_bytes) * highest) - 0.1
-            if starts[end] < 0 or score + so_far > sums[end]:
-                sums[end], starts[end] = score + so_far, start
+                score = float(np.float32(0.1 * (len(text[start:end].encode("utf-8")) - 1)))
+            reached = max(reached, end)
+            rounded[0] = score + so_far
+            if starts[end] < 0 or rounded[0] > sums[end]:
+                sums[end], starts[end] = rounded[0], start
             covered = covered or size == 1
         if not covered:
-            total = float(unknown_score + np.float32(so_far))
-            if starts[start + 1] < 0 or total > sums[start + 1]:
-                sums[start + 1], starts[start + 1] = total, start
+            reached = max(reached, start + 1)
+            rounded[0] = unknown_score + so_far
+            if starts[start + 1] < 0 or rounded[0] > sums[start + 1]:
+                sums[start + 1], starts[start + 1] = rounded[0], start
     cuts = [len(text)]
     while cuts[-1] > 0:
         cuts.append(starts[cuts[-1]])
@@ -128,8 +136,9 @@ def _lengths(ids: Mapping[str, int]) -> dict[str, list[int]]:
     return {first: sorted(sizes) for first, sizes in lengths.items()}
 
 
-def score_range(scores: Sequence[float], types: Sequence[int]) -> tuple[np.float32, np.float32]:
-    """Return the lowest and the highest score of ordinary pieces; the highest is never below the smallest float32."""
-    ordinary = [score for score, kind in zip(scores, types, strict=True) if kind == PieceType.NORMAL]
-    tiny = np.finfo(np.float32).tiny
-    return np.float32(min(ordinary, default=0)), np.float32(max([*ordinary, tiny]))
+def _begin_again(sums: "array[float]", starts: Sequence[int], start: int, reached: int) -> None:
+    """Count from 0 again at `start`, so that float32 still tells sums apart in a long text."""
+    offset = sums[start]
+    for place in range(start, reached + 1):
+        if place == start or starts[place] >= 0:
+            sums[place] -= offset
