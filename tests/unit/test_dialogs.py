@@ -357,7 +357,7 @@ def test_without_packing_a_row_has_one_example() -> None:
         ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', "'tools', which is not read"),
         ('{"messages": [{"role": "assistant", "content": "x"}], "rejected": "y"}', "'rejected', which is not read"),
         ("[" * 100_000, "no JSON"),
-        ('{"prompt": "a", "completion": "b", "prompt": "c"}', "the key 'prompt' stands there twice"),
+        ('{"prompt": "a", "completion": "b", "prompt": "c"}', "the key 'prompt' twice"),
         ('{"prompt": ' + "1" * 5000 + ', "completion": "x"}', "no JSON"),
     ],
 )

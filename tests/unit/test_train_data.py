@@ -132,7 +132,7 @@ def test_the_text_may_be_in_another_field(tmp_path: Path):
     assert list(read_documents(str(tmp_path), text_field="body")) == ["x", "y"]
     refused(tmp_path / "a.jsonl", "a.jsonl:1", "no field 'text'", "'body'")
     (tmp_path / "twice.jsonl").write_text('{"text": "x", "text": "y"}')
-    refused(tmp_path / "twice.jsonl", "twice.jsonl:1", "the key 'text' stands there twice")
+    refused(tmp_path / "twice.jsonl", "twice.jsonl:1", "the key 'text' twice")
     refused(tmp_path / "b.parquet", "b.parquet", "no field 'text'", "'id', 'body'")
 
 
