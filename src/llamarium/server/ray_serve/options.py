@@ -44,6 +44,7 @@ class ModelOptions(BaseModel):
     deterministic: bool = False
     input_bits: int | None = None
     strict: bool = False
+    chat_template: str | None = None
     prompt_lookup: bool = False
     draft_model: str | None = None
     kv_memory: int | None = Field(None, gt=0)
