@@ -82,7 +82,8 @@ def _with_correction(table_VD: _Floats, saved: SavedAdapter) -> _Floats:
     if a is None:
         return table_VD
     b = saved.tensors[f"{EMBED_TOKENS}.lora_embedding_B"]
-    corrected: _Floats = table_VD + np.float32(saved.scales[EMBED_TOKENS]) * (a.T @ b.T)
+    corrected: _Floats = saved.scales[EMBED_TOKENS] * (a.T @ b.T)  # float32: the scale is a number of Python
+    corrected += table_VD
     magnitude = saved.tensors.get(f"{EMBED_TOKENS}.lora_magnitude_vector")
     if magnitude is not None:
         corrected *= magnitude / np.linalg.norm(corrected, axis=0)
