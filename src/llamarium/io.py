@@ -15,10 +15,10 @@ from llamarium.leftovers import held, remove_leftovers
 
 MODEL_FILES = (
     "config.json generation_config.json model.safetensors model-*-of-*.safetensors model.safetensors.index.json "
-    "tokenizer.json tokenizer_config.json characters.json tokenizer.model special_tokens_map.json chat_template.jinja "
-    "additional_chat_templates/*.jinja"
+    "tokenizer.json tokenizer_config.json characters.json tokenizer.model special_tokens_map.json added_tokens.json "
+    "chat_template.jinja additional_chat_templates/*.jinja quantize_config.json quant_config.json"
 ).split()
-"""Patterns of the files of a model folder; the last four are written by others, and decide what is read."""
+"""Patterns of the files of a model folder; the last six are written by others, and decide how the rest is read."""
 
 
 def regular_size(path: Path) -> int:

@@ -138,6 +138,12 @@ def test_a_folder_with_a_model_is_refused(model_files: Callable[..., Any], tmp_p
     model, folder = loaded(files.huggingface()), files.huggingface(shards=2)
     with pytest.raises(OutputError, match=r"config\.json already"):
         save_model(model, folder)
+    for name in ("added_tokens.json", "quantize_config.json", "quant_config.json"):  # which readers look for
+        old = tmp_path / name.partition(".")[0]
+        old.mkdir()
+        (old / name).write_text("{}")
+        with pytest.raises(OutputError, match=f"{name} already"):
+            save_model(model, old)
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         save_model(model, tmp_path / "file")

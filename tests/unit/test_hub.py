@@ -46,7 +46,7 @@ REPOS = {
         "q/x-00001-of-00003.gguf": "GGUF other",
         "y.gguf": "GGUF y",
     },
-    "org/pickle": {"config.json": CONFIG, "pytorch_model.bin": "pickle"},
+    "org/pickle": {"config.json": CONFIG, "pytorch_model.bin": "pickle", "added_tokens.json": "{}"},
     "org/onnx": {"config.json": CONFIG, "model.onnx": "graph"},
     "org/never": {"config.json": CONFIG, "model.safetensors": "weights"},
     "org/gated": {"config.json": CONFIG, "model.safetensors": "weights"},
@@ -174,9 +174,9 @@ def test_a_repository_gives_config_tokenizer_and_safetensors_alone(online, hub):
     assert not [name for name in hub.served if name.endswith(".py") or name == "org/good/pytorch_model.bin"]
 
 
-def test_a_repository_without_safetensors_gives_pytorch_model_bin(online):
+def test_a_repository_without_safetensors_gives_pytorch_model_bin_and_added_tokens(online):
     kind, path = online[0]["org/pickle"]
-    assert kind == "path" and names(path) == ["config.json", "pytorch_model.bin"]
+    assert kind == "path" and names(path) == ["added_tokens.json", "config.json", "pytorch_model.bin"]
 
 
 def test_a_repository_without_safetensors_gives_metas_folder(online):

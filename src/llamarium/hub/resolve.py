@@ -41,7 +41,7 @@ _REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", r
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".pth", ".bin", ".pt")
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "characters.json")
-_TOKENIZER_FILES = (*_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = (*_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 _CONFIG_FILES = ("config.json", "generation_config.json", "quantize_config.json", "quant_config.json")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
