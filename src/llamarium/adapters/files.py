@@ -22,7 +22,7 @@ from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD, LoRAConfig
 from llamarium.adapters.patterns import PatternMatcher
 from llamarium.adapters.peft_config import CONFIG, check_fields, lora_config, token_indices
 from llamarium.checkpoints.checkpoint import expected_shapes, list_some
-from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors_header
+from llamarium.checkpoints.huggingface.safetensors_file import Located, SafetensorsTensor, read_safetensors_header
 from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.checkpoints.storage import FLOATS, TensorFile
 from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
@@ -50,7 +50,7 @@ _WRAPPERS = re.compile(r"\.(modules_to_save|base_layer|token_adapter)(?=\.)")
 _NOT_TRAINED = re.compile(r"\.(original_module\.|token_adapter\.(trainable_tokens_original|token_indices)\b)")
 
 _Floats = NDArray[np.float32]
-_Table = Mapping[str, tuple[TensorFile, SafetensorsTensor]]
+_Table = Mapping[str, Located]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,9 @@ def _open(folder: Path) -> tuple[Path, _Table, Mapping[str, str]]:
     return path, {name: (file, tensor) for name, tensor in table.items()}, metadata
 
 
-def _tensors_by_key(path: Path, table: _Table) -> dict[str, tuple[TensorFile, SafetensorsTensor]]:
+def _tensors_by_key(path: Path, table: _Table) -> dict[str, Located]:
     """Return the trained tensors by the model's own keys; CheckpointError for two of one key."""
-    tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
+    tensors: dict[str, Located] = {}
     for name, tensor in table.items():
         if _NOT_TRAINED.search(name):
             continue

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from llamarium.checkpoints.checkpoint import StoredTensor
-from llamarium.checkpoints.huggingface.components import Located
-from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
+from llamarium.checkpoints.huggingface.safetensors_file import Located, SafetensorsTensor
 from llamarium.checkpoints.storage import TensorFile
 from llamarium.errors import escape
 from llamarium.quant.nf4_state import Component, check_components

@@ -12,28 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import StoredTensor
-from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
-from llamarium.checkpoints.storage import Bytes, TensorFile
+from llamarium.checkpoints.huggingface.safetensors_file import ITEM_DTYPES, Located
+from llamarium.checkpoints.storage import Bytes
 from llamarium.errors import CheckpointError, escape, show_value
 from llamarium.quant.packing import to_float32
-
-Located = tuple[TensorFile, SafetensorsTensor]
-"""A tensor of a checkpoint and the file that holds it."""
 
 Shape = tuple[int, ...]
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
-
-_DTYPES: dict[str, DTypeLike] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
-    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
-    "F8_E4M3": np.uint8, "F8_E8M0": np.uint8,
-}  # fmt: skip
-"""How numpy sees a component, by the file's name for its dtype."""
 
 
 class Components:
@@ -88,7 +77,7 @@ class Components:
     def array(self, part: str, *, copy: bool = False) -> NDArray[Any]:
         """Return a component of its shape, in place unless `copy`; bfloat16 as its bits in uint16."""
         file, tensor = self.tensors[part]
-        return file.array(tensor.offset, tensor.shape, _DTYPES[tensor.dtype], copy=copy)
+        return file.array(tensor.offset, tensor.shape, ITEM_DTYPES[tensor.dtype], copy=copy)
 
     def rows(self, part: str, *, copy: bool = False) -> Bytes:
         """Return the bytes of a matrix, in place unless `copy`: uint8 (rows, bytes of a row), aligned for its dtype."""

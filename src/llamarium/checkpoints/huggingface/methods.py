@@ -11,10 +11,11 @@ from typing import Any, cast
 from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES, expected_shape
 from llamarium.checkpoints.huggingface import bnb
 from llamarium.checkpoints.huggingface.awq import AWQ
-from llamarium.checkpoints.huggingface.components import Components, ConfigFields, Located, Scheme, WeightGroup
+from llamarium.checkpoints.huggingface.components import Components, ConfigFields, Scheme, WeightGroup
 from llamarium.checkpoints.huggingface.compressed import CompressedTensors
 from llamarium.checkpoints.huggingface.fp8 import FP8
 from llamarium.checkpoints.huggingface.gptq import GPTQ
+from llamarium.checkpoints.huggingface.safetensors_file import Located
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import UnsupportedFormatError, escape, warn_caller
 

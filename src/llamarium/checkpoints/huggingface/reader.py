@@ -20,7 +20,7 @@ from llamarium.checkpoints.checkpoint import (
 )
 from llamarium.checkpoints.huggingface.components import WeightGroup
 from llamarium.checkpoints.huggingface.methods import quantization_of, read_groups, read_scheme
-from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor, read_safetensors
+from llamarium.checkpoints.huggingface.safetensors_file import Located, read_safetensors
 from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import EMBEDDING, HEAD, read_json_object
@@ -45,7 +45,7 @@ class HuggingFaceCheckpoint:
         quantization, source = quantization_of(raw, path / "config.json")
         if quantization is not None:  # before the weights: the reason why a folder is not read
             read_scheme(quantization, source)
-        self._tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
+        self._tensors: dict[str, Located] = {}
         self._open(_only_file(path) or _shards(path))
         self._drop_copied_head()
         self._groups: Mapping[str, WeightGroup] = {}
@@ -125,7 +125,7 @@ class HuggingFaceCheckpoint:
                 )
 
 
-def _read_table(path: Path) -> dict[str, tuple[TensorFile, SafetensorsTensor]]:
+def _read_table(path: Path) -> dict[str, Located]:
     """Return the tensors of one file, each with the file that it is read from."""
     if path.suffix == ".bin":
         return read_torch_file(path)

@@ -15,15 +15,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES
+from llamarium.checkpoints.storage import TensorFile
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
 from llamarium.io import regular_size
 from llamarium.strict_json import NotJson, parse_json
 
-_DTYPE_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
+ITEM_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+    "F8_E4M3": np.dtype(np.uint8),
+    "F8_E5M2": np.dtype(np.uint8),
+    "F8_E8M0": np.dtype(np.uint8),
+    "C64": np.dtype(np.complex64),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.uint8),
+}
+"""How numpy sees a tensor's items, by the format's name for their dtype; types that it lacks are their bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +60,10 @@ class SafetensorsTensor:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+
+
+Located = tuple[TensorFile, SafetensorsTensor]
+"""A tensor of a checkpoint and the file that holds it."""
 
 
 def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
@@ -97,13 +120,13 @@ def _tensor(path: Path, name: str, row: Any, start: int) -> SafetensorsTensor:
         raise _fault(path, f"{where} is not described by dtype, shape and data_offsets")
     fields = cast(Mapping[str, Any], row)
     dtype, shape, offsets = fields["dtype"], _sizes(fields["shape"]), _sizes(fields["data_offsets"])
-    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
-        known = ", ".join(_DTYPE_BYTES)
+    if not isinstance(dtype, str) or dtype not in ITEM_DTYPES:
+        known = ", ".join(ITEM_DTYPES)
         raise UnsupportedFormatError(f"{escape(path)}: {where} has dtype {escape(dtype, 40)}; known are {known}")
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         found = escape(f"shape {fields['shape']} and data_offsets {fields['data_offsets']}", 120)
         raise _fault(path, f"{where} has {found}; expected sizes, and a begin not after its end")
-    num_bytes = math.prod(shape) * _DTYPE_BYTES[dtype]
+    num_bytes = math.prod(shape) * ITEM_DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != num_bytes:
         raise _fault(path, f"{where} has {offsets[1] - offsets[0]} bytes; {dtype} {shape} is {num_bytes}")
     return SafetensorsTensor(name, dtype, shape, start + offsets[0], num_bytes)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.checkpoint import check_weights
 from llamarium.checkpoints.huggingface.writer import OutputTensor, complete_folder, write_safetensors
 from llamarium.checkpoints.packed.folder import FILE, KEYS, LAYOUT, METHOD, VERSION, check_machine, tiles_shape
+from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, show_value
 from llamarium.quant.formats import PACKED_FORMATS, PackedFormat
 from llamarium.quant.packing import count_nonfinite_tiles
 from llamarium.tokenizer.base import Tokenizer
 
-_DTYPES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
+_NAMES = {np.dtype(dtype): name for name, dtype in FLOATS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,10 @@ def save_packed(
 def _stored(weight: PackedWeight) -> OutputTensor:
     if weight.format is None:
         values = weight.read()
-        if values.dtype not in _DTYPES:
-            known = ", ".join(_DTYPES.values())
+        if values.dtype not in _NAMES:
+            known = ", ".join(_NAMES.values())
             raise OptionError(f"{weight.key} is {values.dtype}; expected one of {known}, or a format")
-        return OutputTensor(weight.key, values.shape, _DTYPES[values.dtype], lambda: values)
+        return OutputTensor(weight.key, values.shape, _NAMES[values.dtype], lambda: values)
     if weight.format not in PACKED_FORMATS:
         raise OptionError(f"{weight.key}: format is {show_value(weight.format)}; expected {', '.join(PACKED_FORMATS)}")
     rows, columns = cast(tuple[int, int], weight.shape)

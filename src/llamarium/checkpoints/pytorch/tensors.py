@@ -17,16 +17,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llamarium.checkpoints.checkpoint import list_some
-from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
+from llamarium.checkpoints.huggingface.safetensors_file import ITEM_DTYPES, Located, SafetensorsTensor
 from llamarium.checkpoints.pytorch.archive import Archive, fault, read_archive
 from llamarium.checkpoints.pytorch.program import TensorView, run_program
 from llamarium.checkpoints.storage import Bytes, TensorFile
 from llamarium.errors import CheckpointError, escape, warn_caller
 
-_ITEM_DTYPES: dict[str, DTypeLike] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.uint8,
-}  # fmt: skip
 _MOST_DIMS = 16
 
 
@@ -69,7 +65,7 @@ class RowsOf(TensorFile):
         return np.array(strided, order="C").reshape(-1).view(np.uint8)  # a copy, whatever the layout was
 
 
-def read_torch_file(path: Path) -> dict[str, tuple[TensorFile, SafetensorsTensor]]:
+def read_torch_file(path: Path) -> dict[str, Located]:
     """Return the tensors of a file that `torch.save` wrote, by name, each with the file that it is to be read from.
 
     Values that are no tensors are named in a warning.
@@ -84,7 +80,7 @@ def read_torch_file(path: Path) -> dict[str, tuple[TensorFile, SafetensorsTensor
     if not isinstance(loaded, dict):
         raise fault(path, f"holds a {type(loaded).__name__}, not tensors by name")
     file = TensorFile(path)
-    tensors: dict[str, tuple[TensorFile, SafetensorsTensor]] = {}
+    tensors: dict[str, Located] = {}
     views: dict[str, TensorView] = {}
     others: list[str] = []
     for name, value in cast(Mapping[Any, Any], loaded).items():
@@ -102,13 +98,13 @@ def read_torch_file(path: Path) -> dict[str, tuple[TensorFile, SafetensorsTensor
     return tensors
 
 
-def _tensor(archive: Archive, file: TensorFile, name: str, view: TensorView) -> tuple[TensorFile, SafetensorsTensor]:
+def _tensor(archive: Archive, file: TensorFile, name: str, view: TensorView) -> Located:
     """Check a tensor against its storage's bytes, and return where it lies."""
     where, storage = f"tensor {escape(name, 80)}", view.storage
     record = archive.storages.get(storage.key)
     if record is None:
         raise fault(archive.path, f"{where} is in record data/{escape(storage.key, 40)}, which is missing")
-    items = np.dtype(_ITEM_DTYPES[storage.dtype])
+    items = ITEM_DTYPES[storage.dtype]
     _check_view(archive.path, where, view)
     if storage.num_items * items.itemsize > record.num_bytes:
         raise fault(
@@ -160,7 +156,7 @@ def _check_total(archive: Archive, views: Mapping[str, TensorView]) -> None:
     """Check that tensors are no larger than the file together, apart from one weight that another is tied to."""
     total, largest_tied, seen = 0, 0, set[tuple[str, int]]()
     for view in views.values():
-        num_bytes = math.prod(view.shape) * np.dtype(_ITEM_DTYPES[view.storage.dtype]).itemsize
+        num_bytes = math.prod(view.shape) * ITEM_DTYPES[view.storage.dtype].itemsize
         total += num_bytes
         if (view.storage.key, view.offset) in seen:
             largest_tied = max(largest_tied, num_bytes)
