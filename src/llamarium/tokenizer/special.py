@@ -1,7 +1,7 @@
 """What counts as text, and the control tokens of a vocabulary."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -140,9 +140,9 @@ def check_text(text: object) -> None:
         ) from None
 
 
-def split_spellings(text: str, control: Mapping[str, int]) -> list[str]:
-    """Split into text, control token, text, ...: control tokens, the longest first, stand at the odd places."""
-    return _pattern(frozenset(control)).split(text) if control else [text]
+def split_spellings(text: str, spellings: Collection[str]) -> list[str]:
+    """Split into text, token, text, ...: the tokens, of which the longest is found first, stand at the odd places."""
+    return _pattern(frozenset(spellings)).split(text) if spellings else [text]
 
 
 def split_control(text: str, control: Mapping[str, int]) -> list[str | int]:

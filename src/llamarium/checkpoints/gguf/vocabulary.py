@@ -16,11 +16,11 @@ from llamarium.tokenizer.backends.gguf_cutters import cutter_names, find_cutter
 from llamarium.tokenizer.backends.pipeline import llama3_cutter, smollm_cutter
 from llamarium.tokenizer.backends.sentencepiece import SentencePieceBackend
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.sentencepiece.model import PieceType
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _NO_SCORE = -10000.0  # of rows without a token, as llama.cpp's converter writes it
 _KEY = "tokenizer.ggml."
 
@@ -45,17 +45,17 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
     tokens, kinds = _unused_rows(config)
     special = set(tokenizer.special_tokens.values())
     for token, i in model["vocab"].items():
-        tokens[i], kinds[i] = token, _NORMAL
+        tokens[i], kinds[i] = token, PieceType.NORMAL
     for token in added:
-        tokens[token["id"]], kinds[token["id"]] = token["content"], _USER_DEFINED
+        tokens[token["id"]], kinds[token["id"]] = token["content"], PieceType.USER_DEFINED
     for i in special:
-        kinds[i] = _CONTROL
+        kinds[i] = PieceType.CONTROL
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     metadata = {
         _KEY + "model": "gpt2",
         _KEY + "pre": pre,
         _KEY + "tokens": tokens,
-        _KEY + "token_type": kinds,
+        _KEY + "token_type": list(map(int, kinds)),
         _KEY + "merges": merges,
         _KEY + "add_bos_token": tokenizer.special.add_bos,
     }
@@ -76,17 +76,17 @@ def _sentencepiece(backend: SentencePieceBackend, tokenizer: Tokenizer, config: 
     tokens, kinds = _unused_rows(config)
     scores = [_NO_SCORE] * len(tokens)
     for i, (piece, score, kind) in enumerate(zip(model.pieces, model.scores, model.types, strict=True)):
-        tokens[i], scores[i], kinds[i] = piece, score, int(kind)
+        tokens[i], scores[i], kinds[i] = piece, score, kind
     for token in backend.added:
-        tokens[token.id], kinds[token.id] = token.content, _USER_DEFINED
+        tokens[token.id], kinds[token.id] = token.content, PieceType.USER_DEFINED
     for text, i in tokenizer.special_tokens.items():
-        tokens[i], kinds[i] = text, _UNKNOWN if i == model.unknown_id else _CONTROL
+        tokens[i], kinds[i] = text, PieceType.UNKNOWN if i == model.unknown_id else PieceType.CONTROL
     metadata = {
         _KEY + "model": "llama",
         _KEY + "pre": "default",
         _KEY + "tokens": tokens,
         _KEY + "scores": scores,
-        _KEY + "token_type": kinds,
+        _KEY + "token_type": list(map(int, kinds)),
         _KEY + "add_bos_token": tokenizer.special.add_bos,
         _KEY + "add_space_prefix": model.add_dummy_prefix,
         _KEY + "remove_extra_whitespaces": model.remove_extra_whitespaces,
@@ -96,7 +96,7 @@ def _sentencepiece(backend: SentencePieceBackend, tokenizer: Tokenizer, config: 
 
 def _unused_rows(config: ModelConfig) -> tuple[list[str], list[int]]:
     """Return tokens and types of all rows as if none had a token, named as llama.cpp's converter names those."""
-    return [f"[PAD{i}]" for i in range(config.vocab_size)], [_UNUSED] * config.vocab_size
+    return [f"[PAD{i}]" for i in range(config.vocab_size)], [PieceType.UNUSED] * config.vocab_size
 
 
 def _as_json(tokenizer: Tokenizer) -> dict[str, Any]:

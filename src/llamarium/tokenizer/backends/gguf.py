@@ -17,9 +17,9 @@ from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json
 from llamarium.tokenizer.backends.template_files import templates_of_gguf
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.sentencepiece.model import PieceType
 from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _KEY = "tokenizer.ggml."
 
 _DEFAULT_IDS = {"bos": 1, "eos": 2}  # of a SentencePiece vocabulary
@@ -61,7 +61,9 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
 def _tokens(metadata: Mapping[str, Any], source: str) -> tuple[list[str], list[int]]:
     """Return the tokens and their types."""
     tokens = _list(metadata, "tokens", str, source)
-    types = _list(metadata, "token_type", int, source) if _KEY + "token_type" in metadata else [1] * len(tokens)
+    types: list[int] = [PieceType.NORMAL] * len(tokens)
+    if _KEY + "token_type" in metadata:
+        types = _list(metadata, "token_type", int, source)
     if len(types) != len(tokens) or not 0 < len(tokens) <= MAX_TOKENS:
         raise TokenizerError(
             f"{source}: {len(tokens)} tokens and {len(types)} token types; expected as many, 1 to {MAX_TOKENS}"
@@ -82,13 +84,14 @@ def _byte_level(
     cutter: Cutter,
     source: str,
 ) -> HuggingFaceBackend:
+    plain = {tokens[i]: i for i in _of_kind(types, PieceType.USER_DEFINED) if tokens[i]}
     contents = byte_level_json(
         vocab={token: i for i, token in enumerate(tokens)},
         merges=_merges(metadata, source),
         special=special.ids,
         cutter=cutter.build(),
         whole_pieces=cutter.whole_pieces,
-        plain={tokens[i]: i for i in _of_kind(types, _USER_DEFINED) if tokens[i] and tokens[i] not in special.ids},
+        plain={token: i for token, i in plain.items() if token not in special.ids},
     )
     return guard_rust(lambda: HuggingFaceBackend(contents, special.ids, byte_level=True, source=source), source)
 
@@ -113,8 +116,9 @@ def _special_tokens(
     template: str | None,
     source: str,
 ) -> SpecialTokens:
-    flagged = {*_of_kind(types, _UNKNOWN), *_of_kind(types, _CONTROL), *(i for i in named.values() if i is not None)}
-    typed = sorted({*flagged, *_of_kind(types, _USER_DEFINED)})
+    flagged = {*_of_kind(types, PieceType.UNKNOWN), *_of_kind(types, PieceType.CONTROL)}
+    flagged |= {i for i in named.values() if i is not None}
+    typed = sorted({*flagged, *_of_kind(types, PieceType.USER_DEFINED)})
     add_bos = metadata.get(_KEY + "add_bos_token", bos_default)
     if not isinstance(add_bos, bool):
         raise TokenizerError(f"{source}: {_KEY}add_bos_token is {show_value(add_bos)}; expected true or false")

@@ -22,7 +22,7 @@ from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.backends.unigram import unigram_list, unigram_table
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER, ByteLevelBPE, unspell
-from llamarium.tokenizer.special import Parts, SpecialTokens
+from llamarium.tokenizer.special import Parts, SpecialTokens, split_spellings
 
 if TYPE_CHECKING:
     import tokenizers
@@ -214,12 +214,11 @@ class HuggingFaceBackend(Backend):
 
     def _cutter(self, plain: list[str]) -> Callable[[str], list[str]]:
         """Return the pre-tokenizer: cut out the added tokens that are ordinary text, then as the file says."""
-        pattern = re.compile("(" + "|".join(map(re.escape, sorted(plain, key=len, reverse=True))) + ")")
         pre_tokenizer: Any = self._inner.pre_tokenizer
 
         def cut(text: str) -> list[str]:
             pieces: list[str] = []
-            for position, part in enumerate(pattern.split(text) if plain else [text]):
+            for position, part in enumerate(split_spellings(text, plain)):
                 if position % 2:
                     pieces.append(part)
                 elif part:

@@ -288,7 +288,7 @@ class _Dialog(NamedTuple):
         """
 
         def changed_answer(text: str) -> str:
-            pieces = split_spellings(text, sought) if sought else [text]
+            pieces = split_spellings(text, sought)
             return "".join(piece if place % 2 else change(piece) for place, piece in enumerate(pieces))
 
         messages = [
