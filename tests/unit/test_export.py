@@ -443,7 +443,7 @@ def test_a_model_without_a_tokenizer(model_files: Callable[..., Any], tmp_path: 
     run("-m", folder, "--format", "gguf", "--out", tmp_path / "a.gguf", "--no-tokenizer")
     llama = llamarium.load(tmp_path / "a.gguf")
     assert torch.equal(llama.model(IDS), llamarium.load(folder).model(IDS))
-    with pytest.raises(LlamariumError, match="no_vocab"):
+    with pytest.raises(LlamariumError, match="no tokenizer"):
         llama.tokenizer.encode("a")
 
 
