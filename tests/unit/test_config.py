@@ -131,6 +131,7 @@ def test_presets_survive_the_round_trip_in_either_spelling(name: str) -> None:
         ({"rms_norm_eps": float("nan")}, r"rms_norm_eps is nan"),
         ({"rms_norm_eps": 10**400}, r"rms_norm_eps is '?1000"),
         ({"rope_theta": 10**400}, r"rope_theta is '?1000"),
+        ({"rope_theta": 1e-300}, r"rope_theta is 1e-300; expected a finite number above 1e-30"),
         ({"num_hidden_layers": 10**12}, r"num_hidden_layers is 1000000000000"),
         ({"eos_token_id": [1, -2]}, r"eos_token_id is .*; expected ids of 0 or more"),
         ({"bos_token_id": [1, 2]}, r"bos_token_id is \[1, 2\]; expected one id"),

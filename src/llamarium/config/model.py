@@ -16,6 +16,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 """The keys of the two weights that `tie_word_embeddings` makes one."""
 
 _LARGEST = 1e30  # far below what float32, in which models compute, can hold
+_LEAST_THETA = 1 / _LARGEST  # RoPE's frequencies are powers of its reciprocal
 
 _SIZES = (
     "vocab_size",
@@ -85,11 +86,10 @@ class ModelConfig:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         check(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
         check(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number: RoPE rotates pairs")
-        for name in ("rms_norm_eps", "rope_theta", "initializer_range"):
+        for name, least in (("rms_norm_eps", 0), ("rope_theta", _LEAST_THETA), ("initializer_range", 0)):
             value = getattr(self, name)
-            check(
-                is_number(value) and 0 < value < _LARGEST, name, value, f"a finite number above 0, below {_LARGEST:g}"
-            )
+            expected = f"a finite number above {least:g}, below {_LARGEST:g}"
+            check(is_number(value) and least < value < _LARGEST, name, value, expected)
         window = self.sliding_window
         if window is not None:
             check(is_int(window) and 1 <= window < 2**31, "sliding_window", window, "a whole number from 1, or None")
