@@ -127,7 +127,7 @@ def test_gguf_of_what_is_not_supported(model_files):
         ("llama.rope.scaling.type", "longrope", "rope.scaling.type is longrope"),
         ("llama.rope.scaling.factor", 4.0, "scaled twice"),
         ("llama.rope.scaling.attn_factor", 2.0, "attn_factor is 2.0"),
-        ("llama.attention.head_count", [8, 8], "differs by layer"),
+        ("llama.attention.head_count", [8, 4], "differs by layer"),
     ):
         path.write_bytes(original)
         refused(change_gguf(path, {key: value}), match, UnsupportedFormatError)
@@ -227,6 +227,13 @@ def test_tensors_of_layers_that_compute_more_are_refused(model_files, name):
     folder = model_files().huggingface()
     change_safetensors(folder, lambda t: t.update({name: torch.ones(3)}))
     refused(folder, re.escape(name))
+
+
+def test_a_gguf_list_by_layer_may_have_one_value(model_files):
+    path = model_files().gguf_file("F16")
+    heads = open_checkpoint(path).config.num_attention_heads
+    changed = change_gguf(path, {"llama.attention.head_count": [heads, heads]})
+    assert open_checkpoint(changed).config.num_attention_heads == heads
 
 
 def test_a_gguf_file_of_another_architecture_is_refused(model_files):

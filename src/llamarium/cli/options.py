@@ -230,7 +230,9 @@ _LOADING = {
 
 def loaded_with(args: argparse.Namespace) -> dict[str, str | int | bool]:
     """Return the arguments of `llamarium.load`, besides the name, that load the same."""
-    values = {name: getattr(args, name, usual) for name, usual in _LOADING.items()}  # no command has all of them
+    values: dict[str, Any] = {
+        name: getattr(args, name, usual) for name, usual in _LOADING.items()
+    }  # no command has all of them
     given = {name: value for name, value in values.items() if value != _LOADING[name]}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 

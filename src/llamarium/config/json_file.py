@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.errors import ConfigError, escape
-from llamarium.strict_json import NotJson, parse_json
+from llamarium.strict_json import parse_json
 
 
 def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]
         if status.st_size > limit_bytes:
             raise ConfigError(f"{escape(path)}: {status.st_size} bytes; expected at most {limit_bytes} for a JSON file")
         value = parse_json(path.read_bytes())
-    except (OSError, NotJson) as error:
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError, as NotJson is
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{escape(path)}: cannot be read as JSON: {escape(why)}") from None
     if not isinstance(value, dict):

@@ -237,6 +237,8 @@ def _warn_if_unscaled(config: ModelConfig, source: str) -> None:
 
 def _integer(data: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:
     value = data.get(key, default)
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):  # a list by layer, all alike
+        value = value[0]
     if isinstance(value, list):
         raise UnsupportedFormatError(f"{source}: {key} differs by layer; supported is one value for all")
     if not isinstance(value, int) or isinstance(value, bool):
