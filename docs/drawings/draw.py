@@ -50,6 +50,7 @@ COLUMNS = {
         "hub": "name → path",
         "quant": "one table of types",
         "io": "atomic writes",
+        "strict_json": "JSON from outside",
         "extras": "what to install",
         "leftovers": "of killed writers",
     },
@@ -58,6 +59,7 @@ COLUMNS = {
         "lm_eval": "EleutherAI's harness",
         "train": "pretrain, finetune, dpo",
         "model": "the Llama in PyTorch",
+        "rope": "RoPE's frequencies",
         "attention": "the attend protocol",
     },
 }

@@ -100,6 +100,7 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
         "deterministic": True,
         "input_bits": 8,
         "adapter": None,
+        "chat_template": None,
         "strict": True,
         "threads": 3,
     }

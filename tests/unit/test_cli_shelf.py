@@ -22,6 +22,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def hub_models(tmp_path: Path) -> list[CachedModel]:
     (tmp_path / "config.json").touch()
+    (tmp_path / "model.safetensors").touch()
     return [
         CachedModel(name="org/one", path=tmp_path, num_bytes=2_471_645_608),
         CachedModel(name="org/two:\x1b.gguf", path=tmp_path / "x.gguf", num_bytes=1),

@@ -187,7 +187,6 @@ def test_progress_ends_at_the_whole(model_files):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("meta", LoadOptions(), "reading .pth files"),
         ("nf4", LoadOptions(), "multiplying NF4"),
         ("gguf", LoadOptions(dequantize="use"), "dequantizing at each use"),
         ("gguf", LoadOptions(quantize="NF4", dequantize="load"), "quantizing to NF4"),
@@ -196,7 +195,7 @@ def test_progress_ends_at_the_whole(model_files):
 )
 def test_what_only_modules_do_names_pytorch_where_it_is_missing(model_files, monkeypatch, kind, options, message):
     files = model_files()
-    path = {"meta": files.meta, "nf4": lambda: files.nf4()[0], "gguf": lambda: files.gguf_file("Q4_0")}[kind]()
+    path = {"nf4": lambda: files.nf4()[0], "gguf": lambda: files.gguf_file("Q4_0")}[kind]()
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingPackageError) as caught:
         load_weights(open_checkpoint(path), options)
