@@ -52,9 +52,7 @@ PROMPT = "upon a llama: ça"
 
 @pytest.fixture(scope="module")
 def bpe() -> Tokenizer:
-    tokenizer = train_bpe([TEXT] * 20, 290)
-    tokenizer.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}"
-    return tokenizer
+    return train_bpe([TEXT] * 20, 290).with_chat_template("{{ bos_token }}{{ messages[0]['content'] }}")
 
 
 def exported(name: str, type_name: str, bpe: Tokenizer, pair_of: Callable[[str], Any], folder: Path) -> Path:
