@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamarium.config import without_duplicates
 from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 from llamarium.tokenizer.tools.forms import TAGS, ToolForm, write_calls
@@ -49,6 +48,13 @@ _BITS = st.sampled_from(
     ]
 )
 _GARBAGE = st.lists(st.one_of(_BITS, st.text(max_size=3)), max_size=25).map("".join)
+
+
+def strictly(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without a key twice."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key twice")
+    return dict(pairs)
 
 
 def tools(*names: str) -> list[ToolDefinition]:
@@ -180,7 +186,7 @@ def test_json_decides_what_a_value_is(text: str):
     """The oracle is `json`, but that control characters may stand in texts, as models write them."""
     arguments = f'{{"x": {text}}}'
     try:
-        decoder = json.JSONDecoder(strict=False, object_pairs_hook=without_duplicates, parse_constant=refuse)
+        decoder = json.JSONDecoder(strict=False, object_pairs_hook=strictly, parse_constant=refuse)
         expected = decoder.raw_decode(arguments + "}")[0]
     except ValueError:
         expected = None
