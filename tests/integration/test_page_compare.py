@@ -41,7 +41,7 @@ STEPS = (5, 10, 15, 20, 24)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_run(tmp_path_factory.mktemp("runs") / "a <b>story")
+    return tiny_run(tmp_path_factory.mktemp("runs") / "a <b>story", intermediate_size=64)  # whole blocks of 32
 
 
 @pytest.fixture(scope="module")
