@@ -43,7 +43,9 @@ def test_a_model_without_a_tokenizer_says_why(model_files):
     assert opened.optional_tokenizer is None
     with pytest.raises(TokenizerError, match="has no tokenizer files"):
         _ = opened.tokenizer
-    assert open_model(model_files().gguf_file()).optional_tokenizer is None
+    gguf = open_model(model_files().gguf_file())
+    assert gguf.optional_tokenizer is None
+    assert "tokenizer.json" not in gguf.why_no_tokenizer, "no file beside a GGUF file is looked for"
 
 
 def test_a_tokenizer_of_another_model_is_refused(model_files):

@@ -101,7 +101,10 @@ class LoRAConfig:
             raise TrainingError(f"LoRA: the model has no Linear called {shown}; there are: {there_are}")
 
     def saves(self, name: str) -> bool:
-        """Whether the module of this full name, or one that holds it, is among `modules_to_save`."""
+        """Whether the module of this full name, or one that holds it, is among `modules_to_save`.
+
+        As in peft, a name need not begin after a dot: `norm` is every module whose name ends so.
+        """
         return any(owner.endswith(saved) for owner in _owners(name) for saved in self.modules_to_save)
 
     def _targets(self, name: str, matcher: PatternMatcher) -> bool:

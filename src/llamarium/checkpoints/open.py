@@ -97,9 +97,11 @@ def _find_tokenizer(name: str | Path, path: Path, checkpoint: Checkpoint) -> tup
         warn_caller(f"the model has no text, only token ids: {error}")
         return None, str(error)
     if tokenizer is None:
+        is_gguf = isinstance(checkpoint, GGUFCheckpoint)  # whose vocabulary is in the file itself
+        advice = "convert the model again with its vocabulary" if is_gguf else "put tokenizer.json beside the weights"
         return None, (
-            f"{escape(name)} has no tokenizer files, so it reads and writes no text; put a tokenizer.json or "
-            "tokenizer.model beside the weights, or call llama.model(ids)"
+            f"{escape(name)} has no tokenizer files, so it takes and returns token ids only; {advice}, or call "
+            "llama.model(ids)"
         )
     fit_tokenizer(tokenizer, checkpoint.config, path)
     return tokenizer, ""

@@ -178,7 +178,7 @@ def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int, source: str) -> i
 def _sliding_window(raw: Mapping[str, Any], kind: str, context: int, notes: list[str], source: str) -> int | None:
     """Return the window of attention, or None where every token sees all before it.
 
-    A Llama has no window: transformers computes none there. One that holds the whole context hides nothing.
+    transformers ignores the field for Llama models. A window of at least the context has no effect.
     """
     window = optional(raw, "sliding_window", int, None, source)
     if window is not None and window < 1:

@@ -125,7 +125,7 @@ class HuggingFaceBackend(Backend):
             ids = encoding.ids
             if [i for i in ids if i in self._counted] == [i for i in pending.values() if i in self._counted]:
                 return ids
-            # The file's flags say that a token is none there (inside a word, or after a normalizer's change).
+            # By its flags the token does not match here: inside a word, or in text that a normalizer changed.
             unmatched = list(_unmatched(encoding, pieces, pending))
             if not unmatched:
                 raise TokenizerError(f"{self._source}: the normalizer or pre-tokenizer changes control tokens")

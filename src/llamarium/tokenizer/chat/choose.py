@@ -135,7 +135,7 @@ def with_template(tokenizer: VocabularyT, choice: str | Path) -> VocabularyT:
     Args:
         tokenizer: Has the files' own templates.
         choice: The name of one of these (`rag`), of a format (`NAMED_FORMATS`), a file, or a template itself, which
-            is told by its braces.
+            is recognized by its braces.
 
     Raises:
         ChatFormatError: If there is nothing of that name, or the vocabulary lacks tokens that the format is made of.
