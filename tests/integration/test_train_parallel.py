@@ -74,8 +74,18 @@ def _by_twos(folder: Path) -> int:
     return _pretrain(folder, f"--out {folder}/two")
 
 
+def _by_muon(folder: Path, more: str) -> int:
+    """Train by Muon whose matrices are orthogonalised in float32.
+
+    PyTorch's rounds them to bfloat16, by which runs that add up in another order drift apart as far as the processor
+    will have it; so nothing could be said of what the division itself changes.
+    """
+    with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        return _pretrain(folder, f"{more} {UNTIED_MUON}")
+
+
 def _divided(folder: Path) -> int:
-    return _pretrain(folder, f"--out {folder}/divided --tensor-parallel 2 {UNTIED_MUON}")
+    return _by_muon(folder, f"--out {folder}/divided --tensor-parallel 2")
 
 
 def _on_from_one(folder: Path) -> int:
@@ -256,9 +266,9 @@ def test_the_data_has_rows_of_unequal_learned_tokens(both: Both) -> None:
 
 def test_divided_matrices_learn_the_same(both: Both) -> None:
     assert both.codes["_divided"] == (0, 0)
-    assert _pretrain(both.folder, f"--out {both.folder}/undivided {UNTIED_MUON}") == 0
-    _expect_same_history(both.folder / "undivided", both.folder / "divided", 6, rtol=2e-3)  # Muon rounds to bfloat16
-    _expect_close(both.folder / "undivided", both.folder / "divided", "step-00000006/model.safetensors", atol=2e-3)
+    assert _by_muon(both.folder, f"--out {both.folder}/undivided") == 0
+    _expect_same_history(both.folder / "undivided", both.folder / "divided", 6)
+    _expect_close(both.folder / "undivided", both.folder / "divided", "step-00000006/model.safetensors")
 
 
 def test_two_go_on_from_the_checkpoint_of_one(both: Both) -> None:
@@ -271,9 +281,11 @@ def test_one_goes_on_from_the_checkpoint_of_two(both: Both, name: str) -> None:
     out = both.folder / f"{name}-alone"
     shutil.copytree(both.folder / name, out, symlinks=True)
     shutil.rmtree(out / "step-00000006")
-    more = f"{UNTIED_MUON} --tensor-parallel 1" if name == "divided" else ""
-    assert _pretrain(both.folder, f"--out {out} --resume {more}") == 0
-    _expect_same_history(both.folder / name, out, 6, rtol=1e-5 if name == "two" else 2e-3)
+    if name == "divided":
+        assert _by_muon(both.folder, f"--out {out} --resume --tensor-parallel 1") == 0
+    else:
+        assert _pretrain(both.folder, f"--out {out} --resume") == 0
+    _expect_same_history(both.folder / name, out, 6)
 
 
 def test_what_two_have_saved_is_a_model(both: Both) -> None:

@@ -637,9 +637,9 @@ def test_a_tokenizer_larger_than_the_base_is_refused_before_the_first_step(
         make()
 
 
-def test_the_head_is_no_target(tmp_path: Path, model_files: Callable[..., Any]) -> None:
+def test_the_inputs_of_an_adapted_head_are_not_dropped_out(tmp_path: Path, model_files: Callable[..., Any]) -> None:
     with pytest.raises(TrainingError, match="target_modules has lm_head"):
-        finetuning(tmp_path, model_files, target_modules="q_proj,lm_head")()
+        finetuning(tmp_path, model_files, target_modules="q_proj,lm_head", dropout=0.1)()
 
 
 def test_an_adapter_is_no_model_to_begin_with(tmp_path: Path, model_files: Callable[..., Any]) -> None:

@@ -20,7 +20,7 @@ import llamarium
 from llamarium.adapters.base_check import LINEARS_KEY, PROJECTION_KEY
 from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
 from llamarium.adapters.files import WEIGHTS, base_name, read_metadata
-from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears
+from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, without_adapters
 from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import ModuleBase, load_adapter
 from llamarium.adapters.peft_config import CONFIG
@@ -35,6 +35,7 @@ from llamarium.quant.nf4 import Linear4bit
 from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.native.runner import NativeRunner
+from llamarium.train.objectives.base import head_weight
 from llamarium.train.state.checkpoint import checkpoint_folder, point_at
 from reference_tiles import pack_ggml, quantize
 from swapping import quantize_linears
@@ -201,6 +202,31 @@ def test_a_small_correction_is_not_rounded_away_under_autocast(variant: str) -> 
 def test_ranges(field: str, value: Any) -> None:
     with pytest.raises(TrainingError, match=f"{field}.* is .*expected"):
         LoRAConfig(**{field: value})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_loss_sees_an_adapted_head_as_the_module_does(variant: str) -> None:
+    model = LlamaForCausalLM(replace(preset("tiny"), tie_word_embeddings=True))
+    init_weights(model, seed=3)
+    apply_lora(model, replace(VARIANTS[variant], dropout=0.0, target_modules=("lm_head",)))
+    randomize(model)
+    head: Any = model.lm_head
+    hidden = torch.randn(5, model.config.hidden_size)
+    weights = torch.randn(5, model.config.vocab_size)
+
+    grads = []
+    for product in (head, lambda x: F.linear(x, head_weight(model))):
+        model.zero_grad()
+        logits = product(hidden)
+        (logits * weights).sum().backward()
+        found = [logits.detach(), *(p.grad for p in model.parameters() if p.requires_grad)]
+        grads.append([tensor.clone() for tensor in found])
+    assert len(grads[0]) > 2
+    for ours, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+    with without_adapters(model):
+        torch.testing.assert_close(F.linear(hidden, head_weight(model)), head(hidden))
 
 
 # --- a model ----------------------------------------------------------------------------------------------------------

@@ -114,9 +114,12 @@ class LoRALinear(nn.Module):
         return both if half else both.to(y.dtype)
 
     def effective_weight(self, dtype: torch.dtype) -> Tensor:
-        """Return the corrected weight, (out, in), differentiable by the adapters; dropout is not applied."""
+        """Return the weight of `forward`, (out, in), differentiable by the adapters; without dropout."""
         rows = (rows_of(self.base_layer, *chunk) for chunk in _chunks(self.out_features, self.in_features))
-        weight = torch.cat([*rows]).detach() + (self.lora_B.weight @ self.lora_A.weight) * self.scale
+        base = torch.cat([*rows]).detach()
+        if not self.enabled:
+            return base.to(dtype)
+        weight = base + (self.lora_B.weight @ self.lora_A.weight) * self.scale
         if self.lora_magnitude_vector is not None:
             weight = weight * (self.lora_magnitude_vector / self.row_norms()).unsqueeze(1)
         return weight.to(dtype)
