@@ -20,6 +20,7 @@ LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "integration/test_python_o.py",
     "integration/test_soak.py",
     "integration/test_training_functions.py",
+    "unit/test_chat_templates.py",
     "unit/test_cli_options.py",
     "unit/test_compare_cpu.py",
     "unit/test_constraint.py",

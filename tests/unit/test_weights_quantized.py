@@ -69,9 +69,9 @@ def test_tiles_hold_the_same_values(case, tmp_path):
             np.testing.assert_array_equal(found, made.values.astype(np.float32))
 
 
-def logits(llama: llamarium.Llama, ids: list[int]) -> Array:
+def logits(model: llamarium.Llama, ids: list[int]) -> Array:
     """Return the logits of all of a prompt's tokens."""
-    return llama.runner.run(pack([Span(ids, 0, [0], num_logits=len(ids))]), llama.runner.new_cache(1))
+    return model.runner.run(pack([Span(ids, 0, [0], num_logits=len(ids))]), model.runner.new_cache(1))
 
 
 def load(folder: Path, expands: bool, **options: Any) -> llamarium.Llama:

@@ -20,7 +20,7 @@ Examples are rows of the same sources: of a folder its `.jsonl` and `.parquet` f
 read as `.jsonl`. A field that is null is one that the row lacks.
 """
 
-import gzip
+import bz2
 import hashlib
 import importlib
 import os
@@ -48,7 +48,7 @@ Source: the plays of William Shakespeare, which are in the public domain, as col
 (2015), where the file is called Tiny Shakespeare.
 """
 
-_BUNDLED_FILE = Path(__file__).with_name("shakespeare.txt.gz")
+_BUNDLED_FILE = Path(__file__).with_name("shakespeare.txt.bz2")
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 """The files of a folder that are read; a single file of any other name is read as text."""
@@ -168,7 +168,7 @@ def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object
         return partial(_stamp_path, Path(path)), partial(_read_path, Path(path), text_field)
     if source in BUNDLED:
         data = _BUNDLED_FILE.read_bytes
-        return data, lambda: [(source, {text_field or "text": gzip.decompress(data()).decode("utf-8")})]
+        return data, lambda: [(source, {text_field or "text": bz2.decompress(data()).decode("utf-8")})]
     if (hub := _HUB_NAME.fullmatch(source)) and not source.endswith(SUFFIXES):  # which is a file that is not there
         return partial(_stamp_hub, *hub.group("repo", "subset")), partial(_read_hub, *hub.group("repo", "subset"))
     raise TrainingError(
