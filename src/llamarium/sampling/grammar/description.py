@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast
 
 from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, show_value
 from llamarium.sampling.grammar import json_schema, lark
+from llamarium.sampling.grammar.unenforced import UnenforcedKeyword
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf", "calls"]
 
@@ -26,11 +27,13 @@ class Grammar:
         kind: The notation of `text`.
         text: The grammar; of a choice the JSON list, of a schema the lowered one.
         openings: How an answer with calls begins, where it may have another form instead.
+        unenforced: The keywords of its schemas that it does not hold.
     """
 
     kind: Kind
     text: str
     openings: tuple[str, ...] = ()
+    unenforced: tuple[UnenforcedKeyword, ...] = field(default=(), compare=False)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str, *, open_objects: bool = False) -> Self:
