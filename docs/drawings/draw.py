@@ -51,6 +51,7 @@ COLUMNS = {
         "quant": "one table of types",
         "io": "atomic writes",
         "strict_json": "JSON from outside",
+        "file_names": "of a model folder",
         "extras": "what to install",
         "leftovers": "of killed writers",
     },

@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llamarium.errors import CheckpointError, ModelNotFoundError, OutputError, escape
+from llamarium.file_names import other_files
 from llamarium.leftovers import held, remove_leftovers
-
-MODEL_FILES = (
-    "config.json generation_config.json model.safetensors model-*-of-*.safetensors model.safetensors.index.json "
-    "tokenizer.json tokenizer_config.json characters.json tokenizer.model special_tokens_map.json added_tokens.json "
-    "chat_template.jinja additional_chat_templates/*.jinja quantize_config.json quant_config.json"
-).split()
-"""Patterns of the files of a model folder; the last six are written by others, and decide how the rest is read."""
 
 
 def regular_size(path: Path) -> int:
@@ -109,7 +103,7 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
 
     Args:
         target: The folder.
-        replace: Allow that it is there, with nothing in it but files of a model.
+        replace: Allow that it exists and holds only files of a model (`file_names.MODEL_FILES`).
 
     Yields:
         The folder to fill.
@@ -148,20 +142,19 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
 
 
 def check_replaceable(folder: Path, *, replace: bool) -> None:
-    """Check that a folder which is there may be replaced by a model.
+    """Check that an existing folder may be replaced by a model.
 
-    OutputError without `replace`, or if something in it is no file of a model and would be lost.
+    OutputError without `replace`, or if it holds other files than a model's, which would be lost.
     """
     if not replace:
-        raise OutputError(f"{escape(folder)}: is there already; --force replaces it")
+        raise OutputError(f"{escape(folder)}: exists already; --force replaces it")
     if folder.is_symlink() or not folder.is_dir():
-        raise OutputError(f"{escape(folder)}: is no folder, so no model's folder takes its place; remove it first")
-    for path in sorted(folder.iterdir()):
-        if not path.is_file() or not any(path.match(pattern) for pattern in MODEL_FILES):
-            raise OutputError(
-                f"{escape(folder)}: holds {escape(path.name)}, which is no file of a model and would be lost; choose "
-                "another folder, or take it out"
-            )
+        raise OutputError(f"{escape(folder)}: exists and is not a directory; remove it or choose another folder")
+    for path in other_files(folder):
+        raise OutputError(
+            f"{escape(folder)}: holds {escape(path.relative_to(folder))}, which --force would delete and which is not "
+            "one of a model's files; move it, or choose another folder"
+        )
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 
 import llamarium
 from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
-from llamarium.adapters.files import WEIGHTS, base_name
+from llamarium.adapters.files import base_name
 from llamarium.adapters.lora import apply_lora, lora_linears
 from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import load_adapter
-from llamarium.adapters.peft_config import CONFIG
 from llamarium.adapters.save import save_adapter
+from llamarium.file_names import ADAPTER, ADAPTER_CONFIG
 from llamarium.inspect.forward import logits_of
 from llamarium.kernels import native
 from llamarium.runtime.native.runner import NativeRunner
@@ -97,7 +97,7 @@ def test_pefts_in_ours(variant: str, targets: str, base: Path, tmp_path: Path) -
     assert sum(1 for _ in lora_linears(model)) == (14 if targets == "all-linear" else 9)
     torch.testing.assert_close(model(IDS), wrapped(IDS).logits, **CLOSE)
     save_adapter(model, tmp_path / "b", base_model=str(base))
-    left, right = (json.loads((tmp_path / name / CONFIG).read_text()) for name in "ab")
+    left, right = (json.loads((tmp_path / name / ADAPTER_CONFIG).read_text()) for name in "ab")
     assert {key: value for key, value in right.items() if key != "target_modules"}.items() <= left.items()
     assert sorted(left["target_modules"]) == sorted(right["target_modules"])
 
@@ -195,7 +195,9 @@ def test_all_linear_is_written_as_names(base: Path, tmp_path: Path) -> None:
     model = llamarium.load(base, device="cpu").model
     apply_lora(model, LoRAConfig(r=2, target_modules="all-linear"))
     save_adapter(model, tmp_path / "a")
-    assert sorted(json.loads((tmp_path / "a" / CONFIG).read_text())["target_modules"]) == sorted(ALL_PROJECTIONS)
+    assert sorted(json.loads((tmp_path / "a" / ADAPTER_CONFIG).read_text())["target_modules"]) == sorted(
+        ALL_PROJECTIONS
+    )
     wrapped = peft.PeftModel.from_pretrained(theirs(base), tmp_path / "a")
     assert sum("lora_A" in name for name, _ in wrapped.named_parameters()) == 14
 
@@ -206,7 +208,7 @@ def test_a_built_in_base_is_named_as_the_hub_names_it(base: Path, tmp_path: Path
     save_adapter(model, tmp_path / "ours", base_model="smollm2-135m")
     save_adapter(model, tmp_path / "theirs", base_model="HuggingFaceTB/SmolLM2-135M-Instruct")
     for name in ("ours", "theirs"):
-        config = json.loads((tmp_path / name / CONFIG).read_text())
+        config = json.loads((tmp_path / name / ADAPTER_CONFIG).read_text())
         assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert base_name(tmp_path / "ours") == "smollm2-135m"
     assert base_name(tmp_path / "theirs") == "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -339,7 +341,7 @@ def test_older_keys_and_a_pickle(base: Path, tmp_path: Path) -> None:
     fields = {"target_modules": ["q_proj", "embed_tokens"], "modules_to_save": ["lm_head"]}
     wrapped = randomized(base, VARIANTS["dora"], fields, tmp_path / "a")
     expected = wrapped(IDS).logits
-    tensors = load_file(tmp_path / "a" / WEIGHTS)
+    tensors = load_file(tmp_path / "a" / ADAPTER)
     spellings = {
         "default": lambda key: re.sub(r"(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))", r"\1.default", key),
         "wrapped": lambda key: key.replace("lm_head.weight", "lm_head.modules_to_save.default.weight"),
@@ -347,11 +349,11 @@ def test_older_keys_and_a_pickle(base: Path, tmp_path: Path) -> None:
         "twice": lambda key: "base_model.model." + key,
     }
     for spelling in spellings.values():
-        save_file({spelling(key): value for key, value in tensors.items()}, tmp_path / "a" / WEIGHTS)
+        save_file({spelling(key): value for key, value in tensors.items()}, tmp_path / "a" / ADAPTER)
         model = llamarium.load(base, device="cpu", dtype="float32").model
         load_adapter(model, tmp_path / "a")
         torch.testing.assert_close(model(IDS), expected, **CLOSE)
-    (tmp_path / "a" / WEIGHTS).unlink()
+    (tmp_path / "a" / ADAPTER).unlink()
     torch.save(tensors, tmp_path / "a" / "adapter_model.bin")
     model = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32").model
     torch.testing.assert_close(model(IDS), expected, **CLOSE)

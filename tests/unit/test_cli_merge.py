@@ -192,7 +192,7 @@ def test_targets(base: Path, adapter: Path, tmp_path: Path, capsys: pytest.Captu
     assert llamarium.load(out, device="cpu").model.dtype == torch.float32
     (out / "thesis.tex").write_text("years of work")
     assert run("--adapter", adapter, "--out", out, "--force") == 1
-    assert "thesis.tex, which is no file of a model" in capsys.readouterr().err
+    assert "thesis.tex" in capsys.readouterr().err
     (tmp_path / "file").write_text("x")
     assert run("--adapter", adapter, "--out", tmp_path / "file", "--force") == 1
     assert (tmp_path / "file").read_text() == "x"

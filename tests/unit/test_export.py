@@ -136,13 +136,13 @@ def test_what_is_no_plain_llama_is_refused(model_files: Callable[..., Any], tmp_
 def test_a_folder_with_a_model_is_refused(model_files: Callable[..., Any], tmp_path: Path) -> None:
     files = model_files()
     model, folder = loaded(files.huggingface()), files.huggingface(shards=2)
-    with pytest.raises(OutputError, match=r"config\.json already"):
+    with pytest.raises(OutputError, match=r"already holds config\.json"):
         save_model(model, folder)
-    for name in ("added_tokens.json", "quantize_config.json", "quant_config.json"):  # which readers look for
+    for name in ("added_tokens.json", "quantize_config.json", "pytorch_model.bin", "params.json"):  # which readers open
         old = tmp_path / name.partition(".")[0]
         old.mkdir()
         (old / name).write_text("{}")
-        with pytest.raises(OutputError, match=f"{name} already"):
+        with pytest.raises(OutputError, match=f"already holds {name}"):
             save_model(model, old)
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):

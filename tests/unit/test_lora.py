@@ -19,13 +19,13 @@ from torch import Tensor, nn
 import llamarium
 from llamarium.adapters.base_check import LINEARS_KEY, PROJECTION_KEY
 from llamarium.adapters.config import ALL_PROJECTIONS, LoRAConfig
-from llamarium.adapters.files import WEIGHTS, base_name, read_metadata
+from llamarium.adapters.files import base_name, read_metadata
 from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, without_adapters
 from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import ModuleBase, load_adapter
-from llamarium.adapters.peft_config import CONFIG
 from llamarium.adapters.save import save_adapter
 from llamarium.errors import CheckpointError, LlamariumError, ModelNotFoundError, TrainingError, UnsupportedFormatError
+from llamarium.file_names import ADAPTER, ADAPTER_CONFIG
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
@@ -367,7 +367,7 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def change(adapter: Path, **fields: Any) -> None:
-    path = adapter / CONFIG
+    path = adapter / ADAPTER_CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
@@ -388,7 +388,7 @@ def test_saved_and_loaded(variant: str, tmp_path: Path) -> None:
     assert {n for n, p in trained.named_parameters() if p.requires_grad} == {
         n for n, p in trained.named_parameters() if "lora_" in n
     }
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [CONFIG, WEIGHTS]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [ADAPTER_CONFIG, ADAPTER]
 
 
 def test_the_same_base_in_other_clothes(model_files: Callable[..., Any], tmp_path: Path) -> None:
@@ -455,12 +455,12 @@ def test_another_adapters_base_is_refused(tmp_path: Path, adapter: Path) -> None
 
 
 def test_an_adapter_of_before_says_that_it_is_not_checked(tmp_path: Path, adapter: Path) -> None:
-    tensors, metadata = load_file(adapter / WEIGHTS), read_metadata(adapter)
+    tensors, metadata = load_file(adapter / ADAPTER), read_metadata(adapter)
     old = {key: value for key, value in metadata.items() if key not in (LINEARS_KEY, PROJECTION_KEY)}
-    save_file(tensors, adapter / WEIGHTS, old)
+    save_file(tensors, adapter / ADAPTER, old)
     with pytest.warns(UserWarning, match="a version that did not note the base's Linears"):
         load_adapter(make_model(), adapter)
-    save_file(tensors, adapter / WEIGHTS, {**metadata, LINEARS_KEY: "Linear4bit:00", PROJECTION_KEY: "none"})
+    save_file(tensors, adapter / ADAPTER, {**metadata, LINEARS_KEY: "Linear4bit:00", PROJECTION_KEY: "none"})
     with pytest.warns(UserWarning, match="stored otherwise than in training"):
         load_adapter(make_model(), adapter)
 
@@ -546,7 +546,7 @@ def test_files_that_are_refused(adapter: Path, tmp_path: Path) -> None:
     for read in (base_name, partial(load_adapter, make_model())):
         with pytest.raises(ModelNotFoundError, match="no such folder"):
             read(tmp_path / "nothing")
-    tensors = load_file(adapter / WEIGHTS)
+    tensors = load_file(adapter / ADAPTER)
     key = next(iter(tensors))
     for changed, word in (
         ({**tensors, "base_model.model.lm_head.weight": torch.zeros(2)}, "lm_head.weight has shape"),
@@ -555,27 +555,27 @@ def test_files_that_are_refused(adapter: Path, tmp_path: Path) -> None:
         ({**tensors, key: tensors[key].to(torch.int32)}, "I32"),
         ({**tensors, key: tensors[key] * math.nan}, "NaN"),
     ):
-        save_file(changed, adapter / WEIGHTS)
+        save_file(changed, adapter / ADAPTER)
         model = make_model()
         with pytest.raises(CheckpointError, match=word):
             load_adapter(model, adapter)
         assert not any(lora_linears(model))
     for metadata in ({"llamarium_base": 5}, [1], "x"):
         header = json.dumps({"__metadata__": metadata}).encode()
-        (adapter / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+        (adapter / ADAPTER).write_bytes(len(header).to_bytes(8, "little") + header)
         with pytest.raises(CheckpointError, match=r"__metadata__ is .*; expected texts by name"):
             read_metadata(adapter)
-    (adapter / WEIGHTS).write_bytes(b"\x80\x04junk")
+    (adapter / ADAPTER).write_bytes(b"\x80\x04junk")
     with pytest.raises(CheckpointError, match="damaged"):
         load_adapter(make_model(), adapter)
-    (adapter / WEIGHTS).rename(adapter / "adapter_model.bin")
+    (adapter / ADAPTER).rename(adapter / "adapter_model.bin")
     with pytest.raises(LlamariumError, match=r"adapter_model\.bin"):
         load_adapter(make_model(), adapter)
     (adapter / "adapter_model.bin").unlink()
-    with pytest.raises(ModelNotFoundError, match=re.escape(WEIGHTS)):
+    with pytest.raises(ModelNotFoundError, match=re.escape(ADAPTER)):
         load_adapter(make_model(), adapter)
-    (adapter / CONFIG).unlink()
-    with pytest.raises(ModelNotFoundError, match=f"has no {CONFIG}$"):
+    (adapter / ADAPTER_CONFIG).unlink()
+    with pytest.raises(ModelNotFoundError, match=f"has no {ADAPTER_CONFIG}$"):
         load_adapter(make_model(), adapter)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD, LoRAConfig
 from llamarium.adapters.patterns import PatternMatcher
-from llamarium.adapters.peft_config import CONFIG, check_fields, lora_config, token_indices
+from llamarium.adapters.peft_config import check_fields, lora_config, token_indices
 from llamarium.checkpoints.checkpoint import expected_shapes, list_some
 from llamarium.checkpoints.huggingface.safetensors_file import Located, SafetensorsTensor, read_safetensors_header
 from llamarium.checkpoints.pytorch.tensors import read_torch_file
@@ -35,15 +35,14 @@ from llamarium.errors import (
     escape,
     warn_caller,
 )
+from llamarium.file_names import ADAPTER, ADAPTER_BIN, ADAPTER_CONFIG, CONFIG
 from llamarium.hub.builtin import BUILTINS
 from llamarium.hub.folders import what_to_name
 from llamarium.quant.packing import to_float32
 
-WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 BUILTIN = "llamarium_builtin"
 
-_PICKLE = "adapter_model.bin"
 _ROWS = "trainable_tokens_delta"
 # What wrappers of PEFT add to a weight's key: the adapter's name, and where the wrapped module keeps what.
 _WRAPPERS = re.compile(r"\.(modules_to_save|base_layer|token_adapter)(?=\.)")
@@ -111,7 +110,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
         CheckpointError: If the adapter is malformed, or does not fit this base.
     """
     raw = read_adapter_config(folder)
-    settings, token_ids = lora_config(raw, folder / CONFIG), token_indices(raw, folder / CONFIG)
+    settings, token_ids = lora_config(raw, folder / ADAPTER_CONFIG), token_indices(raw, folder / ADAPTER_CONFIG)
     path, table, metadata = _open(folder)
     tensors = _tensors_by_key(path, table)
     whole = _whole_weights(path, config, settings, tensors)
@@ -150,9 +149,9 @@ def _low_rank(
         ranks = {name: settings.rank_of(name, matcher) for name in names}
         scales = {name: settings.scale_of(name, matcher) for name in names}
     except TrainingError as error:
-        raise CheckpointError(f"{escape(folder / CONFIG)}: {error}") from None
+        raise CheckpointError(f"{escape(folder / ADAPTER_CONFIG)}: {error}") from None
     if not names and not settings.modules_to_save:
-        raise CheckpointError(f"{escape(folder / CONFIG)}: target_modules match no module of this base")
+        raise CheckpointError(f"{escape(folder / ADAPTER_CONFIG)}: target_modules match no module of this base")
     return ranks, scales, names
 
 
@@ -174,7 +173,9 @@ def base_of(folder: Path) -> str:
     """Return `base_name`, or OptionError if there is none."""
     name = base_name(folder)
     if name is None:
-        raise OptionError(f"{escape(folder / CONFIG)}: names no base model; name it with -m (in Python: model=)")
+        raise OptionError(
+            f"{escape(folder / ADAPTER_CONFIG)}: names no base model; name it with -m (in Python: model=)"
+        )
     return name
 
 
@@ -183,11 +184,11 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if (advice := what_to_name(folder, adapter=True)) is not None:
         raise ModelNotFoundError(advice)
     if not folder.is_dir():
-        raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {CONFIG} and {WEIGHTS}")
-    path = folder / CONFIG
+        raise ModelNotFoundError(f"{escape(folder)}: no such folder; expected one with {ADAPTER_CONFIG} and {ADAPTER}")
+    path = folder / ADAPTER_CONFIG
     if not path.exists():
-        what = "is a model, no adapter; expected a folder with" if (folder / "config.json").exists() else "has no"
-        raise ModelNotFoundError(f"{escape(folder)}: {what} {CONFIG}")
+        what = "is a model, no adapter; expected a folder with" if (folder / CONFIG).exists() else "has no"
+        raise ModelNotFoundError(f"{escape(folder)}: {what} {ADAPTER_CONFIG}")
     raw = read_json_object(path)
     check_fields(raw, path)
     return raw
@@ -200,9 +201,9 @@ def read_metadata(folder: Path) -> Mapping[str, str]:
 
 def _open(folder: Path) -> tuple[Path, _Table, Mapping[str, str]]:
     """Return the file of an adapter's tensors, its table, and its header."""
-    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
-        return folder / _PICKLE, read_torch_file(folder / _PICKLE), {}
-    path = folder / WEIGHTS
+    if (folder / ADAPTER_BIN).exists() and not (folder / ADAPTER).exists():
+        return folder / ADAPTER_BIN, read_torch_file(folder / ADAPTER_BIN), {}
+    path = folder / ADAPTER
     table, metadata = read_safetensors_header(path)
     file = TensorFile(path)
     return path, {name: (file, tensor) for name, tensor in table.items()}, metadata
@@ -270,8 +271,8 @@ def _modules_of_tokens(
         names = [name for name in (EMBED_TOKENS, LM_HEAD) if f".{name}".endswith(f".{end}")]
         if not names or any(i >= config.vocab_size for i in ids):
             raise CheckpointError(
-                f"{escape(path.parent / CONFIG)}: trainable_token_indices of {escape(end, 80)} are not tokens of the "
-                f"embedding or the head; expected ids below {config.vocab_size}"
+                f"{escape(path.parent / ADAPTER_CONFIG)}: trainable_token_indices of {escape(end, 80)} are not tokens "
+                f"of the embedding or the head; expected ids below {config.vocab_size}"
             )
         if names[0] == EMBED_TOKENS or f"{LM_HEAD}.{_ROWS}" in tensors or not config.tie_word_embeddings:
             rows[names[0]] = ids
@@ -300,21 +301,21 @@ def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table,
     """Check names, shapes and types; other tensors than low-rank ones are reported once."""
     if missing := [key for key in expected if key not in tensors]:
         raise CheckpointError(
-            f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}; expected those that {CONFIG} "
-            "and this base ask for"
+            f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}; expected those that "
+            f"{ADAPTER_CONFIG} and this base ask for"
         )
     extra = [key for key in tensors if key not in expected and key not in whole]
     if wrong := [key for key in extra if ".lora_" in key or key.endswith(_ROWS)]:
         raise CheckpointError(
-            f"{escape(path)}: {len(wrong)} tensors are not known: {list_some(wrong)}; {CONFIG} and this base ask for "
-            "no such corrections"
+            f"{escape(path)}: {len(wrong)} tensors are not known: {list_some(wrong)}; {ADAPTER_CONFIG} and this base "
+            "ask for no such corrections"
         )
     if extra:
         warn_caller(f"{escape(path)}: {len(extra)} tensors are not used: {list_some(extra)}")
     for key, shape in expected.items():
         if tensors[key][1].shape != shape:
             raise CheckpointError(
-                f"{escape(path)}: {key} has shape {tensors[key][1].shape}; {CONFIG} and this base need {shape}"
+                f"{escape(path)}: {key} has shape {tensors[key][1].shape}; {ADAPTER_CONFIG} and this base need {shape}"
             )
 
 

@@ -13,8 +13,6 @@ from typing import Any, cast
 from llamarium.adapters.config import LoRAConfig
 from llamarium.errors import CheckpointError, TrainingError, UnsupportedFormatError, escape, show_value, warn_caller
 
-CONFIG = "adapter_config.json"
-
 _READ = frozenset(
     "r lora_alpha lora_dropout target_modules use_rslora use_dora base_model_name_or_path exclude_modules "
     "layers_to_transform layers_pattern rank_pattern alpha_pattern modules_to_save trainable_token_indices "

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY, STORED_KEY
 from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD, LoRAConfig
-from llamarium.adapters.files import BUILTIN, PREFIX, WEIGHTS
+from llamarium.adapters.files import BUILTIN, PREFIX
 from llamarium.adapters.lora import lora_linears
 from llamarium.adapters.modules import ModuleBase, saves
-from llamarium.adapters.peft_config import CONFIG
 from llamarium.checkpoints.huggingface.writer import OutputTensor, write_safetensors
 from llamarium.checkpoints.save import tensor_weight
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import TrainingError
+from llamarium.file_names import ADAPTER, ADAPTER_CONFIG
 from llamarium.hub.builtin import BUILTINS
 from llamarium.io import sync, unwritable, write_json
 from llamarium.model import LlamaForCausalLM
@@ -54,12 +54,14 @@ def save_adapter(
         metadata = adapter_metadata(model, base_model) if metadata is None else metadata
         if (found := ModuleBase(model).projection()) is not None:
             metadata = {**metadata, PROJECTION_KEY: f"{found.share.of_correction!r} {found.merged!r}"}
-        write_safetensors(folder / WEIGHTS, weights, metadata)
+        write_safetensors(folder / ADAPTER, weights, metadata)
         if tokenizer is not None:
             tokenizer.save(folder)
         names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # some readers lack "all-linear"
         targets = [*names] if config.target_modules == "all-linear" else _listed(config.target_modules)
-        write_json(folder / CONFIG, _to_peft(config, targets, _saved_modules(model, config), _published(base_model)))
+        write_json(
+            folder / ADAPTER_CONFIG, _to_peft(config, targets, _saved_modules(model, config), _published(base_model))
+        )
         sync(folder)
     except OSError as error:
         raise unwritable(folder, error) from error

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, escape, show_value, warn_caller
+from llamarium.file_names import CONFIG, GENERATION_CONFIG
 
 CONFIG_LIMIT_BYTES = 2 * 2**20
 """Of a JSON file beside weights, or a safetensors file's header: a table of 405B's 6,000 tensors in 4 bits takes half
@@ -172,7 +173,7 @@ def permuted_heads(key: str, config: ModelConfig) -> int | None:
 
 def read_hf_config(folder: Path) -> tuple[dict[str, Any], ModelConfig, Mapping[str, Any]]:
     """Return a Hugging Face folder's `config.json`, as it is and read, and `generation_config.json`, or nothing."""
-    path, generation = folder / "config.json", folder / "generation_config.json"
+    path, generation = folder / CONFIG, folder / GENERATION_CONFIG
     raw = read_json_object(path, CONFIG_LIMIT_BYTES)
     config = ModelConfig.from_hf(raw, str(path))
     return raw, config, read_json_object(generation, CONFIG_LIMIT_BYTES) if generation.exists() else {}

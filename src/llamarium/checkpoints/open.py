@@ -21,6 +21,7 @@ from llamarium.errors import (
     escape,
     warn_caller,
 )
+from llamarium.file_names import CONFIG, META_SHARDS
 from llamarium.hub.builtin import recommended
 from llamarium.hub.folders import is_learner_folder
 from llamarium.hub.gguf_names import gguf_models
@@ -144,13 +145,13 @@ def _open_folder(path: Path) -> Checkpoint:
     ggufs = gguf_models(names)
     if any(name in names for name in WEIGHT_FILES):
         return PackedCheckpoint(path) if is_packed_folder(path) else HuggingFaceCheckpoint(path)
-    if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
+    if any(path.glob(META_SHARDS)):
         return MetaCheckpoint(path)
     if len(ggufs) == 1:
         return GGUFCheckpoint(path / ggufs[0])
     if len(ggufs) > 1:
         raise ModelNotFoundError(f"{escape(path)}: holds {list_some(ggufs)}; name one of them")
-    if "config.json" in names:
+    if CONFIG in names:
         if is_packed_folder(path):
             raise CheckpointError(f"{escape(path)}: model.safetensors is missing; copy the packed folder anew, whole")
         return HuggingFaceCheckpoint(path)  # whose error says what is missing

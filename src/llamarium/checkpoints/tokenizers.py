@@ -7,12 +7,11 @@ from typing import Any
 from llamarium.checkpoints.gguf.split import read_gguf_metadata
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, TokenizerError
+from llamarium.file_names import CONFIG, VOCABULARIES
 from llamarium.hub.folders import is_learner_folder
 from llamarium.hub.gguf_names import gguf_models
 from llamarium.hub.resolve import resolve
 from llamarium.tokenizer.base import Tokenizer
-
-_FILES = ("tokenizer.json", "tokenizer.model", "characters.json")
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
@@ -33,7 +32,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         return load_tokenizer(model_of_course(path))
     tokenizer = find_tokenizer(path)
     if tokenizer is None:
-        raise TokenizerError(f"{path}: no tokenizer; expected one of {', '.join(_FILES)}")
+        raise TokenizerError(f"{path}: no tokenizer; expected one of {', '.join(VOCABULARIES)}")
     return tokenizer
 
 
@@ -47,7 +46,7 @@ def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tok
         from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 
         return from_gguf_metadata(metadata, str(path))
-    if path.is_dir() and not any((path / name).exists() for name in _FILES):
+    if path.is_dir() and not any((path / name).exists() for name in VOCABULARIES):
         return None
     from llamarium.tokenizer.load import load_tokenizer_file
 
@@ -81,7 +80,7 @@ def _gguf_of(path: Path) -> Path | None:
     """Return the GGUF file that `path` is or, for a folder of nothing else, holds; by content, as weights are read."""
     if path.is_dir():
         inside = gguf_models(file.name for file in path.iterdir())
-        alone = len(inside) == 1 and not any((path / name).exists() for name in (*_FILES, "config.json"))
+        alone = len(inside) == 1 and not any((path / name).exists() for name in (*VOCABULARIES, CONFIG))
         return path / inside[0] if alone else None
     if path.suffix in (".json", ".model") or not path.is_file():
         return None

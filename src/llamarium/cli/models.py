@@ -12,6 +12,7 @@ from typing import Any
 from llamarium.cli.options import add_json
 from llamarium.cli.output import emit, note, show, size, table
 from llamarium.errors import escape
+from llamarium.file_names import ANY_SAFETENSORS, BIN, CONFIG
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,6 @@ def _model(
 def _file_kind(path: Path) -> str:
     if path.suffix == ".gguf":
         return "GGUF file"
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).is_file():
         return "Meta's original files"
-    return "safetensors" if any(path.glob("*.safetensors")) else "pytorch_model.bin"
+    return "safetensors" if any(path.glob(ANY_SAFETENSORS)) else BIN

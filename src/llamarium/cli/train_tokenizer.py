@@ -13,13 +13,14 @@ The folder is what --tokenizer of `llamarium pretrain` takes.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, positive
 from llamarium.cli.output import emit, progress, say
 from llamarium.errors import OutputError, TrainingError, escape
+from llamarium.file_names import CHARACTERS, CONFIG, TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
 from llamarium.train.config import DATA_HELP
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from llamarium.train.data.bpe import Counted
 
 _DEFAULT_VOCAB = 4096
-_BPE_FILES = ("tokenizer.json", "tokenizer_config.json")
-_FILES = (*_BPE_FILES, "characters.json", "tokenizer.model", "chat_template.jinja", "special_tokens_map.json")
+_BPE_FILES = (TOKENIZER, TOKENIZER_CONFIG)
 _SAMPLE_CHARACTERS = 1 << 20
 
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     with progress(f"learning a vocabulary from {name}") as report:
         texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample, name)
         tokenizer = _learn(args, texts, lambda done: report(f"{done:,} characters", None))
-        save_alone(tokenizer, args.out, [*_BPE_FILES, "characters.json"][: 3 if args.kind == "chars" else 2])
+        save_alone(tokenizer, args.out, [*_BPE_FILES, CHARACTERS][: 3 if args.kind == "chars" else 2])
         result = {"vocab_size": tokenizer.vocab_size, **_measure(tokenizer, sample)}
     if args.json:
         emit({"path": str(args.out), "kind": args.kind, "data": name, **result})
@@ -91,29 +91,36 @@ def _measure(tokenizer: "Tokenizer", sample: list[str]) -> dict[str, float]:
 
 def prepare_target(folder: Path, *, force: bool) -> None:
     """Make the folder, or refuse it before any work is done."""
-    there = [name for name in _FILES if (folder / name).exists()]
-    if (folder / "config.json").exists():
+    there = [path.relative_to(folder) for path in _tokenizer_files(folder)]
+    if (folder / CONFIG).exists():
         raise OutputError(
             f"{escape(folder)}: a model is here (config.json), whose ids another vocabulary would give other meanings; "
             "choose another folder"
         )
     if there and not force:
-        raise OutputError(f"{escape(folder)}: {there[0]} is here; choose another folder, or replace it (--force)")
+        raise OutputError(
+            f"{escape(folder)}: {escape(there[0])} is here; choose another folder, or replace it (--force)"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{escape(folder)}: cannot be made: {escape(error.strerror or error)}") from None
 
 
-def save_alone(tokenizer: "Tokenizer", folder: Path, written: Iterable[str]) -> None:
+def save_alone(tokenizer: "Tokenizer", folder: Path, written: Collection[str]) -> None:
     """Write a tokenizer's files (`written`), and remove another's that were there: they would be read in its place."""
     tokenizer.save(folder)
     try:
-        for name in set(_FILES) - set(written):
-            (folder / name).unlink(missing_ok=True)
+        for path in _tokenizer_files(folder):
+            if path.name not in written:
+                path.unlink(missing_ok=True)
     except OSError as error:
         why = escape(error.strerror or error)
         raise OutputError(f"{escape(folder)}: an old file cannot be removed: {why}") from None
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return [path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)]
 
 
 def _with_sample(texts: Iterable[str], sample: list[str], name: str) -> Iterator[str]:

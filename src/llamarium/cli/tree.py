@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import DEFAULT_MODEL, add_name, add_type, named
 from llamarium.errors import ModelNotFoundError, escape
+from llamarium.file_names import ANY_SAFETENSORS, CONFIG
 from llamarium.presets import PRESETS
 from llamarium.quant.formats import METHODS, PACKED_FORMATS, quantized_type
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the tree of what is named."""
     name = named(args) or DEFAULT_MODEL
-    if name not in PRESETS and (Path(name) / "config.json").is_file() and args.quantize is None:
+    if name not in PRESETS and (Path(name) / CONFIG).is_file() and args.quantize is None:
         stored = _of_stored(Path(name))
         if stored is not None:
             print(stored)
@@ -67,10 +68,10 @@ def _of_stored(folder: Path) -> str | None:
     from llamarium.checkpoints.options import LoadOptions
     from llamarium.config import read_json_object
 
-    config = folder / "config.json"
+    config = folder / CONFIG
     quantization, source = quantization_of(read_json_object(config), config)
     is_stored = quantization is not None and read_scheme(quantization, source) is not None
-    if not is_stored or not any(folder.glob("*.safetensors")):
+    if not is_stored or not any(folder.glob(ANY_SAFETENSORS)):
         return None
     checkpoint = open_checkpoint(folder)
     forms = loading_plan(checkpoint, LoadOptions()).forms
@@ -156,13 +157,13 @@ def read_config(name: str) -> "tuple[ModelConfig, tuple[str, ...] | None]":
 
     Also return the names that its NF4 leaves alone, or None if the weights are not stored as NF4.
     """
-    for path in (Path(name), Path(name) / "config.json"):
+    for path in (Path(name), Path(name) / CONFIG):
         if path.suffix == ".json" and path.is_file():
             return _from_json(path)
     if _HUB_NAME.fullmatch(name) and not Path(name).exists():
         from llamarium.hub.client import download_file
 
-        return _from_json(download_file(name, "config.json"))
+        return _from_json(download_file(name, CONFIG))
     from llamarium.checkpoints.open import open_checkpoint
     from llamarium.hub.resolve import resolve
 

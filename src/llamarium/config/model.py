@@ -11,6 +11,7 @@ from llamarium.config.huggingface import read_fields
 from llamarium.config.json_file import read_json_object
 from llamarium.config.rope_scaling import RopeScaling
 from llamarium.errors import ConfigError
+from llamarium.file_names import CONFIG
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 """The keys of the two weights that `tie_word_embeddings` makes one."""
@@ -128,7 +129,7 @@ class ModelConfig:
         }
 
     @classmethod
-    def from_hf(cls, raw: Mapping[str, Any], source: str = "config.json") -> "ModelConfig":
+    def from_hf(cls, raw: Mapping[str, Any], source: str = CONFIG) -> "ModelConfig":
         """Read the content of a Hugging Face `config.json`.
 
         Args:

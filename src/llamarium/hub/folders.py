@@ -14,16 +14,16 @@ import re
 from pathlib import Path
 
 from llamarium.errors import LlamariumError, escape, warn_caller
+from llamarium.file_names import ADAPTER_CONFIG, CONFIG
 from llamarium.hub.builtin import cache_folder
 from llamarium.io import atomic_file
 
-ADAPTER_CONFIG = "adapter_config.json"
 _CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
 
 
 def is_adapter(folder: Path) -> bool:
     """Tell whether a folder holds a LoRA adapter and no model; not so where no folder can have that name."""
-    has_adapter, has_model = (os.path.isfile(folder / name) for name in (ADAPTER_CONFIG, "config.json"))  # noqa: PTH113
+    has_adapter, has_model = (os.path.isfile(folder / name) for name in (ADAPTER_CONFIG, CONFIG))  # noqa: PTH113
     return has_adapter and not has_model
 
 
@@ -77,7 +77,7 @@ def is_learner_folder(name: object) -> bool:
     if not isinstance(name, (str, Path)):
         return False
     path = Path(name).expanduser()
-    return (path / COURSE).is_file() and not (path / "config.json").exists()
+    return (path / COURSE).is_file() and not (path / CONFIG).exists()
 
 
 def trust(folder: Path) -> None:

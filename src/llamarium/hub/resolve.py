@@ -20,6 +20,18 @@ from typing import Literal, NamedTuple
 
 from llamarium.config import read_json_object
 from llamarium.errors import ConfigError, ModelNotFoundError, escape
+from llamarium.file_names import (
+    ANY_BIN,
+    ANY_SAFETENSORS,
+    BIN_INDEX,
+    CONFIG,
+    CONFIGS,
+    META_FILES,
+    META_SHARDS,
+    TOKENIZER_FILES,
+    TOKENIZER_MODEL,
+    VOCABULARIES,
+)
 from llamarium.hub import client as hub_client
 from llamarium.hub.builtin import BUILTINS, fetch
 from llamarium.hub.folders import what_to_name
@@ -40,14 +52,10 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _REPO_FILE = re.compile(rf"(?P<repo>{_REPO.pattern}):(?P<file>[^:\\]+\.gguf)", re.ASCII)
 _FILE_SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".pth", ".bin", ".pt")
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "characters.json")
-_TOKENIZER_FILES = (*_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
-_CONFIG_FILES = ("config.json", "generation_config.json", "quantize_config.json", "quant_config.json")
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-_BIN_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+_WEIGHT_FILES = (ANY_SAFETENSORS, "*.safetensors.index.json")
+_BIN_FILES = (ANY_BIN, BIN_INDEX)
 _NOT_WANTED = ("*/*.safetensors*", "*/*.bin*", "consolidated*.safetensors")  # folders; a copy under other names
-_META_FILES = ("consolidated.*.pth", "params.json", "tokenizer.model")
+_META_FILES = (*META_FILES, TOKENIZER_MODEL)
 
 
 class CachedModel(NamedTuple):
@@ -115,20 +123,20 @@ def cached_models() -> list[CachedModel]:
 def _download(repo: str, kind: Literal["model", "tokenizer"]) -> Path:
     """Download a repository's tokenizer; or its safetensors, else pytorch_model.bin, else Meta's original files."""
     if kind == "tokenizer":
-        folder = hub_client.download_snapshot(repo, (*_TOKENIZER_FILES, *_TEMPLATES, *_CONFIG_FILES))
-        if not _holds(folder, *_TOKENIZERS):
+        folder = hub_client.download_snapshot(repo, (*TOKENIZER_FILES, *CONFIGS))
+        if not _holds(folder, *VOCABULARIES):
             raise ModelNotFoundError(f"{repo} holds no tokenizer.json or tokenizer.model")
         return folder
-    names = (*_CONFIG_FILES, *_TOKENIZER_FILES, *_TEMPLATES, *_WEIGHT_FILES)
+    names = (*CONFIGS, *TOKENIZER_FILES, *_WEIGHT_FILES)
     folder = hub_client.download_snapshot(repo, names, _NOT_WANTED)
-    if _holds(folder, "*.safetensors"):
+    if _holds(folder, ANY_SAFETENSORS):
         return folder
     folder = hub_client.download_snapshot(repo, (*names, *_BIN_FILES), _NOT_WANTED)
-    if _holds(folder, "pytorch_model*.bin"):
+    if _holds(folder, ANY_BIN):
         return folder
     folder = hub_client.download_snapshot(repo, (*_META_FILES, *(f"original/{name}" for name in _META_FILES)))
     for candidate in (folder / "original", folder):
-        if _holds(candidate, "consolidated.*.pth"):
+        if _holds(candidate, META_SHARDS):
             return candidate
     files = hub_client.list_files(repo)
     if ggufs := gguf_models(files):
@@ -172,8 +180,8 @@ def _models_in(repo: str, folder: Path) -> Iterator[CachedModel]:
         files = [name] if part is None else [part.of(number) for number in range(1, part.total + 1)]
         if all(file in sizes for file in files):
             yield CachedModel(f"{repo}:{name}", folder / name, sum(sizes[file] for file in files))
-    meta = next((f for f in (folder / "original", folder) if _holds(f, "consolidated.*.pth")), None)
-    if _holds(folder, "*.safetensors", "pytorch_model*.bin") and _is_llama(folder / "config.json"):
+    meta = next((f for f in (folder / "original", folder) if _holds(f, META_SHARDS)), None)
+    if _holds(folder, ANY_SAFETENSORS, ANY_BIN) and _is_llama(folder / CONFIG):
         yield CachedModel(repo, folder, _bytes_in(folder))
     elif meta is not None:
         yield CachedModel(repo, meta, _bytes_in(meta))
@@ -181,7 +189,7 @@ def _models_in(repo: str, folder: Path) -> Iterator[CachedModel]:
 
 def _is_llama(config: Path) -> bool:
     try:
-        return read_json_object(config).get("model_type") == "llama"
+        return read_json_object(config).get("model_type") in ("llama", "mistral")
     except ConfigError:
         return False
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypedDict
 
 from llamarium.errors import SamplingError, escape, show_value, warn_caller
+from llamarium.file_names import GENERATION_CONFIG
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar, checked_grammar
 
@@ -215,7 +216,7 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(
-        cls, raw: Mapping[str, Any], /, *, source: str = "generation_config.json", **overrides: Any
+        cls, raw: Mapping[str, Any], /, *, source: str = GENERATION_CONFIG, **overrides: Any
     ) -> "SamplingParams":
         """Take the publisher's recommended defaults, below the caller's own values.
 

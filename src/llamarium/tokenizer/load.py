@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from llamarium.errors import TokenizerError
+from llamarium.file_names import CHARACTERS, VOCABULARIES
 from llamarium.tokenizer.base import Tokenizer
-
-_NAMES = ("characters.json", "tokenizer.json", "tokenizer.model")
 
 
 def load_tokenizer_file(path: Path) -> Tokenizer:
@@ -17,7 +16,7 @@ def load_tokenizer_file(path: Path) -> Tokenizer:
     file = _find(Path(path))
     if file.suffix == ".model":
         return _load_model(file)
-    if file.name == "characters.json":
+    if file.name == CHARACTERS:
         from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
         return CharacterTokenizer.from_file(file)
@@ -41,12 +40,16 @@ def _load_model(path: Path) -> Tokenizer:
 
 def _find(path: Path) -> Path:
     if path.is_dir():
-        for name in _NAMES:
+        for name in VOCABULARIES:
             if (path / name).is_file():
                 return path / name
-        raise TokenizerError(f"{path}: no tokenizer in this folder; expected {', '.join(_NAMES[:-1])} or {_NAMES[-1]}")
+        raise TokenizerError(
+            f"{path}: no tokenizer in this folder; expected {', '.join(VOCABULARIES[:-1])} or {VOCABULARIES[-1]}"
+        )
     if not path.is_file():
         raise TokenizerError(f"{path}: no such file or folder")
     if path.suffix not in (".json", ".model"):
-        raise TokenizerError(f"{path}: no tokenizer file; expected {', '.join(_NAMES[:-1])} or {_NAMES[-1]}")
+        raise TokenizerError(
+            f"{path}: no tokenizer file; expected {', '.join(VOCABULARIES[:-1])} or {VOCABULARIES[-1]}"
+        )
     return path

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from llamarium.adapters.base_check import LINEARS_KEY, STORED_KEY, same_linears
 from llamarium.adapters.config import LoRAConfig
-from llamarium.adapters.files import PREFIX, WEIGHTS, base_of, read_metadata
+from llamarium.adapters.files import PREFIX, base_of, read_metadata
 from llamarium.adapters.load import tokenizer_beside, with_answer_ends
 from llamarium.adapters.lora import apply_lora
 from llamarium.adapters.modules import load_adapter
@@ -25,6 +25,7 @@ from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import DtypeName, LoadOptions
 from llamarium.checkpoints.tokenizers import find_tokenizer, load_tokenizer
 from llamarium.errors import TrainingError, escape
+from llamarium.file_names import ADAPTER
 from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
 from llamarium.kernels.cpu_half import cpu_has_native_bf16
@@ -181,7 +182,7 @@ def restore_adapter(
     written = read_metadata(folder)
     if metadata is not None and not _same_base(written, metadata):
         raise TrainingError(f"{folder}: the adapter was trained on another base than the one that is loaded now")
-    saved = load_file(folder / WEIGHTS)
+    saved = load_file(folder / ADAPTER)
     held = {f"{PREFIX}{key}": tensor for key, tensor in adapter_tensors(model).items()}
     expected = {key: (torch.float32, tensor.shape) for key, tensor in held.items()}
     if {key: (tensor.dtype, tensor.shape) for key, tensor in saved.items()} != expected:

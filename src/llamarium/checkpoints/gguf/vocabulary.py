@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.config import ModelConfig
 from llamarium.errors import UnsupportedTokenizerError, escape, warn_caller
+from llamarium.file_names import TOKENIZER
 from llamarium.tokenizer.backends.files import read_json
 from llamarium.tokenizer.backends.gguf_cutters import cutter_names, find_cutter
 from llamarium.tokenizer.backends.pipeline import llama3_cutter, smollm_cutter
@@ -102,7 +103,7 @@ def _unused_rows(config: ModelConfig) -> tuple[list[str], list[int]]:
 def _as_json(tokenizer: Tokenizer) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(Path(folder))
-        path = Path(folder, "tokenizer.json")
+        path = Path(folder, TOKENIZER)
         if not path.exists():
             raise _refusal(tokenizer, "it is no byte-level BPE (a GGUF file cannot say one token per character)")
         return read_json(path)

@@ -18,8 +18,9 @@ from llamarium.checkpoints.huggingface.gptq import GPTQ
 from llamarium.checkpoints.huggingface.safetensors_file import Located
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import UnsupportedFormatError, escape, warn_caller
+from llamarium.file_names import AWQ_CONFIG, GPTQ_CONFIG
 
-_OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_OWN_FILES = {GPTQ_CONFIG: "gptq", AWQ_CONFIG: "awq"}
 """Where AutoGPTQ and AutoAWQ put their config, and the method where it is not named there."""
 
 _NAMES = {

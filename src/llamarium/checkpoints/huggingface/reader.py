@@ -25,13 +25,19 @@ from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import EMBEDDING, HEAD, read_json_object
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape, warn_caller
+from llamarium.file_names import (
+    ADAPTER_CONFIG,
+    ANY_BIN,
+    ANY_SAFETENSORS,
+    BIN,
+    BIN_INDEX,
+    CONFIG,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+)
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-BIN_SINGLE = "pytorch_model.bin"
-BIN_INDEX = "pytorch_model.bin.index.json"
-WEIGHT_FILES = (SINGLE, INDEX, BIN_SINGLE, BIN_INDEX)
-"""What weights are in, or listed in; the first that is there counts."""
+WEIGHT_FILES = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX)
+"""What weights are in, or listed in; the first that exists counts."""
 
 
 class HuggingFaceCheckpoint:
@@ -42,7 +48,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         raw, self.config, self.generation_config = read_hf_config(path)
-        quantization, source = quantization_of(raw, path / "config.json")
+        quantization, source = quantization_of(raw, path / CONFIG)
         if quantization is not None:  # before the weights: the reason why a folder is not read
             read_scheme(quantization, source)
         self._tensors: dict[str, Located] = {}
@@ -81,7 +87,7 @@ class HuggingFaceCheckpoint:
         promised = {name: shard for shard, names in shards.items() for name in names or ()}
         stale = sorted(name for name, shard in promised.items() if name not in tables[shard])
         if stale:  # those that the model needs and that no other file has are reported as missing
-            index = next(name for name in (INDEX, BIN_INDEX) if (self.path / name).exists())
+            index = next(name for name in (SAFETENSORS_INDEX, BIN_INDEX) if (self.path / name).exists())
             warn_caller(
                 f"{escape(self.path / index)}: {len(stale)} tensors are not in the files that it names: "
                 f"{list_some(stale)}"
@@ -136,12 +142,12 @@ def _read_table(path: Path) -> dict[str, Located]:
 
 def _shards(path: Path) -> dict[str, frozenset[str] | None]:
     """Return the files of a folder's weights, each with the names that the index says are in it."""
-    for single, index in ((SINGLE, INDEX), (BIN_SINGLE, BIN_INDEX)):
+    for single, index in ((SAFETENSORS, SAFETENSORS_INDEX), (BIN, BIN_INDEX)):
         if (path / single).exists() or (path / single).is_symlink():
             return {single: None}
         if (path / index).exists():
             return _read_index(path / index)
-    is_adapter = (path / "adapter_config.json").exists()
+    is_adapter = (path / ADAPTER_CONFIG).exists()
     adapter = "it is an adapter: give it with --adapter, or merge it (llamarium merge --adapter)"
     why = adapter if is_adapter else "the folder holds no weights"
     raise ModelNotFoundError(f"{escape(path)}: none of {', '.join(WEIGHT_FILES)}; {why}")
@@ -164,8 +170,8 @@ def _read_index(path: Path) -> dict[str, frozenset[str] | None]:
 
 def _only_file(path: Path) -> dict[str, frozenset[str] | None] | None:
     """Return a folder's only safetensors file if it has a name of its own, as AutoGPTQ gives one; else None."""
-    names = {file.name for file in path.glob("*.safetensors")}
-    has_others = any(path.glob("*.index.json")) or any(path.glob("pytorch_model*.bin"))
-    if len(names) != 1 or has_others or (path / "adapter_config.json").exists():
+    names = {file.name for file in path.glob(ANY_SAFETENSORS)}
+    has_others = any(path.glob("*.index.json")) or any(path.glob(ANY_BIN))
+    if len(names) != 1 or has_others or (path / ADAPTER_CONFIG).exists():
         return None
     return dict.fromkeys(names)

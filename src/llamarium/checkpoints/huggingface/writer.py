@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.tokenizers import check_tokenizer
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.errors import CheckpointError, OptionError, OutputError, escape
-from llamarium.io import MODEL_FILES, atomic_file, sync, sync_tree, unwritable, write_json
+from llamarium.file_names import (
+    CONFIG,
+    GENERATION_CONFIG,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    model_files,
+    shard_name,
+)
+from llamarium.io import atomic_file, sync, sync_tree, unwritable, write_json
 from llamarium.quant.packing import to_bfloat16, to_float32
 from llamarium.tokenizer.base import Tokenizer
 
@@ -137,16 +145,17 @@ def complete_folder(
     check_tokenizer(tokenizer, config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in (path for pattern in MODEL_FILES for path in folder.glob(pattern)):  # would be read beside ours
-            raise OutputError(f"{escape(folder)}: holds {escape(path.name)} already; choose an empty folder")
+        for path in model_files(folder):  # would be read beside ours
+            name = escape(path.relative_to(folder))
+            raise OutputError(f"{escape(folder)}: already holds {name}; choose an empty folder")
         yield
         ids = {name: config.to_hf()[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         known = {name: value for name, value in ids.items() if value is not None}
-        write_json(folder / "generation_config.json", {**known, **generation_config})
+        write_json(folder / GENERATION_CONFIG, {**known, **generation_config})
         if tokenizer is not None:
             tokenizer.save(folder)
         sync_tree(folder)
-        write_json(folder / "config.json", fields)
+        write_json(folder / CONFIG, fields)
         sync(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
@@ -190,11 +199,11 @@ def _write_shards(folder: Path, weights: Sequence[OutputTensor], max_bytes: int)
         shards[-1].append(weight)
         room -= weight.num_bytes
     if len(shards) == 1:
-        write_safetensors(folder / "model.safetensors", weights, {"format": "pt"})
+        write_safetensors(folder / SAFETENSORS, weights, {"format": "pt"})
         return
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    names = [shard_name(number, len(shards)) for number in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
         write_safetensors(folder / name, shard, {"format": "pt"})
     weight_map = {weight.key: name for name, shard in zip(names, shards, strict=True) for weight in shard}
     index = {"metadata": {"total_size": sum(w.num_bytes for w in weights)}, "weight_map": weight_map}
-    write_json(folder / "model.safetensors.index.json", index)
+    write_json(folder / SAFETENSORS_INDEX, index)

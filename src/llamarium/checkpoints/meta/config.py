@@ -16,6 +16,7 @@ from typing import Any
 from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES
 from llamarium.config import ModelConfig, RopeScaling, read_json_object
 from llamarium.errors import CheckpointError, ConfigError, escape
+from llamarium.file_names import CONFIG, META_CONFIG
 
 # (dim, n_layers) of the models published with scaled RoPE, and the factor: 3.2 1B and 3B; 3.1 8B, 70B and 405B.
 _SCALING_FACTORS = {(2048, 16): 32.0, (3072, 28): 32.0, (4096, 32): 8.0, (8192, 80): 8.0, (16384, 126): 8.0}
@@ -35,7 +36,7 @@ def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
 
     `vocab_size` is the rows of the embedding table; `tied`: the head is missing, or is that table.
     """
-    path = folder / "params.json"
+    path = folder / META_CONFIG
     raw = read_json_object(path, CONFIG_LIMIT_BYTES)
     source = escape(path)
     unknown = sorted(set(raw) - _FIELDS - _NOT_THE_MODEL)  # such as quantization_args and lora_args of 3.2's QLoRA
@@ -45,8 +46,8 @@ def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
     if said["vocab_size"] not in (-1, vocab_size):
         raise CheckpointError(f"{source}: vocab_size is {said['vocab_size']}, the embedding has {vocab_size} rows")
     said |= {"vocab_size": vocab_size}
-    if (folder / "config.json").exists():
-        return _merge(folder / "config.json", said)
+    if (folder / CONFIG).exists():
+        return _merge(folder / CONFIG, said)
     scaled = raw.get("use_scaled_rope", False)
     if not isinstance(scaled, bool):
         raise ConfigError(f"{source}: use_scaled_rope is {escape(scaled, 40)}; expected true or false")

@@ -31,6 +31,7 @@ from llamarium.checkpoints.meta.file import read_meta_shard
 from llamarium.checkpoints.storage import FLOATS, Bytes, equal_by_pieces, open_state, unpermute
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import CheckpointError, ModelNotFoundError, escape
+from llamarium.file_names import META_CONFIG, META_SHARDS, meta_shard_name
 
 _NAMES = {"tok_embeddings.weight": EMBEDDING, "norm.weight": "model.norm.weight", "output.weight": HEAD}
 _LAYER_NAMES = {
@@ -65,7 +66,7 @@ class MetaCheckpoint:
         # o_proj's width in one shard, and of the whole, a norm's length: the last shards may be missing
         part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
         if part and whole % part == 0 and whole // part > len(files):
-            missing = [f"consolidated.{i:02d}.pth" for i in range(len(files), whole // part)]
+            missing = [meta_shard_name(i) for i in range(len(files), whole // part)]
             raise CheckpointError(f"{escape(path)}: {len(files)} shards; {list_some(missing)} is missing")
         self._vocab_on_rows = self._width(EMBEDDING) == whole  # Llama 2 cuts by features
         head = self._slices.pop(HEAD, None)
@@ -150,10 +151,10 @@ def _bytes(values: NDArray[Any]) -> Bytes:
 
 
 def _find_shards(path: Path) -> list[Path]:
-    if not (path / "params.json").exists():
+    if not (path / META_CONFIG).exists():
         raise ModelNotFoundError(f"{escape(path)}: consolidated.*.pth without params.json; Meta publishes both")
-    names = sorted(p.name for p in path.iterdir() if p.name.startswith("consolidated.") and p.name.endswith(".pth"))
-    expected = [f"consolidated.{i:02d}.pth" for i in range(len(names))]
+    names = sorted(file.name for file in path.glob(META_SHARDS))
+    expected = [meta_shard_name(i) for i in range(len(names))]
     if names != expected or not names:
         missing = [name for name in expected if name not in names]
         raise CheckpointError(f"{escape(path)}: shards are {list_some(names)}; {list_some(missing)} is missing")

@@ -40,12 +40,12 @@ from llamarium.checkpoints.huggingface.safetensors_file import SafetensorsTensor
 from llamarium.checkpoints.storage import FLOATS, TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import CheckpointError, UnsupportedFormatError, escape, show_value
+from llamarium.file_names import CONFIG, SAFETENSORS
 from llamarium.quant.formats import GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat
 
 METHOD = "llamarium"
 """`quant_method` of a packed folder's config."""
 
-FILE = "model.safetensors"
 VERSION, LAYOUT = "1", f"{TILE_ROWS}x{GROUP} little-endian"
 KEYS = {name: f"llamarium.{name}" for name in ("version", "layout", "matrices", "recipe")}
 _ALIGNMENT = 2  # bytes of a scale; the kernels read codes from anywhere
@@ -58,7 +58,7 @@ _HOW = "make the folder anew from the original model: llamarium quantize"
 
 def is_packed_folder(path: Path) -> bool:
     """Whether a folder's `config.json` says that its weights are packed; ConfigError if it cannot be read."""
-    raw = read_json_object(path / "config.json", CONFIG_LIMIT_BYTES).get("quantization_config")
+    raw = read_json_object(path / CONFIG, CONFIG_LIMIT_BYTES).get("quantization_config")
     return isinstance(raw, dict) and cast(Mapping[str, Any], raw).get("quant_method") == METHOD
 
 
@@ -70,7 +70,7 @@ class PackedCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         _, self.config, self.generation_config = read_hf_config(path)
-        file = path / FILE
+        file = path / SAFETENSORS
         check_machine(file)
         self._tensors, metadata = read_safetensors_header(file)
         _check_layout(file, metadata)

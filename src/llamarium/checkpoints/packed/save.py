@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import check_weights
 from llamarium.checkpoints.huggingface.writer import OutputTensor, complete_folder, write_safetensors
-from llamarium.checkpoints.packed.folder import FILE, KEYS, LAYOUT, METHOD, VERSION, check_machine, tiles_shape
+from llamarium.checkpoints.packed.folder import KEYS, LAYOUT, METHOD, VERSION, check_machine, tiles_shape
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, OptionError, show_value
+from llamarium.file_names import SAFETENSORS
 from llamarium.quant.formats import PACKED_FORMATS, PackedFormat
 from llamarium.quant.packing import count_nonfinite_tiles
 from llamarium.tokenizer.base import Tokenizer
@@ -71,7 +72,7 @@ def save_packed(
     fields["quantization_config"] = {"quant_method": METHOD}
     stored = list(map(_stored, weights))
     with complete_folder(folder, config, fields, tokenizer, generation_config or {}):
-        write_safetensors(folder / FILE, stored, metadata)
+        write_safetensors(folder / SAFETENSORS, stored, metadata)
 
 
 def _stored(weight: PackedWeight) -> OutputTensor:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.config import read_json_object
 from llamarium.errors import InputError, escape
+from llamarium.file_names import SAFETENSORS
 from llamarium.inspect.numbers import Floats, JsonView, largest, scores_of, softmax
 from llamarium.inspect.tokens import Candidate
 
@@ -53,7 +54,7 @@ class Translator:
 
     def __init__(self, folder: Path) -> None:
         self.about: Mapping[str, Any] = read_json_object(folder / "translator.json")
-        file = folder / "model.safetensors"
+        file = folder / SAFETENSORS
         data = file.read_bytes()
         self._weights: dict[str, Floats] = {
             key: np.frombuffer(data, np.float16, one.num_bytes // 2, one.offset).reshape(one.shape).astype(np.float32)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError, OptionError, TrainingError, UnknownNameError, escape
+from llamarium.file_names import ANY_SAFETENSORS
 from llamarium.hub.folders import is_adapter
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.references import OwnTokenizers
@@ -157,7 +158,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def _weights(folder: Path) -> list[tuple[int, int]]:
     """Return size and time of the files with a checkpoint's weights; none if it is not there (any more)."""
     try:
-        return [(one.st_size, one.st_mtime_ns) for one in map(Path.stat, sorted(folder.glob("*.safetensors")))]
+        return [(one.st_size, one.st_mtime_ns) for one in map(Path.stat, sorted(folder.glob(ANY_SAFETENSORS)))]
     except FileNotFoundError:
         return []
 

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from llamarium.errors import TokenizerError, escape, show_value
+from llamarium.file_names import CHARACTERS
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_json, save_huggingface, write_json
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
@@ -86,7 +87,7 @@ class CharacterBackend(Backend):
         inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
         save_huggingface(folder, tokenizer, json.loads(inner.to_str()))
-        write_json(folder / "characters.json", {"type": "characters", "version": 1, "characters": self._characters})
+        write_json(folder / CHARACTERS, {"type": "characters", "version": 1, "characters": self._characters})
 
 
 def _build(characters: list[str], source: str) -> Tokenizer:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llamarium.errors import LlamariumError, TokenizerError, escape
+from llamarium.file_names import TOKENIZER, TOKENIZER_CONFIG
 from llamarium.io import atomic_file, unwritable
 from llamarium.strict_json import NotJson, parse_json
 
@@ -118,8 +119,8 @@ def save_huggingface(folder: Path, tokenizer: "Tokenizer", contents: Mapping[str
         "clean_up_tokenization_spaces": False,
         "chat_template": tokenizer.chat_templates.stored,
     }
-    write_text(folder / "tokenizer.json", json.dumps(raw, ensure_ascii=False))
-    write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if value is not None})
+    write_text(folder / TOKENIZER, json.dumps(raw, ensure_ascii=False))
+    write_json(folder / TOKENIZER_CONFIG, {key: value for key, value in config.items() if value is not None})
 
 
 def _bos_first(spelling: str, token_id: int) -> dict[str, Any]:

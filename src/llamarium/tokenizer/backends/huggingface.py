@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.errors import TokenizerError, escape, warn_caller
+from llamarium.file_names import TOKENIZER_CONFIG
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, read_json, save_huggingface
 from llamarium.tokenizer.backends.private_names import PrivateTokenizer
@@ -38,7 +39,7 @@ def load_huggingface(path: Path) -> Tokenizer:
     """
     source = str(path)
     raw = read_json(path)
-    config_path = path.with_name("tokenizer_config.json")
+    config_path = path.with_name(TOKENIZER_CONFIG)
     config = read_json(config_path, MAX_SMALL_FILE_BYTES) if config_path.exists() else {}
     if isinstance(model := raw.get("model"), dict) and model.get("type") == "WordLevel":
         from llamarium.tokenizer.backends.words import load_words

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.errors import TokenizerError
+from llamarium.file_names import TOKENIZER_CONFIG, TOKENIZER_MODEL
 from llamarium.io import atomic_file, unwritable
 from llamarium.tokenizer.backends.files import write_json
 from llamarium.tokenizer.base import Backend, Tokenizer
@@ -159,14 +160,14 @@ class SentencePieceBackend(Backend):
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write `tokenizer.model` and `tokenizer_config.json`, as transformers and `load_sentencepiece` read them."""
-        path = folder / "tokenizer.model"
+        path = folder / TOKENIZER_MODEL
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with atomic_file(path) as file:
                 file.write(write_model(self.model) if self._file is None else self._file)
         except OSError as error:
             raise unwritable(path, error) from error
-        write_json(folder / "tokenizer_config.json", _config(self, tokenizer))
+        write_json(folder / TOKENIZER_CONFIG, _config(self, tokenizer))
 
 
 def _with_control_pieces(model: SentencePieceModel, ids: set[int]) -> SentencePieceModel:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llamarium.errors import TokenizerError, escape, show_value, warn_caller
+from llamarium.file_names import ADDED_TOKENS, TOKENIZER_CONFIG, TOKENS_MAP
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, MAX_TOKENS, read_bytes, read_json
 from llamarium.tokenizer.backends.sentencepiece import AddedToken, SentencePieceBackend
 from llamarium.tokenizer.backends.template_files import read_templates
@@ -111,7 +112,7 @@ class _Beside:
 
 
 def _read_beside(folder: Path) -> _Beside:
-    files = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    files = (TOKENIZER_CONFIG, TOKENS_MAP, ADDED_TOKENS)
     config, names, added = (
         read_json(folder / name, MAX_SMALL_FILE_BYTES) if (folder / name).exists() else {} for name in files
     )

@@ -16,23 +16,22 @@ from pathlib import Path
 from typing import Any, cast
 
 from llamarium.errors import TokenizerError, show_value
+from llamarium.file_names import NAMED_TEMPLATES, TEMPLATE, TEMPLATE_FOLDER, TOKENIZER_CONFIG
 from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, read_text
 from llamarium.tokenizer.chat.templates import DEFAULT, GGUF_KEY, ChatTemplates
 
-_FILE = "chat_template.jinja"
-_FOLDER = "additional_chat_templates"
 _MAX_TEMPLATES = 32  # of one model; published ones have three
 
 
 def read_templates(folder: Path, config: Mapping[str, Any]) -> ChatTemplates:
     """Read the templates of a folder, whose tokenizer_config.json is `config`; TokenizerError if one is malformed."""
-    default_file = folder / _FILE
-    named = {} if default_file.exists() else _of_config(config.get("chat_template"), folder / "tokenizer_config.json")
+    default_file = folder / TEMPLATE
+    named = {} if default_file.exists() else _of_config(config.get("chat_template"), folder / TOKENIZER_CONFIG)
     if default_file.exists():
         named[DEFAULT] = read_text(default_file, MAX_SMALL_FILE_BYTES)
-    files = sorted((folder / _FOLDER).glob("*.jinja"))
+    files = sorted(folder.glob(NAMED_TEMPLATES))
     if len(files) > _MAX_TEMPLATES:
-        raise _too_many(str(folder / _FOLDER), len(files))
+        raise _too_many(str(folder / TEMPLATE_FOLDER), len(files))
     return ChatTemplates(named | {file.stem: read_text(file, MAX_SMALL_FILE_BYTES) for file in files})
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamarium.errors import ChatFormatError, ToolError, show_value
+from llamarium.file_names import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
 from llamarium.tokenizer.chat.format import Part, Vocabulary
 from llamarium.tokenizer.chat.messages import REASONING, TemplateMessages, fit_forms, has_parts
@@ -327,7 +328,7 @@ class _Marked(NamedTuple):
 def _file_of_template(tokenizer_file: str) -> str:
     """Return the file that a tokenizer's template stands in: beside a tokenizer.json, else in the same one."""
     path = Path(tokenizer_file)
-    if path.name != "tokenizer.json":
+    if path.name != TOKENIZER:
         return tokenizer_file
-    beside = path.with_name("chat_template.jinja")
-    return str(beside if beside.exists() else path.with_name("tokenizer_config.json"))
+    beside = path.with_name(TEMPLATE)
+    return str(beside if beside.exists() else path.with_name(TOKENIZER_CONFIG))

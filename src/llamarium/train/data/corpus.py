@@ -30,6 +30,7 @@ from torch import Tensor
 
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.errors import OutputError, TrainingError, escape, show_value
+from llamarium.file_names import CHARACTERS, TOKENIZER_CONFIG
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.leftovers import remove_stale
 from llamarium.tokenizer.base import Tokenizer
@@ -170,8 +171,8 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     with tempfile.TemporaryDirectory(prefix="llamarium-") as temporary:
         tokenizer.save(Path(temporary))
         written = {path.name: path.read_bytes() for path in sorted(Path(temporary).iterdir())}
-        written.pop("tokenizer_config.json", None)
-        vocabulary = written.get("characters.json", b"".join(written.values()))
+        written.pop(TOKENIZER_CONFIG, None)
+        vocabulary = written.get(CHARACTERS, b"".join(written.values()))
     rules = (*ids_around(tokenizer), tokenizer.vocab_size)
     return _sha256(f"{hashlib.sha256(vocabulary).hexdigest()} {rules}")
 
