@@ -184,20 +184,25 @@ def test_a_key_of_the_environment_and_a_unix_socket(smollm2_path: Path, tmp_path
 
 @pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux for the processor's time")
-def test_it_answers_soon_after_its_libraries_are_imported(smollm2_path: Path) -> None:
-    """Of the processor's time: what wall time is where nothing else runs. bench/startup.py has the seconds."""
+def test_it_answers_soon_after_its_libraries_are_imported(smollm2_path: Path, tmp_path: Path) -> None:
+    """Of the processor's time: what wall time is where nothing else runs. bench/startup.py has the seconds.
+
+    Both sides run from bytecode that the first round writes, as an installed package has it.
+    """
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    command = [sys.executable, "-c", "import fastapi, numpy, tokenizers, uvicorn"]
     libraries: list[float] = []
     served: list[float] = []
     for _ in range(3):
         before = os.times()
-        subprocess.run([sys.executable, "-c", "import fastapi, numpy, tokenizers, uvicorn"], check=True)
+        subprocess.run(command, check=True, env=os.environ | bytecode)
         after = os.times()
         libraries.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        with started() as server:
+        with started(**bytecode) as server:
             assert httpx.get(f"{server.url}/health", timeout=60).status_code in (200, 503)
             numbers = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
             served.append((int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK"))
-    assert min(served) < 3.2 * min(libraries), (served, libraries)
+    assert min(served) < 2.9 * min(libraries), (served, libraries)
 
 
 def listens(path: Path) -> bool:

@@ -23,7 +23,6 @@ from llamarium.adapters.patterns import PatternMatcher
 from llamarium.adapters.peft_config import check_fields, lora_config, token_indices
 from llamarium.checkpoints.checkpoint import expected_shapes, list_some
 from llamarium.checkpoints.huggingface.safetensors_file import Located, SafetensorsTensor, read_safetensors_header
-from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.checkpoints.storage import FLOATS, TensorFile
 from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
 from llamarium.errors import (
@@ -202,6 +201,8 @@ def read_metadata(folder: Path) -> Mapping[str, str]:
 def _open(folder: Path) -> tuple[Path, _Table, Mapping[str, str]]:
     """Return the file of an adapter's tensors, its table, and its header."""
     if (folder / ADAPTER_BIN).exists() and not (folder / ADAPTER).exists():
+        from llamarium.checkpoints.pytorch.tensors import read_torch_file
+
         return folder / ADAPTER_BIN, read_torch_file(folder / ADAPTER_BIN), {}
     path = folder / ADAPTER
     table, metadata = read_safetensors_header(path)

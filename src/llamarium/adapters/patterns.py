@@ -7,8 +7,6 @@ match. All patterns of an adapter share one deadline.
 import time
 from collections.abc import Iterable
 
-import regex
-
 from llamarium.errors import TrainingError, show_value
 
 _SECONDS = 0.5
@@ -22,6 +20,8 @@ class PatternMatcher:
 
     def matches(self, pattern: str, name: str) -> bool:
         """Whether a pattern matches a whole name."""
+        import regex
+
         left = self._deadline - time.monotonic()
         try:
             return regex.fullmatch(pattern, name, timeout=max(left, 1e-3)) is not None

@@ -9,7 +9,6 @@ from llamarium.checkpoints.build.folder import LearnerCheckpoint, model_of_cours
 from llamarium.checkpoints.checkpoint import Checkpoint, list_some
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import WEIGHT_FILES, HuggingFaceCheckpoint
-from llamarium.checkpoints.meta.reader import MetaCheckpoint
 from llamarium.checkpoints.packed.folder import PackedCheckpoint, is_packed_folder
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig
@@ -146,6 +145,8 @@ def _open_folder(path: Path) -> Checkpoint:
     if any(name in names for name in WEIGHT_FILES):
         return PackedCheckpoint(path) if is_packed_folder(path) else HuggingFaceCheckpoint(path)
     if any(path.glob(META_SHARDS)):
+        from llamarium.checkpoints.meta.reader import MetaCheckpoint
+
         return MetaCheckpoint(path)
     if len(ggufs) == 1:
         return GGUFCheckpoint(path / ggufs[0])

@@ -26,7 +26,6 @@ from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import CheckpointError, OptionError, escape, warn_caller
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.formats import FORMATS, PACKED_FORMATS, TILE_ROWS
-from llamarium.quant.ggml.encode import encode
 from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, pack_blocks, to_bfloat16
 from llamarium.quant.stored_types import STORED_TYPES
 from llamarium.runtime.native.runner import NativeRunner
@@ -186,6 +185,8 @@ class _Reader:
         numbers = _as_numbers(stored, rows)
         if num_bad := count_nonfinite(numbers):  # which blocks need not show
             self.num_bad[key] = self.num_bad.get(key, 0) + num_bad
+        from llamarium.quant.ggml.encode import encode
+
         return encode(numbers, type_name)
 
     def _for_each_piece(self, stored: StoredTensor, work: Callable[[slice], None]) -> None:

@@ -85,7 +85,7 @@ def page(
             app.include_router(router, responses=documented(ErrorBody))
         if way_in is not None:
             app.include_router(ticket_routes(way_in), responses=documented(ErrorBody))
-        app.include_router(asset_routes(assets))
+        app.router.routes.extend(asset_routes(assets))
         app.add_middleware(Instance)
 
     open_paths = set(assets) or {"/"}

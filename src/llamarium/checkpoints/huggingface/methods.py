@@ -10,11 +10,7 @@ from typing import Any, cast
 
 from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES, expected_shape
 from llamarium.checkpoints.huggingface import bnb
-from llamarium.checkpoints.huggingface.awq import AWQ
 from llamarium.checkpoints.huggingface.components import Components, ConfigFields, Scheme, WeightGroup
-from llamarium.checkpoints.huggingface.compressed import CompressedTensors
-from llamarium.checkpoints.huggingface.fp8 import FP8
-from llamarium.checkpoints.huggingface.gptq import GPTQ
 from llamarium.checkpoints.huggingface.safetensors_file import Located
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import UnsupportedFormatError, escape, warn_caller
@@ -56,6 +52,12 @@ def quantization_of(raw: Mapping[str, Any], source: Path) -> tuple[Mapping[str, 
 
 def read_scheme(fields: Mapping[str, Any], source: Path) -> Scheme | None:
     """Return how weights are quantized, None for NF4; UnsupportedFormatError names a method that is not read."""
+    # Of the methods only what a folder needs is imported: most have none.
+    from llamarium.checkpoints.huggingface.awq import AWQ
+    from llamarium.checkpoints.huggingface.compressed import CompressedTensors
+    from llamarium.checkpoints.huggingface.fp8 import FP8
+    from llamarium.checkpoints.huggingface.gptq import GPTQ
+
     config, method = ConfigFields(fields, source), fields.get("quant_method")
     if method == "awq":
         return AWQ.from_config(config)

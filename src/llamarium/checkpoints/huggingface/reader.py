@@ -21,7 +21,6 @@ from llamarium.checkpoints.checkpoint import (
 from llamarium.checkpoints.huggingface.components import WeightGroup
 from llamarium.checkpoints.huggingface.methods import quantization_of, read_groups, read_scheme
 from llamarium.checkpoints.huggingface.safetensors_file import Located, read_safetensors
-from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import EMBEDDING, HEAD, read_json_object
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape, warn_caller
@@ -134,6 +133,8 @@ class HuggingFaceCheckpoint:
 def _read_table(path: Path) -> dict[str, Located]:
     """Return the tensors of one file, each with the file that it is read from."""
     if path.suffix == ".bin":
+        from llamarium.checkpoints.pytorch.tensors import read_torch_file
+
         return read_torch_file(path)
     tensors = read_safetensors(path)
     file = TensorFile(path)

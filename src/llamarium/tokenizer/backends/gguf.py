@@ -12,7 +12,6 @@ from typing import Any
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.backends.gguf_cutters import Cutter, find_cutter
-from llamarium.tokenizer.backends.gguf_sentencepiece import sentencepiece_backend
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json
 from llamarium.tokenizer.backends.template_files import templates_of_gguf
@@ -46,6 +45,8 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     if cutter is not None:
         backend = _byte_level(metadata, tokens, types, special, cutter, source)
         return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=templates)
+    from llamarium.tokenizer.backends.gguf_sentencepiece import sentencepiece_backend
+
     names = {"bos": named["bos"], "eos": named["eos"], "pad": named["padding"]}
     backend = sentencepiece_backend(metadata, tokens, types, special.ids, names, source)
     return Tokenizer(
