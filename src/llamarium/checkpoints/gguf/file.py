@@ -111,6 +111,8 @@ _MAX_DIMS = 4  # GGML_MAX_DIMS
 _MAX_ARRAY_DEPTH = 3
 _MAX_ITEMS = 2**21  # entries, strings and numbers together; the header of Llama 3 has 540,000
 
+_STRINGS_AT_ONCE = 2**13
+_USUAL_BYTES = 24  # of a string with its length, on average, at most
 _STRING_COST = 72  # an object and its place in a list; and each byte may become a character of four bytes
 _NUMBER_COST = 40
 _ENTRY_COST = 400
@@ -208,23 +210,38 @@ class _Reader:
         return list(self.unpack(form))
 
     def read_strings(self, count: int) -> list[str]:
-        """Read `count` strings. The one tight loop: a vocabulary and its merges are 400,000 of them."""
+        """Read `count` strings; a vocabulary and its merges are 400,000 of them."""
+        from llamarium.checkpoints.gguf.strings import decode_strings, find_short_strings  # with NumPy
+
         self.charge(count, _U64.size, _STRING_COST)
-        data, size, pos, budget = self.data, self.size, self.pos, self.budget
-        unpack = _U64.unpack_from
         strings: list[str] = []
-        append: Callable[[str], None] = strings.append
+        for first in range(0, count, _STRINGS_AT_ONCE):
+            begin, size = self.pos, min(_STRINGS_AT_ONCE, count - first)
+            usual = self.data[begin : begin + _USUAL_BYTES * size] if size > 1 else b""
+            places = find_short_strings(usual, size)
+            if places is None or begin + places[-1] > self.size:
+                places = self.walk(size)
+            self.pos = begin + places[-1]
+            self.budget -= 4 * (places[-1] - _U64.size * size)  # each byte may become a character of four bytes
+            if self.budget < 0:
+                raise self.fault(f"strings of {places[-1]} bytes are more than a header can need")
+            strings += decode_strings(self.data[begin : self.pos], places)
+        return strings
+
+    def walk(self, count: int) -> list[int]:
+        """Return where each of `count` strings, with its length in front, begins, and where the last one ends."""
+        data, begin = self.data, self.pos
+        left, unpack = self.size - begin, _U64.unpack_from
+        places, pos = [0], 0
         for _ in range(count):
             start = pos + 8
-            if start > size:
-                raise self.fault(f"a string's length is cut off at {size}")
-            pos = start + unpack(data, pos)[0]
-            budget -= 4 * (pos - start)
-            if pos > size or budget < 0:
-                raise self.fault(f"a string of {pos - start} bytes at {start}, {size - start} bytes are left")
-            append(data[start:pos].decode())
-        self.pos, self.budget = pos, budget
-        return strings
+            if start > left:
+                raise self.fault(f"a string's length is cut off at {self.size}")
+            pos = start + unpack(data, begin + pos)[0]
+            if pos > left:
+                raise self.fault(f"a string of {pos - start} bytes at {begin + start}, {left - start} bytes are left")
+            places.append(pos)
+        return places
 
     def alignment(self, metadata: Mapping[str, Any]) -> int:
         value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)

@@ -21,6 +21,7 @@ from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_
 
 _KEY = "tokenizer.ggml."
 
+_NORMAL = int(PieceType.NORMAL)  # comparing with the enum itself takes four times as long
 _DEFAULT_IDS = {"bos": 1, "eos": 2}  # of a SentencePiece vocabulary
 
 
@@ -38,12 +39,14 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
             f'{source}: {_KEY}model {what}; supported are "gpt2" (byte-level BPE) and "llama" (SentencePiece)'
         )
     cutter = find_cutter(metadata.get(_KEY + "pre"), source) if model == "gpt2" else None
-    tokens, types = _tokens(metadata, source)
+    tokens, ids, types = _tokens(metadata, source)
+    typed = {i: kind for i, kind in enumerate(types) if kind != _NORMAL}
     templates = templates_of_gguf(metadata, source)
     named = _named_ids(metadata, tokens, source, defaults=_DEFAULT_IDS if cutter is None else {})
-    special = _special_tokens(metadata, tokens, types, named, cutter is None or cutter.add_bos, templates.text, source)
+    special = _special_tokens(metadata, tokens, typed, named, cutter is None or cutter.add_bos, templates.text, source)
     if cutter is not None:
-        backend = _byte_level(metadata, tokens, types, special, cutter, source)
+        user_defined = {tokens[i]: i for i, kind in typed.items() if kind == PieceType.USER_DEFINED and tokens[i]}
+        backend = _byte_level(metadata, ids, user_defined, special, cutter, source)
         return Tokenizer(backend, special, vocab_size=len(tokens), source=source, chat_template=templates)
     from llamarium.tokenizer.backends.gguf_sentencepiece import sentencepiece_backend
 
@@ -59,8 +62,8 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     )
 
 
-def _tokens(metadata: Mapping[str, Any], source: str) -> tuple[list[str], list[int]]:
-    """Return the tokens and their types."""
+def _tokens(metadata: Mapping[str, Any], source: str) -> tuple[list[str], dict[str, int], list[int]]:
+    """Return the tokens, the id of each, and the type of each id."""
     tokens = _list(metadata, "tokens", str, source)
     types: list[int] = [PieceType.NORMAL] * len(tokens)
     if _KEY + "token_type" in metadata:
@@ -69,30 +72,29 @@ def _tokens(metadata: Mapping[str, Any], source: str) -> tuple[list[str], list[i
         raise TokenizerError(
             f"{source}: {len(tokens)} tokens and {len(types)} token types; expected as many, 1 to {MAX_TOKENS}"
         )
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
         if twice:
             raise TokenizerError(f"{source}: {_KEY}tokens holds {escape(twice)!r} twice; expected each token once")
-    return tokens, types
+    return tokens, ids, types
 
 
 def _byte_level(
     metadata: Mapping[str, Any],
-    tokens: list[str],
-    types: list[int],
+    ids: dict[str, int],
+    user_defined: Mapping[str, int],
     special: SpecialTokens,
     cutter: Cutter,
     source: str,
 ) -> HuggingFaceBackend:
-    plain = {tokens[i]: i for i in _of_kind(types, PieceType.USER_DEFINED) if tokens[i]}
     contents = byte_level_json(
-        vocab={token: i for i, token in enumerate(tokens)},
+        vocab=ids,
         merges=_merges(metadata, source),
         special=special.ids,
         cutter=cutter.build(),
         whole_pieces=cutter.whole_pieces,
-        plain={token: i for token, i in plain.items() if token not in special.ids},
+        plain={token: i for token, i in user_defined.items() if token not in special.ids},
     )
     return guard_rust(lambda: HuggingFaceBackend(contents, special.ids, byte_level=True, source=source), source)
 
@@ -111,15 +113,15 @@ def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
 def _special_tokens(
     metadata: Mapping[str, Any],
     tokens: list[str],
-    types: list[int],
+    typed: Mapping[int, int],
     named: Mapping[str, int | None],
     bos_default: bool,
     template: str | None,
     source: str,
 ) -> SpecialTokens:
-    flagged = {*_of_kind(types, PieceType.UNKNOWN), *_of_kind(types, PieceType.CONTROL)}
+    flagged = {i for i, kind in typed.items() if kind in (PieceType.UNKNOWN, PieceType.CONTROL)}
     flagged |= {i for i in named.values() if i is not None}
-    typed = sorted({*flagged, *_of_kind(types, PieceType.USER_DEFINED)})
+    user_defined = {i for i, kind in typed.items() if kind == PieceType.USER_DEFINED}
     add_bos = metadata.get(_KEY + "add_bos_token", bos_default)
     if not isinstance(add_bos, bool):
         raise TokenizerError(f"{source}: {_KEY}add_bos_token is {show_value(add_bos)}; expected true or false")
@@ -132,7 +134,7 @@ def _special_tokens(
         )
     ends = (named["eos"], named["eot"], named["eom"])
     return find_special_tokens(
-        [TypedToken(tokens[i], i, i in flagged) for i in typed if tokens[i]],
+        [TypedToken(tokens[i], i, i in flagged) for i in sorted(flagged | user_defined) if tokens[i]],
         template,
         bos=named["bos"],
         eos=tuple(dict.fromkeys(i for i in ends if i is not None)),
@@ -147,10 +149,6 @@ def _named_ids(
     """Return the ids that the file names, or the format's default where it names none."""
     found = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
     return found | {name: i for name, i in defaults.items() if found[name] is None and i < len(tokens)}
-
-
-def _of_kind(types: list[int], kind: int) -> list[int]:
-    return [i for i, other in enumerate(types) if other == kind]
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, count: int, source: str) -> int | None:
