@@ -28,6 +28,8 @@ def check_equal(checkpoint: Checkpoint, config: ModelConfig, weights: dict[str, 
         assert found.dtype == np.float32 and np.array_equal(found, values.float().reshape(found.shape)), key
         for rows in (slice(0, 1), slice(1, 18), slice(len(found) - 1, None)):
             assert np.array_equal(stored_values(checkpoint.stored(key), rows), found[rows]), key
+            out = np.full(found[rows].shape, np.nan, np.float32)
+            assert stored_values(checkpoint.stored(key), rows, out) is out and np.array_equal(out, found[rows]), key
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -24,22 +24,32 @@ Floats = NDArray[np.float32]
 _PIECE_WEIGHTS = 2**20
 
 
-def values(stored: StoredTensor, rows: slice = slice(None)) -> Floats:
+def values(stored: StoredTensor, rows: slice = slice(None), out: Floats | None = None) -> Floats:
     """Return the values of some consecutive rows of a stored weight: float32 (rows, columns).
 
-    A vector is one row. Values do not depend on which rows are asked for together. `rows` has no step.
+    A vector is one row. Values do not depend on which rows are asked for together.
+
+    Args:
+        stored: The weight.
+        rows: A slice without a step.
+        out: Contiguous, of the result's shape; overwritten and returned. GGUF's types are decoded into it directly.
     """
     num_rows, columns = stored.shape if len(stored.shape) == 2 else (1, *stored.shape)
     start, stop, _ = rows.indices(num_rows)
-    if stored.type_name in STORED_TYPES:
-        return STORED_TYPES[stored.type_name].decode(np, parts_of(stored), stored.shape, start, stop)
-    if not stored.is_packed:
-        return dequantize(stored.type_name, (stop - start, columns), stored.data[start:stop])
     numbers = np.arange(start, stop)
-    if native.library() is None:
-        return unpack_rows(stored.data, numbers, PACKED_FORMATS[stored.type_name]).values_RC
-    data = np.ascontiguousarray(stored.data)
-    return native.lookup(matrix_of(stored.type_name, stored.shape, data.ctypes.data), numbers)
+    if stored.type_name in STORED_TYPES:
+        decoded = STORED_TYPES[stored.type_name].decode(np, parts_of(stored), stored.shape, start, stop)
+    elif not stored.is_packed:
+        return dequantize(stored.type_name, (stop - start, columns), stored.data[start:stop], out)
+    elif native.library() is None:
+        decoded = unpack_rows(stored.data, numbers, PACKED_FORMATS[stored.type_name]).values_RC
+    else:
+        data = np.ascontiguousarray(stored.data)
+        return native.lookup(matrix_of(stored.type_name, stored.shape, data.ctypes.data), numbers, out)
+    if out is None:
+        return decoded
+    out[...] = decoded
+    return out
 
 
 def parts_of(stored: StoredTensor) -> Parts:
@@ -68,5 +78,5 @@ def read_array(checkpoint: Checkpoint, key: str) -> NDArray[Any]:
         return as_floats(stored)
     out = np.empty(stored.shape, np.float32)
     for rows in pieces(stored.shape):
-        np.atleast_2d(out)[rows] = values(stored, rows)
+        values(stored, rows, np.atleast_2d(out)[rows])
     return out

@@ -296,9 +296,12 @@ def run(model: CModel, cache: CCache, batch: CBatch, taps: CTaps | None, logits:
     _check(code)
 
 
-def lookup(matrix: CMatrix, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return some rows of a matrix, by their numbers (...): (..., in); IndexError if there is no such row."""
-    out = np.empty((*rows.shape, matrix.cols), np.float32)
+def lookup(matrix: CMatrix, rows: NDArray[np.int64], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Return some rows of a matrix, by their numbers (...): (..., in); IndexError if there is no such row.
+
+    `out`: contiguous, of the result's size; overwritten and returned.
+    """
+    out = np.empty((*rows.shape, matrix.cols), np.float32) if out is None else out
     if _ready().lm_lookup(matrix, rows.ctypes.data, rows.size, out.ctypes.data):
         raise IndexError(f"ids span {int(rows.min())}..{int(rows.max())}; expected 0..{matrix.rows - 1}")
     return out

@@ -68,17 +68,22 @@ def _levels(type_name: str) -> NDArray[np.uint8] | None:
     return None if levels is None else np.array([level + 128 for level in levels], np.uint8)
 
 
-def dequantize(type_name: str, shape: tuple[int, ...], data: Bytes) -> NDArray[np.float32]:
+def dequantize(
+    type_name: str, shape: tuple[int, ...], data: Bytes, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """Return a stored weight's values. The kernels, where there are any, unpack what they multiply, in threads.
 
-    `data` is C-contiguous: rows as GGUF has them, or tiles, which have three dimensions and need the kernels.
+    `data` is C-contiguous: rows as GGUF has them, or tiles, which have three dimensions and need the kernels. `out`,
+    contiguous and of `shape`, is overwritten and returned.
     """
+    out = np.empty(shape, np.float32) if out is None else out
     is_packed = data.ndim == 3
     if not is_packed and (len(shape) == 1 or type_name not in native.Kind.__members__ or native.library() is None):
-        return decode_blocks(type_name, data, shape[-1]).reshape(shape)
+        decode_blocks(type_name, data, shape[-1], out)
+        return out
     if not is_packed and isinstance(format := FORMATS[type_name], PackedFormat):
         data = pack_blocks(data, shape[1], format)
-    return native.lookup(matrix_of(type_name, shape, data.ctypes.data), np.arange(shape[0]))
+    return native.lookup(matrix_of(type_name, shape, data.ctypes.data), np.arange(shape[0]), out)
 
 
 def count_nonfinite_tiles(tiles: Bytes, format: PackedFormat) -> int:

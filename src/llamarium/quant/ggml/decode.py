@@ -33,14 +33,19 @@ from llamarium.quant.ggml.fields import copy, fields, half, to_float
 _PIECE_WEIGHTS = 2**18
 
 
-def decode_blocks(type_name: str, data: NDArray[np.uint8], num_columns: int) -> NDArray[np.float32]:
-    """Decode whole packed rows with numpy, uint8 in any shape, of a type in `GGML_TYPES`: (rows, num_columns)."""
+def decode_blocks(
+    type_name: str, data: NDArray[np.uint8], num_columns: int, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Decode whole packed rows with numpy, uint8 in any shape, of a type in `GGML_TYPES`: (rows, num_columns).
+
+    `out`: contiguous, of the result's size; overwritten and returned.
+    """
     row_bytes = block_format(type_name).row_bytes(num_columns)
     if data.dtype != np.uint8 or row_bytes == 0 or data.size % row_bytes:
         raise CheckpointError(
             f"{type_name} weights are {data.dtype} {data.shape}; expected uint8, a multiple of {row_bytes} bytes"
         )
-    out = np.empty((data.size // row_bytes, num_columns), np.float32)
+    out = np.empty((data.size // row_bytes, num_columns), np.float32) if out is None else out
     with np.errstate(all="ignore"):  # infinite and NaN scales are reported where files are checked
         decode_into(np, data, type_name, out)
     return out
