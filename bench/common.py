@@ -12,6 +12,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -86,15 +87,47 @@ def serve(step: Callable[[], dict[str, float]]) -> None:
         print(json.dumps(step()), flush=True)
 
 
+class Load:
+    """How busy other programs kept the machine while the block ran; Linux says it, elsewhere it counts as quiet.
+
+    Attributes:
+        others: Cores that neither this process with its children used nor were idle, 0 below a tenth of one: what the
+            system itself needs. Time that a hypervisor gave to other machines counts.
+    """
+
+    others = 0.0
+
+    def __enter__(self) -> "Load":
+        self._began, self._own, self._all = time.monotonic(), self._own_s(), self._busy_s()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.monotonic() - self._began
+        used = (self._busy_s() - self._all) - (self._own_s() - self._own)
+        self.others = round(used / seconds, 2) if used > 0.1 * seconds else 0.0
+
+    def _own_s(self) -> float:
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system
+
+    def _busy_s(self) -> float:
+        fields = next((line.split()[1:] for line in _lines("/proc/stat") if line.startswith("cpu ")), [])
+        if not fields:
+            return 0.0
+        user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def environment() -> dict[str, Any]:
     """Say what was measured where: machine, versions, commit, date."""
-    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
     flags = next((line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), "")
     memory = next((int(line.split()[1]) // 2**20 for line in _lines("/proc/meminfo") if "MemTotal" in line), 0)
     return {
-        "cpu": cpu or platform.processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
-        "isa": [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f" {f}" in flags],
+        "isa": [
+            f for f in ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if f" {f}" in flags
+        ],
         "memory_gib": memory,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("llamarium", "torch", "transformers", "tokenizers")},
@@ -102,6 +135,17 @@ def environment() -> dict[str, Any]:
         "clean": not _git(ROOT, "status", "--porcelain", "--", "src"),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def processor() -> str:
+    """Return the processor's name, with family and model on Linux: a hypervisor may say no more than "AMD EPYC"."""
+    fields = dict[str, str]()
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    if "model name" not in fields:
+        return platform.processor()
+    return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')})"
 
 
 def _version(package: str) -> str | None:
