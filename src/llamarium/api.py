@@ -17,7 +17,7 @@ from llamarium.errors import InputError, OptionError, TokenizerError, escape, sh
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
-from llamarium.generation.dialog import ChatOptions, read_dialog, split_tools
+from llamarium.generation.dialog import ChatOptions, read_dialog, split_dialog_options
 from llamarium.generation.loop import DialogEngine
 from llamarium.generation.options import AnswerOptions, EngineOptions, split_options
 from llamarium.generation.text_engine import TextEngine
@@ -233,12 +233,12 @@ class Llama:
         return stream(self, self.encode(prompt), self.sampling_params(**options), how)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
-        """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`, and `ToolOptions`.
+        """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`, and `DialogOptions`.
 
         An answer has 1,024 tokens at most, unless the options or the model's generation_config.json set it.
         `Generation.tool_calls` are its calls, and `Generation.message` is its message for the next dialog.
         """
-        how, given = split_options(options), split_tools(options)
+        how, given = split_options(options), split_dialog_options(options)
         ids, tools = read_dialog(self, messages, given, options)
         return complete(self, [ids], self.chat_params(**options), how, new_text=True, tools=tools)[0].or_raise()
 
@@ -250,7 +250,7 @@ class Llama:
         `Piece.deltas` has texts and calls in order, `Piece.text` the text alone. `prefix`, as of `conversation`, keeps
         keys and values from turn to turn.
         """
-        how, given = split_options(options), split_tools(options)
+        how, given = split_options(options), split_dialog_options(options)
         ids, tools = read_dialog(self, messages, given, options)
         return stream(self, ids, self.chat_params(**options), how, new_text=True, tools=tools, prefix=prefix)
 

@@ -23,7 +23,7 @@ import llamarium
 from llamarium.adapters.model_names import public_name
 from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
-from llamarium.generation.dialog import ToolOptions
+from llamarium.generation.dialog import DialogOptions
 from llamarium.generation.options import EngineOptions, StreamOptions, check_timeout, split_request
 from llamarium.generation.text_engine import Answers, TextEngine
 from llamarium.generation.text_model import compiled
@@ -183,9 +183,9 @@ def _check(options: Mapping[str, object]) -> None:
         raise InputError(f"n is {show_value(options.get('n'))}; a row has one answer")
     if options.get("adapter") is not None:
         raise InputError("adapter: all rows have the model's; put it on with loading={'adapter': FOLDER}")
-    for name in ToolOptions.__annotations__:
+    for name in DialogOptions.__annotations__:
         if name in options:
-            raise InputError(f"{name}: a row's answer is a text, not a call of a tool; `llamarium batch` tells calls")
+            raise InputError(f"{name}: a row is a text, without tools and documents; `llamarium batch` takes them")
 
 
 def _finish(begun: "Answers | LlamariumError") -> Answered:

@@ -16,8 +16,8 @@ from llamarium.tokenizer.tools.functions import described
 from llamarium.tokenizer.tools.request import ToolRequest
 
 
-class ToolOptions(TypedDict, total=False):
-    """The tools of a dialog; all but the last as OpenAI's API has them.
+class DialogOptions(TypedDict, total=False):
+    """What a dialog has besides messages: tools, as OpenAI's API has them, and documents.
 
     Attributes:
         tools: What the model may call: objects as OpenAI's API has them, functions of Python, or `ToolDefinition`.
@@ -25,24 +25,27 @@ class ToolOptions(TypedDict, total=False):
             object names one that it has to call, or those that it may.
         parallel_tool_calls: There may be several calls in one answer, which is the default.
         tool_form: How tools and calls are written; None is its dialog format's own way.
+        documents: Texts that the answer may draw on, if the model's chat template reads them: objects with `title` and
+            `text`, or whatever fields the template writes.
     """
 
     tools: Sequence[Mapping[str, Any] | Callable[..., Any] | ToolDefinition] | None
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     tool_form: ToolForm | None
+    documents: Sequence[Mapping[str, Any]] | None
 
 
-class ChatOptions(AnswerOptions, ToolOptions, total=False):
+class ChatOptions(AnswerOptions, DialogOptions, total=False):
     """The options of an answer in a dialog."""
 
 
-class StreamChatOptions(StreamOptions, ToolOptions, total=False):
+class StreamChatOptions(StreamOptions, DialogOptions, total=False):
     """The options of `TextEngine.stream_chat`."""
 
 
 def read_dialog(
-    model: TextModel, messages: Sequence[Mapping[str, Any]], tools: ToolOptions, options: GenerationOptions
+    model: TextModel, messages: Sequence[Mapping[str, Any]], given: DialogOptions, options: GenerationOptions
 ) -> tuple[list[int], ToolRequest]:
     """Return a dialog's ids and its tools; the answer's grammar, if it has one, is put into `options`.
 
@@ -50,10 +53,10 @@ def read_dialog(
     GrammarError for a form that cannot be held, or not beside tools.
     """
     request = ToolRequest.read(
-        described(tools.get("tools")), tools.get("tool_choice"), tools.get("parallel_tool_calls")
+        described(given.get("tools")), given.get("tool_choice"), given.get("parallel_tool_calls")
     )
-    check_form(form := tools.get("tool_form"))
-    ids = model.tokenizer.chat(messages, tools=request.offered, tool_form=form)
+    check_form(form := given.get("tool_form"))
+    ids = model.tokenizer.chat(messages, tools=request.offered, tool_form=form, documents=given.get("documents"))
     answer = Grammar.from_options(options)
     request = request if answer is None else request.after(messages)
     for name in GRAMMAR_OPTIONS:
@@ -62,9 +65,9 @@ def read_dialog(
     return ids, request
 
 
-def split_tools(options: ToolOptions) -> ToolOptions:
-    """Take the tools out of some options, and leave the others."""
-    return cast(ToolOptions, {name: options.pop(name) for name in ToolOptions.__annotations__ if name in options})
+def split_dialog_options(options: DialogOptions) -> DialogOptions:
+    """Take the dialog's options out of `options`, and leave the others."""
+    return cast(DialogOptions, {name: options.pop(name) for name in DialogOptions.__annotations__ if name in options})
 
 
 def own_tool_form(tokenizer: Tokenizer) -> ToolForm | None:

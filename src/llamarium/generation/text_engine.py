@@ -33,7 +33,7 @@ from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
 from llamarium.generation.adapters import AdapterChoices, ServedAdapter
 from llamarium.generation.completion import Generation, Piece, RowText, row_texts
-from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_tools
+from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_dialog_options
 from llamarium.generation.embedding import Embedding, embed
 from llamarium.generation.options import StreamOptions, check_timeout, proposer_choice, proposer_of, split_request
 from llamarium.generation.text_model import TextModel, begins_text, compiled
@@ -299,7 +299,7 @@ class TextEngine:
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[StreamChatOptions]) -> Answers:
         """Answer a dialog, piece by piece; as `stream`, with tools as in `Llama.chat`."""
-        how, given = split_request(options), split_tools(options)
+        how, given = split_request(options), split_dialog_options(options)
         ids, tools = read_dialog(self._model, messages, given, options)
         return self.submit(ids, self._model.chat_params(**options), new_text=True, tools=tools, **how)
 

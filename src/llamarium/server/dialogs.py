@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from llamarium.errors import ToolError, escape
+from llamarium.errors import TokenizerError, ToolError, escape
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.chat.content import joined
+from llamarium.tokenizer.chat.messages import check_documents
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
 
@@ -72,26 +73,34 @@ def encode_dialog(
     *,
     add_generation_prompt: bool = True,
     begun: str | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
     effort: str | None = None,
 ) -> list[int]:
     """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
 
-    `begun` is the beginning of the answer. A chat template gets the request's `variables`, and its `effort` as
-    `reasoning_effort` if it reads that. ApiError for a variable that it does not read.
+    `begun` is the beginning of the answer. A chat template gets the request's `documents` and `variables`, and its
+    `effort` as `reasoning_effort` if it reads that. ApiError for documents or a variable that it does not read.
     """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
-    tokenizer.check_length("".join(_texts(messages)), service.max_tokens)
+    checked = _checked(documents or [])
+    tokenizer.check_length("".join((*_texts(messages), *_strings(checked))), service.max_tokens)
     form = tokenizer.chat_format
     if form is not None:  # the keys that it does not read are hints
         read = form.message_keys.union(_KEYS)
         messages = [{key: said for key, said in one.items() if key in read} for one in messages]
     given = dict(variables or {})
     read = frozenset[str]() if form is None else form.variables
-    if unread := [name for name in given if name not in read]:
-        param = f"chat_template_kwargs.{unread[0]}"
-        message = f"{escape(param)} is not supported: the model's chat template does not read it; leave it out"
-        raise ApiError(400, message, code="unsupported_parameter", param=param)
+    unread = [f"chat_template_kwargs.{name}" for name in given if name not in read]
+    if checked and "documents" not in read:
+        unread.append("documents")
+    if documents is not None and "documents" in read:
+        if "documents" in given:
+            raise misplaced("documents", "is also in chat_template_kwargs; give one")
+        given["documents"] = checked
+    if unread:
+        message = f"{escape(unread[0])} is not supported: the model's chat template does not read it; leave it out"
+        raise ApiError(400, message, code="unsupported_parameter", param=unread[0])
     if effort is not None and "reasoning_effort" in read:
         given.setdefault("reasoning_effort", effort)
     how: Any = {"tools": tools, "tool_form": tool_form, "variables": given}
@@ -109,6 +118,23 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from (said for key, said in message.items() if key not in _KEYS)
         for call in message.get("tool_calls", ()):
             yield call["function"]["arguments"]
+
+
+def _checked(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    try:
+        return check_documents(documents)
+    except TokenizerError as error:
+        raise ApiError(400, str(error), param="documents") from None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value; not its keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for item in cast("Mapping[str, Any]", value).values() for text in _strings(item))
+    elif isinstance(value, list):
+        yield from (text for item in cast("list[Any]", value) for text in _strings(item))
 
 
 def check_begun(where: str, form: str | None, tools: ToolRequest, *, is_alone: bool) -> None:

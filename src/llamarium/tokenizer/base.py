@@ -332,12 +332,17 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: "Sequence[ToolDefinition]" = (),
         tool_form: "ToolForm | None" = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the ids of a dialog, BOS included where the format has one; arguments as `ChatFormat.encode`.
+        """Return the ids of a dialog, BOS included where the format has one; other arguments as `ChatFormat.encode`.
+
+        `documents` are texts that the answer may draw on: objects with `title` and `text`, or whatever fields the
+        model's chat template writes.
 
         Raises:
-            ChatFormatError: If the vocabulary has no chat format or the dialog does not fit it.
+            ChatFormatError: If the vocabulary has no chat format or the dialog does not fit it; for documents that the
+                template does not read.
             ToolError: If there are tools that the format does not write.
         """
         if self.chat_format is None:
@@ -345,6 +350,11 @@ class Tokenizer:
                 f"{self.source}: no chat template and no control tokens of a known dialog format (Llama 3, ChatML); "
                 "this is a base model's tokenizer: continue a text (`llamarium generate`), or choose a chat model"
             )
+        is_read = "documents" in self.chat_format.variables
+        if documents or (documents is not None and is_read):  # an empty list needs nobody to read it
+            from llamarium.tokenizer.chat.messages import check_documents
+
+            variables = {**(variables or {}), "documents": check_documents(documents)}
         how: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
         return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt, **how)
 

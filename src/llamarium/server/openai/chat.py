@@ -99,7 +99,12 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     form = form_of(body)
     begun = _begun(body, form, tools)
     messages = await asyncio.to_thread(plain, body.messages[: -1 if body.continue_final_message else None])
-    how: Any = {"variables": body.chat_template_kwargs, "effort": body.reasoning_effort, "begun": begun}
+    how: Any = {
+        "documents": body.documents,
+        "variables": body.chat_template_kwargs,
+        "effort": body.reasoning_effort,
+        "begun": begun,
+    }
     begins = body.add_generation_prompt is not False or begun is not None
 
     def encode_prompt(_: Tokenizer) -> list[list[int]]:

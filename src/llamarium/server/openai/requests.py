@@ -24,6 +24,7 @@ class ChatRequest(Intervened):
 
     reasoning_effort: str | None = None  # one of the table's
     # not OpenAI's: as vLLM has it
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -61,6 +61,19 @@ class TemplateMessages:
         return plain_value(_with_reasoning(copied), f"messages[{i}]")
 
 
+def check_documents(documents: object) -> list[dict[str, Any]]:
+    """Check and copy the documents that an answer may draw on: objects with any fields, `title` and `text` by custom.
+
+    ChatFormatError or TokenizerError for anything but a list of such objects.
+    """
+    checked = plain_value(documents, "documents")
+    if not isinstance(checked, list) or not all(isinstance(item, dict) for item in cast("list[object]", checked)):
+        raise ChatFormatError(
+            f"documents is {show_value(documents)}; expected a list of objects, such as those with title and text"
+        )
+    return cast("list[dict[str, Any]]", checked)
+
+
 def fit_forms(messages: Sequence[Mapping[str, Any]], forms: ContentForms) -> list[dict[str, Any]]:
     """Return messages whose contents, and arguments of calls, are in the forms that a template takes."""
     fitted: list[dict[str, Any]] = []

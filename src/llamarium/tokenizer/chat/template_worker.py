@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-OF_DIALOGS = ("add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "pad_token", "tools")
+OF_DIALOGS = ("add_generation_prompt", "bos_token", "eos_token", "messages", "pad_token", "tools")
 """The variables of every dialog."""
 
 _METHODS_OF_TEXT = frozenset(
