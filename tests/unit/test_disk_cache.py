@@ -387,7 +387,7 @@ def test_damage_is_never_an_answer(tmp_path: Path) -> None:
 def test_a_damaged_block_takes_the_part_that_memory_had_with_it(tmp_path: Path) -> None:
     with engine_over(tmp_path) as engine:
         run(engine, Request(PROMPT, GREEDY))
-        name = engine._index.find(engine._root(Request(PROMPT, GREEDY)), PROMPT).keys[-1].hex()
+        name = engine.prefix_index.find(engine.root_of(Request(PROMPT, GREEDY)), PROMPT).keys[-1].hex()
     (path,) = tmp_path.glob(f"{name}-*")
     content = bytearray(path.read_bytes())
     content[-60] ^= 1  # in its first slot
@@ -461,10 +461,10 @@ def test_what_waits_for_the_disk_can_be_aborted_and_preempted(tmp_path: Path) ->
         loaded = sequence.table.blocks[: len(sequence.keys)]
         engine._scheduler._preempt(sequence)
         assert not sequence.is_on_disk and sequence.num_computed == 0
-        other = BlockTable(engine._index.pool)
+        other = BlockTable(engine.prefix_index.pool)
         other.share(loaded)
         for block in loaded:  # they are taken for something else meanwhile
-            engine._index.take_out(block)
+            engine.prefix_index.take_out(block)
         engine.step()
         assert sequence.num_disk == sequence.num_cached == 16, "a block that is loaded twice counts once"
         engine.abort(number)

@@ -74,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_values(parser, ("--store-responses", size, "SIZE", None, what), where)
     text = "refuse fields that have no effect; else the answer's header x-llamarium-no-effect names them"
     parser.add_argument("--strict-fields", action="store_true", help=text)
+    text = "explain in the usage why a prompt's prefix was not cached, with the texts that differ"
+    parser.add_argument("--explain-cache", action="store_true", help=text)
     add_page(parser, access)
     text = "of the lines on stderr (default: %(default)s)"
     parser.add_argument("--log-format", choices=("text", "json"), default=_DEFAULTS.log_format, help=text)
@@ -268,7 +270,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     responses = None if args.store_responses is None else ResponseStore(args.store_responses, args.store_file)
     return Settings.of(
         args, host=host, port=port, uds=args.uds, api_keys=keys, responses=responses, adapter_dir=args.adapter_dir,
-        allow_interventions=args.allow_interventions,
+        allow_interventions=args.allow_interventions, explain_cache=args.explain_cache,
     )  # fmt: skip
 
 

@@ -91,8 +91,10 @@ class Engine:
         self._kv_cache_dtype: CacheDtype = kv_cache_dtype
         kv_dtype = runner.kv_dtype if kv_cache_dtype == "auto" else kv_cache_dtype
         self.disk = None if disk is None else DiskTier(disk, runner, self.cache, kv_dtype)
-        self._index, most = PrefixIndex(num_blocks, block_size, self.disk), most_logits(vocab_size)
-        self._scheduler = Scheduler(self._index, self.cache.copy_block, max_num_seqs, most, shares=shares and use_cache)
+        self.prefix_index, most = PrefixIndex(num_blocks, block_size, self.disk), most_logits(vocab_size)
+        self._scheduler = Scheduler(
+            self.prefix_index, self.cache.copy_block, max_num_seqs, most, shares=shares and use_cache
+        )
         self._sampler = Sampler(vocab_size, runner.device)
         self._output = OutputProcessor(self._scheduler, self._sampler, self.counts, use_cache=use_cache)
         self._pace, self._clock = Pace(), clock
@@ -120,7 +122,7 @@ class Engine:
     @property
     def num_used_blocks(self) -> int:
         """Blocks that sequences have."""
-        return self.num_blocks - self._index.pool.num_free
+        return self.num_blocks - self.prefix_index.pool.num_free
 
     @property
     def sequences(self) -> list[EngineSequence]:
@@ -166,17 +168,24 @@ class Engine:
         check_inside(config, request)
         stops = frozenset((*request.stop_ids, *params.stop_token_ids))
         number, limit = next(self._numbers), limit_of(config, request)
-        root = self._root(request)
+        root = self.root_of(request)
         sequences: list[EngineSequence] = []
         for row, single in enumerate(params.rows()):
             constraint = None if request.grammar is None else request.grammar.begin(stops)
             sampling = SamplingRow(single, prompt, config.vocab_size, constraint=constraint, stops=stops)
             scores = None if params.prompt_logprobs is None else PromptScores(prompt, params.prompt_logprobs)
-            made = EngineSequence(number, row, request, sampling, limit, stops, BlockTable(self._index.pool), root)
+            made = EngineSequence(
+                number, row, request, sampling, limit, stops, BlockTable(self.prefix_index.pool), root
+            )
             made.scores, made.pool = scores, None if request.pooling is None else Pool(request.pooling)
             made.states = None if request.places is None else States(request.places)
             sequences.append(made)
         return sequences
+
+    def root_of(self, request: Request) -> Key:
+        """Return the key before a request's first block; on disk it says by content what else the numbers depend on."""
+        adapter = request.adapter if self.disk is None else self.disk.identity(self.runner, request.adapter)
+        return root_key(adapter, request.salt, *([edits_key(request.edits)] if request.edits else ()))
 
     def start(self, sequences: list[EngineSequence]) -> int:
         """Begin what `prepare` has returned; return the request's number."""
@@ -213,7 +222,7 @@ class Engine:
         if num_blocks > before:
             most = capacity_blocks(self.runner.config.max_position_embeddings, self.cache.block_size)
             self.cache.grow(max(num_blocks, min(2 * num_blocks, most)))
-            self._index.pool.add(self.num_blocks - before)
+            self.prefix_index.pool.add(self.num_blocks - before)
 
     def use_proposer(self, policy: ProposerPolicy | None) -> None:
         """Propose tokens ahead from now on, or do not; while no request is live. A draft model needs memory."""
@@ -229,13 +238,13 @@ class Engine:
 
         MemoryBudgetError if the cache has no room for them.
         """
-        size, table, parent = self.cache.block_size, BlockTable(self._index.pool), root_key(-1, "")
+        size, table, parent = self.cache.block_size, BlockTable(self.prefix_index.pool), root_key(-1, "")
         table.reserve(len(ids))
         self.runner.run(pack([Span(ids[:size], 0, table.blocks, num_logits=0)], size), self.cache)
         for place, block in enumerate(table.blocks):
             if place:
                 self.cache.copy_block(table.blocks[0], block)
-            parent = self._index.enter(parent, block, ids[place * size : (place + 1) * size])
+            parent = self.prefix_index.enter(parent, block, ids[place * size : (place + 1) * size])
         table.release()
 
     def abort_largest(self) -> int | None:
@@ -256,11 +265,6 @@ class Engine:
         """Yield the events of all requests, until none is left."""
         while not self.is_idle:
             yield from self.step()
-
-    def _root(self, request: Request) -> Key:
-        """Return the key before a request's first block; on disk it says by content what else the numbers depend on."""
-        adapter = request.adapter if self.disk is None else self.disk.identity(self.runner, request.adapter)
-        return root_key(adapter, request.salt, *([edits_key(request.edits)] if request.edits else ()))
 
     def _run(self, items: list[StepItem]) -> None:
         taps = _taps(items)

@@ -57,6 +57,16 @@ def block_key(parent: Key, ids: Sequence[int]) -> Key:
     return hashlib.blake2b(parent + np.array(ids, np.int64).tobytes(), digest_size=16).digest()
 
 
+def block_keys(root: Key, ids: Sequence[int], block_size: int) -> list[Key]:
+    """Return the keys of all whole blocks of a sequence after `root`."""
+    packed, keys, parent = np.array(ids, np.int64).tobytes(), list[Key](), root
+    width = 8 * block_size
+    for start in range(0, len(packed) - width + 1, width):
+        parent = hashlib.blake2b(parent + packed[start : start + width], digest_size=16).digest()
+        keys.append(parent)
+    return keys
+
+
 class PrefixIndex:
     """Finds the blocks that hold the beginning of a prompt, among the `num_blocks` of its `pool`.
 
@@ -83,6 +93,12 @@ class PrefixIndex:
             keys.append(key)
             parent = key
         return Match(blocks, keys)
+
+    def ids_of(self, key: Key) -> tuple[int, ...] | None:
+        """Return the tokens of a cached block, or None if it is not in memory; any thread may call this."""
+        block = self._blocks.get(key)
+        content = None if block is None else self._contents.get(block)
+        return content.ids if content is not None and content.key == key else None  # it may just have been replaced
 
     def is_on_disk(self, found: Match) -> bool:
         """Whether the next block after a match is on disk, as far as is known; the match counts as used there, too."""

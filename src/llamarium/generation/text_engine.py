@@ -24,6 +24,7 @@ from llamarium.adapters.load import read_beside
 from llamarium.engine.engine import MAX_NUM_SEQS, Engine
 from llamarium.engine.memory import num_blocks_for
 from llamarium.engine.pooling import Places, Pooling, Vector
+from llamarium.engine.prefix import Key, PrefixIndex
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.request import Request, TokenEvent
@@ -61,6 +62,7 @@ class Answers:
         num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
         num_disk: How many of those came from disk.
         is_edited: Whether the request changes what the model computes.
+        root: The prefix key that its prompt's first block goes on from.
         rows: The text of each, as far as it has been read.
     """
 
@@ -74,7 +76,7 @@ class Answers:
     ) -> None:
         self.prompt_ids, self.adapter = tuple(prompt_ids), adapter
         self.num_cached = self.num_disk = 0
-        self.is_edited = False
+        self.is_edited, self.root = False, Key()
         self.rows = rows
         self._num_open = len(rows)
         self._most_buffered = most_buffered
@@ -96,7 +98,7 @@ class Answers:
         def deliver(came: Sequence[TokenEvent] | Exception) -> Reader | None:
             return None if (answers := me()) is None else answers._take(came)
 
-        self.is_edited = bool(request.edits)
+        self.is_edited, self.root = bool(request.edits), thread.engine.root_of(request)
         number = thread.submit(request, deliver)
         self._abort = lambda row: thread.abort(number, row)
         weakref.finalize(self, thread.abort, number)
@@ -282,6 +284,11 @@ class TextEngine:
     def snapshot(self) -> EngineSnapshot:
         """The engine after its last step."""
         return self._thread.snapshot
+
+    @property
+    def prefix_index(self) -> PrefixIndex:
+        """The index of its prefix cache; any thread may call `ids_of`."""
+        return self._thread.engine.prefix_index
 
     @property
     def disk_use(self) -> DiskUse | None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, GrammarError, LlamariumError, RequestTimeoutError, SamplingError
 from llamarium.generation.dialog import own_tool_form
 from llamarium.generation.text_engine import Answers, TextEngine
-from llamarium.runtime.intervention import Edit
+from llamarium.runtime.intervention import Edit, edits_key
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.calls import compile_answer, grammar_of_answer
 from llamarium.sampling.grammar.description import Grammar
@@ -25,6 +25,8 @@ from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
 from llamarium.server.lifecycle.threads import in_own_thread
 from llamarium.server.metrics import RequestMetrics
 from llamarium.server.naming import ModelChoice
+from llamarium.server.prefix.explainer import Explained
+from llamarium.server.prefix.fields import PromptParts
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.request import ToolRequest
@@ -62,6 +64,8 @@ class AnswerRequest:
         new_text: The answer is a text of its own.
         ignore_eos: Only the client's own stops end an answer.
         salt: Keys and values are shared only with requests of the same salt.
+        variables: Of the chat template.
+        begun: The beginning of the answer, which the prompt ends with.
         inside: What is done inside of the model, or looked at; None is nothing.
     """
 
@@ -79,6 +83,8 @@ class AnswerRequest:
     new_text: bool = False
     ignore_eos: bool = False
     salt: str = ""
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    begun: str | None = None
     inside: Inside | None = None
 
     @property
@@ -86,20 +92,42 @@ class AnswerRequest:
         """Over all prompts."""
         return self.num_prompts * (self.options.get("n") or 1)
 
+    def parts(self, edits: tuple[Edit, ...]) -> PromptParts:
+        """Return what its prompts are made of, with the edits of one of them."""
+        changed = edits_key(edits).hex() if edits else ""
+        tools, adapter = self.tools.offered, self.model.adapter or ""
+        return PromptParts(adapter, self.salt, changed, self.variables, tools, self.messages, self.begun)
+
     @property
     def number_field(self) -> str:
         """The field with the number of answers, for messages."""
         return "n" if self.num_answers > self.num_prompts else self.prompt_field
 
 
-async def submit(service: Service, asked: AnswerRequest) -> list[Answers]:
-    """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own."""
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The answers to each prompt of a request, on their way, and what the prompts share with earlier ones."""
+
+    answers: list[Answers]
+    explained: list[Explained]
+
+
+def variables_of(given: Mapping[str, Any] | None = None, effort: str | None = None) -> dict[str, Any]:
+    """Return what a request gives the chat template besides its dialog."""
+    return {**(given or {}), **({} if effort is None else {"reasoning_effort": effort})}
+
+
+async def submit(service: Service, asked: AnswerRequest, owner: str) -> Submitted:
+    """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own.
+
+    `owner` is the request's API key, or "".
+    """
     if asked.num_answers > MAX_ANSWERS:
         message = f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
         raise ApiError(400, message, param=asked.number_field)
     if asked.form is not None or asked.tools.is_held or asked.inside is not None:
-        return await in_own_thread(partial(_submit, service, asked))
-    return await asyncio.to_thread(_submit, service, asked)
+        return await in_own_thread(partial(_submit, service, asked, owner))
+    return await asyncio.to_thread(_submit, service, asked, owner)
 
 
 def place_of(field: str, place: int, count: int) -> str:
@@ -107,9 +135,10 @@ def place_of(field: str, place: int, count: int) -> str:
     return field if count == 1 else f"{field}[{place}]"
 
 
-def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
+def _submit(service: Service, asked: AnswerRequest, owner: str) -> Submitted:
     model, engine = service.loaded or service.require()
     begun: list[Answers] = []
+    explained: list[Explained] = []
     field = asked.prompt_field
     try:
         prompts = asked.encode(model.tokenizer)
@@ -138,12 +167,14 @@ def _submit(service: Service, asked: AnswerRequest) -> list[Answers]:
                     places=places,
                 )
             )
+            parts = asked.parts(edits)
+            explained.append(service.explainer.opened(owner, begun[-1], parts, engine, model.tokenizer, asked.path_of))
     except BaseException as error:
         close(begun)
         if isinstance(error, LlamariumError):
             raise refusal_of(error, replace(asked, prompt_field=field), model.tokenizer.source) from None
         raise
-    return begun
+    return Submitted(begun, explained)
 
 
 def held_form(

@@ -31,6 +31,7 @@ from llamarium.server.metrics import Metrics
 from llamarium.server.openai import chat, completions, embeddings, models
 from llamarium.server.openai.responses import responses
 from llamarium.server.plain import status, texts
+from llamarium.server.prefix.explainer import HEADER as PREFIX_HEADER
 from llamarium.server.settings import Settings
 
 _OPENAI = (status, texts, models, chat, completions, embeddings, responses)
@@ -63,7 +64,7 @@ def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[st
             settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", HEADER],
+            expose_headers=["x-request-id", "retry-after", HEADER, PREFIX_HEADER],
         )
     return Access(app, log)
 

@@ -129,3 +129,14 @@ class _EngineCollector:
                 metric = family(f"llamarium:{name}", text, labels=["model_name"])
                 metric.add_metric([self._label], value)
                 yield metric
+        yield self._prefixes()
+
+    def _prefixes(self) -> Metric:
+        text = (
+            "Prompts, by the place of their API key, why they were not cached as a whole, and the field that differs."
+        )
+        labels = ["model_name", "key", "reason", "field"]
+        metric = CounterMetricFamily("llamarium:prefix_cache_prompts", text, labels=labels)
+        for names, count in self._service.explainer.counts.items():
+            metric.add_metric([self._label, *names], count)
+        return metric

@@ -10,21 +10,28 @@ from fastapi import Request, Response
 
 from llamarium.generation.completion import Piece
 from llamarium.generation.text_engine import Answers
-from llamarium.server.answering import AnswerRequest, close, recording, side_by_side, submit
+from llamarium.server.answering import AnswerRequest, Submitted, close, recording, side_by_side, submit
 from llamarium.server.errors import JSON, ApiError
+from llamarium.server.http.guard import owner_of
 from llamarium.server.http.stream import COMMENT, EventStream, Write, unless_gone
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.metrics import Timer
+from llamarium.server.prefix.explainer import HEADER as PREFIX_HEADER
+from llamarium.server.prefix.explainer import Explained
 
 T = TypeVar("T")
 Pieces = Sequence[Piece]
 
 
 class Usage:
-    """The tokens of one HTTP request; `answers` are those to each of its prompts."""
+    """The tokens of one HTTP request; `answers` are those to each of its prompts, `explained` is of a single one."""
 
-    def __init__(self, answers: Sequence[Answers]) -> None:
-        self.answers = answers
+    def __init__(self, answers: Sequence[Answers], explained: Explained | None = None) -> None:
+        self.answers, self.explained = answers, explained
+
+    def prefix(self) -> dict[str, Any]:
+        """Return the explanation of a single prompt's prefix as a member of its details, if texts may be shown."""
+        return {} if self.explained is None else self.explained.usage()
 
     @property
     def prompt(self) -> int:
@@ -90,34 +97,39 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
     service: Service = request.app.state.service
     with ExitStack() as held:
         held.enter_context(service.place(asked.num_answers, asked.number_field))
-        answers = await submit(service, asked)
-        held.callback(close, answers)
-        running = _Reply(request, answers, formatter)
+        submitted = await submit(service, asked, owner_of(request))
+        held.callback(close, submitted.answers)
+        running = _Reply(request, submitted, formatter)
         if streams:
             ping_s = service.settings.ping_s
-            return EventStream(running.stream, formatter.failure, ping_s, held.pop_all(), formatter.ping)
-        return await unless_gone(request, running.whole()) or Response(status_code=499)
+            response = EventStream(running.stream, formatter.failure, ping_s, held.pop_all(), formatter.ping)
+        else:
+            response = await unless_gone(request, running.whole()) or Response(status_code=499)
+        if (explained := running.usage.explained) is not None:
+            response.headers[PREFIX_HEADER] = explained.header()
+        return response
 
 
 class _Reply:
     """The answers to one request, on their way to its client."""
 
-    def __init__(self, request: Request, answers: Sequence[Answers], formatter: ReplyFormatter) -> None:
-        self._request, self._answers, self._formatter = request, answers, formatter
-        self._usage = Usage(answers)
+    def __init__(self, request: Request, submitted: Submitted, formatter: ReplyFormatter) -> None:
+        self._request, self._submitted, self._formatter = request, submitted, formatter
+        explained = submitted.explained
+        self.usage = Usage(submitted.answers, explained[0] if len(explained) == 1 else None)
 
     async def stream(self, write: Write) -> None:
         """Write all events."""
 
         async def write_step(prompt: int, pieces: Pieces) -> None:
             if _has_prompt(pieces):
-                await write(await asyncio.to_thread(self._formatter.events, prompt, pieces, self._usage))
+                await write(await asyncio.to_thread(self._formatter.events, prompt, pieces, self.usage))
             else:
-                await write(self._formatter.events(prompt, pieces, self._usage))
+                await write(self._formatter.events(prompt, pieces, self.usage))
 
         await write(self._formatter.begin())
         await self._read(write_step)
-        await write(await _run(lambda: self._formatter.end(self._usage), is_long=self._formatter.stores))
+        await write(await _run(lambda: self._formatter.end(self.usage), is_long=self._formatter.stores))
 
     async def whole(self) -> Response:
         """Return the whole answer, when it is complete."""
@@ -126,10 +138,10 @@ class _Reply:
         async def take(prompt: int, pieces: Pieces) -> None:
             nonlocal is_long
             is_long = is_long or _has_prompt(pieces)
-            self._formatter.take(prompt, pieces, self._usage)
+            self._formatter.take(prompt, pieces, self.usage)
 
         await self._read(take)
-        return await _run(lambda: JSON(self._formatter.whole(self._usage)), is_long=is_long)
+        return await _run(lambda: JSON(self._formatter.whole(self.usage)), is_long=is_long)
 
     async def _read(self, take: Callable[[int, Pieces], Awaitable[None]]) -> None:
         """Pass each step of each prompt to `take`, all prompts side by side."""
@@ -147,9 +159,12 @@ class _Reply:
                 timer.end()
 
         try:
-            await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._answers)])
+            await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._submitted.answers)])
         finally:
-            used = self._usage
+            explainer = self._request.app.state.service.explainer
+            for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
+                explainer.finished(explained, answers)
+            used = self.usage
             notes = {"prompt": used.prompt, "cached": used.cached, "generated": used.generated}
             self._request.scope["notes"].update(notes)
 

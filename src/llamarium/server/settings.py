@@ -30,6 +30,7 @@ class Settings:
         responses: Where responses are stored; None stores none.
         adapter_dir: Adapters in folders below it may be loaded by request; None is none.
         allow_interventions: Requests may steer and ablate, and ask for hidden states.
+        explain_cache: Usage explains why a prompt's prefix was not cached, with the texts that differ.
         log_format: Of the lines on stderr.
         max_header_bytes: Of a request line and its headers.
         header_timeout_s: Seconds from a connection's first byte, or its opening, to the end of the headers.
@@ -56,6 +57,7 @@ class Settings:
     responses: "ResponseStore | None" = None
     adapter_dir: Path | None = None
     allow_interventions: bool = False
+    explain_cache: bool = False
     log_format: Literal["text", "json"] = "text"
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 2**10

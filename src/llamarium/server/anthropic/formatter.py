@@ -110,6 +110,7 @@ def _counts(usage: Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.generated,
+        **usage.prefix(),
     }
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, Form, wanted_forms, with_tokenizer
+from llamarium.server.answering import AnswerRequest, Form, variables_of, wanted_forms, with_tokenizer
 from llamarium.server.anthropic.dialog import read_prompt
 from llamarium.server.anthropic.formatter import MessageFormatter
 from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
@@ -40,6 +40,8 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         path_of=prompt.dialog.path_of,
         new_text=prompt.begun is None,
         salt=body.cache_salt or "",
+        variables=variables_of(effort=prompt.effort),
+        begun=prompt.begun,
     )
     formatter = MessageFormatter(model.name, request.scope["request_id"])
     return await reply(request, asked, formatter, streams=body.stream or False)

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llamarium.server.errors import ApiError
@@ -82,3 +83,9 @@ def key_in(value: str) -> str:
     """Return the key in the value of a header."""
     scheme, _, rest = value.partition(" ")
     return rest.strip() if scheme.lower() == "bearer" else value
+
+
+def owner_of(request: Request) -> str:
+    """Return the key of a request: what is kept under it is found with no other one. "" on a server without keys."""
+    given = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
+    return key_in(given) if request.app.state.service.settings.api_keys else ""

@@ -9,6 +9,7 @@ from llamarium.errors import OptionError
 from llamarium.generation.text_engine import TextEngine, TextModel
 from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.loading import ModelLoader
+from llamarium.server.prefix.explainer import PrefixExplainer
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
 
@@ -41,6 +42,7 @@ class Service:
         self.loading, self.settings = loading, settings
         self.in_flight = 0
         self.is_draining = False
+        self.explainer = PrefixExplainer(settings.api_keys, shows_texts=settings.explain_cache)
         self._typical_s = 1.0
 
     @property

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.generation.completion import Generation, Piece
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, Form
+from llamarium.server.answering import AnswerRequest, Form, variables_of
 from llamarium.server.dialogs import check_begun, encode_dialog, misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
@@ -126,6 +126,8 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         new_text=begins and begun is None,
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
+        variables=variables_of(body.chat_template_kwargs, body.reasoning_effort),
+        begun=begun,
         inside=inside_of(service, body, model, body.n or 1),
     )
     formatter = ChatFormatter(request, body, model, bool(tools.offered))

@@ -133,5 +133,5 @@ def counts_of(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.generated,
         "total_tokens": usage.prompt + usage.generated,
-        "prompt_tokens_details": {"cached_tokens": usage.cached, **from_disk},
+        "prompt_tokens_details": {"cached_tokens": usage.cached, **from_disk, **usage.prefix()},
     }

@@ -196,7 +196,7 @@ def _as_given(value: Body | str | None) -> Any:
 def _counts(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0, **usage.prefix()},
         "output_tokens": usage.generated,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt + usage.generated,

@@ -7,13 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.errors import escape, show_value
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest
+from llamarium.server.answering import AnswerRequest, variables_of
 from llamarium.server.dialogs import Dialog, encode_dialog, misplaced
 from llamarium.server.errors import JSON, ApiError
 from llamarium.server.fields import parameters_in
 from llamarium.server.hints import LOGPROBS
 from llamarium.server.http.body import StrictRoute
-from llamarium.server.http.guard import key_in
+from llamarium.server.http.guard import owner_of
 from llamarium.server.http.stream import STREAMED
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import chosen_model
@@ -34,7 +34,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
     service: Service = request.app.state.service
-    store, owner, before = service.settings.responses, _owner(request), list[dict[str, Any]]()
+    store, owner, before = service.settings.responses, owner_of(request), list[dict[str, Any]]()
     if body.store and store is None:
         raise misplaced("store", "is true, and nothing is stored here (--store-responses); leave it out")
     if (previous := body.previous_response_id) is not None:
@@ -54,6 +54,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         length_field="max_output_tokens",
         new_text=True,
         salt=body.cache_salt or "",
+        variables=variables_of(effort=effort),
     )
 
     def keep(response: dict[str, Any]) -> bool:
@@ -84,18 +85,12 @@ async def _in_store(request: Request, name: str, what: Literal["get", "delete"],
     if unread := next(iter(request.query_params), None):
         raise ApiError(400, f"{escape(unread)} is not a field of this request", code="unknown_parameter", param=unread)
     store: ResponseStore | None = request.app.state.service.settings.responses
-    found = store and await asyncio.to_thread(getattr(store, what), name, _owner(request))
+    found = store and await asyncio.to_thread(getattr(store, what), name, owner_of(request))
     if not found:
         why = "start the server with --store-responses" if store is None else "it may have given way to newer ones"
         message = f"no response {show_value(name)} is stored for this key: {why}"
         raise ApiError(404, message, code="response_not_found", param=param)
     return found
-
-
-def _owner(request: Request) -> str:
-    """Return the key of a request: what is stored under it is found with no other one."""
-    given = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
-    return key_in(given) if request.app.state.service.settings.api_keys else ""
 
 
 def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, ToolRequest]:

@@ -1,0 +1,180 @@
+"""What a prompt shares with the nearest earlier one, and the first field that differs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from operator import attrgetter
+from typing import Literal
+
+from llamarium.engine.prefix import Key
+from llamarium.server.prefix.fields import Field, FieldKind
+from llamarium.server.prefix.memory import PromptRecord
+
+Reason = Literal[
+    "first", "extended", "contained", "model", "cache_salt", "interventions", "changed", "added", "removed",
+    "reordered", "whitespace", "rendering", "reasoning_dropped", "retokenized", "template",
+]  # fmt: skip
+"""Why a prompt is not an earlier one's continuation. "first": none is known. "extended": it is. "contained": it is the
+beginning of one. "rendering": JSON with the same values is spelled otherwise. "retokenized": an answer came back as
+other tokens with the same text. "template": the text differs outside all fields."""
+
+MAX_OTHERS = 8
+"""Further fields that are named."""
+
+_Group = tuple[tuple[int, int, int], ...]  # kind, part and digest of the fields of a tool or message
+_is_tool: Callable[[Field], bool] = attrgetter("is_tool")
+_is_message: Callable[[Field], bool] = attrgetter("is_message")
+
+_ROOTS: dict[FieldKind, Reason] = {
+    FieldKind.MODEL: "model",
+    FieldKind.CACHE_SALT: "cache_salt",
+    FieldKind.INTERVENTIONS: "interventions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field that differs.
+
+    Attributes:
+        is_earlier: The path is in the earlier request.
+    """
+
+    reason: Reason
+    path: str
+    is_earlier: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The tokens that a prompt shares with an earlier one.
+
+    Attributes:
+        num_tokens: How many, from the first on.
+        is_exact: False if the earlier prompt's next block is not in memory any more: there are less than a block more.
+        ends: Which of the two ends there, or neither.
+        earlier_ids: The earlier prompt's next tokens, as far as they are known.
+    """
+
+    num_tokens: int
+    is_exact: bool = True
+    ends: Literal["now", "earlier", "neither"] = "neither"
+    earlier_ids: tuple[int, ...] = ()
+
+
+def shared_tokens(
+    record: PromptRecord,
+    ids: Sequence[int],
+    keys: bytes,
+    block_size: int,
+    ids_of: Callable[[Key], Sequence[int] | None],
+) -> Shared:
+    """Return what a prompt shares with an earlier one, whose blocks `ids_of` returns."""
+    block = record.num_common_blocks(keys)
+    start = block * block_size
+    ours = ids[start : start + block_size]
+    is_tail = block == record.num_blocks
+    theirs = record.tail if is_tail else ids_of(record.key(block))
+    if theirs is None:
+        return Shared(start, is_exact=False, ends="neither" if ours else "now")
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+    count = start + same
+    if count == len(ids):
+        return Shared(count, ends="now")
+    if is_tail and same == len(theirs):
+        return Shared(count, ends="earlier")
+    after = [] if is_tail else record.tail if block + 1 == record.num_blocks else ids_of(record.key(block + 1))
+    return Shared(count, earlier_ids=(*theirs[same:], *(after or ())))
+
+
+def differences(earlier: Sequence[Field], now: Sequence[Field]) -> list[Difference]:
+    """Return the fields that differ, in the order of the request, `1 + MAX_OTHERS` at most.
+
+    What the new request has after all of the earlier one's fields is no difference.
+    """
+    first = next((i for i, pair in enumerate(zip(earlier, now, strict=False)) if pair[0] != pair[1]), None)
+    if first is None:
+        if len(earlier) <= len(now):
+            return []
+        return [Difference("removed", _whole_path(earlier[len(now)], earlier, now), is_earlier=True)]
+    whole = _moved(earlier, now, first)
+    if whole is not None:
+        return [whole]
+    return _by_place(earlier[first:], now[first:])[: 1 + MAX_OTHERS]
+
+
+def _moved(earlier: Sequence[Field], now: Sequence[Field], first: int) -> Difference | None:
+    """Return the difference where whole tools or messages were added, removed or reordered, else None."""
+    for is_kind, name in ((_is_tool, "tools"), (_is_message, "messages")):
+        if not is_kind(now[first]) and not is_kind(earlier[first]):
+            continue
+        before, after = _groups(earlier, is_kind), _groups(now, is_kind)
+        place = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), None)
+        if place is not None:
+            return _move_at(before, after, place, name)
+        if name == "tools" and len(before) != len(after):  # messages that were appended are no difference
+            place, is_gone = min(len(before), len(after)), len(before) > len(after)
+            return Difference("removed" if is_gone else "added", f"{name}[{place}]", is_earlier=is_gone)
+    return None
+
+
+def _move_at(before: list[_Group], after: list[_Group], place: int, name: str) -> Difference | None:
+    """Return how what stands at a place has moved, if that explains more of what follows than a change of it."""
+    old, new = before[place:], after[place:]
+    if sorted(old) == sorted(new[: len(old)]):
+        return Difference("reordered", name)
+
+    def num_equal(a: list[_Group], b: list[_Group]) -> int:
+        return sum(x == y for x, y in zip(a, b, strict=False))
+
+    most, move = num_equal(old, new), None
+    for reason in ("removed", "added"):
+        shifted, other = (old, new) if reason == "removed" else (new, old)
+        shift = shifted.index(other[0]) if other[0] in shifted else 0
+        if shift and (count := num_equal(shifted[shift:], other)) > most:
+            most, move = count, Difference(reason, f"{name}[{place}]", is_earlier=reason == "removed")
+    return move
+
+
+def _groups(fields: Sequence[Field], is_kind: Callable[[Field], bool]) -> list[_Group]:
+    """Return what each tool or message holds."""
+    groups = dict[int, list[tuple[int, int, int]]]()
+    for one in filter(is_kind, fields):
+        groups.setdefault(one.item, []).append((one.kind, one.part, one.exact))
+    return [tuple(group) for group in groups.values()]
+
+
+def _whole_path(one: Field, earlier: Sequence[Field], now: Sequence[Field]) -> str:
+    """Return a field's path, or that of its message or tool if the other request has nothing of it."""
+    if any(other.group == one.group for other in now) or not (one.is_message or one.is_tool):
+        return one.path
+    return f"{'messages' if one.is_message else 'tools'}[{one.item}]"
+
+
+def _by_place(earlier: Sequence[Field], now: Sequence[Field]) -> list[Difference]:
+    before = {one.place: one for one in earlier}
+    after = {one.place: one for one in now}
+    last, last_now = max(before), max(after)
+    found: list[Difference] = []
+    for place in sorted({*before, *after}):
+        old, new = before.get(place), after.get(place)
+        if old is not None and new is not None:
+            if (old.exact, old.kind) != (new.exact, new.kind):
+                found.append(Difference(_change(old, new), new.path))
+        elif new is not None and place <= last:
+            found.append(Difference("added", _whole_path(new, now, earlier)))
+        elif old is not None and place <= last_now:  # what follows is its answer, mostly
+            reason: Reason = "reasoning_dropped" if old.kind is FieldKind.REASONING else "removed"
+            found.append(Difference(reason, _whole_path(old, earlier, now), is_earlier=True))
+    return list(dict.fromkeys(found))
+
+
+def _change(old: Field, new: Field) -> Reason:
+    """Return how a field's value has changed."""
+    if new.kind in _ROOTS:
+        return _ROOTS[new.kind]
+    if old.loose != new.loose:
+        return "changed"
+    if new.kind in (FieldKind.TOOL_PARAMETERS, FieldKind.CALL_ARGUMENTS, FieldKind.TEMPLATE_VARIABLES):
+        return "rendering"
+    return "reasoning_dropped" if old.has_reasoning and not new.has_reasoning else "whitespace"

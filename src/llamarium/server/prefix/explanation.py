@@ -1,0 +1,245 @@
+"""Why a prompt's prefix was not cached: found when it is submitted, completed when the first token is there."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llamarium.engine.prefix import Key, block_keys
+from llamarium.server.prefix.compare import Difference, Reason, Shared, differences, shared_tokens
+from llamarium.server.prefix.fields import Field, PromptParts, Value, digest_fields
+from llamarium.server.prefix.memory import PromptRecord
+from llamarium.tokenizer.base import Tokenizer
+
+SHOWN_TOKENS = 24
+"""Tokens of a text before and after the first one that differs."""
+
+_BESIDE = 4  # tokens between a text and the first one that differs: a role's mark, the end of a turn
+_VERBATIM = re.compile(r"\.(id|name|tool_call_id|content(\[\d+\])?)$")  # fields that are written as they are, or not
+_ROOT_REASONS = ("model", "cache_salt", "interventions")
+_DATE = re.compile(
+    r"\d{1,4}(?:[-/.:]\d{1,2})+|\d{1,2}\s+(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\w*\s+\d{1,2}|\d{10}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts around the first token that differs: what both prompts have before it, and what each has from it on."""
+
+    before: str
+    now: str
+    earlier: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a prompt shares with the nearest earlier one of the same key, and where they part.
+
+    Attributes:
+        matched_tokens: Tokens that both begin with.
+        is_exact: False if the earlier prompt's next block is not in memory any more: they may share the rest of one.
+        path: The field with the first difference, None if none differs.
+        in_earlier: The path is in the earlier request.
+        is_time: What differs looks like a date, a time or a time stamp.
+        others: Further fields that differ, some of them.
+        token: The place of the first token that differs, None if none does.
+    """
+
+    reason: Reason
+    num_tokens: int
+    matched_tokens: int = 0
+    is_exact: bool = True
+    path: str | None = None
+    in_earlier: bool = False
+    is_time: bool = False
+    others: tuple[str, ...] = ()
+    token: int | None = None
+    texts: Texts | None = None
+
+    def sentence(self) -> str:
+        """Return it in words, without any text of a prompt."""
+        where = self.path or "the prompt"
+        after = f" after {self.matched_tokens} of {self.num_tokens} tokens"
+        if self.is_time and self.reason == "changed":
+            return f"a date or time in {where} changed{after}"
+        if self.is_time:
+            return f"a date or time that the chat template writes changed{after}"
+        match self.reason:
+            case "first":
+                return "no earlier prompt of this key is known"
+            case "extended":
+                return f"it continues an earlier prompt, with which it shares {self.matched_tokens} tokens"
+            case "contained":
+                return "it is the beginning of an earlier prompt"
+            case "model" | "cache_salt" | "interventions":
+                return f"{self.path} changed, on which all keys and values depend"
+            case "whitespace":
+                return f"white space in {where} changed{after}"
+            case "rendering":
+                return f"{where} has the same JSON values in another spelling{after}"
+            case "reasoning_dropped":
+                return f"the reasoning in {where} was dropped{after}"
+            case "retokenized":
+                return f"{where} came back as other tokens with the same text{after}"
+            case "template":
+                return f"the chat template writes other text{after}"
+            case "changed" | "added" | "removed" | "reordered":
+                verb = "was " if self.reason != "changed" else ""
+                return f"{where} {verb}{self.reason}{after}"
+
+    def header(self) -> str:
+        """Return it as a header's value, without any text of a prompt."""
+        parts = [f"matched={self.matched_tokens}", f"of={self.num_tokens}", f"reason={self.reason}"]
+        if self.path is not None:
+            parts.append(f"field={self.path}")
+        if self.is_time:
+            parts.append("time")
+        return "; ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        found: dict[str, Any] = {
+            "reason": self.reason,
+            "field": self.path,
+            "other_fields": list(self.others),
+            "is_date_or_time": self.is_time,
+            "matched_tokens": self.matched_tokens,
+            "first_different_token": self.token,
+            "is_exact": self.is_exact,
+            "message": self.sentence(),
+        }
+        if self.texts is not None:
+            found |= {"text_before": self.texts.before, "text": self.texts.now, "earlier_text": self.texts.earlier}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that is compared with earlier ones: its ids, their prefix keys, and its fields."""
+
+    owner: Key
+    root: Key
+    ids: tuple[int, ...]
+    block_size: int
+    values: list[Value]
+    fields: list[Field]
+    keys: list[Key] = field(default_factory=list[Key])
+
+    @classmethod
+    def of(cls, owner: Key, root: Key, ids: Sequence[int], block_size: int, parts: PromptParts) -> "Prompt":
+        """Return a prompt of an owner, whose first block goes on from the key `root`."""
+        values = parts.values()
+        return cls(
+            owner, root, tuple(ids), block_size, values, digest_fields(values, owner.hex()),
+            block_keys(root, ids, block_size),
+        )  # fmt: skip
+
+    def record(self, answer_ids: Sequence[int] = (), answer: Sequence[Value] = ()) -> PromptRecord:
+        """Return what is kept of it, with an answer; its last token is never in the cache."""
+        ids, size = (*self.ids, *answer_ids[:-1]), self.block_size
+        start = len(self.keys) * size
+        keys = [*self.keys, *block_keys(self.keys[-1] if self.keys else self.root, ids[start:], size)]
+        fields = [*self.fields, *digest_fields(answer, self.owner.hex())]
+        return PromptRecord.of(
+            self.owner, self.root, keys, ids[len(keys) * size :], len(self.ids), fields, len(self.fields)
+        )
+
+
+def nearest(prompt: Prompt, records: Sequence[PromptRecord]) -> PromptRecord | None:
+    """Return the earlier prompt with the most values in common, and of those the one with the most blocks."""
+    if not records:
+        return None
+    exact, keys = {one.exact for one in prompt.fields}, b"".join(prompt.keys)
+    return max(records, key=lambda one: (one.similarity(exact), one.num_common_blocks(keys)))
+
+
+def explain(
+    prompt: Prompt,
+    record: PromptRecord | None,
+    ids_of: Callable[[Key], Sequence[int] | None],
+    tokenizer: Tokenizer,
+    *,
+    shows_texts: bool = False,
+) -> Explanation:
+    """Compare a prompt with an earlier one, whose blocks `ids_of` returns; texts only if they are shown."""
+    count = len(prompt.ids)
+    if record is None:
+        return Explanation("first", count)
+    shared = shared_tokens(record, prompt.ids, b"".join(prompt.keys), prompt.block_size, ids_of)
+    found = Explanation("extended", count, shared.num_tokens, shared.is_exact)
+    if record.root == prompt.root and shared.ends != "neither":
+        return found if shared.ends == "earlier" else replace(found, reason="contained")
+    listed = differences(record.fields, prompt.fields)
+    first = _first(prompt, shared, listed, tokenizer)
+    others = tuple(one.path for one in listed if one is not first)
+    texts = _texts(prompt, shared, tokenizer)
+    if first is None:
+        first = _without_field(prompt, record, shared, texts)
+    return replace(
+        found, reason=first.reason, path=first.path or None, in_earlier=first.is_earlier, others=others,
+        is_time=first.reason in ("changed", "template") and _is_time(texts), token=shared.num_tokens,
+        texts=texts if shows_texts else None,
+    )  # fmt: skip
+
+
+def _first(prompt: Prompt, shared: Shared, listed: list[Difference], tokenizer: Tokenizer) -> Difference | None:
+    """Return the first field that differs and whose text may stand where the tokens differ, or None.
+
+    Not every field is part of the prompt: few templates write a call's id, say.
+    """
+    texts = {one.path: value[-1] for one, value in zip(prompt.fields, prompt.values, strict=True)}
+    for one in listed:
+        verbatim = one.reason not in _ROOT_REASONS and not one.is_earlier and _VERBATIM.search(one.path)
+        if not verbatim or _is_at(prompt.ids, shared.num_tokens, texts.get(one.path, "").strip(), tokenizer):
+            return one
+    return None
+
+
+def _is_at(ids: Sequence[int], place: int, text: str, tokenizer: Tokenizer) -> bool:
+    """Whether a text stands in a prompt where a token is, or right beside it."""
+    reach = len(text.encode()) + _BESIDE  # a token is a byte at least
+    return text in tokenizer.decode(ids[max(0, place - reach) : place + reach], skip_special_tokens=False)
+
+
+def _without_field(prompt: Prompt, record: PromptRecord, shared: Shared, texts: Texts) -> Difference:
+    """Return the difference of two prompts whose fields are equal as far as both have them."""
+    if shared.num_tokens < record.num_prompt - 1:
+        return Difference("changed", "prompt") if not _is_dialog(prompt) else Difference("template", "")
+    answers = [one for one in record.fields[record.num_prompt_fields :] if one in prompt.fields]
+    is_same = texts.earlier is not None and _same_beginning(texts.now, texts.earlier)
+    if answers and is_same:
+        return Difference("retokenized", answers[-1].path)
+    return Difference("template", "") if _is_dialog(prompt) else Difference("changed", "prompt")
+
+
+def _is_dialog(prompt: Prompt) -> bool:
+    return any(one.is_message for one in prompt.fields)
+
+
+def _same_beginning(one: str, other: str) -> bool:
+    length = min(len(one), len(other))
+    return length > 0 and one[:length] == other[:length]
+
+
+def _texts(prompt: Prompt, shared: Shared, tokenizer: Tokenizer) -> Texts:
+    place = shared.num_tokens
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(tokenizer.visible_bytes(i, False) for i in ids).decode("utf-8", "replace")
+
+    before = decode(prompt.ids[max(0, place - SHOWN_TOKENS) : place])
+    earlier = decode(shared.earlier_ids[:SHOWN_TOKENS]) if shared.earlier_ids else None
+    return Texts(before, decode(prompt.ids[place : place + SHOWN_TOKENS]), earlier)
+
+
+def _is_time(texts: Texts) -> bool:
+    """Whether both texts have a date or a time where they part."""
+    if texts.earlier is None:
+        return False
+    line = texts.before.rpartition("\n")[2]
+    return all(_crosses(line + after.partition("\n")[0], len(line)) for after in (texts.now, texts.earlier))
+
+
+def _crosses(text: str, place: int) -> bool:
+    return any(found.start() - 8 <= place <= found.end() for found in _DATE.finditer(text))
