@@ -125,12 +125,17 @@ def test_an_object_that_says_nothing_of_others_is_closed_by_strict_and_opened_by
             "missing",
         ),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": {"uniqueItems": True}},
+                }
+            },
             "response_format.json_schema.schema",
             "uniqueItems",
         ),
         ({"structured_outputs": {"regex": "(", "choice": ["a"]}}, "structured_outputs", "2 are given"),
-        ({"json_schema": {"not": {}}}, "json_schema", "'not' is not supported"),
+        ({"json_schema": {"not": {}}}, "json_schema", "cannot be compiled"),
         ({"grammar": "root"}, "grammar", "cannot be read"),
         (
             {"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}},

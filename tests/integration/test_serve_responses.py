@@ -457,7 +457,7 @@ DEEP_PATH = "tools[0].parameters" + ".properties.a" * 16 + ".type"
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "name": "x"}}}, "text.format.name"),
         (
-            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"uniqueItems": True}}}},
+            {"text": {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": {"uniqueItems": True}}}},
             "text.format.schema",
         ),
         ({"text": {"verbosity": "none"}}, "text.verbosity"),

@@ -165,8 +165,8 @@ def test_a_dialog_goes_on_after_an_answer_of_a_form(llama: llamarium.Llama) -> N
 
 
 def test_refusals_come_with_the_call(llama: llamarium.Llama) -> None:
-    with pytest.raises(GrammarError, match="'not' is not supported"):
-        llama.stream(PROMPT, json_schema={"not": {}})
+    with pytest.raises(GrammarError, match="type is 'text'"):
+        llama.stream(PROMPT, json_schema={"type": "text"})
     with pytest.raises(GrammarError, match="cannot be compiled"):
         llama.stream(PROMPT, regex="(")
     with pytest.raises(SamplingError, match="beside a grammar"):
@@ -207,7 +207,7 @@ def test_the_shell_takes_each_form(shell, tmp_path: Path) -> None:
     [
         (["--json-schema", "gone.json"], 1, "gone.json: No such file"),
         (["--json-schema", "bad.json"], 1, "bad.json: the JSON schema is no JSON: "),
-        (["--json-schema", "not.json"], 1, "not.json: the JSON schema, at #/properties/a: the keyword 'not' is not"),
+        (["--json-schema", "not.json"], 1, "not.json: the JSON schema, at #/properties/a: type is 'text'"),
         (["--json-schema", "latin.json"], 1, "latin.json: is no UTF-8 text"),
         (["--grammar", "a.txt"], 2, "a.txt is neither FILE.lark nor FILE.gbnf"),
         (["--regex", "("], 1, "cannot be compiled"),
@@ -218,7 +218,7 @@ def test_the_shell_takes_each_form(shell, tmp_path: Path) -> None:
 def test_the_shell_says_what_is_wrong(shell, tmp_path: Path, monkeypatch, words, code, complaint: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text("{")
-    (tmp_path / "not.json").write_text('{"properties": {"a": {"not": {}}}}')
+    (tmp_path / "not.json").write_text('{"properties": {"a": {"type": "text"}}}')
     (tmp_path / "latin.json").write_bytes(b'{"title": "\xe9"}')
     found, out, err = shell("generate", PROMPT, *words)
     assert (found, out) == (code, "") and complaint in " ".join(err.split()), err

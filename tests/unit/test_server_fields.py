@@ -201,7 +201,7 @@ def test_a_protocol_may_call_a_tools_field_otherwise() -> None:
     def path_of(path: str) -> str:
         return path.replace(".function.parameters", ".input_schema")
 
-    tool = ToolDefinition("f", parameters={"properties": {"a": {"uniqueItems": True}}})
+    tool = ToolDefinition("f", parameters={"properties": {"a": {"uniqueItems": True}}}, strict=True)
     asked = AnswerRequest(
         model=ModelChoice("small"),
         encode=lambda _: [],

@@ -2,20 +2,23 @@
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from grammar_walk import character_compiler
 from llamarium.errors import ToolError
-from llamarium.sampling.grammar.calls import grammar_of_answer
+from llamarium.sampling.grammar.calls import compile_answer, grammar_of_answer
 from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, write_calls
 from llamarium.tokenizer.tools.parser import ToolCallParser
 from llamarium.tokenizer.tools.request import ToolRequest
 
 FORMS: tuple[ToolForm, ...] = ("llama3_json", "pythonic", "hermes")
+COMPILER = character_compiler()
 BYTES = LLTokenizer("byte")  # a token for each byte
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -173,33 +176,51 @@ def at_random(found: LLMatcher, chance: random.Random) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "where"),
+    ("schema", "named"),
     [
-        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a.pattern"),
-        ({"properties": {"a": {"type": "array", "items": {"minimum": 3}}}}, ".properties.a.items.minimum"),
-        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"format": "date"}]}}}, ".properties.a.anyOf[1].format"),
-        ({"properties": {"a": {"$ref": "#"}}}, ".properties.a.$ref"),
-        ({"properties": {"a": {"enum": [1], "items": {}}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "object", "additionalProperties": {}}}}, ".properties.a.additionalProperties"),
-        ({"patternProperties": {}}, ".patternProperties"),
-        ({"properties": {"a": False}}, ".properties.a"),
-        ({"required": ["a"], "additionalProperties": False}, ".required"),
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "#/properties/a/pattern"),
+        ({"properties": {"a": {"type": "array", "items": {"minimum": 3}}}}, "#/properties/a/items/minimum"),
+        ({"properties": {"a": {"enum": [1], "multipleOf": 2}}}, "#/properties/a/multipleOf"),
+        ({"patternProperties": {"^a": {}}}, "#/patternProperties"),
+        ({"required": ["a"], "additionalProperties": False}, "#"),
     ],
 )
-def test_python_refuses_keywords_that_it_does_not_hold(schema: dict[str, Any], where: str) -> None:
+def test_python_names_what_it_does_not_hold_and_refuses_it_if_the_tool_is_strict(schema, named: str) -> None:
     request = ToolRequest.read(tools(now=SCHEMAS["now"], f=schema), "required")
+    held = compile_answer(COMPILER, request, "pythonic")
+    assert held is not None and [str(one) for one in held[0].unenforced] == [f"tools[1].function.parameters{named}"]
+    strict = tuple(replace(tool, strict=True) for tool in request.tools)
     with pytest.raises(ToolError) as caught:
-        request.grammar("pythonic")
-    assert caught.value.param == f"tools[1].function.parameters{where}"
+        compile_answer(COMPILER, replace(request, tools=strict), "pythonic")
+    assert caught.value.param == "tools[1].function.parameters"
+
+
+NODE = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/n"}}, "required": ["v"]}
 
 
 @pytest.mark.parametrize(
-    "schema", [{"not": {}}, {"properties": {"a": {"uniqueItems": True}}}, {"dependentSchemas": {}}]
+    ("schema", "good", "bad"),
+    [
+        ({"items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, ["[1]", "[1, 2]"], ["[]", "[1, 2, 3]", "['a']"]),
+        (
+            {"prefixItems": [{"type": "string"}], "items": {"type": "null"}},
+            ["['a']", "['a', None]"],
+            ["[]", "['a', 1]"],
+        ),
+        ({"prefixItems": [{}, {}], "items": False, "type": "array"}, ["[1, 'a']"], ["[1, 2, 3]"]),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, ["{}", "{'a': 1}"], ["{'a': 'b'}"]),
+        ({"$ref": "#/$defs/n"}, ["{'v': 1}", "{'v': 1, 'next': {'v': 2}}"], ["{'next': {'v': 2}}", "{'v': 'a'}"]),
+        ({"anyOf": [{"minimum": 1}, {"type": "string"}], "type": ["integer", "null"]}, ["1", "None"], ["'a'", "1.5"]),
+        ({"enum": [1, "a", True], "type": "integer"}, ["1"], ["'a'", "True"]),
+    ],
 )
-def test_json_leaves_refusing_to_llguidance(schema: dict[str, Any]) -> None:
-    grammar = ToolRequest.read(tools(f=schema), "required").grammar("llama3_json")
-    assert grammar is not None
-    assert LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar), log_level=0).is_error()
+def test_python_holds_lists_mappings_references_and_alternatives(schema, good: list[str], bad: list[str]) -> None:
+    described = {"properties": {"a": schema}, "required": ["a"], "$defs": {"n": NODE}}
+    request = ToolRequest.read(tools(f=described), "required")
+    for text in good:
+        assert accepts(request, "pythonic", f"[f(a={text})]"), text
+    for text in bad:
+        assert not accepts(request, "pythonic", f"[f(a={text})]"), text
 
 
 def test_numbers_in_python_stay_within_floating_point() -> None:
@@ -233,14 +254,29 @@ def test_rules_and_characters_are_bounded(form: ToolForm) -> None:
 
 
 @pytest.mark.parametrize("form", ["llama3_json", "hermes"])
-def test_what_llguidance_would_pass_over_is_refused_by_its_tool(form: ToolForm) -> None:
-    for bad in ({"nullable": True}, {"properties": {"a": {"maxLenght": 3}}}, {"properties": {"a": {"contains": {}}}}):
-        request = ToolRequest.read(tools(now=SCHEMAS["now"], f=bad), "required")
-        with pytest.raises(ToolError, match="is not supported") as caught:
-            grammar_of_answer(request, form)
-        assert caught.value.param == "tools[1].function.parameters"
-    free = ToolRequest.read(tools(f={"properties": {"a": {"nullable": True}}}))
-    assert grammar_of_answer(free, form) is None
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"properties": {"a": {"maxLenght": 3}}}, "#/properties/a/maxLenght"),
+        ({"properties": {"a": {"type": "int"}}}, "#/properties/a/type"),
+        ({"properties": {"a": {"contains": {"type": "null"}}}}, "#/properties/a/contains"),
+        ({"properties": {"a": {"$ref": "#/$defs/gone"}}}, "#/properties/a/$ref"),
+        ({"type": "array"}, "#"),
+        ({"not": {}}, "#"),
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, "#"),
+        ({"properties": {"a": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "required": ["a"]}, "#"),
+    ],
+)
+def test_a_tool_with_a_schema_that_is_not_held_is_named_and_refused_if_it_is_strict(form, schema, named: str) -> None:
+    request = ToolRequest.read(tools(now=SCHEMAS["now"], f=schema), "required")
+    held = compile_answer(COMPILER, request, form)
+    assert held is not None and [str(one) for one in held[0].unenforced] == [f"tools[1].function.parameters{named}"]
+    strict = tools(now=SCHEMAS["now"], f=schema)
+    strict[1] = replace(strict[1], strict=True)
+    with pytest.raises(ToolError) as caught:
+        compile_answer(COMPILER, ToolRequest(tuple(strict), "required"), form)
+    assert caught.value.param == "tools[1].function.parameters"
+    assert grammar_of_answer(ToolRequest.read(tools(f=schema)), form) is None
 
 
 def test_a_format_is_held_in_json() -> None:
@@ -260,5 +296,7 @@ def test_json_is_not_spaced_without_end() -> None:
 
 
 def test_a_schema_cannot_loosen_the_grammar() -> None:
-    with pytest.raises(ToolError, match="x-guidance"):
-        ToolDefinition("f", parameters={"x-guidance": {"lenient": True}, "not": {}})
+    loose = {"x-guidance": {"lenient": True}, "properties": {"a": {"type": "null"}}, "required": ["a"]}
+    request = ToolRequest.read(tools(f=loose), "required")
+    assert not accepts(request, "llama3_json", '{"name": "f", "parameters": {"a": 1}}')
+    assert accepts(request, "llama3_json", '{"name": "f", "parameters": {"a": null}}')

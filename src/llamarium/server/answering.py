@@ -181,10 +181,13 @@ def held_form(
     model: ServedModel, form: Form | None, tools: ToolRequest, settings: Settings
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
     """Return the grammar of an answer and its compiled form, if it has one."""
-    answer, found = wanted_forms(model.tokenizer, form, tools, settings)
-    if found is None:
-        return None, None
-    return found, compile_answer(model.grammars, found, tools, answer)
+    tool_form, is_open = settings.tool_form or own_tool_form(model.tokenizer), settings.open_objects
+    try:
+        answer = None if form is None else form[1](is_open)
+        held = compile_answer(model.grammars, tools, tool_form, answer, open_objects=is_open)
+    except GrammarError as error:
+        raise _of_form(error, form[0]) if form is not None else error from None
+    return (None, None) if held is None else held
 
 
 def wanted_forms(

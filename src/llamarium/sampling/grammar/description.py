@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, cast
 
 from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, show_value
 from llamarium.sampling.grammar import json_schema, lark
-from llamarium.sampling.grammar.unenforced import UnenforcedKeyword
+from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf", "calls"]
 
@@ -36,24 +36,34 @@ class Grammar:
     unenforced: tuple[UnenforcedKeyword, ...] = field(default=(), compare=False)
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str, *, open_objects: bool = False) -> Self:
+    def json_schema(
+        cls,
+        schema: Mapping[str, Any] | str,
+        *,
+        open_objects: bool = False,
+        strict: bool = False,
+        tolerant: bool = False,
+    ) -> Self:
         """Accept the JSON values that a schema allows.
 
-        Properties come in the schema's order. Blanks are allowed between JSON's signs, 32 at a place.
+        Properties come in the schema's order. Blanks are allowed between JSON's signs, 32 at a place. Keywords that
+        restrict values and cannot be held are in `unenforced`.
 
         Args:
-            schema: JSON Schema 2020-12, as an object or its JSON text. Older drafts' keywords are taken where they
-                mean the same.
+            schema: JSON Schema 2020-12, as an object or its JSON text; older drafts' and OpenAPI's words are read, too.
             open_objects: An object may have other properties than those listed where its schema says nothing of
                 `additionalProperties`.
+            strict: A restriction that cannot be held is a GrammarError.
+            tolerant: Keywords whose values are none of theirs (`"type": "int"`) are in `unenforced`, too.
 
         Raises:
-            GrammarError: For a keyword that is not supported, naming it and its place.
+            GrammarError: For what is no schema, naming the keyword and its place, and for one that no value follows.
             GrammarLimitError: If it is larger than the limits.
         """
         text = _checked("the JSON schema", schema if isinstance(schema, str) else _as_json(schema))
-        lowered = json_schema.lowered(json_schema.parsed(text), open_objects=open_objects)
-        return cls("json_schema", json.dumps(lowered, ensure_ascii=False))
+        parsed = json_schema.parsed(text)
+        lowered = json_schema.lowered(parsed, open_objects=open_objects, strict=strict, tolerant=tolerant)
+        return cls("json_schema", json.dumps(lowered.schema, ensure_ascii=False), unenforced=lowered.unenforced)
 
     @classmethod
     def json_object(cls) -> Self:

@@ -85,7 +85,7 @@ def _of_openai(asked: ResponseFormat) -> Form:
 
 def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -> Callable[[bool], Grammar]:
     """Return the reader of a `Form`."""
-    return lambda is_open: Grammar.json_schema(schema, open_objects=is_open and not strict)
+    return lambda is_open: Grammar.json_schema(schema, open_objects=is_open and not strict, strict=bool(strict))
 
 
 def _only_one(wanted: StructuredOutputs) -> Form:

@@ -1,9 +1,7 @@
 """What a tool is and what a call of one is: the objects of OpenAI's API, checked.
 
-A free call is not held to its schema, so its description may have keywords that no grammar here holds. What is no
-schema is refused.
-
-Source: JSON Schema 2020-12, https://json-schema.org/draft/2020-12 (the meta-schema's core, applicators and validation).
+Here parameters are any JSON object: chat templates describe them as they are. Where calls are held to a schema,
+`sampling/grammar/calls.py` reads it, once.
 """
 
 import json
@@ -24,10 +22,6 @@ MAX_DEPTH = 32  # of a schema, and of a call's arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _TOOL_KEYS = ("type", "function")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
-_OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +51,6 @@ class ToolDefinition:
         if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ToolError("strict", f"is {show_value(self.strict)}; expected true or false")
         _check_json(self.parameters, "parameters", Mapping)
-        if self.parameters.get("type", "object") != "object":
-            raise ToolError(
-                "parameters.type", f'is {show_value(self.parameters["type"])}; arguments are an object, so "object"'
-            )
-        _check_schema(self.parameters, "parameters")
-        if "x-guidance" in self.parameters:
-            raise ToolError("parameters.x-guidance", "is no part of a JSON schema")
 
     def function(self) -> dict[str, Any]:
         """Return name, description and parameters as JSON values."""
@@ -222,34 +209,6 @@ def _is_number(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and value.bit_length() <= 1024
-
-
-def _check_schema(schema: object, where: str) -> None:
-    if isinstance(schema, bool):
-        return
-    given = _mapping(schema, where, "a schema: an object, true or false")
-    for key, value in given.items():
-        path = f"{where}.{key}"
-        if key == "type":
-            _check_type(value, path)
-        elif key == "required" and not all(isinstance(name, str) for name in _list(value, path)):
-            raise ToolError(path, f"is {show_value(value)}; expected a list of names")
-        elif key == "enum":
-            _list(value, path)
-        elif key in _OF_NAMES:
-            for name, inner in _mapping(value, path, "an object of schemas by name").items():
-                _check_schema(inner, f"{path}.{name}")
-        elif key in _OF_LISTS or (key == "items" and isinstance(value, list | tuple)):  # a list: older drafts' tuples
-            for i, inner in enumerate(_list(value, path)):
-                _check_schema(inner, f"{path}[{i}]")
-        elif key in _SINGLE:
-            _check_schema(value, path)
-
-
-def _check_type(value: object, path: str) -> None:
-    names = cast("Sequence[object]", value if isinstance(value, list | tuple) else [value])
-    if not names or any(name not in _TYPES for name in names):
-        raise ToolError(path, f"is {show_value(value)}; expected one or a list of {', '.join(_TYPES)}")
 
 
 def _mapping(value: object, path: str, expected: str) -> Mapping[str, Any]:

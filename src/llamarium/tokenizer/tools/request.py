@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 from llamarium.errors import ToolError, show_value
 from llamarium.tokenizer.tools.definition import ToolDefinition, read_calls, read_tools
 from llamarium.tokenizer.tools.forms import ToolForm, check_form
-from llamarium.tokenizer.tools.grammar import call_grammar
+from llamarium.tokenizer.tools.grammar import Note, call_grammar
 from llamarium.tokenizer.tools.parser import MAX_CALLS, ToolCallParser
 
 _CHOICES = ("auto", "none", "required")
@@ -77,12 +77,14 @@ class ToolRequest:
         """How many calls an answer has at most."""
         return MAX_CALLS if self.parallel else 1
 
-    def grammar(self, form: ToolForm | None, answer: str | None = None) -> str | None:
+    def grammar(
+        self, form: ToolForm | None, answer: str | None = None, note: Note = lambda i, place, keyword: None
+    ) -> str | None:
         """Return the Lark text that has to hold the answer, or None if it is free (`is_held`).
 
         Held calls follow their schemas, and an answer that begins as a call does is one. The form is the
         request's, or the `tool_form` of the tokenizer's `chat_format`. `answer` is the body of a rule for an answer
-        without calls, where none have to be made.
+        without calls, where none have to be made. `note` is told what the form does not hold of the schemas.
         """
         if not self.is_held and answer is None:
             return None
@@ -94,7 +96,9 @@ class ToolRequest:
             )
         may_talk = self.choice != "required"
         beside = answer if may_talk else None
-        return call_grammar(self.tools, form, only=self.allowed, may_talk=may_talk, most=self.max_calls, answer=beside)
+        return call_grammar(
+            self.tools, form, only=self.allowed, may_talk=may_talk, most=self.max_calls, answer=beside, note=note
+        )
 
     def parser(self, openings: tuple[str, ...] = ()) -> ToolCallParser | None:
         """Return a parser of one answer's calls, or None if there are no tools for it."""

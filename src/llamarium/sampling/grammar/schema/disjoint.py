@@ -1,0 +1,126 @@
+"""Tells whether two schemas can be proven to have no value in common.
+
+It reads schemas as they were given: what a grammar accepts less than a schema must not count.
+"""
+
+import json
+from typing import Any, cast
+
+from llamarium.sampling.grammar.schema.reader import Reader
+from llamarium.sampling.grammar.schema.unenforced import Path
+
+_MAX_DEPTH = 6
+ONLY_OBJECTS = frozenset(("object",))
+"""The kinds of a schema of objects."""
+_KINDS = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
+
+
+def spelled(value: Any) -> str:
+    """Return a text that equal JSON values share, and others do not."""
+    return json.dumps(_normal(value), sort_keys=True)
+
+
+def _normal(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _normal(one) for name, one in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_normal(one) for one in cast("list[Any]", value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def listed_values(schema: Any) -> list[Any] | None:
+    """Return the values that a schema lists, or None."""
+    if not isinstance(schema, dict):
+        return None
+    given = cast("dict[str, Any]", schema)
+    listed = [given["const"]] if "const" in given else given.get("enum")
+    return cast("list[Any]", listed) if isinstance(listed, list) else None
+
+
+def kinds_of(reader: Reader, schema: Any, path: Path, depth: int = 0) -> frozenset[str]:
+    """Return the kinds of values that a schema may accept; a number is an integer or a fraction."""
+    schema, path = reader.resolved(schema, path)
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return _KINDS if schema is not False else frozenset()
+    given = cast("dict[str, Any]", schema)
+    names = given.get("type", list(_KINDS))
+    kinds = {kind for name in (names if isinstance(names, list) else [names]) for kind in _kinds_of_type(name)}
+    if given.get("nullable") is True:
+        kinds.add("null")
+    if (listed := listed_values(given)) is not None:
+        kinds &= {kind for value in listed for kind in _kinds_of_value(value)}
+    for i, part in enumerate(_parts(given, "allOf")):
+        kinds &= kinds_of(reader, part, (*path, "allOf", str(i)), depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if parts := _parts(given, key):
+            each = [kinds_of(reader, part, (*path, key, str(i)), depth + 1) for i, part in enumerate(parts)]
+            kinds &= frozenset[str]().union(*each)
+    return frozenset(kinds)
+
+
+def are_disjoint(reader: Reader, a: Any, at_a: Path, b: Any, at_b: Path, depth: int = 0) -> bool:
+    """Tell whether no value follows both schemas, as far as it is plain to see."""
+    a, at_a = reader.resolved(a, at_a)
+    b, at_b = reader.resolved(b, at_b)
+    if a is False or b is False:
+        return True
+    if not isinstance(a, dict) or not isinstance(b, dict) or depth > _MAX_DEPTH:
+        return False
+    one, other = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
+    values, others = listed_values(one), listed_values(other)
+    if values is not None and others is not None and not set(map(spelled, values)) & set(map(spelled, others)):
+        return True
+    common = kinds_of(reader, one, at_a) & kinds_of(reader, other, at_b)
+    if not common:
+        return True
+    for x, at_x, y, at_y in ((one, at_a, other, at_b), (other, at_b, one, at_a)):
+        for key, quantifier in (("allOf", any), ("anyOf", all), ("oneOf", all)):
+            parts = enumerate(_parts(x, key))
+            if _parts(x, key) and quantifier(
+                are_disjoint(reader, part, (*at_x, key, str(i)), y, at_y, depth + 1) for i, part in parts
+            ):
+                return True
+    return common == ONLY_OBJECTS and _differ_in_a_property(reader, one, at_a, other, at_b, depth)
+
+
+def _differ_in_a_property(
+    reader: Reader, a: dict[str, Any], at_a: Path, b: dict[str, Any], at_b: Path, depth: int
+) -> bool:
+    names = dict.fromkeys([*required_of(a), *required_of(b)])
+    return any(
+        are_disjoint(
+            reader, _property(a, name), (*at_a, "properties", name), _property(b, name), (*at_b, "properties", name),
+            depth + 1,
+        )
+        for name in names
+    )  # fmt: skip
+
+
+def _property(schema: dict[str, Any], name: str) -> Any:
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and name in properties:
+        return properties[name]
+    return schema.get("additionalProperties") is not False or bool(schema.get("patternProperties"))
+
+
+def required_of(schema: Any) -> list[str]:
+    """Return the names that an object needs by a schema itself."""
+    names = schema.get("required") if isinstance(schema, dict) else None
+    return [name for name in cast("list[Any]", names) if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _parts(schema: dict[str, Any], key: str) -> list[Any]:
+    parts = schema.get(key)
+    return cast("list[Any]", parts) if isinstance(parts, list) else []
+
+
+def _kinds_of_type(name: Any) -> tuple[str, ...]:
+    return ("integer", "fraction") if name == "number" else (name,) if name in _KINDS else tuple(_KINDS)
+
+
+def _kinds_of_value(value: Any) -> tuple[str, ...]:
+    if value is None or isinstance(value, bool):
+        return ("null",) if value is None else ("boolean",)
+    if isinstance(value, int | float):
+        return ("integer",) if value == int(value) else ("fraction",)
+    return ("string",) if isinstance(value, str) else ("array",) if isinstance(value, list) else ("object",)

@@ -1,0 +1,21 @@
+"""What the parts of reading ask of the one that walks (`reading.py`)."""
+
+from typing import Any, Protocol
+
+from llamarium.sampling.grammar.schema.unenforced import Path
+
+
+class Reader(Protocol):
+    """Reads the schemas of one document."""
+
+    def schema(self, given: Any, path: Path) -> Any:
+        """Return a schema in held keywords."""
+        ...
+
+    def resolved(self, schema: Any, path: Path) -> tuple[Any, Path]:
+        """Return the schema, and its path, that a reference leads to; another schema is returned as it is."""
+        ...
+
+    def note(self, path: Path, keyword: str, reason: str) -> None:
+        """Note that a keyword of the schema at a path is not held; GrammarError if it has to be."""
+        ...

@@ -1,0 +1,250 @@
+"""Reads a JSON schema into keywords that a grammar holds: the one walk over schemas.
+
+A keyword that restricts nothing is passed over. One that restricts is held, or put into words that are held and accept
+no more, or noted as unenforced. Only schemas that the root leads to are read: definitions that nothing refers to are
+not. Each `$ref` becomes one to a definition of the result, so that it may lead anywhere in the document.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from llamarium.errors import GrammarLimitError, show_value
+from llamarium.sampling.grammar.schema import applicators, dialects, objects, values
+from llamarium.sampling.grammar.schema.formats import with_format
+from llamarium.sampling.grammar.schema.patterns import PatternError, translated
+from llamarium.sampling.grammar.schema.references import References
+from llamarium.sampling.grammar.schema.unenforced import Path, UnenforcedKeyword, pointer, refused
+from llamarium.sampling.grammar.schema.values import NotHeld, ValueFault, checked
+
+MAX_SCHEMAS = 5000
+"""Schemas within a schema; llguidance recurses over them, within the stack of `workers.py`."""
+
+_NO_RESTRICTIONS = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id",
+     "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions", "contentEncoding",
+     "contentMediaType", "contentSchema", "discriminator", "example", "externalDocs", "xml", "minContains",
+     "maxContains", "then", "else", "enumNames", "enumDescriptions")
+)  # fmt: skip
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+
+class Reading:
+    """The state of reading one document.
+
+    Attributes:
+        definitions: What `$ref`s of the result lead to, by name.
+        places: Where each of the result's references first stands.
+        unenforced: The keywords that are not held.
+    """
+
+    def __init__(self, document: Any, *, strict: bool = False, tolerant: bool = False) -> None:
+        self.references = References(document)
+        self.definitions: dict[str, Any] = {}
+        self.places: dict[str, Path] = {}
+        self.unenforced: list[UnenforcedKeyword] = []
+        self._strict = strict
+        self._tolerant = tolerant
+        self._references: dict[Path, str] = {(): "#"}
+        self._waiting: list[tuple[str, Path]] = []
+        self._num_schemas = 0
+
+    def read(self) -> Any:
+        """Return the root in held keywords, and read what it refers to."""
+        root = self.schema(self.references.at(()), ())
+        while self._waiting:
+            name, path = self._waiting.pop()
+            self.definitions[name] = self.schema(self.references.at(path), path)
+        return root
+
+    def note(self, path: Path, keyword: str, reason: str) -> None:
+        """Note that a keyword of the schema at a path is not held; GrammarError if it has to be."""
+        if self._strict:
+            raise refused(path, f"{keyword} {reason}")
+        self.unenforced.append(UnenforcedKeyword(pointer(path), keyword, reason))
+
+    def note_fault(self, path: Path, keyword: str, reason: str) -> None:
+        """Note that a keyword has no value of its kind; GrammarError unless the schema may have faults."""
+        if not self._tolerant:
+            raise refused(path, f"{keyword} {reason}")
+        self.note(path, keyword, reason)
+
+    def resolved(self, schema: Any, path: Path) -> tuple[Any, Path]:
+        """Follow references without other keywords; a circle ends anywhere in it."""
+        seen = set[Path]()
+        while isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and path not in seen:
+            seen.add(path)
+            target = self.references.target(cast("str", schema["$ref"]), path)
+            if target is None:
+                break
+            schema, path = self.references.at(target), target
+        return schema, path
+
+    def schema(self, given: Any, path: Path) -> Any:
+        """Return a schema in held keywords."""
+        self._num_schemas += 1
+        if self._num_schemas > MAX_SCHEMAS:
+            raise GrammarLimitError(f"the JSON schema is made of more than {MAX_SCHEMAS:,} schemas; make it smaller")
+        if isinstance(given, bool):
+            return given
+        if not isinstance(given, dict):
+            self.note_fault(path[:-1], path[-1] if path else "the schema", _NO_SCHEMA.format(show_value(given)))
+            return True
+        current, accepts_null = dialects.current(cast("dict[str, Any]", given))
+        kept = self._keywords(current, path)
+        return applicators.or_null(kept) if accepts_null else kept
+
+    def _keywords(self, given: Mapping[str, Any], path: Path) -> Any:
+        """Read simple keywords in their order, then those that depend on others."""
+        kept: dict[str, Any] = {}
+        for key in given:
+            if not (key in _NO_RESTRICTIONS or key in _LATER or key.startswith("x-")):
+                self._try(path, key, lambda key=key: self._keyword(kept, key, given, path))
+        for key in _LATER:
+            if key in given:
+                self._try(path, key, lambda key=key: _LATER[key](self, kept, key, given, path))
+        kept = with_format(kept)
+        objects.count_properties(self, kept, path)
+        return simplified(kept)
+
+    def _try(self, path: Path, key: str, read: Callable[[], None]) -> None:
+        try:
+            read()
+        except ValueFault as fault:
+            self.note_fault(path, key, str(fault))
+        except NotHeld as reason:
+            self.note(path, key, str(reason))
+
+    def _keyword(self, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+        """Put one keyword into held ones; ValueFault or NotHeld if it cannot be."""
+        if key in _VALUES:
+            kept[key] = _VALUES[key](given[key])
+        elif key in _HANDLERS:
+            _HANDLERS[key](self, kept, key, given, path)
+        elif meant := difflib.get_close_matches(key, _RESTRICTIONS, n=1, cutoff=0.85):
+            raise ValueFault(f"is no keyword; did you mean {meant[0]}?")
+
+    def refer(self, target: Path, place: Path) -> str:
+        """Return a reference of the result to the schema at a path."""
+        if target not in self._references:
+            name = f"d{len(self._references)}"
+            self._references[target] = f"#/$defs/{name}"
+            self._waiting.append((name, target))
+        reference = self._references[target]
+        self.places.setdefault(reference, place)
+        return reference
+
+
+_NO_SCHEMA = "is {}; expected a schema: an object, true or false"
+_Handler = Callable[[Reading, dict[str, Any], str, Mapping[str, Any], Path], None]
+
+
+def _limit(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+    types = given.get("type")
+    names = types if isinstance(types, list) else [types]
+    name, number = values.limit(key, given[key], whole="integer" in names and "number" not in names)
+    nearer = max if name in values.LOWER else min
+    kept[name] = nearer(kept.get(name, number), number)
+
+
+def _enum(value: Any) -> list[Any]:
+    return [_constant(one) for one in checked(list, value, "a list of values")]
+
+
+def _constant(value: Any) -> Any:
+    if not values.is_exact(value):
+        raise NotHeld("has a number of too many digits for a grammar")
+    return values.plain_constant(value)
+
+
+def _required(value: Any) -> list[str]:
+    names = checked(list, value, "a list of names")
+    return list(dict.fromkeys(checked(str, name, "a list of names") for name in names))
+
+
+def _pattern(value: Any) -> str:
+    text = checked(str, value, "a regular expression")
+    try:
+        return translated(text)
+    except PatternError as error:
+        raise NotHeld(f"is {show_value(text)}, which {error}") from None
+
+
+def _schema(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+    if key == "items" and isinstance(given[key], list):  # draft 7's tuples
+        _schemas(reading, kept, key, given, path)
+        kept["prefixItems"] = kept.pop(key)
+    else:
+        kept[key] = reading.schema(given[key], (*path, key))
+
+
+def _schemas(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+    listed = checked(list, given[key], "a list of schemas")
+    kept[key] = [reading.schema(one, (*path, key, str(i))) for i, one in enumerate(listed)]
+
+
+def _named(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+    named = cast("dict[str, Any]", checked(dict, given[key], "an object of schemas by name"))
+    rename: Callable[[str], str] = _pattern if key == "patternProperties" else str
+    kept[key] = {rename(name): reading.schema(one, (*path, key, name)) for name, one in named.items()}
+
+
+def _additional_items(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+    if isinstance(given.get("items"), list):  # beside a schema it has no effect
+        kept["items"] = reading.schema(given[key], (*path, key))
+
+
+def _reference(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+    text = checked(str, given[key], "a reference")
+    target = reading.references.target(text, path)
+    if target is None:
+        raise NotHeld(f"is {show_value(text)}, and there is no such schema in this document")
+    kept["$ref"] = reading.refer(target, path)
+
+
+def _of_schema(read: Callable[[Reading, dict[str, Any], Mapping[str, Any], Path], Any]) -> _Handler:
+    """Return the handler of a keyword that is read by its own function."""
+    return lambda reading, kept, key, given, path: read(reading, kept, given, path)
+
+
+def _negated(reading: Reading, kept: dict[str, Any], given: Mapping[str, Any], path: Path) -> None:
+    if applicators.negated(reading, kept, given, path):
+        kept["allOf"] = [*kept.get("allOf", []), False]
+
+
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_COUNTS, values.count),
+    "multipleOf": values.multiple,
+    "type": values.types_of,
+    "enum": _enum,
+    "const": _constant,
+    "required": _required,
+    "pattern": _pattern,
+    "format": lambda value: checked(str, value, "a name"),
+}
+_HANDLERS: Mapping[str, _Handler] = {
+    **dict.fromkeys((*values.LOWER, *values.UPPER), _limit),
+    **dict.fromkeys(("properties", "patternProperties"), _named),
+    **dict.fromkeys(("prefixItems", "allOf", "anyOf"), _schemas),
+    **dict.fromkeys(("items", "additionalProperties"), _schema),
+    "additionalItems": _additional_items,
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _reference),
+}
+_LATER: Mapping[str, _Handler] = {
+    "oneOf": _of_schema(applicators.one_of),
+    "propertyNames": _of_schema(objects.property_names),
+    "uniqueItems": _of_schema(objects.unique_items),
+    "contains": _of_schema(objects.contains),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), objects.unevaluated),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas"), applicators.dependent),
+    "if": _of_schema(applicators.conditional),
+    "not": _of_schema(_negated),
+}
+_RESTRICTIONS = (*_VALUES, *_HANDLERS, *_LATER, "then", "else")
+
+
+def simplified(kept: dict[str, Any]) -> Any:
+    """Return a schema without `allOf` around a single one."""
+    if kept.keys() == {"allOf"} and len(kept["allOf"]) == 1:
+        return kept["allOf"][0]
+    return kept
