@@ -95,7 +95,7 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
         if getattr(args, name):
             flag, form = (one.replace("_", "-") for one in (name, given[0]))
             raise UsageError(f"argument --{flag}: not allowed with argument --{form}, which ends the answer itself")
-    from llamarium.sampling.grammar.description import Grammar
+    from llamarium.sampling.grammar.description import Grammar, warn_unenforced
 
     value = getattr(args, given[0])
     if given[0] == "json_object":
@@ -107,9 +107,11 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"argument --grammar: {value} is neither FILE.lark nor FILE.gbnf")
     text = _read(value)
     try:
-        return {"grammar": getattr(Grammar, kind)(text)}
+        grammar = getattr(Grammar, kind)(text)
     except GrammarError as error:
         raise type(error)(f"{value}: {error}") from None
+    warn_unenforced(grammar)
+    return {"grammar": grammar}
 
 
 def _read(path: Path) -> str:

@@ -7,7 +7,7 @@ from llamarium.generation.options import AnswerOptions, StreamOptions
 from llamarium.generation.text_model import TextModel
 from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
-from llamarium.sampling.grammar.description import Grammar
+from llamarium.sampling.grammar.description import Grammar, warn_unenforced
 from llamarium.sampling.params import GenerationOptions
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -61,7 +61,10 @@ def read_dialog(
     request = request if answer is None else request.after(messages)
     for name in GRAMMAR_OPTIONS:
         options.pop(name, None)
-    options["grammar"] = grammar_of_answer(request, form or own_tool_form(model.tokenizer), answer)
+    grammar = grammar_of_answer(request, form or own_tool_form(model.tokenizer), answer)
+    if grammar is not answer:
+        warn_unenforced(grammar)
+    options["grammar"] = grammar
     return ids, request
 
 

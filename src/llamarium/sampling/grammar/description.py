@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast
 
-from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, show_value
+from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, escape, show_value, warn_caller
 from llamarium.sampling.grammar import json_schema, lark
 from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword
 
@@ -147,7 +147,18 @@ class Grammar:
             if value is not True:
                 raise SamplingError(f"json_object is {show_value(value)}; expected True or False")
             return cls.json_object()
-        return getattr(cls, name)(value)
+        grammar = getattr(cls, name)(value)
+        warn_unenforced(grammar)
+        return grammar
+
+
+def warn_unenforced(grammar: Grammar | None) -> None:
+    """Warn about the keywords of its schemas that a grammar does not hold, up to ten."""
+    if grammar is None or not grammar.unenforced:
+        return
+    named = "; ".join(f"{keyword} {keyword.reason}" for keyword in grammar.unenforced[:10])
+    more = len(grammar.unenforced) - 10
+    warn_caller(f"not held of the JSON schema: {escape(named, 2000)}" + (f"; and {more} more" if more > 0 else ""))
 
 
 def checked_grammar(value: object) -> Grammar | None:
