@@ -22,11 +22,11 @@ from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import PARAMETERS, GenerationOptions, Taker, parameters_of
-from llamarium.server import hints
 from llamarium.server.answering import AnswerRequest, refusal_of
 from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
 from llamarium.server.dialogs import Dialog
+from llamarium.server.field_table import GENERATION, TABLE, Hint, Refused
 from llamarium.server.fields import Body
 from llamarium.server.naming import ModelChoice
 from llamarium.server.openai import fields, tools
@@ -56,7 +56,6 @@ FORMATS = (
 CALLS = chat.ChatCompletionMessageFunctionToolCallParam, chat.ChatCompletionMessageCustomToolCallParam
 CHOICES = (
     chat.ChatCompletionNamedToolChoiceParam,
-    chat.ChatCompletionNamedToolChoiceCustomParam,
     chat.ChatCompletionAllowedToolChoiceParam,
 )
 COMPLETIONS: list[tuple[type[Body], tuple[Any, ...]]] = [
@@ -67,7 +66,7 @@ COMPLETIONS: list[tuple[type[Body], tuple[Any, ...]]] = [
     (TextPart, (chat.ChatCompletionContentPartTextParam,)),
     (ResponseFormat, FORMATS),
     (JsonSchema, (shared_params.response_format_json_schema.JSONSchema,)),
-    (tools.Tool, (chat.ChatCompletionFunctionToolParam, chat.ChatCompletionCustomToolParam)),
+    (tools.Tool, (chat.ChatCompletionFunctionToolParam,)),
     (tools.Function, (shared_params.FunctionDefinition,)),
     (tools.ChosenTools, CHOICES),
     (tools.AllowedTools, (chat.ChatCompletionAllowedToolsParam,)),
@@ -108,11 +107,6 @@ CLAUDE_CHOICES = (
     claude.ToolChoiceToolParam,
     claude.ToolChoiceNoneParam,
 )
-THINKING = (
-    claude.ThinkingConfigEnabledParam,
-    claude.ThinkingConfigDisabledParam,
-    claude.ThinkingConfigAdaptiveParam,
-)
 MESSAGE_BODIES: list[tuple[type[Body], tuple[Any, ...]]] = [
     (messages.MessagesRequest, (message_create_params.MessageCreateParamsStreaming,)),
     (messages.CountRequest, (claude.MessageCountTokensParams,)),
@@ -120,11 +114,8 @@ MESSAGE_BODIES: list[tuple[type[Body], tuple[Any, ...]]] = [
     (messages.TextBlock, (claude.TextBlockParam,)),
     (messages.ToolUseBlock, (claude.ToolUseBlockParam,)),
     (messages.ToolResultBlock, (claude.ToolResultBlockParam,)),
-    (hints.CacheControl, (claude.CacheControlEphemeralParam,)),
-    (hints.Metadata, (claude.MetadataParam,)),
     (messages.OutputConfig, (claude.OutputConfigParam,)),
     (messages.JsonFormat, (claude.JSONOutputFormatParam,)),
-    (hints.Thinking, THINKING),
     (messages.ThinkingBlock, (claude.ThinkingBlockParam, claude.RedactedThinkingBlockParam)),
     (messages.AnthropicTool, (claude.ToolParam,)),
     (messages.AnthropicToolChoice, CLAUDE_CHOICES),
@@ -149,13 +140,13 @@ SECTIONS = {
 def test_every_field_of_the_official_client_is_known(body: type[Body], params: tuple[Any, ...]) -> None:
     theirs = {name for param in params for name in param.__annotations__}
     ours = {field.alias or name for name, field in body.model_fields.items()}
-    assert theirs - ours - body.refused.keys() == set()
+    assert theirs - ours - body.refused.keys() - body.hints == set()
 
 
 @pytest.mark.parametrize("body", [body for body, _ in BODIES])
 def test_no_field_is_both_honoured_and_refused(body: type[Body]) -> None:
     assert body.model_fields.keys() & body.refused.keys() == set()
-    assert all(reason and not reason.endswith(".") for reason in body.refused.values())
+    assert all(known.reason and not known.reason.endswith(".") for known in body.refused.values())
 
 
 def test_every_parameter_of_the_sampler_can_be_asked_for() -> None:
@@ -269,7 +260,7 @@ def reference() -> str:
 def names_of(bodies: list[type[Body]]) -> set[str]:
     fields = {field.alias or name for body in bodies for name, field in body.model_fields.items()}
     names = fields - {name for body in bodies for name in body.hints}
-    return names | {name for body in bodies for name in body.refused}
+    return names | ({name for body in bodies for name in body.refused} - GENERATION.keys())
 
 
 def test_the_reference_lists_every_field() -> None:
@@ -289,13 +280,27 @@ def test_the_reference_lists_every_field_of_a_protocol(heading: str) -> None:
 def test_the_reference_lists_every_hint() -> None:
     section = re.split("\n##", reference().partition("\n### Hints\n")[2])[0]
     rows = [re.findall("`([^`]*)`", line) for line in section.splitlines() if line.startswith("| `")]
-    assert {holder: set(names) for holder, *names in rows} == {key: set(row) for key, row in hints.HINTS.items()}
+    expected = {
+        holder: {name for name, known in row.items() if isinstance(known, Hint)} for holder, row in TABLE.items()
+    }
+    assert {holder: set(names) for holder, *names in rows} == {
+        holder: names for holder, names in expected.items() if names
+    }
 
 
-def test_every_hint_is_a_field_of_the_body_that_holds_it() -> None:
-    """So its type is checked; and a row of the table that nothing takes is none."""
-    for holder, row in hints.HINTS.items():
-        assert holder == "headers" or any(row.keys() <= body.hints for body, _ in BODIES), holder
+def test_the_reference_lists_every_name_of_other_servers_that_is_refused() -> None:
+    section = re.split("\n##", reference().partition("\n### Names of other servers\n")[2])[0]
+    rows = [re.findall("`([^`]*)`", line.split("|")[1]) for line in section.splitlines() if line.startswith("| `")]
+    assert {name for names in rows for name in names} == {
+        name for name, known in GENERATION.items() if isinstance(known, Refused)
+    }
+
+
+def test_every_row_of_the_table_is_of_a_body() -> None:
+    """What nothing takes is no row."""
+    for holder, row in TABLE.items():
+        known = (body.hints | body.refused.keys() for body, _ in BODIES)
+        assert holder == "headers" or any(row.keys() <= names for names in known), holder
 
 
 def test_types_of_the_official_clients_that_are_not_taken_are_known() -> None:

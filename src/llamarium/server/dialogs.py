@@ -9,6 +9,7 @@ from llamarium.server.errors import ApiError, of_library
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.chat.content import joined
 from llamarium.tokenizer.chat.messages import check_documents
+from llamarium.tokenizer.chat.template_worker import OF_DIALOGS
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
 
@@ -27,6 +28,7 @@ class Dialog:
         self.messages: list[dict[str, Any]] = []
         self._names = names
         self._places: dict[str, str] = {}
+        self._path_of_tool: Callable[[str], str] = str
 
     def add(self, where: str, message: dict[str, Any]) -> None:
         """Append a message with `role` and `content`; `where` is its path in the request."""
@@ -44,14 +46,21 @@ class Dialog:
         found = re.match(r"messages\[\d+\](\.tool_calls\[\d+\])?", path)
         if found is not None and found[0] in self._places:
             path = self._places[found[0]] + path[found.end() :]
+        path = self._path_of_tool(path)
         for ours, theirs in self._names.items():
             renamed, fits = re.subn(rf"^{ours}", theirs, path)
             if fits:
                 return renamed
         return path
 
-    def tools(self, tools: object, choice: object, parallel: object) -> ToolRequest:
-        """Read a request's fields about tools, given in the form of OpenAI's chat completions."""
+    def tools(
+        self, tools: object, choice: object, parallel: object, path_of_tool: Callable[[str], str] = str
+    ) -> ToolRequest:
+        """Read a request's fields about tools, given in the form of OpenAI's chat completions.
+
+        `path_of_tool` translates the places of tools where some of the client's were left out.
+        """
+        self._path_of_tool = path_of_tool
         try:
             return ToolRequest.read(tools, choice, parallel)
         except ToolError as error:
@@ -79,8 +88,9 @@ def encode_dialog(
 ) -> list[int]:
     """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
 
-    `begun` is the beginning of the answer. A chat template gets the request's `documents` and `variables`, and its
-    `effort` as `reasoning_effort` if it reads that. ApiError for documents or a variable that it does not read.
+    `begun` is the beginning of the answer. A chat template gets the request's `documents`, those of its `variables`
+    that it reads, and its `effort` as `reasoning_effort`. ApiError for documents that it does not read, for a variable
+    that is the server's to set, and with `--strict-fields` for one that the template does not read.
     """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
     checked = _checked(documents or [])
@@ -89,18 +99,15 @@ def encode_dialog(
     if form is not None:  # the keys that it does not read are hints
         read = form.message_keys.union(_KEYS)
         messages = [{key: said for key, said in one.items() if key in read} for one in messages]
-    given = dict(variables or {})
     read = frozenset[str]() if form is None else form.variables
-    unread = [f"chat_template_kwargs.{name}" for name in given if name not in read]
+    given = _variables(variables or {}, read, is_strict=service.settings.strict_fields)
     if checked and "documents" not in read:
-        unread.append("documents")
+        message = "documents is not supported: the model's chat template does not read it; leave it out"
+        raise ApiError(400, message, code="unsupported_parameter", param="documents")
     if documents is not None and "documents" in read:
         if "documents" in given:
             raise misplaced("documents", "is also in chat_template_kwargs; give one")
         given["documents"] = checked
-    if unread:
-        message = f"{escape(unread[0])} is not supported: the model's chat template does not read it; leave it out"
-        raise ApiError(400, message, code="unsupported_parameter", param=unread[0])
     if effort is not None and "reasoning_effort" in read:
         given.setdefault("reasoning_effort", effort)
     how: Any = {"tools": tools, "tool_form": tool_form, "variables": given}
@@ -109,6 +116,21 @@ def encode_dialog(
         return ids
     tokenizer.check_length(begun, service.max_tokens)
     return ids + tokenizer.encode_after(ids, begun)
+
+
+def _variables(variables: Mapping[str, Any], read: frozenset[str], *, is_strict: bool) -> dict[str, Any]:
+    """Return the variables that a template reads; others are hints (`server/hints.py`)."""
+    for name in variables:
+        if name in OF_DIALOGS:
+            reason = "the request's other fields and the model's files say what it is"
+        elif is_strict and name not in read:
+            reason = "the model's chat template does not read it"
+        else:
+            continue
+        param = f"chat_template_kwargs.{name}"
+        message = f"{escape(param)} is not supported: {reason}; leave it out"
+        raise ApiError(400, message, code="unsupported_parameter", param=param)
+    return {name: value for name, value in variables.items() if name in read}
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

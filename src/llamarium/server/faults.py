@@ -5,11 +5,14 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from llamarium.errors import show_value
+from llamarium.errors import escape, show_value
 from llamarium.server.errors import ApiError
 
 REFUSED = "refused_field"
 """The type of pydantic's error for a field that is known and not honoured; its context has `field` and `reason`."""
+
+UNKNOWN = "unknown_field"
+"""The type of pydantic's error for a field that is not known; its context has `field` and `advice`."""
 
 _NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 """Types of pydantic's errors whose messages name Python's classes."""
@@ -26,16 +29,18 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
     paths = [path_in(fault, body) for fault in faults]
     deepest = max(paths, key=len)
     meant = _meant([fault for fault, path in zip(faults, paths, strict=True) if path == deepest])
-    first = next((fault for fault in meant if fault["type"] == REFUSED), meant[0])
+    first = next((fault for fault in meant if fault["type"] in (REFUSED, UNKNOWN)), meant[0])
     context = first.get("ctx", {})
     if first["type"] == REFUSED:
         param = spelled((*deepest, context["field"]))
         return ApiError(
             400, f"{param} is not supported: {context['reason']}", code="unsupported_parameter", param=param
         )
-    param = spelled(deepest)
+    if first["type"] == UNKNOWN:
+        return unknown((*deepest, context["field"]), context["advice"])
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{param} is not a field of this request", code="unknown_parameter", param=param)
+        return unknown(deepest)
+    param = spelled(deepest)
     if first["type"] == "union_tag_invalid":
         param = spelled((*deepest, "type"))
         found, expected = context["tag"][1:-1], context["expected_tags"].replace("'<", "").replace(">'", "")
@@ -51,6 +56,14 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
     said = ("expected an object" if fault["type"] in _NO_OBJECT else fault["msg"] for fault in meant)
     reasons = " or: ".join(dict.fromkeys(said))
     return ApiError(400, f"{param}: {reasons}", code="invalid_parameter", param=param)
+
+
+def unknown(path: Path, advice: str = "") -> ApiError:
+    """Return the error of a field that does not exist; `advice` ends its message."""
+    param = spelled(path)
+    return ApiError(
+        400, f"{escape(param)} is not a field of this request{advice}", code="unknown_parameter", param=param
+    )
 
 
 def validated(kind: type[KindT], body: Any) -> KindT:

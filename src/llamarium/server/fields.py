@@ -1,38 +1,68 @@
-"""The fields of a request's body: each is honoured, named as without effect, or refused, whatever the protocol.
+"""The fields of a request's body, whatever the protocol: honoured, hints, refused, or unknown.
 
-A field that is declared is checked strictly, and null is as if it were not given. One that the official client has
-and this server does not honour is a hint (`server/hints.py`) where it cannot make the answer wrong, else it stands in
-`refused` with the reason. Any other is unknown, and refused as well.
-`docs/reference/server.md` lists all of them.
+A field that a body declares is checked strictly, and null is as if it were not given. What is known of other names
+stands in one table (`server/field_table.py`). An unknown name is taken as if it were not there and reported
+(`server/hints.py`), unless it looks like a misspelling of a name that has an effect: that is refused with the right
+name. So is a name that another request of this server honours, and this one does not: the answer would be another
+one than was asked for. `docs/reference/server.md` lists all of them.
 """
 
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar, cast
+from functools import cache, lru_cache
+from itertools import combinations
+from typing import Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, ModelWrapValidatorHandler, Tag, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from llamarium.errors import show_value
-from llamarium.sampling.params import GenerationOptions, Parameter, Taker, parameters_of
+from llamarium.sampling.params import PARAMETERS, GenerationOptions, Parameter, Taker, parameters_of
 from llamarium.server.errors import ApiError
-from llamarium.server.faults import REFUSED
+from llamarium.server.faults import REFUSED, UNKNOWN
+from llamarium.server.field_table import TABLE, Hint, Refused
 
 _NESTED = ("content", "tool_calls", "output")  # lists within messages
+_MOST_CHECKED = 20  # unknown names of one object that are compared with the right ones
+_LONGEST_NAME = 32  # of a name that may be a misspelling
+_FEWEST_LETTERS, _FEWEST_FOR_TWO = 5, 10  # of names in which one letter may be wrong, and two
+_OFF_ELSEWHERE: Mapping[str, int] = {"top_k": -1, "seed": -1}
+"""What other servers document as "off" of a sampling parameter, beside this server's neutral value."""
+
+_generating: dict[str, type["Body"]] = {}
 
 
 class Body(BaseModel):
     """Base of all request bodies."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
-    refused: ClassVar[Mapping[str, str]] = {}
-    """Fields that are known and not honoured, and why."""
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    """Fields that are known and not honoured (`of_table`)."""
 
     hints: ClassVar[frozenset[str]] = frozenset()
-    """Fields that have no effect (`server/hints.py`)."""
+    """Fields that have no effect (`of_table`)."""
 
     dialog: ClassVar[str | None] = None
     """The field that holds a dialog, if one does."""
+
+    is_closed: ClassVar[bool] = False
+    """Whether unknown names are refused, since nothing but this project sends such a body."""
+
+    generates: ClassVar[bool] = False
+    """Whether it asks for text, so that what others of this kind honour would change its answer."""
+
+    _without_effect: tuple[str, ...] = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if cls.generates:
+            _generating[cls.__name__] = cls
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """The names that were given and are no fields of this model: hints, fields that are off, unknown names."""
+        return self._without_effect
 
     @classmethod
     def check_length(cls, value: Any, most: int) -> None:
@@ -47,27 +77,52 @@ class Body(BaseModel):
             )
             raise ApiError(400, message, code="context_length_exceeded", param=cls.dialog)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        """Refuse fields by name; one that is null is as if it were not given."""
+    def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Take the fields that are declared, note the others, and refuse those that would change the answer."""
         if not isinstance(value, dict):
-            return value
-        for name in value:
-            if name in cls.refused and value[name] is not None:
-                raise PydanticCustomError(REFUSED, "{reason}", {"field": name, "reason": cls.refused[name]})
-        return {name: item for name, item in value.items() if name not in cls.refused}
+            return handler(value)
+        given, declared = cast("dict[str, Any]", value), _declared(cls)
+        others = [name for name in given if name not in declared]
+        if not others:
+            return handler(given)
+        _check_others(cls, others, given)
+        body = handler({name: item for name, item in given.items() if name in declared})
+        known = cls.hints | cls.refused.keys()
+        body._without_effect = tuple(name for name in others if given[name] is not None or name not in known)
+        return body
 
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=Body)
+AnyModelT = TypeVar("AnyModelT", bound=BaseModel)
+
+
+def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
+    """Return a decorator that adds the table's rows of some holders: hints whose values are read become fields."""
+    rows = {name: known for holder in holders for name, known in TABLE[holder].items()}
+
+    def extended(model: type[ModelT]) -> type[ModelT]:
+        own = {name: known for name, known in rows.items() if name not in model.model_fields}
+        added: dict[str, Any] = {
+            name: (known.kind | None, None)
+            for name, known in own.items()
+            if isinstance(known, Hint) and known.kind is not None
+        }
+        made = create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
+        made.hints = model.hints | {name for name, known in rows.items() if isinstance(known, Hint)}
+        made.refused = {**model.refused, **{name: known for name, known in own.items() if isinstance(known, Refused)}}
+        return made
+
+    return extended
 
 
 def with_parameters(
     taker: Taker, field_of: Callable[[Parameter], tuple[Any, Any]] = lambda one: (one.kind | None, None)
-) -> Callable[[type[ModelT]], type[ModelT]]:
+) -> Callable[[type[AnyModelT]], type[AnyModelT]]:
     """Return a decorator that adds a field for each of a taker's parameters, optional unless `field_of` says more."""
 
-    def extended(model: type[ModelT]) -> type[ModelT]:
+    def extended(model: type[AnyModelT]) -> type[AnyModelT]:
         added: dict[str, Any] = {one.name: field_of(one) for one in parameters_of(taker)}
         return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
 
@@ -76,7 +131,115 @@ def with_parameters(
 
 def parameters_in(body: BaseModel, taker: Taker) -> GenerationOptions:
     """Return the values of the fields that `with_parameters` has added."""
-    return cast(GenerationOptions, {one.name: getattr(body, one.name) for one in parameters_of(taker)})
+    values = {one.name: getattr(body, one.name) for one in parameters_of(taker)}
+    for name, off in _OFF_ELSEWHERE.items():
+        if name in values and values[name] == off:
+            values[name] = PARAMETERS[name].neutral
+    return cast(GenerationOptions, values)
+
+
+# --- names that a body does not declare -------------------------------------------------------------------------------
+
+
+@cache
+def _declared(body: type[Body]) -> frozenset[str]:
+    """Return the names of a body's fields, as clients write them."""
+    return frozenset(field.alias or name for name, field in body.model_fields.items())
+
+
+def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any]) -> None:
+    """Refuse names that are no fields of a body: by the table, as a misspelling, or as another request's field."""
+    elsewhere = _honoured_elsewhere(body)
+    num_checked = 0
+    for name in others:
+        value = given[name]
+        if (known := body.refused.get(name)) is not None:
+            if value is not None and value not in known.off:
+                raise PydanticCustomError(REFUSED, "{reason}", {"field": name, "reason": known.reason})
+        elif body.is_closed:
+            raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": ""})
+        elif name in body.hints or value is None:
+            pass
+        elif name in elsewhere:
+            if not _is_off(name, value):
+                raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": "; another kind of request has it"})
+        elif num_checked < _MOST_CHECKED:
+            num_checked += 1
+            right = _meant_by(body, name)
+            if right is not None and given.get(right) != value:
+                raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": f"; did you mean {right}?"})
+
+
+def _honoured_elsewhere(body: type[Body]) -> frozenset[str]:
+    """Return the names that change the answers of other requests, if the body asks for an answer as well."""
+    return _honoured_by_any(len(_generating)) if body.generates else frozenset()
+
+
+@cache
+def _honoured_by_any(_: int) -> frozenset[str]:
+    return frozenset(name for body in _generating.values() for name in _declared(body) - body.hints)
+
+
+def _is_off(name: str, value: object) -> bool:
+    """Whether a value of a field that other requests honour changes nothing there."""
+    parameter = PARAMETERS.get(name)
+    return value in (False, "", [], {}) or (parameter is not None and value == parameter.neutral)
+
+
+@lru_cache(4096)
+def _meant_by(body: type[Body], name: str) -> str | None:
+    """Return the name that an unknown one looks like a misspelling of: one with an effect here, or in other requests.
+
+    Case, `-` and `_` do not count; in longer names a letter or two may be missing, wrong, too many or exchanged.
+    """
+    if len(name) > _LONGEST_NAME:
+        return None
+    letters, near = _letters(name), _near(body, len(_generating))
+    alike = dict.fromkeys(right for variant in _variants(letters) for right in near.get(variant, ()))
+    distances = {right: _distance(letters, _letters(right)) for right in alike}
+    right = min(distances, key=distances.__getitem__, default="")
+    return right if right and distances[right] <= _may_be_wrong(letters) else None
+
+
+@cache
+def _near(body: type[Body], _: int) -> dict[str, list[str]]:
+    """Return what is left of the names with an effect where letters are taken out, and the names."""
+    near: dict[str, list[str]] = {}
+    for name in sorted((_declared(body) - body.hints) | body.refused.keys() | _honoured_elsewhere(body)):
+        for variant in _variants(_letters(name)):
+            near.setdefault(variant, []).append(name)
+    return near
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _may_be_wrong(letters: str) -> int:
+    return 0 if len(letters) < _FEWEST_LETTERS else 1 if len(letters) < _FEWEST_FOR_TWO else 2
+
+
+def _variants(letters: str) -> set[str]:
+    """Return a name, and what is left of it without a letter, or without two of a long one."""
+    sizes = (len(letters) - gone for gone in range(_may_be_wrong(letters) + 1))
+    return {"".join(some) for size in sizes for some in combinations(letters, size)}
+
+
+def _distance(one: str, other: str) -> int:
+    """Return how many letters have to be added, left out, changed, or exchanged with the next one."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one):
+        last, before, row = before, row, [i + 1]
+        for j, target in enumerate(other):
+            cost = min(before[j + 1] + 1, row[j] + 1, before[j] + (letter != target))
+            if i and j and letter == other[j - 1] and target == one[i - 1]:
+                cost = min(cost, last[j - 1] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 
 def _count(said: Any) -> int:

@@ -16,10 +16,9 @@ from llamarium.build.folder.course import Course, course_of, file_of, number_of,
 from llamarium.build.folder.progress import Reached, progress
 from llamarium.build.folder.source import definition
 from llamarium.io import read_small
-from llamarium.page.schema.base import View
+from llamarium.page.schema.base import PageRequest, View
 from llamarium.page.work import work_on
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body
 from llamarium.server.hosts import is_address
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
@@ -61,7 +60,7 @@ class CourseView(View):
     steps: tuple[StepView, ...]
 
 
-class StepRequest(Body):
+class StepRequest(PageRequest):
     """`POST /inspect/build/checks` and `/inspect/build/hints`: a step, by its name."""
 
     step: str = Field(max_length=40)

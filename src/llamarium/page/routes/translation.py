@@ -5,9 +5,8 @@ from pydantic import Field
 
 from llamarium.inspect.probes.translation import packaged_translator
 from llamarium.inspect.tokens import Candidate
-from llamarium.page.schema.base import View
+from llamarium.page.schema.base import PageRequest, View
 from llamarium.page.work import work_on
-from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
 
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
@@ -16,7 +15,7 @@ Patterns = tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]
 """By layer, head, query and key."""
 
 
-class TranslationRequest(Body):
+class TranslationRequest(PageRequest):
     """`POST /inspect/translations`: a sentence, words apart."""
 
     text: str = Field(max_length=1000)

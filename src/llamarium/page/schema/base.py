@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from llamarium.server.fields import Body
 
 Dtype = Literal["float32", "float16", "uint8"]
 """Of numbers in a binary response."""
@@ -25,6 +27,12 @@ class Query(BaseModel):
         if isinstance(value, int) and value > MAX_INDEX:
             raise ValueError(f"expected {MAX_INDEX} at most")
         return value
+
+
+class PageRequest(Body):
+    """Base of the page's request bodies; unknown fields are refused."""
+
+    is_closed: ClassVar[bool] = True
 
 
 class WindowQuery(Query):

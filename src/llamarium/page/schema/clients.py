@@ -4,9 +4,9 @@ from pydantic import Field
 
 from llamarium.engine.counts import SequenceState
 from llamarium.inspect.probes.sampling import SamplerSteps
-from llamarium.page.schema.base import Query, View
+from llamarium.page.schema.base import PageRequest, Query, View
 from llamarium.page.schema.passes import PassView
-from llamarium.server.fields import Body, with_parameters
+from llamarium.server.fields import with_parameters
 
 
 class RequestsView(View):
@@ -64,7 +64,7 @@ class OpenedView(View):
     sampler: SamplerSteps | None
 
 
-class TicketRequest(Body):
+class TicketRequest(PageRequest):
     """`POST /inspect/ticket`: what stood in the link that was opened."""
 
     ticket: str

@@ -5,12 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from llamarium.inspect.interventions.effect import Floor, Measured, PatchCell, TokenEffect
-from llamarium.page.schema.base import View
+from llamarium.page.schema.base import PageRequest, View
 from llamarium.page.schema.text import TokenView
-from llamarium.server.fields import Body
 
 
-class EditFields(Body):
+class EditFields(PageRequest):
     """What a part of the model computes, times `factor`; as `inspect.interventions.edits.Edit`.
 
     Attributes:
@@ -28,7 +27,7 @@ class EditFields(Body):
     factor: float = Field(0.0, ge=-1000, le=1000)
 
 
-class SteeringFields(Body):
+class SteeringFields(PageRequest):
     """The difference of two prompts, at their last tokens, added to the stream after a layer, at some tokens or all."""
 
     toward: str
@@ -38,7 +37,7 @@ class SteeringFields(Body):
     positions: list[int] | None = Field(None, min_length=1, max_length=1024)
 
 
-class EditedRequest(Body):
+class EditedRequest(PageRequest):
     """`POST /inspect/passes/{id}/edited`: the same text with edits of the model, beside it without them.
 
     Attributes:
@@ -69,7 +68,7 @@ class EditedView(View):
     answer_after: tuple[TokenView, ...]
 
 
-class PatchRequest(Body):
+class PatchRequest(PageRequest):
     """`POST /inspect/passes/{id}/patches`: put a second prompt's activations into this pass, place by place.
 
     Attributes:

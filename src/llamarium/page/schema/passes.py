@@ -4,13 +4,12 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from llamarium.page.schema.base import Dtype, Query, View, WindowQuery
+from llamarium.page.schema.base import Dtype, PageRequest, Query, View, WindowQuery
 from llamarium.page.schema.text import TokenView
-from llamarium.server.fields import Body
 from llamarium.server.openai.fields import Message
 
 
-class ExperimentFields(Body):
+class ExperimentFields(PageRequest):
     """The fields of an `inspect.interventions.experiments.Experiment`."""
 
     model_config = ConfigDict(frozen=True)
@@ -21,7 +20,7 @@ class ExperimentFields(Body):
     rope_scaling: Literal["model", "off"] = "model"
 
 
-class PassRequest(Body):
+class PassRequest(PageRequest):
     """`POST /inspect/passes`: a text, its ids, or a dialog; one of them."""
 
     dialog: ClassVar[str | None] = "messages"

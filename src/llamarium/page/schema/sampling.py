@@ -2,14 +2,14 @@
 
 from pydantic import Field
 
-from llamarium.page.schema.base import Query, View
-from llamarium.server.fields import Body, with_parameters
+from llamarium.page.schema.base import PageRequest, Query, View
+from llamarium.server.fields import with_parameters
 from llamarium.server.openai.forms import ResponseFormat
 from llamarium.server.openai.tools import Tool, ToolChoice
 
 
 @with_parameters("page", lambda one: (one.kind, one.neutral or 0))
-class SamplerRequest(Body):
+class SamplerRequest(PageRequest):
     """`POST /inspect/passes/{id}/sampler`: parameters as for an answer, which has the ranges and meanings.
 
     Attributes:

@@ -4,11 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from llamarium.page.schema.base import Query, View
-from llamarium.server.fields import Body
+from llamarium.page.schema.base import PageRequest, Query, View
 
 
-class TokensRequest(Body):
+class TokensRequest(PageRequest):
     """`POST /inspect/tokens`: from a text to ids, with every step."""
 
     text: str
@@ -72,13 +71,13 @@ class TokensView(View):
 MAX_SEED = 2**32 - 1
 
 
-class WordRequest(Body):
+class WordRequest(PageRequest):
     """`POST /inspect/word`: the token of an id, or the single one of a word: with a space before it first."""
 
     word: str | int
 
 
-class NeighborsRequest(Body):
+class NeighborsRequest(PageRequest):
     """`POST /inspect/neighbors`: the rows nearest to word - minus + plus; a word, or a token's id.
 
     With a `random_seed` the rows are those that initialisation draws from it, in place of the learned ones.
@@ -91,7 +90,7 @@ class NeighborsRequest(Body):
     random_seed: int | None = Field(None, ge=0, le=MAX_SEED)
 
 
-class SimilarityRequest(Body):
+class SimilarityRequest(PageRequest):
     """`POST /inspect/similarity`: the cosine of two rows; `random_seed` as for neighbors."""
 
     word: str | int

@@ -6,8 +6,7 @@ from pydantic import Field
 
 from llamarium.inspect.measures.streams import StreamError
 from llamarium.inspect.tokens import Candidate
-from llamarium.page.schema.base import Query, View
-from llamarium.server.fields import Body
+from llamarium.page.schema.base import PageRequest, Query, View
 
 LinearName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The Linears of a layer."""
@@ -155,7 +154,7 @@ class ErrorsView(View):
     runs: tuple[ErrorsOfView, ...]
 
 
-class LessonRequest(Body):
+class LessonRequest(PageRequest):
     """`POST /inspect/passes/{id}/lesson`: one step of training on the pass's text, on a copy of the model.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import Any
 from llamarium.server.anthropic import requests
 from llamarium.server.dialogs import Dialog, check_begun, encode_dialog, misplaced, missing
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.other_tools import functions_of
 from llamarium.tokenizer.tools.request import ToolRequest
 
 _BLOCK = r"(messages\[\d+\]\.content\[\d+\])"
@@ -46,8 +47,9 @@ def read_prompt(body: requests.CountRequest) -> Prompt:
     *said, last = body.messages
     for i, message in enumerate(said if last.role == "assistant" else body.messages):
         _add(dialog, f"messages[{i}]", message)
-    listed = None if body.tools is None else [_function(tool.model_dump()) for tool in body.tools]
-    tools = dialog.tools(listed, *_choice(body.tool_choice))
+    functions, path_of = functions_of(body.tools)
+    listed = None if functions is None else [_function(tool) for tool in functions]
+    tools = dialog.tools(listed, *_choice(body.tool_choice), path_of)
     config = body.output_config or requests.OutputConfig()
     begun = None
     if last.role == "assistant":
@@ -104,11 +106,10 @@ def _begun(message: requests.MessageParam, where: str) -> str:
     return _text(message.content)
 
 
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
+def _function(tool: requests.AnthropicTool) -> dict[str, Any]:
     """Return a tool in OpenAI's form."""
-    own = {"name": tool["name"], "parameters": tool["input_schema"]}
-    more = {name: tool[name] for name in ("description", "strict") if tool[name] is not None}
-    return {"type": "function", "function": own | more}
+    own = {"name": tool.name, "parameters": tool.input_schema, "description": tool.description, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in own.items() if value is not None}}
 
 
 def _choice(choice: requests.AnthropicToolChoice | None) -> tuple[object, bool | None]:

@@ -1,38 +1,31 @@
 """The requests for messages: supported fields of Anthropic's client, and refused ones."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llamarium.server.fields import Body, by_type, of_type, with_parameters
-from llamarium.server.hints import with_hints
-
-_NO_SERVER_TOOLS = "the server calls no tools by itself"
+from llamarium.server.fields import Body, by_type, of_table, of_type, with_parameters
+from llamarium.server.other_tools import FUNCTION, OTHER, OtherTool, by_kind
 
 
-@with_hints("messages content[]")
+@of_table("messages content[]", "messages content[] of text")
 class TextBlock(Body):
     """A text."""
-
-    refused: ClassVar[Mapping[str, str]] = {"citations": "answers do not cite"}
 
     type: Literal["text"]
     text: str
 
 
-@with_hints("messages content[] of thinking")
+@of_table("messages content[] of thinking")
 class ThinkingBlock(Body):
     """What another model thought before its answer; it is no part of the dialog."""
 
     type: Literal["thinking", "redacted_thinking"]
 
 
-@with_hints("messages content[]")
+@of_table("messages content[]", "messages content[] of tool_use")
 class ToolUseBlock(Body):
     """A call of the assistant."""
-
-    refused: ClassVar[Mapping[str, str]] = {"caller": _NO_SERVER_TOOLS, "toolset_name": _NO_SERVER_TOOLS}
 
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
@@ -40,11 +33,9 @@ class ToolUseBlock(Body):
     input: dict[str, Any]
 
 
-@with_hints("messages content[]")
+@of_table("messages content[]", "messages content[] of tool_result")
 class ToolResultBlock(Body):
     """The result of a call."""
-
-    refused: ClassVar[Mapping[str, str]] = {"toolset_name": _NO_SERVER_TOOLS}
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -76,7 +67,7 @@ class JsonFormat(Body):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-@with_hints("messages output_config")
+@of_table("messages output_config")
 class OutputConfig(Body):
     """The form of an answer."""
 
@@ -84,19 +75,18 @@ class OutputConfig(Body):
     effort: str | None = None  # one of the table's
 
 
-@with_hints("messages tools[]")
+@of_table("messages tools[]")
 class AnthropicTool(Body):
     """A function that the model may call; its arguments are streamed."""
-
-    refused: ClassVar[Mapping[str, str]] = {"input_examples": "the prompt has a tool's schema alone"}
 
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = Field(None, min_length=1)
-    defer_loading: Literal[False] | None = None
+
+
+AnyTool = Annotated[Annotated[AnthropicTool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("custom", None)]
 
 
 class AnthropicToolChoice(Body):
@@ -107,7 +97,7 @@ class AnthropicToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-@with_hints("messages prompt")
+@of_table("messages prompt")
 class CountRequest(Body):
     """`POST /v1/messages/count_tokens`: the parts of a prompt."""
 
@@ -117,23 +107,19 @@ class CountRequest(Body):
     model: str | None = None
     system: str | list[TextBlock] | None = None
     output_config: OutputConfig | None = None
-    tools: list[AnthropicTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
 
 
-@with_hints("messages")
+@of_table("generation", "messages")
 @with_parameters("anthropic")
 class MessagesRequest(CountRequest):
     """`POST /v1/messages`."""
+
+    generates: ClassVar[bool] = True
 
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     # not Anthropic's
     cache_salt: str | None = Field(None, min_length=1)
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "container": "the server runs nothing but the model",
-        "diagnostics": "nothing is stored that a prompt could be compared with",
-        "inference_geo": "the model runs on this machine",
-    }

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, ClassVar, Literal, cast
 
 from pydantic import Field
 
@@ -52,6 +52,8 @@ class Line:
 
 class BatchRequest(Body):
     """The request of a line."""
+
+    is_closed: ClassVar[bool] = True
 
     custom_id: str = Field(min_length=1, max_length=MAX_CUSTOM_ID_CHARACTERS)
     method: Literal["POST"]

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import validated
 from llamarium.server.fields import Body
-from llamarium.server.hints import HEADER, note_hints
+from llamarium.server.hints import HEADER, no_effect_of, note_hints
 from llamarium.server.settings import Settings
 from llamarium.strict_json import NotJson, parse_json
 
@@ -140,7 +140,10 @@ class StrictRoute(APIRoute):
                     response = await handler(StrictRequest(request, held, kind))
                 except ClientDisconnect:
                     return Response(status_code=499)
-                if names := request.scope["notes"].get("no_effect"):
+                finally:
+                    if names := str(no_effect_of(request.scope)):
+                        request.scope["notes"]["no_effect"] = names
+                if names:
                     response.headers[HEADER] = names
                 return response
 

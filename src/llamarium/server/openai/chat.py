@@ -15,12 +15,13 @@ from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
-from llamarium.server.openai.fields import plain, sampler_options
+from llamarium.server.openai.fields import length_of, plain, sampler_options
 from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.interventions import inside_of
 from llamarium.server.openai.logprobs import check_reported, for_chat
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
+from llamarium.server.other_tools import functions_of
 from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.content import joined
@@ -92,8 +93,10 @@ def _delta_json(delta: Delta) -> str:
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answer a dialog."""
     model = chosen_model(request, body.model)
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
+    lengths = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(lengths) > 1:
+        message = "max_tokens and max_completion_tokens are the same, and differ here; give one"
+        raise ApiError(400, message, param="max_tokens")
     service: Service = request.app.state.service
     tools = await asyncio.to_thread(tool_request, body.tools, body.tool_choice, body.parallel_tool_calls)
     form = form_of(body)
@@ -120,7 +123,8 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         form=form,
         tools=tools,
         messages=messages,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        path_of=functions_of(body.tools)[1],
+        max_tokens=length_of(next(iter(lengths), None)),
         prompt_field="messages",
         length_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         new_text=begins and begun is None,

@@ -14,7 +14,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
-from llamarium.server.openai.fields import sampler_options
+from llamarium.server.openai.fields import length_of, sampler_options
 from llamarium.server.openai.forms import form_of
 from llamarium.server.openai.interventions import inside_of
 from llamarium.server.openai.logprobs import CompletionLogprobs, check_reported
@@ -124,7 +124,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         encode=encode_prompts,
         options=options,
         form=form_of(body),
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else length_of(body.max_tokens),
         num_prompts=len(prompts),
         prompt_field="prompt",
         length_field="max_tokens",

@@ -16,8 +16,7 @@ from llamarium.errors import ContextLengthError
 from llamarium.generation.embedding import Embedding
 from llamarium.server.answering import recording, side_by_side, with_tokenizer
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body
-from llamarium.server.hints import with_hints
+from llamarium.server.fields import Body, of_table
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import encode, unless_gone
 from llamarium.server.lifecycle.service import Service
@@ -32,7 +31,7 @@ MAX_INPUTS = 2048
 """Texts of one request, as at OpenAI's."""
 
 
-@with_hints("embeddings")
+@of_table("embeddings")
 class EmbeddingRequest(Body):
     """`POST /v1/embeddings`."""
 

@@ -1,6 +1,6 @@
 """Fields that several of OpenAI's requests have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -8,8 +8,7 @@ from pydantic import Field
 from llamarium.sampling.params import GenerationOptions
 from llamarium.server.dialogs import encode_dialog, misplaced, missing
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body, parameters_in, with_parameters
-from llamarium.server.hints import with_hints
+from llamarium.server.fields import Body, of_table, parameters_in, with_parameters
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.tools.definition import ToolDefinition
 
@@ -18,17 +17,18 @@ MAX_LOGPROBS = 20
 _MAX_DIGITS = 10  # of a token id
 
 
-@with_hints("stream_options")
+@of_table("stream_options")
 class StreamFields(Body):
     """Options of a stream."""
 
     include_usage: bool | None = None
 
 
-@with_hints("completions")
 @with_parameters("openai")
 class Sampling(Body):
     """The fields that completions and chat completions share."""
+
+    generates: ClassVar[bool] = True
 
     model: str | None = None
     stream: bool | None = None
@@ -60,6 +60,11 @@ def sampler_options(body: Sampling) -> GenerationOptions:
     return options
 
 
+def length_of(max_tokens: int | None) -> int | None:
+    """Return an answer's length, where other servers take -1 for the rest of the context: None."""
+    return None if max_tokens == -1 else max_tokens
+
+
 def shows_usage(body: Sampling) -> bool:
     """Whether a stream ends with the token counts."""
     if body.stream_options is None:
@@ -69,7 +74,7 @@ def shows_usage(body: Sampling) -> bool:
     return body.stream_options.include_usage or False
 
 
-@with_hints("chat messages[].content[]")
+@of_table("chat messages[].content[]")
 class TextPart(Body):
     """A part of a message."""
 
@@ -77,7 +82,7 @@ class TextPart(Body):
     text: str
 
 
-@with_hints("chat messages[].tool_calls[].function")
+@of_table("chat messages[].tool_calls[].function")
 class CalledFunction(Body):
     """Name and arguments of a call."""
 
@@ -85,18 +90,16 @@ class CalledFunction(Body):
     arguments: str
 
 
-@with_hints("chat messages[].tool_calls[]")
+@of_table("chat messages[].tool_calls[]")
 class MessageToolCall(Body):
     """A call in a message of the assistant."""
-
-    refused: ClassVar[Mapping[str, str]] = {"custom": "tools are functions, with a schema of their arguments"}
 
     id: str = Field(min_length=1)
     type: Literal["function"]
     function: CalledFunction
 
 
-@with_hints("chat messages[]")
+@of_table("chat messages[]")
 class Message(Body):
     """A message of a dialog."""
 
@@ -104,12 +107,6 @@ class Message(Body):
     content: str | list[TextPart] | None = None
     tool_calls: list[MessageToolCall] | None = Field(None, min_length=1)
     tool_call_id: str | None = None
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "function_call": "give it as tool_calls",
-        "audio": "this server takes and answers text",
-        "refusal": "give it as content",
-    }
 
     def plain(self, where: str) -> dict[str, Any]:
         """Return the message, its content as text or as parts; `where` is its path in the request."""

@@ -32,7 +32,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's form: one of these; `grammar` is llama.cpp's notation (GBNF)."""
+    """vLLM's form: one of these; `grammar` is in llama.cpp's notation (GBNF), or in Lark's."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
@@ -50,24 +50,31 @@ class Formed(Sampling):
     # as llama-server has them
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
+    # as earlier versions of vLLM had them
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 def form_of(body: Formed) -> Form | None:
     """Return the form of a request's answer, or None for any text."""
-    asked, wanted, schema, grammar = body.response_format, body.structured_outputs, body.json_schema, body.grammar
-    if asked is not None and asked.type == "text" and asked.json_schema is None:
-        asked = None
-    fields = {"response_format": asked, "structured_outputs": wanted, "json_schema": schema, "grammar": grammar}
-    given = [name for name, value in fields.items() if value is not None]
+    given = {name: value for name in _FORMS if (value := getattr(body, name)) is not None}
+    if body.response_format is not None and body.response_format.type == "text":
+        if body.response_format.json_schema is not None:
+            raise misplaced("response_format.json_schema", "is given, and response_format.type is text")
+        del given["response_format"]
     if len(given) > 1:
-        raise ApiError(400, f"{given[0]} and {given[1]} both ask for a form; give one", param=given[1])
-    if wanted is not None:
-        return _only_one(wanted)
-    if schema is not None:
-        return "json_schema", schema_reader(schema)
-    if grammar is not None:
-        return "grammar", lambda _: Grammar.gbnf(grammar)
-    return None if asked is None else _of_openai(asked)
+        one, other = [*given][:2]
+        raise ApiError(400, f"{one} and {other} both ask for a form; give one", param=other)
+    if not given:
+        return None
+    ((name, value),) = given.items()
+    if isinstance(value, ResponseFormat):
+        return _of_openai(value)
+    if isinstance(value, StructuredOutputs):
+        return _only_one(value)
+    return name, _READERS[_FORMS[name]](value)
 
 
 def _of_openai(asked: ResponseFormat) -> Form:
@@ -88,18 +95,38 @@ def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -
     return lambda is_open: Grammar.json_schema(schema, open_objects=is_open and not strict, strict=bool(strict))
 
 
+def _written_grammar(text: str) -> Callable[[bool], Grammar]:
+    """Return the reader of a grammar in GBNF, whose rules have `::=`, or in Lark, whose rules have `:`."""
+    return lambda _: Grammar.gbnf(text) if "::=" in text else Grammar.lark(text)
+
+
+_READERS: Mapping[str, Callable[[Any], Callable[[bool], Grammar]]] = {
+    "json": schema_reader,
+    "json_object": lambda _: lambda _: Grammar.json_object(),
+    "regex": lambda value: lambda _: Grammar.regex(value),
+    "choice": lambda value: lambda _: Grammar.choice(value),
+    "grammar": _written_grammar,
+    "lark": lambda value: lambda _: Grammar.lark(value),
+}
+"""The readers of forms, under vLLM's names."""
+
+_FORMS: Mapping[str, str] = {
+    "response_format": "",
+    "structured_outputs": "",
+    "json_schema": "json",
+    "grammar": "grammar",
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""The fields that ask for a form, and the readers of those that are one."""
+
+
 def _only_one(wanted: StructuredOutputs) -> Form:
-    readers: dict[str, Callable[[Any], Callable[[bool], Grammar]]] = {
-        "json_": schema_reader,
-        "json_object": lambda _: lambda _: Grammar.json_object(),
-        "regex": lambda value: lambda _: Grammar.regex(value),
-        "choice": lambda value: lambda _: Grammar.choice(value),
-        "grammar": lambda value: lambda _: Grammar.gbnf(value),
-        "lark": lambda value: lambda _: Grammar.lark(value),
-    }
-    given = [(name, value) for name in readers if (value := getattr(wanted, name)) is not None]
+    names = {field.alias or name: name for name, field in StructuredOutputs.model_fields.items()}
+    given = [(name, value) for name, attribute in names.items() if (value := getattr(wanted, attribute)) is not None]
     if len(given) != 1:
-        names = ", ".join(name.rstrip("_") for name in readers)
-        raise ApiError(400, f"expected one of {names}; {len(given)} are given", param="structured_outputs")
+        raise ApiError(400, f"expected one of {', '.join(names)}; {len(given)} are given", param="structured_outputs")
     ((name, value),) = given
-    return f"structured_outputs.{name.rstrip('_')}", readers[name](value)
+    return f"structured_outputs.{name}", _READERS[name](value)

@@ -1,17 +1,16 @@
 """The requests for completions: supported fields of OpenAI's client, and refused ones."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llamarium.server.hints import with_hints
+from llamarium.server.fields import of_table
 from llamarium.server.openai.fields import MAX_LOGPROBS, Message
 from llamarium.server.openai.interventions import Intervened
-from llamarium.server.openai.tools import Tool, ToolChoice
+from llamarium.server.openai.tools import AnyTool, ToolChoice
 
 
-@with_hints("chat")
+@of_table("generation", "completions", "chat")
 class ChatRequest(Intervened):
     """`POST /v1/chat/completions`."""
 
@@ -30,19 +29,12 @@ class ChatRequest(Intervened):
     continue_final_message: bool | None = None
 
     modalities: list[Literal["text"]] | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "audio": "this server takes and answers text",
-        "function_call": "give tool_choice",
-        "functions": "give tools",
-        "moderation": "answers are not moderated",
-        "web_search_options": "the server does not search the web",
-    }
 
-
+@of_table("generation", "completions", "text completions")
 class CompletionRequest(Intervened):
     """`POST /v1/completions`."""
 
@@ -50,5 +42,3 @@ class CompletionRequest(Intervened):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = None
-
-    refused: ClassVar[Mapping[str, str]] = {"suffix": "the model continues a text, and does not fill gaps"}

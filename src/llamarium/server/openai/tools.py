@@ -1,19 +1,19 @@
 """Fields about tools: the tools, and which of them may or must be called."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from llamarium.errors import ToolError
+from llamarium.server.dialogs import renamed
 from llamarium.server.errors import of_library
-from llamarium.server.fields import Body
-from llamarium.server.hints import with_hints
+from llamarium.server.fields import Body, of_table
+from llamarium.server.other_tools import FUNCTION, OTHER, OtherTool, by_kind, functions_of
 from llamarium.tokenizer.tools.request import ToolRequest
 
-_NO_CUSTOM = {"custom": "tools are functions, with a schema of their arguments"}
 
-
-@with_hints("chat tools[].function")
+@of_table("chat tools[].function")
 class Function(Body):
     """A function that the model may call."""
 
@@ -23,14 +23,15 @@ class Function(Body):
     strict: bool | None = None
 
 
-@with_hints("chat tools[]")
+@of_table("chat tools[]")
 class Tool(Body):
     """A tool."""
 
-    refused = _NO_CUSTOM
-
     type: Literal["function"]
     function: Function
+
+
+AnyTool = Annotated[Annotated[Tool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]
 
 
 class Name(Body):
@@ -42,8 +43,6 @@ class Name(Body):
 class NamedTool(Body):
     """A tool, by its name."""
 
-    refused = _NO_CUSTOM
-
     type: Literal["function"]
     function: Name
 
@@ -52,13 +51,13 @@ class AllowedTools(Body):
     """Some of the tools, and whether one has to be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: list[Annotated[Annotated[NamedTool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]] = Field(
+        min_length=1
+    )
 
 
 class ChosenTools(Body):
     """One tool that has to be called, or the choice between some."""
-
-    refused = _NO_CUSTOM
 
     type: Literal["function", "allowed_tools"]
     function: Name | None = None
@@ -68,11 +67,26 @@ class ChosenTools(Body):
 ToolChoice = Literal["auto", "none", "required"] | ChosenTools
 
 
-def tool_request(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolRequest:
-    """Read a request's fields about tools."""
-    listed = None if tools is None else [tool.model_dump(include={"type", "function"}) for tool in tools]
-    chosen = choice if choice is None or isinstance(choice, str) else choice.model_dump(exclude_none=True)
+def tool_request(
+    tools: Sequence[Tool | OtherTool] | None, choice: ToolChoice | None, parallel: bool | None
+) -> ToolRequest:
+    """Read a request's fields about tools; ApiError 400 if they force a call that cannot be made."""
+    functions, path_of = functions_of(tools)
+    listed = None if functions is None else [tool.model_dump(include={"type", "function"}) for tool in functions]
     try:
-        return ToolRequest.read(listed, chosen, parallel)
+        return ToolRequest.read(listed, _chosen(choice), parallel)
     except ToolError as error:
-        raise of_library(error) from None
+        raise renamed(of_library(error), path_of) from None
+
+
+def _chosen(choice: ToolChoice | None) -> object:
+    """Return a choice as `ToolRequest.read` takes it, without tools of other kinds."""
+    if not isinstance(choice, ChosenTools):
+        return choice
+    chosen = choice.model_dump(exclude_none=True)
+    if choice.allowed_tools is not None:
+        allowed = [tool.model_dump() for tool in choice.allowed_tools.tools if isinstance(tool, NamedTool)]
+        if not allowed and choice.allowed_tools.mode == "auto":
+            return "none"
+        chosen["allowed_tools"]["tools"] = allowed
+    return chosen

@@ -13,7 +13,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import chosen_model
 from llamarium.server.openai.fields import Message, dialog_ids
-from llamarium.server.openai.tools import Tool, tool_request
+from llamarium.server.openai.tools import AnyTool, tool_request
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.definition import ToolDefinition
 
@@ -28,7 +28,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    tools: list[Tool] | None = None
+    tools: list[AnyTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -60,11 +60,11 @@ class TemplateRequest(Body):
 
     model: str | None = None
     messages: list[Message] = Field(min_length=1)
-    tools: list[Tool] | None = None
+    tools: list[AnyTool] | None = None
     add_generation_prompt: bool = True
 
 
-def _offered(tools: list[Tool] | None) -> Sequence[ToolDefinition]:
+def _offered(tools: list[AnyTool] | None) -> Sequence[ToolDefinition]:
     return tool_request(tools, None, None).offered
 
 

@@ -1,39 +1,23 @@
 """The items of a response's input: messages, calls and their results."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from llamarium.server.dialogs import Dialog
-from llamarium.server.fields import Body, by_type, of_type
-from llamarium.server.hints import with_hints
-
-_CALLED = {
-    "async": "the client calls its functions itself",
-    "caller": "the server calls no tools by itself",
-    "namespace": "tools have a name, and no more",
-}
+from llamarium.server.fields import Body, by_type, of_table, of_type
 
 
-@with_hints("responses input[].content[]")
+@of_table("responses input[].content[]")
 class InputPart(Body):
     """A part of a text."""
-
-    refused: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("detail", "file_data", "file_id", "file_url", "filename", "image_url"),
-            "this server takes and answers text",
-        ),
-        "refusal": "give it as text",
-    }
 
     type: Literal["input_text", "output_text"]
     text: str
 
 
-@with_hints("responses input[] of message")
-@with_hints("responses input[]")
+@of_table("responses input[] of message")
+@of_table("responses input[]")
 class MessageItem(Body):
     """A message."""
 
@@ -42,11 +26,9 @@ class MessageItem(Body):
     content: str | list[InputPart]
 
 
-@with_hints("responses input[]")
+@of_table("responses input[]", "responses input[] of call")
 class FunctionCallItem(Body):
     """A call of the assistant."""
-
-    refused: ClassVar[Mapping[str, str]] = _CALLED
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
@@ -54,19 +36,17 @@ class FunctionCallItem(Body):
     arguments: str
 
 
-@with_hints("responses input[]")
+@of_table("responses input[]", "responses input[] of output")
 class FunctionCallOutputItem(Body):
     """The result of a call."""
-
-    refused: ClassVar[Mapping[str, str]] = {**_CALLED, "name": "the call is named by call_id"}
 
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[InputPart]
 
 
-@with_hints("responses input[] of reasoning")
-@with_hints("responses input[]")
+@of_table("responses input[] of reasoning")
+@of_table("responses input[]")
 class ReasoningItem(Body):
     """What another model thought before its answer; it is no part of the dialog."""
 

@@ -1,6 +1,5 @@
 """The request for a response: supported fields of OpenAI's client, and refused ones."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -9,11 +8,11 @@ from llamarium.sampling.grammar.description import Grammar
 from llamarium.server.answering import Form
 from llamarium.server.dialogs import missing
 from llamarium.server.errors import ApiError
-from llamarium.server.fields import Body, by_type, of_type, with_parameters
-from llamarium.server.hints import with_hints
+from llamarium.server.fields import Body, by_type, of_table, of_type, with_parameters
 from llamarium.server.openai.fields import MAX_LOGPROBS
 from llamarium.server.openai.forms import schema_reader
 from llamarium.server.openai.responses.items import Item
+from llamarium.server.other_tools import FUNCTION, OTHER, OtherTool, by_kind
 
 NAMES = {
     r"tool_choice\.allowed_tools(\.tools\[\d+\])?(\.function)?": r"tool_choice\1",
@@ -23,26 +22,23 @@ NAMES = {
 """Names of `Dialog`: from paths of chat completions to those of responses."""
 
 
+@of_table("responses tools[]")
 class FunctionTool(Body):
     """A function that the model may call."""
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "async": "the client calls its functions itself",
-        "output_schema": "the prompt has the schema of a function's arguments alone",
-    }
 
     type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = Field(None, min_length=1)
-    defer_loading: Literal[False] | None = None
 
     def to_chat(self) -> dict[str, Any]:
         """Return it in the form of chat completions."""
         own = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
         return {"type": "function", "function": own}
+
+
+AnyTool = Annotated[Annotated[FunctionTool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]
 
 
 class NamedFunction(Body):
@@ -61,11 +57,16 @@ class AllowedFunctions(Body):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction] = Field(min_length=1)
+    tools: list[Annotated[Annotated[NamedFunction, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]] = (
+        Field(min_length=1)
+    )
 
-    def to_chat(self) -> dict[str, Any]:
-        """Return it in the form of chat completions."""
-        allowed = {"mode": self.mode, "tools": [tool.to_chat() for tool in self.tools]}
+    def to_chat(self) -> dict[str, Any] | str:
+        """Return it in the form of chat completions, without tools of other kinds."""
+        functions = [tool.to_chat() for tool in self.tools if isinstance(tool, NamedFunction)]
+        if not functions and self.mode == "auto":
+            return "none"
+        allowed = {"mode": self.mode, "tools": functions}
         return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
@@ -85,29 +86,31 @@ class TextFormat(Body):
     strict: bool | None = None
 
 
-@with_hints("responses text")
+@of_table("responses text")
 class TextConfig(Body):
     """The format of an answer."""
 
     format: TextFormat | None = None
 
 
-@with_hints("responses reasoning")
+@of_table("responses reasoning")
 class Reasoning(Body):
     """How the model reasons before its answer."""
 
     effort: str | None = None  # one of the table's
 
 
-@with_hints("stream_options")
+@of_table("stream_options")
 class ResponseStreamFields(Body):
     """Options of a stream."""
 
 
-@with_hints("responses")
+@of_table("generation", "responses")
 @with_parameters("responses")
 class ResponseRequest(Body):
     """`POST /v1/responses`."""
+
+    generates: ClassVar[bool] = True
 
     dialog: ClassVar[str | None] = "input"
 
@@ -116,7 +119,7 @@ class ResponseRequest(Body):
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: TextConfig | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None  # some of the table's
@@ -130,15 +133,6 @@ class ResponseRequest(Body):
     store: bool | None = None
     # not OpenAI's
     cache_salt: str | None = Field(None, min_length=1)
-
-    refused: ClassVar[Mapping[str, str]] = {
-        "access_programs": "there are no such programs here",
-        "background_options": "a response is made while its request waits",
-        "conversation": "give previous_response_id (--store-responses), or the whole dialog as input",
-        "image": "this server takes and answers text",
-        "moderation": "answers are not moderated",
-        "prompt": "there are no stored prompts; give instructions and input",
-    }
 
 
 def form_of(body: ResponseRequest) -> Form | None:

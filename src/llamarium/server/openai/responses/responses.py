@@ -21,6 +21,7 @@ from llamarium.server.openai.responses.formatter import ResponseFormatter
 from llamarium.server.openai.responses.items import ITEMS, Item, MessageItem, add_item
 from llamarium.server.openai.responses.requests import NAMES, ResponseRequest, form_of
 from llamarium.server.openai.responses.store import ResponseStore
+from llamarium.server.other_tools import functions_of
 from llamarium.server.replying import reply
 from llamarium.tokenizer.tools.request import ToolRequest
 
@@ -105,8 +106,9 @@ def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, 
     for i, item in enumerate(_items(body.input)):
         add_item(dialog, "input" if isinstance(body.input, str) else f"input[{i}]", item)
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.to_chat()
-    listed = None if body.tools is None else [tool.to_chat() for tool in body.tools]
-    return dialog, dialog.tools(listed, choice, body.parallel_tool_calls)
+    functions, path_of = functions_of(body.tools)
+    listed = None if functions is None else [tool.to_chat() for tool in functions]
+    return dialog, dialog.tools(listed, choice, body.parallel_tool_calls, path_of)
 
 
 def _items(given: str | list[Item]) -> list[Item]:

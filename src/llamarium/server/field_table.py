@@ -1,0 +1,242 @@
+"""The table of fields that requests have and this server does not honour, by the object that holds them.
+
+A field of a request is honoured, a hint, refused, or unknown. Those that are honoured are declared by the bodies
+(`Body`). The others of which something is known stand here: a **hint** has no effect, and the answer is not wrong for
+it; a **refused** one would have changed the answer, unless its value is one that switches it off. What neither a
+body nor this table has is unknown, and taken like a hint. docs/reference/server.md lists the table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A field without effect, unless `server/hints.py` says that this model or server gives it one.
+
+    Attributes:
+        kind: The type of its values, where something reads them; None is a field whose values nothing looks at.
+    """
+
+    kind: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that would change the answer.
+
+    Attributes:
+        reason: Why it is not honoured, or what to give instead.
+        off: The values that change nothing, for which it is a hint.
+    """
+
+    reason: str
+    off: tuple[Any, ...] = ()
+
+
+Row = Mapping[str, Hint | Refused]
+
+HINT = Hint()
+_NO_CUSTOM = Refused("tools are functions, with a schema of their arguments")
+_NO_SERVER_TOOLS = Refused("the server calls no tools by itself")
+_TEXT_ONLY = Refused("this server takes and answers text")
+_NO_SUCH_SAMPLER = "this server has no such sampler"
+_TOP_LEVEL = Refused("give its fields beside the others of the request", off=({},))
+
+
+def _hints(names: str) -> dict[str, Hint | Refused]:
+    return dict.fromkeys(names.split(), HINT)
+
+
+def _refused(reason: str, **off: Any) -> dict[str, Hint | Refused]:
+    """Return fields that are refused for one reason, each with the values that switch it off."""
+    return {name: Refused(reason, values if isinstance(values, tuple) else (values,)) for name, values in off.items()}
+
+
+_CACHED = _hints("cache_control")
+
+_OPENAI: Row = {
+    **_hints("prompt_cache_options prompt_cache_retention service_tier"),
+    "metadata": Hint(dict[str, Any]),  # responses repeat these four
+    "prompt_cache_key": Hint(str),
+    "safety_identifier": Hint(str),
+    "user": Hint(str),
+}
+
+GENERATION: Row = {
+    # how a server schedules, caches and reports
+    **_hints(
+        "cache_prompt id_slot slot_id n_keep n_cache_reuse n_discard t_max_predict_ms t_max_prompt_ms return_progress "
+        "timings_per_token priority request_id session_id kv_transfer_params keep_alive num_ctx "
+        "return_tokens_as_token_ids"
+    ),
+    # which provider answers, and how it reports
+    **_hints("transforms route models provider plugins usage extra_headers extra_query timeout num_retries trace tags"),
+    # where reasoning is put, and how much of it is wanted
+    **_hints(
+        "include_reasoning separate_reasoning stream_reasoning reasoning_format reasoning_budget thinking_budget "
+        "thinking_token_budget think parse_tool_calls"
+    ),
+    # how a grammar is made, and text is put together
+    **_hints("guided_decoding_backend guided_whitespace_pattern spaces_between_special_tokens web_search_options"),
+    # settings of samplers that are off unless the field that switches them on is given
+    **_hints(
+        "mirostat_tau mirostat_eta mirostat_lr dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
+        "xtc_threshold dynatemp_exponent smoothing_curve"
+    ),
+    # samplers
+    **_refused(
+        _NO_SUCH_SAMPLER,
+        mirostat=0,
+        mirostat_mode=0,
+        dry_multiplier=0,
+        xtc_probability=0,
+        dynatemp_range=0,
+        typical_p=1,
+        typ_p=1,
+        tfs_z=1,
+        tfs=1,
+        top_a=0,
+        top_n_sigma=(-1, 0),
+        epsilon_cutoff=0,
+        eta_cutoff=0,
+        smoothing_factor=0,
+        no_repeat_ngram_size=0,
+        penalty_alpha=0,
+        adaptive_target=(-1, 0),
+        watermark=False,
+    ),
+    **_refused(
+        _NO_SUCH_SAMPLER, samplers=[], sampler_order=[], sampler_priority=[], logits_processors=[], guidance_scale=1
+    ),
+    **_refused(
+        "answers are drawn, not searched for",
+        use_beam_search=False,
+        num_beams=1,
+        length_penalty=1,
+        early_stopping=False,
+    ),
+    **_refused("give logit_bias", bad_words=([], ""), banned_tokens=([], ""), custom_token_bans=""),
+    **_refused("give logit_bias or a form of the answer", allowed_token_ids=[]),
+    **_refused("penalties count all tokens of the prompt and the answer", repeat_last_n=-1, penalize_nl=False),
+    **_refused("answers end at the first stop, without it", include_stop_str_in_output=False, no_stop_trim=False),
+    **_refused("answers are text without control tokens", skip_special_tokens=True),
+    **_refused("prompts are never cut", truncate_prompt_tokens=(), truncate=(), truncation_length=()),
+    **_refused("the model's own chat template is used", chat_template=(), add_special_tokens=()),
+    **_refused("name the adapter as model", lora=[], lora_path=(), lora_request=(), adapter_id=()),
+    **_refused("prompts are text or token ids", prompt_embeds=(), documents=[], images=[], videos=[], audios=[]),
+    # the same by another name
+    **_refused("give repetition_penalty", repeat_penalty=1, rep_pen=1),
+    **_refused("give max_tokens", n_predict=-1, num_predict=-1, max_new_tokens=(), max_length=()),
+    **_refused("give min_tokens", min_length=0, min_new_tokens=0),
+    **_refused("give temperature 0", do_sample=True),
+    **_refused("give seed", random_seed=()),
+    **_refused("give logprobs", n_probs=0, post_sampling_probs=False),
+    **_refused("give structured_outputs", ebnf=(), structural_tag=(), format=""),
+    **_refused("give response_format", guided_json_object=False),
+    **_refused("give a system message", safe_prompt=False),
+    **_refused("answers hold nothing of the prompt", return_full_text=False),
+    **_refused("only completions return the prompt", echo=False),
+    **_refused("answers are not ranked", best_of=1),
+    **_refused("a response is made while its request waits", background=False),
+    "extra_body": _TOP_LEVEL,
+    "options": _TOP_LEVEL,
+}
+"""Names of other servers and libraries, for every request that generates text."""
+
+TABLE: Mapping[str, Row] = {
+    "headers": _hints("anthropic-beta openai-beta"),
+    "generation": GENERATION,
+    "completions": _hints("user"),
+    "embeddings": _hints("user"),
+    "stream_options": _hints("include_obfuscation continuous_usage_stats"),
+    "chat": {
+        **_OPENAI,
+        **_hints("store prediction reasoning thinking verbosity"),
+        "reasoning_effort": Hint(str),
+        "audio": _TEXT_ONLY,
+        "function_call": Refused("give tool_choice"),
+        "functions": Refused("give tools", off=([],)),
+        "moderation": Refused("answers are not moderated"),
+        "prefix": Refused("give continue_final_message", off=(False,)),
+    },
+    "text completions": {"suffix": Refused("the model continues a text, and does not fill gaps", off=("",))},
+    "chat messages[]": {
+        **_CACHED,
+        **_hints("annotations context id parsed provider_specific_fields reasoning reasoning_details thinking_blocks"),
+        "name": Hint(str),
+        "reasoning_content": Hint(str),
+        "function_call": Refused("give it as tool_calls"),
+        "audio": _TEXT_ONLY,
+        "images": Refused(_TEXT_ONLY.reason, off=([],)),
+        "refusal": Refused("give it as content"),
+        "prefix": Refused("give continue_final_message", off=(False,)),
+        "partial": Refused("give continue_final_message", off=(False,)),
+    },
+    "chat messages[].content[]": {**_CACHED, **_hints("prompt_cache_breakpoint")},
+    "chat messages[].tool_calls[]": {**_hints("index provider_specific_fields"), "custom": _NO_CUSTOM},
+    "chat messages[].tool_calls[].function": _hints("parsed_arguments"),
+    "chat tools[]": _CACHED,
+    "chat tools[].function": {
+        "return": Hint(dict[str, Any]),
+        "input_schema": Refused("give it as parameters"),
+        "inputSchema": Refused("give it as parameters"),
+    },
+    "responses": {
+        **_OPENAI,
+        **_hints("client_metadata context_management max_tool_calls truncation"),
+        "include": Hint(list[str]),
+        "store": Hint(bool),
+        "access_programs": Refused("there are no such programs here"),
+        "background_options": Refused("a response is made while its request waits"),
+        "conversation": Refused("give previous_response_id (--store-responses), or the whole dialog as input"),
+        "image": _TEXT_ONLY,
+        "moderation": Refused("answers are not moderated"),
+        "prompt": Refused("there are no stored prompts; give instructions and input"),
+    },
+    "responses reasoning": {**_hints("context generate_summary mode summary"), "effort": Hint(str)},
+    "responses text": _hints("verbosity"),
+    "responses tools[]": {
+        **_hints("async output_schema allowed_callers defer_loading"),
+        "input_schema": Refused("give it as parameters"),
+        "inputSchema": Refused("give it as parameters"),
+    },
+    "responses input[]": _hints("id status"),
+    "responses input[] of message": _hints("phase"),
+    "responses input[] of call": {
+        "async": Refused("the client calls its functions itself"),
+        "caller": _NO_SERVER_TOOLS,
+        "namespace": Refused("tools have a name, and no more"),
+    },
+    "responses input[] of output": {
+        "async": Refused("the client calls its functions itself"),
+        "caller": _NO_SERVER_TOOLS,
+        "namespace": Refused("tools have a name, and no more"),
+        "name": Refused("the call is named by call_id"),
+    },
+    "responses input[] of reasoning": _hints("content encrypted_content summary"),
+    "responses input[].content[]": {
+        **_hints("annotations logprobs prompt_cache_breakpoint"),
+        **dict.fromkeys("detail file_data file_id file_url filename image_url".split(), _TEXT_ONLY),
+        "refusal": Refused("give it as text"),
+    },
+    "messages": {
+        **_hints("metadata service_tier mcp_servers container"),
+        "diagnostics": Refused("nothing is stored that a prompt could be compared with"),
+        "inference_geo": Refused("the model runs on this machine"),
+    },
+    "messages prompt": {**_CACHED, **_hints("context_management speed thinking user_profile_id workspace_id")},
+    "messages output_config": {"effort": Hint(str)},
+    "messages content[]": _CACHED,
+    "messages content[] of text": _hints("citations"),
+    "messages content[] of thinking": _hints("data signature thinking"),
+    "messages content[] of tool_use": {"caller": _NO_SERVER_TOOLS, "toolset_name": _NO_SERVER_TOOLS},
+    "messages content[] of tool_result": {"toolset_name": _NO_SERVER_TOOLS},
+    "messages tools[]": {
+        **_CACHED,
+        **_hints("eager_input_streaming input_examples allowed_callers defer_loading"),
+        "parameters": Refused("give it as input_schema"),
+    },
+}
+"""What is known of each name, by the object that holds it."""

@@ -1,0 +1,53 @@
+"""Tools of kinds that run on a provider's servers, or that no local model was made for: they are left out and named.
+
+A request that forces one is refused by its `tool_choice`; any other has the rest of its tools.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from pydantic import Discriminator
+
+from llamarium.server.fields import Body, of_type
+
+ToolT = TypeVar("ToolT", bound=Body)
+
+FUNCTION, OTHER = of_type("function"), of_type("other")
+
+
+class OtherTool(Body):
+    """A tool, or the name of one, of another kind than a function that the client calls."""
+
+    type: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The kind, which the answer's header names."""
+        return self.type or "unknown"
+
+
+def by_kind(*functions: str | None) -> Discriminator:
+    """Return a discriminator of functions, which have one of some types (None: without any), and other tools."""
+
+    def kind(value: Any) -> str | None:
+        if isinstance(value, dict):
+            found = value.get("type", "function" if "function" in value else None)
+            return FUNCTION.tag if found in functions else OTHER.tag
+        return OTHER.tag if isinstance(value, OtherTool) else FUNCTION.tag if isinstance(value, Body) else None
+
+    return Discriminator(kind)
+
+
+def functions_of(tools: Sequence[ToolT | OtherTool] | None) -> tuple[list[ToolT] | None, Callable[[str], str]]:
+    """Return the functions among some tools, and what translates a path among these to the client's own."""
+    if tools is None:
+        return None, str
+    places = [i for i, tool in enumerate(tools) if not isinstance(tool, OtherTool)]
+
+    def path_of(path: str) -> str:
+        found = re.match(r"tools\[(\d+)\]", path)
+        return path if found is None else f"tools[{places[int(found[1])]}]{path[found.end() :]}"
+
+    kept = [tool for tool in tools if not isinstance(tool, OtherTool)]
+    return kept, str if len(kept) == len(tools) else path_of
