@@ -14,7 +14,8 @@ import pytest
 
 from llamarium.api import Llama
 from llamarium.server import answering
-from llamarium.server.hints import HEADER, HINTS
+from llamarium.server.field_table import GENERATION, TABLE, Hint
+from llamarium.server.hints import HEADER
 from serving import CHAT, HELLO, Running, serving
 
 DIALOG: Any = HELLO["messages"]
@@ -412,7 +413,7 @@ def test_the_last_message_is_continued(running: Running, llama: Llama) -> None:
             "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "continue_final_message"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "messages[1]"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
     ],
@@ -457,18 +458,29 @@ OPENAI_HINTS: dict[str, Any] = {
     "metadata": {"run": "7"}, "prompt_cache_key": "k", "prompt_cache_options": {"mode": "implicit"},
     "prompt_cache_retention": "24h", "safety_identifier": "s", "service_tier": "priority", "store": False, "user": "u",
 }  # fmt: skip
-REASONED: dict[str, Any] = {"annotations": [{}], "parsed": {}, "reasoning": "r", "reasoning_content": "r"}
-PLOT = {"type": "function", "function": {"name": "plot", "parameters": {"type": "object", "properties": {}}}}
+REASONED: dict[str, Any] = {
+    "annotations": [{}], "parsed": {}, "reasoning": "r", "reasoning_content": "r", "reasoning_details": [], "id": "m",
+    "context": [1],
+}  # fmt: skip
+OTHERS: dict[str, Any] = {name: 1 for name, known in GENERATION.items() if isinstance(known, Hint)}
+"""Names of other servers."""
+PLOT: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "plot", "parameters": {"type": "object", "properties": {}}},
+}
 CALL = {"id": "c", "type": "function", "function": {"name": "plot", "arguments": "{}"}}
 ITEM: dict[str, Any] = {"id": "i", "status": "completed"}
+RESPONSES_TOOL = {"type": "function", **PLOT["function"]}
 CLAUDE_TOOL = {"name": "plot", "input_schema": {"type": "object", "properties": {}}}
 THOUGHT = [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}]
 HINTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     CHAT: (
         {
-            **OPENAI_HINTS, "max_tokens": 8, "temperature": 0, "prediction": {"type": "content", "content": "x"},
+            **OPENAI_HINTS, **OTHERS,
+            "max_tokens": 8, "temperature": 0, "prediction": {"type": "content", "content": "x"},
             "reasoning": {"effort": "high"}, "reasoning_effort": "low", "thinking": {"type": "adaptive"},
-            "verbosity": "low", "stream_options": {"include_obfuscation": True}, "stream": True,
+            "verbosity": "low", "stream": True,
+            "stream_options": {"include_obfuscation": True, "continuous_usage_stats": True},
             "tools": [PLOT | CACHED],
             "messages": [
                 {"role": "user", "name": "me", "content": [{"type": "text", "text": "Hello!", **CACHED, **BREAKPOINT}]},
@@ -499,6 +511,9 @@ HINTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **OPENAI_HINTS, "max_output_tokens": 8, "temperature": 0, "client_metadata": {"x": "y"},
             "context_management": [{"type": "compaction"}], "truncation": "disabled", "max_tool_calls": 3,
             "include": ["reasoning.encrypted_content", "message.output_text.logprobs"], "text": {"verbosity": "high"},
+            "tools": [
+                RESPONSES_TOOL | dict.fromkeys(("allowed_callers", "async", "defer_loading", "output_schema"), 1)
+            ],
             "reasoning": {
                 "effort": "low", "context": "auto", "generate_summary": "auto", "mode": "pro", "summary": "auto",
             },
@@ -514,6 +529,7 @@ HINTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {
             "max_output_tokens": 8, "temperature": 0, "include": ["message.output_text.logprobs"],
+            "tools": [RESPONSES_TOOL],
             "input": [
                 {"role": "user", "content": "Hello!"},
                 {"role": "assistant", "content": "Hi"},
@@ -527,9 +543,13 @@ HINTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "user_profile_id": "p", "workspace_id": "w",
             "thinking": {"type": "enabled", "budget_tokens": 2048, "display": "omitted"},
             "metadata": {"user_id": "u"}, "service_tier": "auto", "output_config": {"effort": "max"},
-            "tools": [CLAUDE_TOOL | CACHED | {"eager_input_streaming": False}],
+            "container": "c", "mcp_servers": [],
+            "tools": [
+                CLAUDE_TOOL | CACHED
+                | dict.fromkeys(("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"), 1)
+            ],
             "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "Hello!"} | CACHED]},
+                {"role": "user", "content": [{"type": "text", "text": "Hello!", "citations": [{}]} | CACHED]},
                 {"role": "assistant", "content": THOUGHT},
                 {"role": "user", "content": "Again!"},
             ],
@@ -576,10 +596,11 @@ def test_hints_are_taken_and_change_nothing_and_the_answer_names_them(
     named = {path: answer.headers[HEADER].split(",") for path, answer in hinted.items()}
     assert {"messages[].name", "messages[].content[].cache_control", "store", "openai-beta"} <= {*named[CHAT]}
     told = {name.rpartition(".")[2] for names in named.values() for name in names}
-    assert told == {name for row in HINTS.values() for name in row} - {"return"}  # a chat template gets it
+    hints = {name for row in TABLE.values() for name, known in row.items() if isinstance(known, Hint)}
+    assert told == hints - {"return"}  # a chat template gets it
     one = running.post(**HELLO, verbosity="low", user="u", service_tier="auto", n=1)
-    assert one.headers[HEADER] == "user,service_tier,verbosity"
-    running.wait(lambda: " no_effect=user,service_tier,verbosity " in capfd.readouterr().err)  # soon after the answer
+    assert one.headers[HEADER] == "user,verbosity,service_tier"
+    running.wait(lambda: " no_effect=user,verbosity,service_tier" in capfd.readouterr().err)  # soon after the answer
 
 
 def test_strict_fields_refuses_each_hint_by_its_name(

@@ -397,18 +397,16 @@ def function(**fields: Any) -> list[Any]:
 MESSAGE = "messages[1].tool_calls"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].custom"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
     ({"tools": function(name="a b")}, "tools[0].function.name"),
     ({"tools": function(name="<|eot_id|>")}, "tools[0].function.name"),
     ({"tools": function(parameters=[])}, "tools[0].function.parameters"),
     ({"tools": function(strict=1)}, "tools[0].function.strict"),
-    ({"tools": function(other=1)}, "tools[0].function.other"),
     ({"tools": function(strict=True, parameters={"type": "string"})}, "tools[0].function.parameters"),
     ({"tools": function(strict=True, parameters={"uniqueItems": True})}, "tools[0].function.parameters"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
-    ({"tool_choice": {"type": "custom", "custom": {"name": "g"}}}, "tool_choice.custom"),
+    ({"tool_choice": {"type": "custom", "custom": {"name": "g"}}}, "tool_choice.type"),
     (
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
         "tool_choice.allowed_tools.tools",

@@ -198,7 +198,8 @@ def _meant_by(body: type[Body], name: str) -> str | None:
     alike = dict.fromkeys(right for variant in _variants(letters) for right in near.get(variant, ()))
     distances = {right: _distance(letters, _letters(right)) for right in alike}
     right = min(distances, key=distances.__getitem__, default="")
-    return right if right and distances[right] <= _may_be_wrong(letters) else None
+    most = _may_be_wrong(_letters(right)) if len(letters) >= _FEWEST_LETTERS else 0
+    return right if right and distances[right] <= most else None
 
 
 @cache

@@ -7,6 +7,8 @@ effect while the request was read: tools of a kind that does not run here, schem
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+from llamarium.errors import show_value
+from llamarium.server.dialogs import misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import Path, spelled, unknown
 from llamarium.server.field_table import TABLE
@@ -87,6 +89,8 @@ def _idle(value: Any, service: Service, path: Path) -> Iterator[tuple[Path, bool
         for i, item in enumerate(value):
             yield from _idle(item, service, (*path, i))
     elif isinstance(value, OtherTool):
+        if service.settings.strict_fields:
+            raise misplaced(spelled((*path, "type")), f"is {show_value(value.label)}; expected a function")
         yield (*path, value.label), False
     elif isinstance(value, Body):
         given = {name: item for name in type(value).model_fields if (item := getattr(value, name)) is not None}

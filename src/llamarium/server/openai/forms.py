@@ -1,5 +1,6 @@
 """The form of an answer, as OpenAI (`response_format`), vLLM (`structured_outputs`) and llama-server have it."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from llamarium.server.fields import Body
 from llamarium.server.openai.fields import Sampling
 
 _MAX_NAME_CHARACTERS = 64
+_LARK_RULE = re.compile(r"^\s*[?!]?\w+(\.\d+)?\s*:", re.MULTILINE)
 
 
 class JsonSchema(Body):
@@ -96,8 +98,9 @@ def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -
 
 
 def _written_grammar(text: str) -> Callable[[bool], Grammar]:
-    """Return the reader of a grammar in GBNF, whose rules have `::=`, or in Lark, whose rules have `:`."""
-    return lambda _: Grammar.gbnf(text) if "::=" in text else Grammar.lark(text)
+    """Return the reader of a grammar in GBNF, or in Lark, whose rules have `:` rather than `::=`."""
+    is_lark = "::=" not in text and _LARK_RULE.search(text) is not None
+    return lambda _: Grammar.lark(text) if is_lark else Grammar.gbnf(text)
 
 
 _READERS: Mapping[str, Callable[[Any], Callable[[bool], Grammar]]] = {
