@@ -21,6 +21,7 @@ from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions, SamplingParams
 from llamarium.server.dialogs import renamed
 from llamarium.server.errors import ApiError, of_library
+from llamarium.server.hints import NoEffect
 from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
 from llamarium.server.lifecycle.threads import in_own_thread
 from llamarium.server.metrics import RequestMetrics
@@ -117,17 +118,17 @@ def variables_of(given: Mapping[str, Any] | None = None, effort: str | None = No
     return {**(given or {}), **({} if effort is None else {"reasoning_effort": effort})}
 
 
-async def submit(service: Service, asked: AnswerRequest, owner: str) -> Submitted:
+async def submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEffect) -> Submitted:
     """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own.
 
-    `owner` is the request's API key, or "".
+    `owner` is the request's API key, or "". What of the request turns out to have no effect is noted in `no_effect`.
     """
     if asked.num_answers > MAX_ANSWERS:
         message = f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
         raise ApiError(400, message, param=asked.number_field)
     if asked.form is not None or asked.tools.is_held or asked.inside is not None:
-        return await in_own_thread(partial(_submit, service, asked, owner))
-    return await asyncio.to_thread(_submit, service, asked, owner)
+        return await in_own_thread(partial(_submit, service, asked, owner, no_effect))
+    return await asyncio.to_thread(_submit, service, asked, owner, no_effect)
 
 
 def place_of(field: str, place: int, count: int) -> str:
@@ -135,7 +136,7 @@ def place_of(field: str, place: int, count: int) -> str:
     return field if count == 1 else f"{field}[{place}]"
 
 
-def _submit(service: Service, asked: AnswerRequest, owner: str) -> Submitted:
+def _submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEffect) -> Submitted:
     model, engine = service.loaded or service.require()
     begun: list[Answers] = []
     explained: list[Explained] = []
@@ -145,6 +146,7 @@ def _submit(service: Service, asked: AnswerRequest, owner: str) -> Submitted:
         tools = asked.tools if asked.form is None else asked.tools.after(asked.messages)
         with nullcontext() if asked.form is None and not tools.tools else engine.turns.working():
             form, grammar = held_form(model, asked.form, tools, service.settings)
+        note_unenforced(form, asked, no_effect)
         for place, ids in enumerate(prompts):
             field = place_of(asked.prompt_field, place, len(prompts))
             check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up
@@ -200,6 +202,13 @@ def wanted_forms(
         return answer, grammar_of_answer(tools, tool_form, answer, open_objects=is_open)
     except GrammarError as error:
         raise _of_form(error, form[0]) if form is not None else error from None
+
+
+def note_unenforced(form: Grammar | None, asked: AnswerRequest, no_effect: NoEffect) -> None:
+    """Note the keywords of schemas that an answer's grammar does not hold, by the client's fields."""
+    for keyword in () if form is None else form.unenforced:
+        named = keyword if asked.form is None else keyword.inside(asked.form[0])
+        no_effect.add(asked.path_of(str(named)))
 
 
 def _of_form(error: GrammarError, field: str) -> ApiError:

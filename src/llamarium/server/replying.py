@@ -12,6 +12,7 @@ from llamarium.generation.completion import Piece
 from llamarium.generation.text_engine import Answers
 from llamarium.server.answering import AnswerRequest, Submitted, close, recording, side_by_side, submit
 from llamarium.server.errors import JSON, ApiError
+from llamarium.server.hints import no_effect_of
 from llamarium.server.http.guard import owner_of
 from llamarium.server.http.stream import COMMENT, EventStream, Write, unless_gone
 from llamarium.server.lifecycle.service import Service
@@ -97,7 +98,7 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
     service: Service = request.app.state.service
     with ExitStack() as held:
         held.enter_context(service.place(asked.num_answers, asked.number_field))
-        submitted = await submit(service, asked, owner_of(request))
+        submitted = await submit(service, asked, owner_of(request), no_effect_of(request.scope))
         held.callback(close, submitted.answers)
         running = _Reply(request, submitted, formatter)
         if streams:
