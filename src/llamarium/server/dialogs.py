@@ -123,7 +123,7 @@ def _variables(variables: Mapping[str, Any], read: frozenset[str], *, is_strict:
     for name in variables:
         if name in OF_DIALOGS:
             reason = "the request's other fields and the model's files say what it is"
-        elif is_strict and name not in read:
+        elif name not in read and (is_strict or name == "documents"):
             reason = "the model's chat template does not read it"
         else:
             continue
