@@ -80,6 +80,8 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
         "encode": ["encode.c", "-ffp-contract=off"],  # its bytes are those of every processor
         **{f"{part}_{name}": [*_part(part, name), *sets[name]] for part, name in parts},
         **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
+        **{name: [f"{name}.c", "-O2"] for name in ("merge", "best_cut")},
+        "segment": ["segment.c", "-Os"],  # it runs once for each vocabulary
         "dispatch": ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in sets)],
     }
 

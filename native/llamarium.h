@@ -228,6 +228,33 @@ LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *
  * written: BF16, F16 and F32. The bytes depend neither on the processor nor on the number of threads. */
 LM_EXPORT int lm_encode(int32_t kind, int64_t num_blocks, const float *x, uint8_t *blocks);
 
+/* A SentencePiece vocabulary. Types are the numbers of its file's format; pieces of other types than these are in no text. */
+enum { LM_PIECE_NORMAL = 1, LM_PIECE_USER_DEFINED = 4, LM_PIECE_UNUSED = 5 };
+enum { LM_BPE = 0, LM_UNIGRAM = 1 };
+
+typedef struct {
+    int32_t kind, num_pieces;
+    const uint8_t *text;  /* of all pieces, one behind the other, in UTF-8; none is empty, and none is there twice */
+    const int64_t *ends;  /* where each piece ends */
+    const uint8_t *types;
+    const int32_t *ranks;    /* BPE: the order of their scores, 0 the highest; equal scores have one rank */
+    const float *scores;     /* Unigram */
+    const int32_t *byte_ids; /* 256, which unknown characters become; NULL: they become `unknown_id` */
+    int32_t unknown_id;      /* -1: none */
+    float unknown_score;     /* Unigram */
+    uint64_t seed;           /* any number that a file cannot know */
+} lm_vocabulary;
+
+typedef struct lm_segmenter lm_segmenter;
+
+/* Prepare a vocabulary, of which nothing is needed afterwards; NULL without memory. */
+LM_EXPORT lm_segmenter *lm_make_segmenter(const lm_vocabulary *vocabulary);
+LM_EXPORT void lm_free_segmenter(lm_segmenter *segmenter);
+
+/* Find the ids of a normalized text in UTF-8. `ids` has room for `length` of them. Several threads may do so at once.
+ * Returns how many there are, or -1 without memory. */
+LM_EXPORT int64_t lm_segment(const lm_segmenter *segmenter, const uint8_t *text, int64_t length, int32_t *ids);
+
 /* Where what lies in a tile of a type, in bytes from its beginning. */
 typedef struct {
     int32_t columns, bytes;
@@ -246,7 +273,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 23
+#define LM_INTERFACE 24
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

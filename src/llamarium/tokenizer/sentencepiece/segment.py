@@ -1,4 +1,4 @@
-"""How a prepared text is cut into pieces of the vocabulary, to read; `encoder` does it a word at a time.
+"""How a prepared text is cut into pieces of the vocabulary and becomes ids: in C, or here, where there is no library.
 
 **BPE** begins with single characters. Of all neighbours that together are a piece, those whose piece has the highest
 score are joined, the leftmost of equals; this repeats until no neighbours are a piece.
@@ -11,11 +11,16 @@ Source: google/sentencepiece, `src/bpe_model.cc` and `src/unigram_model.cc`.
 
 import heapq
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llamarium.tokenizer.sentencepiece.model import PieceType
+from llamarium.kernels import segmenter
+from llamarium.kernels.native import library
+from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel
+from llamarium.tokenizer.sentencepiece.normalize import KeptTexts, split_matches
 
 UNKNOWN_PENALTY = np.float32(10)
 """How much worse than the worst piece a character without a piece is."""
@@ -23,34 +28,125 @@ UNKNOWN_PENALTY = np.float32(10)
 _LARGEST_SUM = 100_000.0
 
 
+class Segmenter(Protocol):
+    """What finds the pieces of a text."""
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a normalized text."""
+        ...
+
+
+def make_segmenter(model: SentencePieceModel) -> Segmenter:
+    """Return the vocabulary's segmenter: in C, unless the package was installed without its library."""
+    if library() is None:
+        return PythonSegmenter(model)
+    is_unigram = model.kind == "unigram"
+    scores, unknown_score = unigram_scores(model) if is_unigram else (None, 0.0)
+    return segmenter.Segmenter(
+        model.pieces,
+        model.types,
+        ranks=None if is_unigram else merge_ranks(model),
+        scores=scores,
+        unknown_score=unknown_score,
+        unknown_id=model.unknown_id,
+        byte_ids=model.byte_ids,
+    )
+
+
+def merge_ranks(model: SentencePieceModel) -> NDArray[np.int32]:
+    """Return the place of each piece's score, 0 the highest; equal scores share one, but -0.0 is below 0.0."""
+    bits = np.array(model.scores, np.float64).view(np.int64)
+    ascending = np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
+    return np.unique(~ascending, return_inverse=True)[1].astype(np.int32)
+
+
+def unigram_scores(model: SentencePieceModel) -> tuple[NDArray[np.float32], float]:
+    """Return what each piece counts in a sum, and a character without a piece.
+
+    A user-defined piece counts by its length, so much that it is nearly always taken.
+    """
+    scores = np.array(model.scores, np.float32)
+    worst = min((scores[i] for i in model.of_type(PieceType.NORMAL)), default=np.float32(0))
+    for i in model.of_type(PieceType.USER_DEFINED):
+        scores[i] = np.float32(0.1 * (len(model.pieces[i].encode("utf-8")) - 1))
+    return scores, float(worst - UNKNOWN_PENALTY)
+
+
+class PythonSegmenter:
+    """The same ids as the library's, many times as slow."""
+
+    def __init__(self, model: SentencePieceModel) -> None:
+        """Take a checked model."""
+        self._model = model
+        self._unused = frozenset(model.of_type(PieceType.UNUSED))
+        self._user_defined = KeptTexts(model.pieces[i] for i in model.of_type(PieceType.USER_DEFINED))
+        self._usable = {piece: i for piece, i in model.ids.items() if i not in self._unused}
+        if model.kind == "unigram":
+            scores, self._unknown_score = unigram_scores(model)
+            self._scores = scores.tolist()
+            self._lengths = _lengths(self._usable)
+        else:
+            self._ranks = merge_ranks(model).tolist()
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a normalized text; several unknown characters in a row are one unknown piece."""
+        model = self._model
+        ids: list[int] = []
+        was_unknown = False
+        for piece in self._cut(text):
+            token_id = self._usable.get(piece)
+            if token_id is not None:
+                ids.append(token_id)
+            elif model.byte_ids:
+                ids += [model.byte_ids[byte] for byte in piece.encode("utf-8")]
+            elif not was_unknown and model.unknown_id is not None:
+                ids.append(model.unknown_id)
+            was_unknown = token_id is None
+        return ids
+
+    def _cut(self, text: str) -> Iterable[str]:
+        """Cut a text into pieces; other characters stand alone."""
+        if self._model.kind == "unigram":
+            return best_cut(text, self._usable, self._lengths, self._scores, self._unknown_score)
+        parts: list[str] = []
+        frozen: list[bool] = []
+        for plain, piece in split_matches(text, (self._user_defined,)):
+            parts += plain
+            frozen += [False] * len(plain)
+            if piece is not None:
+                parts.append(piece)
+                frozen.append(True)
+        return merge_characters(parts, frozen, self._model.ids, self._ranks, self._unused)
+
+
 def merge_characters(
     parts: Sequence[str],
     frozen: Sequence[bool],
     ids: Mapping[str, int],
-    scores: Sequence[float],
+    ranks: Sequence[int],
     unused: frozenset[int],
 ) -> list[str]:
-    """Join neighbouring parts into pieces, the highest score first.
+    """Join neighbouring parts into pieces, the lowest rank first.
 
     Args:
         parts: Characters; longer parts are user-defined pieces.
         frozen: Whether a part is never joined to another.
         ids: Of each piece.
-        scores: By id.
+        ranks: By id.
         unused: Ids of pieces that are steps to longer ones only: where one is left, it is taken apart again.
     """
     at = list(parts)
     before = list(range(-1, len(at) - 1))
     after = [*range(1, len(at)), -1]
     halves: dict[str, int] = {}  # of an unused piece: how long its left half was when it was last seen
-    heap: list[tuple[float, int, int, int]] = []
+    heap: list[tuple[int, int, int, int]] = []
 
     def consider(left: int, right: int) -> None:
         if left < 0 or right < 0 or frozen[left] or frozen[right]:
             return
         text = at[left] + at[right]
         if (token_id := ids.get(text)) is not None:
-            heapq.heappush(heap, (-scores[token_id], left, right, len(text)))
+            heapq.heappush(heap, (ranks[token_id], left, right, len(text)))
             if token_id in unused:
                 halves[text] = len(at[left])
 
@@ -82,7 +178,13 @@ def _used(text: str, ids: Mapping[str, int], unused: frozenset[int], halves: Map
     return done
 
 
-def best_cut(text: str, ids: Mapping[str, int], scores: Sequence[float], types: Sequence[int]) -> list[str]:
+def best_cut(
+    text: str,
+    ids: Mapping[str, int],
+    lengths: Mapping[str, Sequence[int]],
+    scores: Sequence[float],
+    unknown_score: float,
+) -> list[str]:
     """Cut a text so that the sum of its pieces' scores is highest; what no piece covers is single characters.
 
     Sums are float32, as in the library, since they decide between cuts that are nearly as good.
@@ -90,12 +192,10 @@ def best_cut(text: str, ids: Mapping[str, int], scores: Sequence[float], types: 
     Args:
         text: Prepared, as pieces spell it.
         ids: Of each piece.
+        lengths: How long the pieces are that begin with a character, the shortest first.
         scores: By id, float32 values.
-        types: By id.
+        unknown_score: Of a character without a piece.
     """
-    ordinary = [score for score, kind in zip(scores, types, strict=True) if kind == PieceType.NORMAL]
-    unknown_score = float(np.float32(min(ordinary, default=0)) - UNKNOWN_PENALTY)
-    lengths = _lengths(ids)
     sums = array("f", bytes(4 * (len(text) + 1)))  # it rounds what is put into it, and so does this:
     rounded = array("f", [0.0])
     starts = [-1] * (len(text) + 1)
@@ -103,25 +203,18 @@ def best_cut(text: str, ids: Mapping[str, int], scores: Sequence[float], types: 
     for start, character in enumerate(text):
         if abs(sums[start]) > _LARGEST_SUM:
             _begin_again(sums, starts, start, reached)
-        so_far, covered = sums[start], False
-        for size in lengths.get(character, ()):
-            token_id = ids.get(text[start : start + size])
-            end = start + size
-            if token_id is None or end > len(text) or types[token_id] == PieceType.UNUSED:
-                continue
-            score = scores[token_id]
-            if types[token_id] == PieceType.USER_DEFINED:  # so much that it is nearly always taken
-                score = float(np.float32(0.1 * (len(text[start:end].encode("utf-8")) - 1)))
-            reached = max(reached, end)
-            rounded[0] = score + so_far
+        ways = [
+            (start + size, scores[token_id])
+            for size in lengths.get(character, ())
+            if (token_id := ids.get(text[start : start + size])) is not None and start + size <= len(text)
+        ]
+        if not ways or ways[0][0] != start + 1:
+            ways.insert(0, (start + 1, unknown_score))
+        for end, score in ways:
+            rounded[0] = score + sums[start]
             if starts[end] < 0 or rounded[0] > sums[end]:
                 sums[end], starts[end] = rounded[0], start
-            covered = covered or size == 1
-        if not covered:
-            reached = max(reached, start + 1)
-            rounded[0] = unknown_score + so_far
-            if starts[start + 1] < 0 or rounded[0] > sums[start + 1]:
-                sums[start + 1], starts[start + 1] = rounded[0], start
+        reached = max(reached, ways[-1][0])
     cuts = [len(text)]
     while cuts[-1] > 0:
         cuts.append(starts[cuts[-1]])

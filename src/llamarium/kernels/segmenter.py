@@ -1,0 +1,89 @@
+"""Texts into ids of a SentencePiece vocabulary, in C: `lm_segment` of `native/llamarium.h`."""
+
+import ctypes
+import secrets
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamarium.errors import MemoryBudgetError
+from llamarium.kernels.native import library
+
+
+class CVocabulary(Structure):
+    """`lm_vocabulary`."""
+
+    _fields_ = (
+        ("kind", c_int32), ("num_pieces", c_int32), ("text", c_char_p), ("ends", c_void_p), ("types", c_void_p),
+        ("ranks", c_void_p), ("scores", c_void_p), ("byte_ids", c_void_p), ("unknown_id", c_int32),
+        ("unknown_score", c_float), ("seed", c_uint64),
+    )  # fmt: skip
+
+
+class Segmenter:
+    """A vocabulary's tables, made once; several threads may use them at once."""
+
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        types: Sequence[int],
+        *,
+        ranks: NDArray[np.int32] | None = None,
+        scores: NDArray[np.float32] | None = None,
+        unknown_score: float = 0,
+        unknown_id: int | None = None,
+        byte_ids: Sequence[int] = (),
+    ) -> None:
+        """Prepare a checked vocabulary, for which `library()` is needed.
+
+        Args:
+            pieces: The text of each id; those that a text can become are there once.
+            types: Of each id, in the numbers of the file format.
+            ranks: Of each id, for BPE: its place among the scores, 0 the highest; equal scores have one rank.
+            scores: Of each id, for Unigram.
+            unknown_score: What a character without a piece counts, for Unigram.
+            unknown_id: The unknown piece, if there is one.
+            byte_ids: What the 256 bytes of unknown characters become; empty for `unknown_id`.
+
+        Raises:
+            MemoryBudgetError: If there is no memory for it.
+        """
+        lib = library()
+        assert lib is not None
+        self._lib = lib
+        encoded = [piece.encode("utf-8") for piece in pieces]
+        ends = np.cumsum(list(map(len, encoded)), dtype=np.int64)
+        kinds = np.array(types, np.uint8)
+        fallback = np.array(byte_ids, np.int32)
+        vocabulary = CVocabulary(
+            kind=0 if scores is None else 1,
+            num_pieces=len(encoded),
+            text=b"".join(encoded),
+            ends=ends.ctypes.data,
+            types=kinds.ctypes.data,
+            ranks=None if ranks is None else ranks.ctypes.data,
+            scores=None if scores is None else scores.ctypes.data,
+            byte_ids=fallback.ctypes.data if len(fallback) else None,
+            unknown_id=-1 if unknown_id is None else unknown_id,
+            unknown_score=unknown_score,
+            seed=secrets.randbits(64),
+        )
+        lib.lm_make_segmenter.argtypes, lib.lm_make_segmenter.restype = [POINTER(CVocabulary)], c_void_p
+        lib.lm_free_segmenter.argtypes, lib.lm_free_segmenter.restype = [c_void_p], None
+        lib.lm_segment.argtypes, lib.lm_segment.restype = [c_void_p, c_char_p, c_int64, c_void_p], c_int64
+        self._handle = lib.lm_make_segmenter(ctypes.byref(vocabulary))
+        if not self._handle:
+            raise MemoryBudgetError(f"there is no memory left for the tables of a vocabulary of {len(encoded)} pieces")
+        weakref.finalize(self, lib.lm_free_segmenter, self._handle)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a normalized text; MemoryBudgetError if there is no memory for them."""
+        data = text.encode("utf-8")
+        ids = np.empty(len(data), np.int32)
+        count = self._lib.lm_segment(self._handle, data, len(data), ids.ctypes.data)
+        if count < 0:
+            raise MemoryBudgetError(f"there is no memory left to encode {len(data)} bytes of text; encode it in parts")
+        return ids[:count].tolist()

@@ -1,0 +1,190 @@
+"""The segmentation of SentencePiece vocabularies: in C, in Python and by the library, which give the same ids."""
+
+import itertools
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamarium.errors import MemoryBudgetError
+from llamarium.kernels.native import library as native_library
+from llamarium.kernels.segmenter import Segmenter
+from llamarium.tokenizer.sentencepiece.encoder import Encoder
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel, byte_piece, read_model, write_model
+from llamarium.tokenizer.sentencepiece.normalize import Normalizer
+from llamarium.tokenizer.sentencepiece.segment import PythonSegmenter, make_segmenter
+from sentencepiece_models import TEXT, TEXTS, USER_DEFINED, library, trained
+
+pytestmark = [
+    pytest.mark.skipif(native_library() is None, reason="the C library is not used here"),
+    pytest.mark.timeout(600),
+]
+
+KINDS = ("bpe", "unigram")
+NAMES = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
+
+
+def vocabulary(
+    kind: str,
+    pieces: Sequence[str],
+    scores: Sequence[float],
+    types: Sequence[int] | None = None,
+    *,
+    byte_fallback: bool = False,
+) -> SentencePieceModel:
+    """Return a vocabulary of these pieces, with control pieces before them and bytes behind."""
+    fallback = [byte_piece(byte) for byte in range(256)] if byte_fallback else []
+    return SentencePieceModel(
+        kind=kind,
+        pieces=["<unk>", "<s>", "</s>", *pieces, *fallback],
+        scores=[0.0] * 3 + [float(np.float32(score)) for score in scores] + [0.0] * len(fallback),
+        types=[2, 3, 3, *(types or [1] * len(pieces)), *[6] * len(fallback)],
+        byte_fallback=byte_fallback,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        names=NAMES,
+    )
+
+
+def check(data: bytes, texts: Sequence[str]) -> None:
+    """Compare the three on texts."""
+    model = read_model(data, "m")
+    native, python, theirs = Encoder(model, "m"), PythonSegmenter(model), library(data)
+    normalizer = Normalizer(model, "m")
+    for text in texts:
+        ids = native.encode(text)
+        assert ids == theirs.encode(text), text
+        assert ids == python.ids(normalizer.normalize(text)), text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trained_vocabularies(kind: str):
+    for fallback, user_defined in itertools.product((False, True), ((), USER_DEFINED)):
+        data = trained(kind, byte_fallback=fallback, user_defined_symbols=user_defined)
+        check(data, [*TEXTS, TEXT, TEXT[::-1], TEXT.replace(" ", "")])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("alphabet", ["ab", "abc", "a\u00e9\u2581\u65e5\U0001f600", "a\1 \n"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_vocabularies_with_ties(kind: str, alphabet: str, seed: int):
+    """Few scores, so that many are equal; unused, user-defined and missing characters, parts of every length."""
+    rng = random.Random(seed)
+    pieces = set(alphabet if seed % 3 else alphabet[:1])
+    for _ in range(rng.randrange(40)):
+        pieces.add("".join(rng.choices(alphabet, k=rng.randrange(2, 8))).replace(" ", "\u2581"))
+    listed = sorted(pieces - {" "})
+    scores = rng.choices((-1.1, -2.2, -2.3, -3.3, -4.05, -4.4, 0), k=len(listed))
+    types = rng.choices((1, 1, 1, 4, 5) if seed % 2 else (1, 1, 4), k=len(listed))
+    data = write_model(vocabulary(kind, listed, scores, types, byte_fallback=seed % 4 < 2))
+    texts = ["", "a" * 100, alphabet * 40]
+    for longest in (20, 200):
+        texts += ["".join(rng.choices(alphabet * 8 + "d \u6f22\0", k=rng.randrange(1, longest))) for _ in range(30)]
+    check(data, texts)
+
+
+def test_scores_of_one_rank_and_infinite_ones():
+    for scores in itertools.product((0.0, -0.0, -1e-45, float("-inf"), float("inf")), repeat=3):
+        data = write_model(vocabulary("bpe", ["a", "b", "ab", "ba", "aba"], [0, 0, *scores]))
+        check(data, ["ab" * 50, "ba" * 50, "abba" * 9, "bab"])
+
+
+def test_zeros_within_pieces_and_texts():
+    """The library cannot read such pieces, so Python's are the oracle."""
+    for kind in KINDS:
+        model = vocabulary(kind, ["\0", "a", "\0a", "a\0", "\0\0"], [-3, -3, -4, -4, -5], byte_fallback=True)
+        for text in ("\0", "a\0", "\0a\0\0", "\0" * 99, "b\0a"):
+            assert make_segmenter(model).ids(text) == PythonSegmenter(model).ids(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_threads_at_once(kind: str):
+    segmenter = make_segmenter(read_model(trained(kind, user_defined_symbols=USER_DEFINED), "m"))
+    texts = [TEXT[start:] * 3 for start in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(segmenter.ids, texts)) == list(map(segmenter.ids, texts))
+
+
+def seconds(segmenter: Segmenter, text: str) -> float:
+    """Return the processor's time, the best of three."""
+    taken: list[float] = []
+    for _ in range(3):
+        start = time.process_time()
+        segmenter.ids(text)
+        taken.append(time.process_time() - start)
+    return min(taken)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_text_takes_near_linear_time(kind: str):
+    segmenter = make_segmenter(read_model(trained(kind, byte_fallback=True), "m"))
+    for unit in ("a", "\u2581", "ab", "thequick", "\u65e5", "\U0001f600", "the\u2581dog\u2581"):
+        short, long = unit * (50_000 // len(unit)), unit * (400_000 // len(unit))
+        assert seconds(segmenter, long) < 24 * seconds(segmenter, short) + 0.02, unit
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_every_length(kind: str):
+    """Each is one character longer than the one before: 600 places for a pair in the longest."""
+    model = vocabulary(kind, ["a" * size for size in range(1, 601)], [-1 - size / 4096 for size in range(600)])
+    start = time.process_time()
+    segmenter = make_segmenter(model)
+    assert time.process_time() - start < 5
+    text = "a" * 600 + "b" + "a" * 37
+    assert segmenter.ids(text) == PythonSegmenter(model).ids(text)
+
+
+HOSTILE = """
+import random, resource, sys, time
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel
+from llamarium.tokenizer.sentencepiece.segment import make_segmenter
+
+kind = sys.argv[1]
+rng = random.Random(0)
+pieces = [f"{i:x}" for i in range(10**6)] + ["z" * 10**6, "z" * 999_999, "y\\0" * 10**5]
+scores = [-float(i % 1000) for i in range(len(pieces))]
+model = SentencePieceModel(
+    kind=kind, pieces=["<unk>", *pieces], scores=[0.0, *scores], types=[2, *[1] * len(pieces)],
+    names={"bos": "<s>", "eos": "</s>", "pad": "<pad>"},
+)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+segmenter = make_segmenter(model)
+tables = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+long = "z" * (10**7 if kind == "bpe" else 10**3)
+for text in ("", long, "0123456789abcdef" * 625_000, "\\0" * 10**7, "\\U0001f600 " * 10**6):
+    ids = segmenter.ids(text)
+    assert all(0 <= i < len(model.pieces) for i in set(ids)), text[:9]
+texts = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((tables - before) // 1024, (texts - tables) // 1024, time.process_time())
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_million_pieces_long_ones_and_ten_megabytes(kind: str):
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE, kind], capture_output=True, text=True, check=True, timeout=300
+    )
+    tables, texts, processor = map(float, done.stdout.split())
+    assert tables < 600 and texts < 1200, (tables, texts)
+    assert processor < 120
+
+
+def test_no_memory_is_an_error():
+    segmenter = make_segmenter(read_model(trained("bpe"), "m"))
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    text = "a" * 10**7
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (used + 90 * 2**20, limits[1]))
+        with pytest.raises((MemoryBudgetError, MemoryError)):
+            segmenter.ids(text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert segmenter.ids("a")
