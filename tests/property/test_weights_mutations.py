@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ from llamarium.checkpoints.checkpoint import Checkpoint, expected_shapes
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import CheckpointError, LlamariumError
+from quantized_cases import CASES, CONFIG, Model
+
+pytestmark = pytest.mark.filterwarnings("ignore:(?s).*activations were meant:UserWarning")  # by the float8 folder
 
 SETTINGS = settings(
     deadline=None,
@@ -28,11 +32,16 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
-FORMATS = ("huggingface", "sharded", "nf4", "meta", "gguf", "gguf-blocks", "gguf-split", "pytorch", "pytorch-shards")
+QUANTIZED = ("awq", "gptq order", "w4a16 int8 zeros", "fp8 blocks")
+SMALL = replace(CONFIG, hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128)
+FORMATS = (
+    *("huggingface", "sharded", "nf4", "meta", "gguf", "gguf-blocks", "gguf-split", "pytorch", "pytorch-shards"),
+    *QUANTIZED,
+)
 
 
 @pytest.fixture
-def originals(model_files) -> dict[str, Path]:
+def originals(model_files, tmp_path) -> dict[str, Path]:
     files = model_files(
         vocab_size=64, hidden_size=64, intermediate_size=256, num_attention_heads=4, num_key_value_heads=1
     )
@@ -47,6 +56,7 @@ def originals(model_files) -> dict[str, Path]:
         "pytorch": files.pytorch_bin(),
         "pytorch-shards": files.pytorch_bin(shards=2),
         "gguf-split": files.gguf_parts("F16"),
+        **{name: Model(*CASES[name][:2], SMALL).write(tmp_path / name) for name in QUANTIZED},
     }
 
 
