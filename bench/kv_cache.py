@@ -1,16 +1,16 @@
-"""What 8 bits for keys and values cost in quality: perplexity of a text that is read over a cache.
+"""What 8 and 4 bits for keys and values cost in quality: perplexity of a text that is read over a cache.
 
-    python bench/kv_cache.py story.txt --model smollm2-135m --context 2048
+    python bench/kv_cache.py story.txt --model smollm2-135m --context 8192 --tokens 16384
 
 Each window is read in chunks over a cache, as a prompt is, once for each kind of cache, on the same weights, by the C
 kernels. The first kind is float32, which rounds nothing; bfloat16 is what models keep by default. KL is of the next
-token's probabilities with the first kind, against those with this one, in nats; top-1 is how often both have the same
-best token.
+token's probabilities with the first kind, against those with this one, in thousandths of a nat; top-1 is how often both
+have the same best token.
 """
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,13 @@ from torch import Tensor
 
 import common
 import llamarium
+from llamarium.kv_codes import CacheDtype
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.blocks import blocks_for
 from llamarium.runtime.native.cache import NativeCache
 from llamarium.runtime.native.runner import NativeRunner
 
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", *(dtype for dtype in get_args(CacheDtype) if dtype != "auto"))
 CHUNK = 256  # tokens whose logits are held at once
 
 
@@ -48,9 +49,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, found in sums.items():
         nats, kl, same, count = found.tolist()
-        rows.append({"cache": name, "perplexity": math.exp(nats / count), "KL": kl / count, "top-1": same / count})
+        rows.append(
+            {"cache": name, "perplexity": math.exp(nats / count), "KL": 1000 * kl / count, "top-1": same / count}
+        )
     results = {row["cache"]: row for row in rows} | {"num_tokens": len(ids)}
-    common.report(f"kv-cache-{Path(options.model).stem}", options, rows, results)
+    common.report(f"kv-cache-{Path(options.model).stem}-{options.context}", options, rows, results)
 
 
 @torch.inference_mode()

@@ -1,7 +1,7 @@
 /* A part of a set: what queries see in one KV chunk of the cache. */
 #include "parts.h"
 
-/* A key's or value's numbers, before the scale that those of LM_INT8 have. */
+/* A value's numbers, before the scale that those of LM_INT8 have. */
 static inline float kept_at(int dtype, const void *from, size_t place) {
     return dtype == LM_INT8 ? ((const int8_t *)from)[place] : number_at(dtype, from, place);
 }
@@ -20,9 +20,9 @@ INLINE void put_sums(const lanes *values, const int count, quad *out) {
 
 /* Prefetch a slot's vector in `from`, keys or values, into the L2 cache: L1 is too small for both. */
 INLINE void prefetch_slot(const int dtype, const kv_chunk *at, const void *from, int slot) {
-    const size_t size = dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1;
-    const char *vector = (const char *)from + slot_at(at, slot) * at->head_dim * size;
-    for (size_t byte = 0; byte < at->head_dim * size; byte += 64) __builtin_prefetch(vector + byte, 0, 2);
+    const size_t size = vector_bytes(dtype, at->head_dim);
+    const char *vector = (const char *)from + slot_at(at, slot) * size;
+    for (size_t byte = 0; byte < size; byte += 64) __builtin_prefetch(vector + byte, 0, 2);
 }
 
 #define SLOTS_AT_ONCE (LANES == 16 ? 4 : 1) /* are scored, as far as there are registers for their sums */
@@ -55,24 +55,94 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
         }
     for (; i < head_dim; i++)
         for (int s = 0; s < count; s++) {
-            const float key = kept_at(dtype, at->k, places[s] + i);
+            const float key = number_at(dtype, at->k, places[s] + i);
             for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h][0] += key * q[(size_t)h * head_dim + i].value;
         }
     quad found[SLOTS_AT_ONCE];
     put_sums(sums, count, found);
-    for (int s = 0; s < count; s++)
-        scores[slot + s * distance] = dtype == LM_INT8 ? found[s] * at->k_scales[slots[s]] : found[s];
+    for (int s = 0; s < count; s++) scores[slot + s * distance] = found[s];
+}
+
+/* sums[s][h] += a query's codes from `i` on, times `shorts` registers of slot s's codes. */
+INLINE void add_codes(const int heads, const int count, const int shorts, const short_pairs keys[][16 / LANES], const paired *q,
+                      int head_dim, int i, lane_ints *sums) {
+    for (int j = 0; j < shorts; j++)
+        for (int h = 0; h < heads; h++) {
+            const short_pairs query = load_shorts(codes_of_query(q + (size_t)h * head_dim) + i + j * PAIR);
+            for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] = add_products(sums[s * HEADS_AT_ONCE + h], keys[s][j], query);
+        }
+}
+
+/* The same of less than a register: `left` codes, one by one. */
+INLINE void add_left(const int dtype, const int heads, const uint8_t *codes, int left, const paired *q, int head_dim, int i,
+                     lane_ints *sums) {
+    for (int n = 0; n < left; n++) {
+        const int byte = codes[n % GROUP_BYTES];
+        const int code = dtype == LM_INT8 ? (int8_t)codes[n] : (n < GROUP_BYTES ? byte & 15 : byte >> 4) - 8;
+        for (int h = 0; h < heads; h++) sums[h][0] += code * codes_of_query(q + (size_t)h * head_dim)[i + n];
+    }
+}
+
+/* As `score_some`, of keys that are codes. Sums of their products with the queries' are exact. */
+INLINE void score_codes(const int dtype, const int heads, const int count, const kv_chunk *at, int slot, int distance,
+                        const paired *q, quad query_scales, quad *scores) {
+    const int head_dim = at->head_dim, groups = nibble_groups(head_dim);
+    const uint8_t *places[SLOTS_AT_ONCE];
+    size_t slots[SLOTS_AT_ONCE];
+    short_pairs keys[SLOTS_AT_ONCE][16 / LANES];
+    lanes sums[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
+    lane_ints own[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
+    for (int s = 0; s < count; s++) {
+        slots[s] = slot_at(at, slot + s * distance);
+        places[s] = (const uint8_t *)at->k + slots[s] * vector_bytes(dtype, head_dim);
+    }
+    int i = 0;
+    for (; dtype == LM_INT8 && i + PAIR <= head_dim; i += PAIR) {
+        for (int s = 0; s < count; s++) keys[s][0] = load_bytes_as_shorts(places[s] + i);
+        add_codes(heads, count, 1, keys, q, head_dim, i, own);
+    }
+    for (int s = 0; dtype == LM_INT8 && s < count; s++) {
+        add_left(dtype, heads, places[s] + i, head_dim - i, q, head_dim, i, own + s * HEADS_AT_ONCE);
+        for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h] = __builtin_convertvector(own[s * HEADS_AT_ONCE + h], lanes);
+    }
+    for (int g = 0; dtype == LM_INT4 && g < groups; g++, i += NIBBLE_GROUP) {
+        const int size = size_of_group(head_dim, g);
+        for (int n = 0; n < SLOTS_AT_ONCE * HEADS_AT_ONCE; n++) own[n] = (lane_ints){0};
+        for (int s = 0; s < count && size == NIBBLE_GROUP; s++) load_nibbles(places[s] + g * GROUP_BYTES, keys[s]);
+        if (size == NIBBLE_GROUP) add_codes(heads, count, 16 / LANES, keys, q, head_dim, i, own);
+        for (int s = 0; s < count; s++) {
+            if (size < NIBBLE_GROUP) add_left(dtype, heads, places[s] + g * GROUP_BYTES, size, q, head_dim, i, own + s * HEADS_AT_ONCE);
+            const float scale = from_bf16(((const uint16_t *)at->k_scales)[slots[s] * groups + g]);
+            for (int h = 0; h < heads; h++)
+                sums[s * HEADS_AT_ONCE + h] += __builtin_convertvector(own[s * HEADS_AT_ONCE + h], lanes) * scale;
+        }
+    }
+    quad found[SLOTS_AT_ONCE];
+    put_sums(sums, count, found);
+    for (int s = 0; s < count; s++) {
+        const quad scales = dtype == LM_INT8 ? query_scales * ((const float *)at->k_scales)[slots[s]] : query_scales;
+        scores[slot + s * distance] = found[s] * scales;
+    }
 }
 
 /* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
 INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const paired *q, quad *scores) {
     const int quarter = (at->slots - at->first) / 4;
+    quad query_scales = {0};
+    for (int h = 0; h < heads && is_codes(dtype); h++) query_scales[h] = scale_of_query(q + (size_t)h * at->head_dim, at->head_dim);
     for (int slot = at->first; slot < at->first + quarter; slot++) {
-        for (int s = 0; s < 4; s++) prefetch_slot(dtype, at, at->v, slot + s * quarter);
+        for (int s = 0; s < 4; s++) prefetch_slot(is_codes(dtype) ? at->v_dtype : dtype, at, at->v, slot + s * quarter);
         for (int s = 0; s < 4; s += SLOTS_AT_ONCE)
-            score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
+            if (is_codes(dtype))
+                score_codes(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, query_scales, scores);
+            else
+                score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
     }
-    for (int slot = at->first + 4 * quarter; slot < at->slots; slot++) score_some(dtype, heads, 1, at, slot, 0, q, scores);
+    for (int slot = at->first + 4 * quarter; slot < at->slots; slot++)
+        if (is_codes(dtype))
+            score_codes(dtype, heads, 1, at, slot, 0, q, query_scales, scores);
+        else
+            score_some(dtype, heads, 1, at, slot, 0, q, scores);
 }
 
 /* The softmax of four heads' scores, which become its weights. */
@@ -136,6 +206,37 @@ INLINE void mix_lanes(const int dtype, const int heads, const kv_chunk *at, int 
     for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof(lanes));
 }
 
+/* The same of values of LM_INT4, a group at a time: weights times its scale, then times codes plus 8, of which 8 are taken off the sums. */
+INLINE void mix_nibbles(const int heads, const kv_chunk *at, const quad *weights, partial *const *out) {
+    const int groups = nibble_groups(at->head_dim);
+    const size_t bytes = vector_bytes(LM_INT4, at->head_dim);
+    for (int g = 0; g < groups; g++) {
+        quad scaled[CHUNK], total = {0};
+        float found[HEADS_AT_ONCE][NIBBLE_GROUP];
+        for (int s = at->first; s < at->slots; s++) {
+            scaled[s] = weights[s] * from_bf16(((const uint16_t *)at->v_scales)[slot_at(at, s) * groups + g]);
+            total += scaled[s];
+        }
+        for (int i = 0; i < GROUP_BYTES; i += LANES) {
+            lanes sums[HEADS_AT_ONCE][2] = {{{0}}};
+            for (int s = at->first; s < at->slots;) {
+                const uint8_t *codes = (const uint8_t *)at->v + slot_at(at, s) * bytes + g * GROUP_BYTES + i;
+                for (const int end = end_of_block(at, s); s < end; s++, codes += bytes) {
+                    lanes value[2];
+                    load_halves_of_bytes(codes, value);
+                    for (int h = 0; h < heads; h++)
+                        for (int j = 0; j < 2; j++) sums[h][j] += value[j] * scaled[s][h];
+                }
+            }
+            for (int h = 0; h < heads; h++)
+                for (int j = 0; j < 2; j++) memcpy(found[h] + j * GROUP_BYTES + i, &sums[h][j], sizeof(lanes));
+        }
+        for (int h = 0; h < heads; h++)
+            for (int i = 0; i < size_of_group(at->head_dim, g); i++)
+                out[h]->mixture[g * NIBBLE_GROUP + i].value = found[h][i] - 8 * total[h];
+    }
+}
+
 INLINE void mix_slots(const int dtype, const int heads, const kv_chunk *at, const quad *weights, partial *const *out) {
     int i = 0;
     for (; i + PAIRS_AT_ONCE * PAIR <= at->head_dim; i += PAIRS_AT_ONCE * PAIR)
@@ -162,8 +263,11 @@ INLINE void mix_scores(const int dtype, const int heads, const kv_chunk *at, qua
         out[h]->sum = sum[h];
     }
     if (dtype == LM_INT8)
-        for (int s = at->first; s < at->slots; s++) scores[s] *= at->v_scales[slot_at(at, s)];
-    mix_slots(dtype, heads, at, scores, out);
+        for (int s = at->first; s < at->slots; s++) scores[s] *= ((const float *)at->v_scales)[slot_at(at, s)];
+    if (dtype == LM_INT4)
+        mix_nibbles(heads, at, scores, out);
+    else
+        mix_slots(dtype, heads, at, scores, out);
 }
 
 /* --- many rows of one sequence ---------------------------------------------------------------------------------- */
@@ -193,17 +297,16 @@ INLINE void transpose_keys(const int dtype, const kv_chunk *at, int slot, float 
             for (int n = 0; n < LANES; n++) memcpy(columns + (size_t)(i + n) * COLUMNS, &keys[n], sizeof(lanes));
         }
         for (; i < head_dim; i++)
-            for (int s = 0; s < LANES; s++) columns[(size_t)i * COLUMNS + s] = kept_at(dtype, at->k, places[s] + i);
+            for (int s = 0; s < LANES; s++) columns[(size_t)i * COLUMNS + s] = number_at(dtype, at->k, places[s] + i);
     }
 }
 
-/* As `transpose_keys`, for any cache. */
+/* As `transpose_keys`, for both dtypes. */
 static __attribute__((noinline)) void transpose(int dtype, const kv_chunk *at, int slot, float *columns) {
-    switch (dtype) {
-    case LM_FLOAT32: transpose_keys(LM_FLOAT32, at, slot, columns); break;
-    case LM_BFLOAT16: transpose_keys(LM_BFLOAT16, at, slot, columns); break;
-    default: transpose_keys(LM_INT8, at, slot, columns);
-    }
+    if (dtype == LM_FLOAT32)
+        transpose_keys(LM_FLOAT32, at, slot, columns);
+    else
+        transpose_keys(LM_BFLOAT16, at, slot, columns);
 }
 
 /* scores[s][h] of LANES slots, from registers that have one head's. */
@@ -219,7 +322,7 @@ static inline void put_quads(const lanes heads[HEADS_AT_ONCE], quad *scores) {
 
 /* scores[s][h] of COLUMNS slots. A register holds slots here and numbers of a key in `score_some`; what are lanes there are added up
  * in the same order. */
-INLINE void score_columns(const int heads, int head_dim, const float *columns, const paired *q, const float *scales, quad *scores) {
+INLINE void score_columns(const int heads, int head_dim, const float *columns, const paired *q, quad *scores) {
     enum { PARTS = LANES / 4, GROUPS = COLUMNS / LANES };
     const int whole = head_dim / LANES * LANES;
     lanes sums[4][HEADS_AT_ONCE][GROUPS];
@@ -253,22 +356,18 @@ INLINE void score_columns(const int heads, int head_dim, const float *columns, c
     }
     for (int g = 0; g < GROUPS; g++) {
         lanes found[HEADS_AT_ONCE] = {{0}};
-        for (int h = 0; h < heads; h++) {
-            const lanes sum = (sums[0][h][g] + sums[2][h][g]) + (sums[1][h][g] + sums[3][h][g]);
-            found[h] = sum * load_floats(scales + g * LANES);
-        }
+        for (int h = 0; h < heads; h++) found[h] = (sums[0][h][g] + sums[2][h][g]) + (sums[1][h][g] + sums[3][h][g]);
         put_quads(found, scores + g * LANES);
     }
 }
 
 /* As `score_columns`, for any number of heads. */
-static __attribute__((noinline)) void score(int heads, int head_dim, const float *columns, const paired *q, const float *scales,
-                                            quad *scores) {
+static __attribute__((noinline)) void score(int heads, int head_dim, const float *columns, const paired *q, quad *scores) {
     switch (heads) {
-    case 1: score_columns(1, head_dim, columns, q, scales, scores); break;
-    case 2: score_columns(2, head_dim, columns, q, scales, scores); break;
-    case 3: score_columns(3, head_dim, columns, q, scales, scores); break;
-    default: score_columns(4, head_dim, columns, q, scales, scores);
+    case 1: score_columns(1, head_dim, columns, q, scores); break;
+    case 2: score_columns(2, head_dim, columns, q, scores); break;
+    case 3: score_columns(3, head_dim, columns, q, scores); break;
+    default: score_columns(4, head_dim, columns, q, scores);
     }
 }
 
@@ -278,46 +377,69 @@ static __attribute__((noinline)) quad (*score_run(int dtype, int heads, const kv
     float *columns = (float *)(scores + ROWS_OF_RUN);
     const int last = at->slots - 1;
     for (int slot = at->first / COLUMNS * COLUMNS; slot < at->slots; slot += COLUMNS) {
-        float scales[COLUMNS];
         for (int s = 0; s < COLUMNS; s++) {
-            const int own = min_int(slot + s, last);
-            scales[s] = dtype == LM_INT8 ? at->k_scales[slot_at(at, own)] : 1;
-            prefetch_slot(dtype, at, at->v, own);
+            prefetch_slot(dtype, at, at->v, min_int(slot + s, last));
             prefetch_slot(dtype, at, at->k, min_int(slot + s + COLUMNS, last));
         }
         transpose(dtype, at, slot, columns);
         for (int m = 0; m < rows->count; m++)
             if (slot < end_of_row(rows, m) && slot + COLUMNS > first_of_row(rows, m))
-                score(heads, at->head_dim, columns, rows->q + m * rows->stride, scales, scores[m] + slot);
+                score(heads, at->head_dim, columns, rows->q + m * rows->stride, scores[m] + slot);
     }
     return scores;
 }
 
 /* --- for any number of heads and any cache ------------------------------------------------------------------------ */
 
+/* What row m of `rows` sees of a chunk; it has no slots if that is nothing. */
+static inline kv_chunk seen_by(const kv_chunk *at, const row_run *rows, int m) {
+    kv_chunk seen = *at;
+    seen.first = first_of_row(rows, m);
+    seen.slots = min_int(end_of_row(rows, m), at->slots);
+    return seen;
+}
+
 /* What the rows' heads see in a chunk, whose `first` is that of the first row. */
-INLINE void attend_heads(const int dtype, const int heads, const kv_chunk *at, const row_run *rows) {
+INLINE void attend_floats(const int dtype, const int heads, const kv_chunk *at, const row_run *rows) {
     quad alone[1][CHUNK], (*scores)[CHUNK] = alone;
     if (rows->count > 1)
         scores = score_run(dtype, heads, at, rows);
     else
         score_slots(dtype, heads, at, rows->q, alone[0]);
     for (int m = 0; m < rows->count; m++) {
-        kv_chunk seen = *at;
-        seen.first = first_of_row(rows, m);
-        seen.slots = min_int(end_of_row(rows, m), at->slots);
+        const kv_chunk seen = seen_by(at, rows, m);
         if (seen.slots > seen.first) mix_scores(dtype, heads, &seen, scores[m], rows->out[m]);
     }
 }
 
-void attend_chunk(int dtype, int heads, const kv_chunk *at, const row_run *rows) {
-#define ATTEND(DTYPE, HEADS)                  \
-    if (dtype == DTYPE && heads == HEADS) {   \
-        attend_heads(DTYPE, HEADS, at, rows); \
-        return;                               \
+/* The same of codes, row by row: whole numbers are multiplied so fast that to transpose keys for many rows does not pay. */
+INLINE void attend_codes(const int heads, const kv_chunk *at, const row_run *rows) {
+    for (int m = 0; m < rows->count; m++) {
+        quad scores[CHUNK];
+        const kv_chunk seen = seen_by(at, rows, m);
+        if (seen.slots <= seen.first) continue;
+        if (at->k_dtype == LM_INT8)
+            score_slots(LM_INT8, heads, &seen, rows->q + m * rows->stride, scores);
+        else
+            score_slots(LM_INT4, heads, &seen, rows->q + m * rows->stride, scores);
+        if (at->v_dtype == LM_INT8)
+            mix_scores(LM_INT8, heads, &seen, scores, rows->out[m]);
+        else
+            mix_scores(LM_INT4, heads, &seen, scores, rows->out[m]);
     }
-#define ATTEND_ANY(DTYPE) ATTEND(DTYPE, 4) ATTEND(DTYPE, 3) ATTEND(DTYPE, 2) ATTEND(DTYPE, 1)
-    ATTEND_ANY(LM_BFLOAT16) ATTEND_ANY(LM_FLOAT32) ATTEND_ANY(LM_INT8)
-#undef ATTEND_ANY
+}
+
+void attend_chunk(int heads, const kv_chunk *at, const row_run *rows) {
+#define ATTEND(HEADS)                                   \
+    if (heads == HEADS) {                               \
+        if (is_codes(at->k_dtype))                      \
+            attend_codes(HEADS, at, rows);              \
+        else if (at->k_dtype == LM_BFLOAT16)            \
+            attend_floats(LM_BFLOAT16, HEADS, at, rows); \
+        else                                            \
+            attend_floats(LM_FLOAT32, HEADS, at, rows); \
+        return;                                         \
+    }
+    ATTEND(4) ATTEND(3) ATTEND(2) ATTEND(1)
 #undef ATTEND
 }

@@ -15,8 +15,71 @@ static inline void rotate(float *head, const float *angles, int half) {
     }
 }
 
+/* --- codes -------------------------------------------------------------------------------------------------------- */
+
+/* Multiply a vector by the Hadamard matrix of its size over the root of that: an outlier is spread over all numbers, and no product of
+ * two vectors that are spread alike changes. Sizes that are no power of two stay as they are. Sums are in the order of `hadamard` in
+ * kv_codes.py, and so have the same bits. */
+static __attribute__((noinline)) void spread(float *values, int size) {
+    if (size < 4 || (size & (size - 1)) != 0) return;
+    const quad_ints odd = {0, INT32_MIN, 0, INT32_MIN}, upper = {0, 0, INT32_MIN, INT32_MIN}; /* whose signs are turned */
+    const float factor = (float)(1 / sqrt((double)size));
+    for (int i = 0; i < size; i += 4) {
+        quad x;
+        memcpy(&x, values + i, sizeof x);
+        x = SHUFFLE(x, x, 0, 0, 2, 2) + (quad)((quad_ints)SHUFFLE(x, x, 1, 1, 3, 3) ^ odd);
+        x = SHUFFLE(x, x, 0, 1, 0, 1) + (quad)((quad_ints)SHUFFLE(x, x, 2, 3, 2, 3) ^ upper);
+        memcpy(values + i, &x, sizeof x);
+    }
+    for (int half = 4; half < size; half *= 2)
+        for (int start = 0; start < size; start += 2 * half)
+            for (int i = start; i < start + half; i += 4) {
+                quad a, b;
+                memcpy(&a, values + i, sizeof a);
+                memcpy(&b, values + i + half, sizeof b);
+                const quad sum = a + b, difference = a - b;
+                memcpy(values + i, &sum, sizeof sum);
+                memcpy(values + i + half, &difference, sizeof difference);
+            }
+    for (int i = 0; i < size; i++) values[i] *= factor;
+}
+
+/* What stands in place of a query, for keys that are codes: its own codes of 16 bits (head_dim), then its scale. */
+static inline const int16_t *codes_of_query(const paired *q) { return (const int16_t *)q; }
+
+static inline float scale_of_query(const paired *q, int head_dim) {
+    float scale;
+    memcpy(&scale, codes_of_query(q) + head_dim, sizeof scale);
+    return scale;
+}
+
+/* The largest code of a query: the sum of its products with a key's fits into 32 bits. */
+static inline float most_of_query(int head_dim) { return (float)min_int(INT16_MAX, INT32_MAX / 127 / head_dim); }
+
+/* Spread a query, scaled, and round it to codes, where it lies. NaN and infinities make the scale NaN, and with it all scores. */
+static inline void into_codes(float *values, int head_dim) {
+    spread(values, head_dim);
+    float poison;
+    const float scale = largest_size(values, head_dim, &poison) / most_of_query(head_dim) + poison;
+    const float inverse = scale > 1e-30f ? 1 / scale : 0; /* less is nothing, and has no inverse */
+    int16_t *codes = (int16_t *)values;
+    int i = 0;
+    for (; i + LANES <= head_dim; i += LANES) {
+        const lane_ints own = nearest_ints(load_floats(values + i) * inverse);
+        const lane_shorts half = __builtin_convertvector(own, lane_shorts);
+        memcpy(codes + i, &half, sizeof half); /* over what has been read */
+    }
+    for (; i < head_dim; i++) {
+        float value;
+        memcpy(&value, values + i, sizeof value);
+        const int16_t code = (int16_t)nearest_four((quad){value * inverse})[0];
+        memcpy(codes + i, &code, sizeof code);
+    }
+    memcpy(codes + head_dim, &scale, sizeof scale);
+}
+
 /* Round a key or value to 8 bits; returns its scale. NaN and infinities make that NaN. Each step is one operation that
- * IEEE rounds, so that `to_codes` in attention/paged.py gives the same codes. */
+ * IEEE rounds, so that `to_bytes` in kv_codes.py gives the same codes. */
 static inline float to_codes(const float *values, int head_dim, int8_t *codes) {
     float poison;
     const float scale = largest_size(values, head_dim, &poison) / 127 + poison;
@@ -24,17 +87,43 @@ static inline float to_codes(const float *values, int head_dim, int8_t *codes) {
     return scale;
 }
 
-/* Put one head's key or value into its slot. */
-static inline void store(int dtype, void *to, float *scales, size_t slot, const float *values, int head_dim) {
-    const size_t place = slot * head_dim;
-    if (dtype == LM_FLOAT32) {
-        memcpy((float *)to + place, values, (size_t)head_dim * sizeof(float));
-    } else if (dtype == LM_INT8) {
-        scales[slot] = to_codes(values, head_dim, (int8_t *)to + place);
-    } else {
-        for (int i = 0; i < head_dim; i++) ((uint16_t *)to)[place + i] = to_bf16(values[i]);
+/* Round a group to 4 bits: the number of the largest size, the first of equals, becomes -8 before its scale is rounded. Returns the
+ * scale's bits; as `to_nibbles` in kv_codes.py. */
+static inline uint16_t to_nibbles(const float *values, int count, uint8_t *codes) {
+    float poison, most = 0;
+    const float size = largest_size(values, count, &poison);
+    for (int i = count - 1; i >= 0; i--)
+        if (fabsf(values[i]) == size) most = values[i];
+    const uint16_t bits = to_bf16(most / -8 + poison);
+    const float scale = from_bf16(bits);
+    memset(codes, 0x88, GROUP_BYTES);
+    for (int i = 0; i < count && scale != 0 && scale == scale; i++) {
+        float code = nearest_code(values[i] / scale);
+        code = code > 7 ? 7 : code < -8 ? -8 : code;
+        codes[i % GROUP_BYTES] ^= (uint8_t)((((int)code + 8) ^ 8) << (i < GROUP_BYTES ? 0 : 4)); /* 8 is there, for 0 */
+    }
+    return bits;
+}
+
+/* Put one head's key or value into its slot; as codes it is spread first, where it lies. */
+static inline void store(int dtype, void *to, void *scales, size_t slot, float *values, int head_dim) {
+    char *place = (char *)to + slot * vector_bytes(dtype, head_dim);
+    const int groups = nibble_groups(head_dim);
+    if (is_codes(dtype)) spread(values, head_dim);
+    switch (dtype) {
+    case LM_FLOAT32: memcpy(place, values, (size_t)head_dim * sizeof(float)); break;
+    case LM_INT8: ((float *)scales)[slot] = to_codes(values, head_dim, (int8_t *)place); break;
+    case LM_INT4:
+        for (int g = 0; g < groups; g++)
+            ((uint16_t *)scales)[slot * groups + g] =
+                to_nibbles(values + g * NIBBLE_GROUP, size_of_group(head_dim, g), (uint8_t *)place + g * GROUP_BYTES);
+        break;
+    default:
+        for (int i = 0; i < head_dim; i++) ((uint16_t *)place)[i] = to_bf16(values[i]);
     }
 }
+
+/* --- attention ---------------------------------------------------------------------------------------------------- */
 
 /* A softmax over some slots: the largest score, the sum of e^(score - largest), and the values weighted so. */
 typedef struct {

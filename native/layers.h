@@ -23,7 +23,7 @@ static void compute_angles(const pass *p, lm_team team) {
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/* Rotate and scale a query head, and put it into the order in which the cache's keys are loaded; `to` may be the same memory. */
+/* Rotate and scale a query head, and put it into the form that the cache's keys are multiplied with; `to` may be the same memory. */
 static __attribute__((noinline)) void rotate_query(const pass *p, int row, const float *from, paired *to) {
     const int head_dim = p->model->head_dim;
     const float scale = 1 / sqrtf((float)head_dim);
@@ -31,7 +31,10 @@ static __attribute__((noinline)) void rotate_query(const pass *p, int row, const
     if (values != from) memcpy(values, from, head_dim * sizeof(float));
     rotate(values, p->angles + (size_t)row * head_dim, head_dim / 2);
     for (int i = 0; i < head_dim; i++) values[i] *= scale;
-    into_pairs(p->cache.dtype, values, head_dim);
+    if (is_codes(p->cache.k_dtype))
+        into_codes(values, head_dim);
+    else
+        into_pairs(p->cache.k_dtype, values, head_dim);
 }
 
 /* Rotate a row's key and put it into the cache beside its value. */
@@ -42,9 +45,9 @@ static __attribute__((noinline)) void store_slot(const pass *p, int layer, int r
     const kv_cache *c = &p->cache;
     const size_t slot = slot_of(c, table_of(p, row), kv, p->positions[row]);
     rotate(k, p->angles + (size_t)row * head_dim, head_dim / 2);
-    const int has_scales = c->dtype == LM_INT8;
-    store(c->dtype, c->k[layer], has_scales ? c->k_scales[layer] : NULL, slot, k, head_dim);
-    store(c->dtype, c->v[layer], has_scales ? c->v_scales[layer] : NULL, slot, v, head_dim);
+    const int has_scales = is_codes(c->k_dtype);
+    store(c->k_dtype, c->k[layer], has_scales ? c->k_scales[layer] : NULL, slot, k, head_dim);
+    store(c->v_dtype, c->v[layer], has_scales ? c->v_scales[layer] : NULL, slot, v, head_dim);
 }
 
 /* Merge the results of a head's chunks into inputs of the next product; where a head is no whole number of groups, into numbers. */
@@ -54,7 +57,8 @@ static void merge_head(const pass *p, int layer, int row, int head) {
     partial *known = partial_of(p, row, head, 0);
     for (int nth = 1; nth < chunks_of(p, row); nth++) merge(known, partial_of(p, row, head, nth), head_dim);
     for (int i = 0; i < head_dim; i++) known->mixture[i].value /= known->sum;
-    float *mixture = out_of_pairs(p->cache.dtype, known->mixture, head_dim);
+    float *mixture = out_of_pairs(p->cache.v_dtype, known->mixture, head_dim);
+    if (is_codes(p->cache.v_dtype)) spread(mixture, head_dim); /* a Hadamard matrix is its own inverse */
     edit_row(p, row, LM_EDIT_HEAD, layer, head, mixture, head_dim);
     float *tap = tap_of(p, layer, LM_TAP_HEAD_OUT);
     if (tap != NULL) memcpy(tap + place * head_dim, mixture, head_dim * sizeof(float));
@@ -102,7 +106,7 @@ static void attend_stage(const pass *p, lm_team team, atomic_int *next, int laye
             for (int m = 0; m < count; m++)
                 for (int h = 0; h < own; h++) out[m][h] = partial_of(p, row + m, first + h, chunk - first_chunk_of(p, row + m));
             for (int h = 0; h < own && p->apart; h++) rotate_query(p, row, q + (size_t)h * head_dim, rotated + (size_t)h * head_dim);
-            attend_chunk(p->cache.dtype, own, &at, &(row_run){
+            attend_chunk(own, &at, &(row_run){
                 .q = p->apart ? rotated : (const paired *)q, /* rotated where they lie, in the stage before */
                 .stride = (size_t)all * head_dim,
                 .count = count,

@@ -22,7 +22,7 @@ enum {
     LM_BF16 = 0, LM_Q8_0 = 1, LM_Q4_0 = 2, LM_Q4_1 = 3, LM_IQ4_NL = 4, LM_Q4_K = 5, LM_Q5_K = 6, LM_Q6_K = 7, LM_F32 = 8,
     LM_Q5_0 = 9, LM_F16 = 10, LM_IQ4_XS = 11
 };
-enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2, LM_FLOAT16 = 3 }; /* no cache and no norm is LM_FLOAT16 */
+enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2, LM_FLOAT16 = 3, LM_INT4 = 4 }; /* no cache and no norm is LM_FLOAT16 */
 enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3, LM_NO_TILES = 4 };
 
 typedef struct {
@@ -72,13 +72,18 @@ typedef struct {
     int32_t window; /* how many positions a token sees, the last one its own; 0: all up to its own */
 } lm_model;
 
-/* Keys and values in blocks of positions: (num_blocks, num_kv_heads, block_size, head_dim), one pointer a layer. With LM_INT8 each
- * vector of head_dim has a scale: x = scale * code. */
+/* Keys and values in blocks of positions: (num_blocks, num_kv_heads, block_size, head_dim), one pointer a layer.
+ *
+ * As codes, x = scale * code, they are vectors that a Hadamard matrix has rotated, if head_dim is a power of two from 4 on:
+ * outliers are spread over all numbers before these are rounded (docs/decisions/0058). LM_INT8: codes of -127 to 127, and one scale, float32,
+ * a vector. LM_INT4: codes of -8 to 7 in groups of 32, the last one perhaps fewer, each of 16 bytes and a scale, the bits of a bfloat16.
+ * Byte i of a group has code i, plus 8, in its low half, and code 16 + i in its high one. Either both of k_dtype and v_dtype are
+ * codes, or they are equal. */
 typedef struct {
-    int32_t dtype, num_blocks;
+    int32_t k_dtype, v_dtype, num_blocks;
     int32_t block_size; /* a power of two from 16 to 256 */
     void **k, **v;
-    float **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size), of LM_INT8 only */
+    void **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size, scales of a vector), of codes only */
 } lm_cache;
 
 /* What a part of the model computes for a token, x, becomes factor * x + add. */
@@ -273,7 +278,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 24
+#define LM_INTERFACE 25
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -24,6 +24,8 @@ typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t lane_ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
 typedef uint16_t lane_halves __attribute__((vector_size(2 * LANES)));
+typedef int16_t lane_shorts __attribute__((vector_size(2 * LANES)));
+typedef int16_t short_pairs __attribute__((vector_size(4 * LANES))); /* two in each lane */
 
 /* Keep compilers from loading a number anew for each product that it is a factor of. */
 #if defined __x86_64__
@@ -123,6 +125,80 @@ static inline lanes load_bytes(const void *from) {
     return (lanes){codes[0], codes[1], codes[2], codes[3]};
 }
 #endif
+
+/* --- codes of 8 and 4 bits --------------------------------------------------------------------------------------- */
+
+#if LANES == 16
+static inline short_pairs widen_bytes(__m256i bytes) { return (short_pairs)_mm512_cvtepi8_epi16(bytes); }
+static inline short_pairs load_bytes_as_shorts(const void *from) { return widen_bytes(_mm256_loadu_si256(from)); }
+#elif LANES == 8
+static inline short_pairs widen_bytes(__m128i bytes) { return (short_pairs)_mm256_cvtepi8_epi16(bytes); }
+static inline short_pairs load_bytes_as_shorts(const void *from) { return widen_bytes(_mm_loadu_si128(from)); }
+#else
+static inline short_pairs load_bytes_as_shorts(const void *from) {
+    int8_t __attribute__((vector_size(2 * LANES))) bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, short_pairs);
+}
+#endif
+
+static inline short_pairs load_shorts(const int16_t *from) {
+    short_pairs values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
+/* sums + each lane's two products; in which lane a product is counted depends on the set. */
+static inline lane_ints add_products(lane_ints sums, short_pairs a, short_pairs b) {
+#if LANES == 16
+    return (lane_ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif LANES == 8
+    return sums + (lane_ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined __SSE2__
+    return sums + (lane_ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined __ARM_NEON
+    const int32x4_t low = vmlal_s16((int32x4_t)sums, vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b));
+    return (lane_ints)vmlal_s16(low, vget_high_s16((int16x8_t)a), vget_high_s16((int16x8_t)b));
+#else
+    for (int i = 0; i < LANES; i++) sums[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+    return sums;
+#endif
+}
+
+/* A group of 32 codes of LM_INT4, in their order. */
+static inline void load_nibbles(const uint8_t *from, short_pairs codes[16 / LANES]) {
+#if LANES >= 8
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)from), mask = _mm_set1_epi8(15), zero = _mm_set1_epi8(8);
+    const __m128i low = _mm_sub_epi8(_mm_and_si128(bytes, mask), zero);
+    const __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(bytes, 4), mask), zero);
+#if LANES == 16
+    codes[0] = widen_bytes(_mm256_set_m128i(high, low));
+#else
+    codes[0] = widen_bytes(low);
+    codes[1] = widen_bytes(high);
+#endif
+#else
+    uint8_t __attribute__((vector_size(2 * LANES))) bytes;
+    for (int i = 0; i < 2; i++) {
+        memcpy(&bytes, from + 8 * i, sizeof bytes);
+        codes[i] = __builtin_convertvector(bytes & 15, short_pairs) - 8;
+        codes[2 + i] = __builtin_convertvector(bytes >> 4, short_pairs) - 8;
+    }
+#endif
+}
+
+/* The numbers in the low and in the high halves of some bytes: codes of LM_INT4, plus 8. */
+static inline void load_halves_of_bytes(const uint8_t *from, lanes values[2]) {
+#if LANES == 16
+    const lane_ints bytes = (lane_ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif LANES == 8
+    const lane_ints bytes = (lane_ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
+    const lane_ints bytes = {from[0], from[1], from[2], from[3]};
+#endif
+    values[0] = __builtin_convertvector(bytes & 15, lanes);
+    values[1] = __builtin_convertvector(bytes >> 4, lanes);
+}
 
 #if defined __AVX512F__
 static inline lanes load_halves(const void *from) { return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256(from)); }

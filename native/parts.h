@@ -14,7 +14,7 @@
 
 /* attention.c: what `heads` query heads of one kv head see in a chunk, for each of some rows. */
 #define attend_chunk JOIN(lm_attend_, LM_ATTENTION)
-void attend_chunk(int dtype, int heads, const kv_chunk *at, const row_run *rows);
+void attend_chunk(int heads, const kv_chunk *at, const row_run *rows);
 
 /* row_attention.c: see lm_attend_rows. */
 #define attend_rows JOIN(lm_attend_rows_, LM_ROW_ATTENTION)

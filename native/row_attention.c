@@ -342,8 +342,8 @@ static void attend_as_pass(const row_job *job, int row, int head, int count, wor
         for (int tile = block; tile < end_of_queries(call, block); tile += ROWS_OF_RUN)
             for (int first = 0; first < count; first += HEADS_AT_ONCE) {
                 const int own = min_int(HEADS_AT_ONCE, count - first), rows = min_int(ROWS_OF_RUN, tokens - tile), visible = tile + rows - block;
-                const kv_chunk chunk = {.k = at.k, .v = at.v, .head_dim = size, .first = max_int(first_visible(tile, window) - block, 0),
-                                        .slots = min_int(visible, CHUNK), .block_bits = 8};
+                const kv_chunk chunk = {.k_dtype = LM_FLOAT32, .v_dtype = LM_FLOAT32, .k = at.k, .v = at.v, .head_dim = size,
+                                        .first = max_int(first_visible(tile, window) - block, 0), .slots = min_int(visible, CHUNK), .block_bits = 8};
                 partial *out[ROWS_OF_RUN][HEADS_AT_ONCE];
                 for (int i = 0; i < rows * own; i++) { /* `tokens` and on: of this chunk alone */
                     const int is_first = first_visible(tile + i / own, window) >= block; /* the first chunk that the row sees */
@@ -351,7 +351,7 @@ static void attend_as_pass(const row_job *job, int row, int head, int count, wor
                 }
                 load_numbers(LM_FLOAT32, call->q, place_of(call, heads, row, tile, head + first), heads * size, rows, own * size, at.q);
                 for (int i = 0; i < rows * own * size; i++) at.q[i] *= factor_of(call);
-                attend_chunk(LM_FLOAT32, own, &chunk, &(row_run){(const paired *)at.q, (size_t)own * size, rows, visible, window, out, at.scratch});
+                attend_chunk(own, &chunk, &(row_run){(const paired *)at.q, (size_t)own * size, rows, visible, window, out, at.scratch});
                 for (int i = 0; i < rows * own; i++) {
                     partial *known = partial_at(at.partials, (first + i % own) * stride + tile + i / own, size);
                     if (out[i / own][i % own] != known) merge(known, out[i / own][i % own], size);

@@ -53,7 +53,8 @@ static int check_batch(const lm_model *model, const lm_cache *cache, const lm_ba
 
 static kv_cache paged(const lm_cache *cache, const lm_model *model) {
     return (kv_cache){
-        .dtype = cache->dtype,
+        .k_dtype = cache->k_dtype,
+        .v_dtype = cache->v_dtype,
         .block_bits = log2_of(cache->block_size),
         .block_slots = (size_t)model->num_kv_heads * cache->block_size,
         .head_slots = cache->block_size,

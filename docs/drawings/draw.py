@@ -52,6 +52,7 @@ COLUMNS = {
         "io": "atomic writes",
         "strict_json": "JSON from outside",
         "file_names": "of a model folder",
+        "kv_codes": "KV cache in 8 and 4 bits",
         "extras": "what to install",
         "leftovers": "of killed writers",
     },

@@ -6,6 +6,7 @@ A multiply and an add are two operations. Softmax, norms and rotations are left 
 from dataclasses import dataclass
 
 from llamarium.config import ModelConfig
+from llamarium.kv_codes import kinds_of, vector_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,10 @@ def _pairs(num_tokens: int, window: int | None) -> int:
     return reach * (reach + 1) // 2 + (num_tokens - reach) * reach
 
 
-def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2, bytes_per_scale: int = 0) -> int:
-    """Bytes that one cached token occupies: a key and a value, and their scales, for every layer and key-value head."""
-    bytes_per_vector = config.head_dim * bytes_per_value + bytes_per_scale
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * bytes_per_vector
+def kv_bytes_per_token(config: ModelConfig, kv_dtype: str = "bfloat16") -> int:
+    """Bytes that one cached token occupies: a key and a value, and their scales, for every layer and key-value head.
+
+    `kv_dtype` is a floating-point dtype, or a `CacheDtype` of codes.
+    """
+    bytes_per_pair = sum(vector_bytes(kind, config.head_dim) for kind in kinds_of(kv_dtype))
+    return config.num_hidden_layers * config.num_key_value_heads * bytes_per_pair

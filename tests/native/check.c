@@ -28,7 +28,8 @@
 
 static const char *const SETS[] = {"portable", "avx2", "avx512_vnni", "avx512_bf16", "amx", "neon_dotprod", "neon_i8mm"};
 static const char *const KINDS[] = {"BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F32", "Q5_0", "F16", "IQ4_XS"};
-static const char *const DTYPES[] = {"float32", "bfloat16", "int8"};
+enum { MIXED = LM_INT4 + 1 }; /* a cache of keys in 8 bits and values in 4 */
+static const char *const DTYPES[] = {"float32", "bfloat16", "int8", "float16", "int4", "int8-k/int4-v"};
 
 static void *allocate(size_t bytes) {
     void *memory = malloc(bytes);
@@ -348,7 +349,9 @@ static const struct {
     int kind, dtype, heads, head_dim, window;
 } MODELS[] = {{LM_BF16, LM_BFLOAT16, 4, 64, 0},   {LM_Q8_0, LM_INT8, 8, 72, 0},     {LM_Q4_0, LM_FLOAT32, 6, 80, 0}, {LM_Q4_1, LM_INT8, 2, 64, 0},
               {LM_IQ4_NL, LM_BFLOAT16, 6, 80, 0}, {LM_F32, LM_FLOAT32, 4, 72, 0},   {LM_Q5_0, LM_FLOAT32, 2, 64, 0}, {LM_F16, LM_FLOAT32, 10, 80, 0},
-              {LM_F32, LM_FLOAT32, 4, 72, 300},   {LM_BF16, LM_BFLOAT16, 6, 64, 7}, {LM_Q8_0, LM_INT8, 8, 72, 256}};
+              {LM_F32, LM_FLOAT32, 4, 72, 300},   {LM_BF16, LM_BFLOAT16, 6, 64, 7}, {LM_Q8_0, LM_INT8, 8, 72, 256},
+              {LM_Q8_0, LM_INT4, 8, 80, 0},       {LM_F32, MIXED, 6, 128, 0},           {LM_Q4_0, LM_INT4, 2, 64, 7},    {LM_F32, LM_INT4, 10, 96, 300},
+              {LM_F32, LM_INT4, 8, 24, 0},        {LM_BF16, MIXED, 4, 48, 0}};
 
 /* A token's place. */
 typedef struct {
@@ -407,7 +410,7 @@ static void free_tiny(tiny *t) {
 /* Keys and values in blocks, whose order is random. */
 typedef struct {
     void *k[LAYERS], *v[LAYERS];
-    float *k_scales[LAYERS], *v_scales[LAYERS];
+    void *k_scales[LAYERS], *v_scales[LAYERS];
     int32_t tables[MOST_BLOCKS];
     lm_cache cache;
 } tiny_cache;
@@ -422,6 +425,15 @@ static void shuffle(int32_t *values, int count) {
 }
 
 static size_t bytes_of(int dtype) { return dtype == LM_FLOAT32 ? 4 : dtype == LM_BFLOAT16 ? 2 : 1; }
+
+static int k_dtype_of(int dtype) { return dtype == MIXED ? LM_INT8 : dtype; }
+static int v_dtype_of(int dtype) { return dtype == MIXED ? LM_INT4 : dtype; }
+
+/* Of a vector, scales apart; and of its scales. */
+static size_t vector_size(int dtype, int head_dim) {
+    return dtype == LM_INT4 ? (size_t)(head_dim + 31) / 32 * 16 : head_dim * bytes_of(dtype);
+}
+static size_t scales_size(int dtype, int head_dim) { return dtype == LM_INT4 ? (head_dim + 31) / 32 * 2 : 4; }
 
 /* Numbers in a cache's dtype, and all of them once more behind the last, so that they can be read in a circle. */
 static char *encode(const float *filled, size_t count, int dtype) {
@@ -455,19 +467,29 @@ static void *fill_blocks(const tiny_cache *c, size_t bytes, const char *codes) {
 /* A cache in which `filled`, VECTORS * head_dim numbers, lies; each layer begins elsewhere in them. */
 static void make_cache(tiny_cache *c, int dtype, int block_size, int head_dim, const float *filled) {
     const int num_blocks = SEQUENCES * ((POSITIONS + block_size - 1) / block_size);
-    const size_t bytes = head_dim * bytes_of(dtype), apart = 7919 * bytes_of(dtype);
-    float scales[VECTORS + 2 * LAYERS];
-    for (int i = 0; i < LENGTH(scales); i++) scales[i] = (filled[i] + 1) / 127;
-    char *codes = encode(filled, (size_t)VECTORS * head_dim, dtype);
+    const int dtypes[] = {k_dtype_of(dtype), v_dtype_of(dtype)};
+    void **kept[] = {c->k, c->v}, **scales[] = {c->k_scales, c->v_scales};
     shuffle(c->tables, num_blocks);
-    c->cache = (lm_cache){dtype, num_blocks, block_size, c->k, c->v, c->k_scales, c->v_scales};
-    for (int i = 0; i < LAYERS; i++) {
-        c->k[i] = fill_blocks(c, bytes, codes + i * apart);
-        c->v[i] = fill_blocks(c, bytes, codes + (LAYERS + i) * apart);
-        c->k_scales[i] = fill_blocks(c, sizeof(float), (const char *)(scales + i));
-        c->v_scales[i] = fill_blocks(c, sizeof(float), (const char *)(scales + LAYERS + i));
+    c->cache = (lm_cache){dtypes[0], dtypes[1], num_blocks, block_size, c->k, c->v, c->k_scales, c->v_scales};
+    for (int part = 0; part < 2; part++) {
+        const int own = dtypes[part];
+        const size_t apart = 7919 * bytes_of(own), count = scales_size(own, head_dim) / (own == LM_INT4 ? 2 : 4);
+        char *codes = encode(filled, (size_t)VECTORS * head_dim, own), *numbers = ARRAY(char, (VECTORS + 2 * LAYERS) * 4 * count);
+        for (size_t i = 0; i < (VECTORS + 2 * LAYERS) * count; i++) {
+            const float scale = (filled[i] + 1) / (own == LM_INT4 ? 7 : 127);
+            if (own == LM_INT4)
+                ((uint16_t *)numbers)[i] = to_bf16(scale);
+            else
+                ((float *)numbers)[i] = scale;
+        }
+        for (int i = 0; i < LAYERS; i++) {
+            const int place = part * LAYERS + i;
+            kept[part][i] = fill_blocks(c, vector_size(own, head_dim), codes + place * apart);
+            scales[part][i] = fill_blocks(c, scales_size(own, head_dim), numbers + place * scales_size(own, head_dim));
+        }
+        free(codes);
+        free(numbers);
     }
-    free(codes);
 }
 
 static void free_cache(tiny_cache *c) {

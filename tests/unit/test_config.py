@@ -313,7 +313,7 @@ def test_flops_are_what_the_matmuls_do() -> None:
 
 def test_kv_bytes() -> None:
     assert kv_bytes_per_token(preset("llama-3.2-1b")) == 32_768
-    assert kv_bytes_per_token(preset("smollm2-135m"), 4) == 46_080
+    assert kv_bytes_per_token(preset("smollm2-135m"), "float32") == 46_080
 
 
 def test_fresh_weights_belong_to_their_seed() -> None:

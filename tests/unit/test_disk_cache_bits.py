@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from llamarium.engine.tiers.disk_cache import MARK, DiskCache
 from llamarium.errors import OptionError
 from llamarium.generation.loop import DialogEngine
 from llamarium.kernels import native
+from llamarium.kv_codes import CacheDtype
 from llamarium.runtime.adapter import LowRank
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.module_runner import ModuleRunner
@@ -27,9 +28,7 @@ PROMPT = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 100).tolist()
 ALL = SamplingParams(temperature=0.0, max_tokens=4, logprobs=20)
 
 
-def answer(
-    runner: Runner, disk: DiskCache | None, dtype: Literal["auto", "int8"] = "auto", adapter: int = -1
-) -> list[TokenEvent]:
+def answer(runner: Runner, disk: DiskCache | None, dtype: CacheDtype = "auto", adapter: int = -1) -> list[TokenEvent]:
     with closing(Engine(runner, 20, kv_cache_dtype=dtype, disk=disk)) as engine:
         engine.add(Request(PROMPT, ALL, adapter=adapter))
         return [event._replace(num_cached=0) for event in engine.run()]
@@ -39,13 +38,13 @@ def stored(events: list[TokenEvent]) -> int:
     return events[0].num_disk
 
 
-@pytest.mark.parametrize("dtype", ["auto", "int8"])
+@pytest.mark.parametrize("dtype", get_args(CacheDtype))
 @pytest.mark.parametrize(
     ("type_name", "kept"),
     [(None, torch.float32), (None, torch.bfloat16), ("Q4_0", torch.bfloat16), ("Q8_0", torch.float32)],
 )
 def test_answers_have_the_bits_of_a_cold_run(
-    tmp_path: Path, type_name: str | None, kept: torch.dtype, dtype: Literal["auto", "int8"]
+    tmp_path: Path, type_name: str | None, kept: torch.dtype, dtype: CacheDtype
 ) -> None:
     runner = native_runner(build(type_name, kept))
     with closing(DiskCache(tmp_path)) as disk:
@@ -59,6 +58,16 @@ def test_answers_have_the_bits_of_a_cold_run(
         path.write_bytes(content)
     with closing(DiskCache(tmp_path)) as disk:
         assert answer(runner, disk, dtype) == cold
+
+
+def test_blocks_of_another_kv_cache_dtype_are_a_miss(tmp_path: Path) -> None:
+    runner = native_runner(build("Q4_0"))
+    for expected in (0, 96):
+        with closing(DiskCache(tmp_path)) as disk:
+            found = {dtype: answer(runner, disk, dtype) for dtype in get_args(CacheDtype)}
+        assert [stored(events) for events in found.values()] == [expected] * 4
+        for dtype, events in found.items():
+            assert [event._replace(num_disk=0) for event in events] == answer(runner, None, dtype)
 
 
 def test_what_a_request_edits_is_its_own(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import llamarium
 from llamarium.attention import EagerAttend
-from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots, to_codes
+from llamarium.attention.codes import decode, encode, spread, to_bytes
+from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slots
 from llamarium.cli.main import main
 from llamarium.config import ModelConfig
 from llamarium.errors import MemoryBudgetError, OptionError
@@ -27,7 +28,7 @@ from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.cache import NativeCache
 from llamarium.runtime.native.runner import NativeRunner
-from llamarium.runtime.runner import Runner
+from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.params import SamplingParams
 from native_models import native_runner
 from reference_tiles import pack_ggml, quantize
@@ -43,22 +44,22 @@ NAN, INF = float("nan"), float("inf")
 
 def test_codes_are_the_nearest_and_ties_go_to_even() -> None:
     x = torch.tensor([[254.0, 1.0, 3.0, -5.0, -7.0, 0.0], [0.0] * 6])
-    codes, scale = to_codes(x)
+    codes, scale = to_bytes(x)
     assert scale.tolist() == [[2.0], [0.0]] and scale.dtype is torch.float32
     assert codes.tolist() == [[127, 0, 2, -2, -4, 0], [0] * 6] and codes.dtype is torch.int8
     x = torch.randn(5, 3, 80, dtype=torch.bfloat16)
-    codes, scale = to_codes(x)
+    codes, scale = to_bytes(x)
     assert ((codes * scale - x.float()).abs() <= scale * 0.5001).all()
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_what_is_not_finite_makes_the_scale_nan(bad: float) -> None:
-    codes, scale = to_codes(torch.tensor([[1.0, bad], [1.0, 2.0]]))
+    codes, scale = to_bytes(torch.tensor([[1.0, bad], [1.0, 2.0]]))
     assert scale[0].isnan() and scale[1].isfinite() and codes[0].tolist() == [0, 0]
 
 
 def test_the_smallest_and_largest_numbers() -> None:
-    codes, scale = to_codes(torch.tensor([[1e-45, 0.0], [1e-43, -1e-43], [3e38, -3e38]]))
+    codes, scale = to_bytes(torch.tensor([[1e-45, 0.0], [1e-43, -1e-43], [3e38, -3e38]]))
     assert scale.isfinite().all() and codes.tolist() == [[0, 0], [71, -71], [127, -127]]  # 71 * 2^-149 is 1e-43
 
 
@@ -73,16 +74,15 @@ def qkv(tokens: int = T) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rounded(x: Tensor) -> Tensor:
-    codes, scale = to_codes(x)
-    return codes * scale
+    return spread(decode(*encode("int8", x), x.shape[-1]))
 
 
 P = 4
 
 
-def paged(blocks: int, dtype: torch.dtype = torch.int8) -> PagedCache:
+def paged(blocks: int, kept: CacheDtype = "int8") -> PagedCache:
     return PagedCache(
-        num_layers=1, num_blocks=blocks, block_size=P, num_key_value_heads=K, head_dim=H, dtype=dtype
+        num_layers=1, num_blocks=blocks, block_size=P, num_key_value_heads=K, head_dim=H, dtype=torch.float32, kept=kept
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_sequences_grow_fork_and_stand_at_different_places() -> None:
 
 def test_memory_of_blocks_is_counted_with_its_scales() -> None:
     vectors = 2 * K * 8 * P
-    assert paged(8).num_bytes == vectors * (H + 4) and paged(8, torch.bfloat16).num_bytes == vectors * 2 * H
+    assert paged(8).num_bytes == vectors * (H + 4) and paged(8, "auto").num_bytes == vectors * 4 * H
     with pytest.raises(MemoryBudgetError, match=r"positions take 192,000,000\.0 GB"):
         paged(10**15)
     config = config_of(32, 4, 2, layers=3)
@@ -241,7 +241,7 @@ def test_c_equals_pytorch(kernels: str, head_dim: int) -> None:
             ]
             logits.append(np.stack(rows))
         for expected, found in zip(*logits, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * float(expected.std()))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=5e-4 * float(expected.std()))  # 16-bit queries
 
 
 def test_the_same_bits_cached_chunked_batched_and_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_a_request_gives_the_same_tokens_alone_batched_and_continued(which: int)
             events = generate_tokens(runner, [ids], wanted, prefix=prefix, kv_cache_dtype="int8")
             assert [event.token_id for event in events] == expected[len(ids) - len(prompt) :][:4]
     cache = prefix.engine.cache
-    assert isinstance(cache, NativeCache | PagedCache) and cache.dtype in ("int8", torch.int8)
+    assert (cache.kept if isinstance(cache, PagedCache) else cache.dtype) == "int8"  # pyright: ignore
 
 
 # --- the option -------------------------------------------------------------------------------------------------------
@@ -334,11 +334,11 @@ def test_other_names_are_refused() -> None:
     runner = both(config_of(32, 4, 2, layers=1))[0]
     llama = llamarium.load("shakespeare-char")
     wrong: Any
-    for wrong in ("fp8", "int4", None, torch.int8):
-        with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8"):
+    for wrong in ("fp8", "int3", "int4-k/int8-v", None, torch.int8):
+        with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8, int8-k/int4-v, int4$"):
             generate_tokens(runner, [[1]], [GREEDY], kv_cache_dtype=wrong)
         for ask in (llama.generate, llama.stream, llama.conversation().say):
-            with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8"):
+            with pytest.raises(OptionError, match=r"kv_cache_dtype is .*; expected auto, int8, int8-k/int4-v, int4$"):
                 list(ask("ROMEO:", kv_cache_dtype=wrong))
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from llamarium.errors import ContextLengthError, InputError
 from llamarium.inspect.probes.cost import token_cost
+from llamarium.kv_codes import DTYPE_BYTES
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.module_runner import ModuleRunner
-from llamarium.runtime.runner import DTYPE_BYTES
 
 CONFIG = replace(preset("tiny"), vocab_size=200)
 

@@ -5,8 +5,8 @@ sequences grow without being moved, share what they have in common, and leave wi
 M tokens, whichever sequences they belong to; each sequence's queries see its own slots, and nothing else.
 
 At a long context it is the cache that a token's time goes into: 8,000 tokens of Llama 3.2 1B are 262 MB in bfloat16,
-and every new token reads all of it. Kept in 8 bits it is little more than half: each key and each value, a vector of
-head_dim, becomes whole numbers from -127 to 127 and one scale. Keys are rounded after their rotation.
+and every new token reads all of it. Kept as codes of 8 or 4 bits it is little more than a half or a quarter
+(`kv_codes.py`). Keys are rounded after RoPE has rotated them.
 """
 
 import copy
@@ -21,23 +21,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llamarium.attention.base import attend_fused, causal_mask
+from llamarium.attention.codes import SCALE_DTYPES, decode, encode, shapes_of, spread
 from llamarium.errors import InputError
 from llamarium.kernels.memory import no_room, reserve
-
-SCALE_DTYPE = torch.float32
-"""Of a key's or value's scale, in a cache of 8 bits."""
+from llamarium.kv_codes import CacheDtype, is_codes, kinds_of
 
 
 class PagedCache:
-    """Keys and values of every layer, in blocks of slots; of dtype torch.int8 codes and scales.
+    """Keys and values of every layer, in blocks of slots.
+
+    Args:
+        dtype: What keys and values are computed in.
+        kept: What they are kept in: "auto" is `dtype`, the others are codes and scales.
 
     Raises:
         MemoryBudgetError: If there is not that much memory.
 
     Attributes:
-        k: L tensors of (slots, K, H): a sequence whose blocks lie side by side is read where it lies.
+        k: L tensors of (slots, K, H): a sequence whose blocks lie side by side is read where it lies. Codes of 4 bits
+            are bytes, two codes in each.
         v: The same for the values.
-        k_scales: With int8, L tensors of (slots, K, 1), float32: keys are k * k_scales. Else nothing.
+        k_scales: Of codes, L tensors of (slots, K, scales of a vector). Else nothing.
         v_scales: The same for the values.
     """
 
@@ -50,26 +54,36 @@ class PagedCache:
         num_key_value_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        kept: CacheDtype = "auto",
         device: torch.device | str = "cpu",
     ) -> None:
-        self.block_size, self.dtype, self.device = block_size, dtype, torch.device(device)
+        self.block_size, self.dtype, self.kept, self.device = block_size, dtype, kept, torch.device(device)
         self._num_layers, self._heads = num_layers, (num_key_value_heads, head_dim)
         self._allocate(num_blocks)
 
     def _allocate(self, num_blocks: int) -> None:
-        slots, (heads, head_dim) = num_blocks * self.block_size, self._heads
-        num_scaled = self._num_layers if self.dtype is torch.int8 else 0
+        slots, heads = num_blocks * self.block_size, self._heads[0]
+        layers, pairs = range(self._num_layers), self._parts()
         try:
-            self.k, self.v = (
-                [self._zeros(slots, heads, head_dim, self.dtype) for _ in range(self._num_layers)] for _ in "kv"
-            )
+            self.k, self.v = ([self._zeros(slots, heads, *codes) for _ in layers] for codes, _ in pairs)
             self.k_scales, self.v_scales = (
-                [self._zeros(slots, heads, 1, SCALE_DTYPE) for _ in range(num_scaled)] for _ in "kv"
+                [self._zeros(slots, heads, *scales) for _ in layers if scales[0]] for _, scales in pairs
             )
         except (RuntimeError, MemoryError):
-            bytes_per_vector = head_dim * self.dtype.itemsize + (SCALE_DTYPE.itemsize if num_scaled else 0)
-            raise no_room(slots, 2 * self._num_layers * slots * heads * bytes_per_vector) from None
+            bytes_per_pair = sum(width * dtype.itemsize for parts in pairs for width, dtype in parts)
+            raise no_room(slots, len(layers) * slots * heads * bytes_per_pair) from None
         self.num_blocks = num_blocks
+
+    def _parts(self) -> list[tuple[tuple[int, torch.dtype], tuple[int, torch.dtype]]]:
+        """Return, for keys and for values, how many numbers of which dtype a vector is, and how many its scales are."""
+        head_dim, found = self._heads[1], list[tuple[tuple[int, torch.dtype], tuple[int, torch.dtype]]]()
+        for kind in kinds_of(self.kept):
+            if is_codes(kind):
+                width, dtype, num_scales = shapes_of(kind, head_dim)
+                found.append(((width, dtype), (num_scales, SCALE_DTYPES[kind])))
+            else:
+                found.append(((head_dim, self.dtype), (0, self.dtype)))
+        return found
 
     def _zeros(self, slots: int, heads: int, width: int, dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu" or slots == 0:
@@ -108,22 +122,26 @@ class PagedCache:
         """Return the keys and values of a sequence's first positions: (S, K, H) each, float32."""
         slots = find_slots(blocks, self.block_size, num_slots, self.device)
         k_SKH, v_SKH = self.at(layer_idx, slots, torch.float32)
+        if self.k_scales:
+            k_SKH, v_SKH = spread(k_SKH), spread(v_SKH)
         return k_SKH.float().cpu().numpy(), v_SKH.float().cpu().numpy()  # sync: to hand out
 
     def at(self, layer_idx: int, slots: slice | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return keys and values of some slots, (S, K, H) each; of int8 as numbers of `dtype`."""
+        """Return keys and values of some slots, (S, K, H) each; codes as numbers of `dtype`, rotated (`spread`)."""
         k_SKH, v_SKH = self.k[layer_idx][slots], self.v[layer_idx][slots]
         if not self.k_scales:
             return k_SKH, v_SKH
-        k_scale_SK1, v_scale_SK1 = self.k_scales[layer_idx][slots], self.v_scales[layer_idx][slots]
-        return (k_SKH * k_scale_SK1).to(dtype), (v_SKH * v_scale_SK1).to(dtype)
+        head_dim = self._heads[1]
+        k_SKH = decode(k_SKH, self.k_scales[layer_idx][slots], head_dim)
+        v_SKH = decode(v_SKH, self.v_scales[layer_idx][slots], head_dim)
+        return k_SKH.to(dtype), v_SKH.to(dtype)
 
     def put(self, layer_idx: int, slots: slice | Tensor, k_MKH: Tensor, v_MKH: Tensor) -> None:
         """Keep keys and values of M tokens in these slots."""
-        for kept, scales, new_MKH in ((self.k, self.k_scales, k_MKH), (self.v, self.v_scales, v_MKH)):
+        parts = ((self.k, self.k_scales, k_MKH), (self.v, self.v_scales, v_MKH))
+        for kind, (kept, scales, new_MKH) in zip(kinds_of(self.kept), parts, strict=True):
             if scales:
-                new_MKH, scale_MK1 = to_codes(new_MKH)
-                scales[layer_idx][slots] = scale_MK1
+                new_MKH, scales[layer_idx][slots] = encode(kind, new_MKH)
             kept[layer_idx][slots] = new_MKH
 
 
@@ -168,8 +186,10 @@ class PagedAttend:
             raise InputError(f"{tuple(q_BTNH.shape[:2])} tokens; expected {expected}, as the segments have")
         for segment, slots in zip(self.segments, self._new, strict=True):
             self.cache.put(layer_idx, slots, k_BTKH[0, segment.rows], v_BTKH[0, segment.rows])
+        q_BTNH = spread(q_BTNH) if self.cache.k_scales else q_BTNH
         parts = [self._attend(layer_idx, i, one, q_BTNH[:, one.rows]) for i, one in enumerate(self.segments)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        out_BTNH = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return spread(out_BTNH) if self.cache.v_scales else out_BTNH
 
     def _attend(self, layer_idx: int, i: int, segment: Segment, q_1TNH: Tensor) -> Tensor:
         first = 0 if self.window is None else max(0, segment.start + 1 - self.window)  # what the first query sees
@@ -188,19 +208,6 @@ def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:
     """One token: the G query heads of a group stand where tokens stand, so no key is read twice."""
     q_1KGH = q_11NH.view(1, k_1KSH.shape[1], -1, q_11NH.shape[-1])
     return F.scaled_dot_product_attention(q_1KGH, k_1KSH, v_1KSH).reshape(q_11NH.shape)
-
-
-def to_codes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round vectors (..., H) to codes (..., H), int8, and scales (..., 1), float32, so that x is about codes * scale.
-
-    The scale is the largest magnitude over 127; codes are rounded to the nearest, ties to even. A vector with NaN or
-    infinity gets NaN for its scale, so that whatever sees it is NaN.
-    """
-    numbers = x.float()
-    scale = numbers.abs().amax(dim=-1, keepdim=True) / 127
-    usable = scale.isfinite() & (scale > 0)
-    codes = torch.where(usable, (numbers / scale).round().clamp(-127, 127), 0).to(torch.int8)
-    return codes, torch.where(scale.isfinite(), scale, torch.nan)
 
 
 def find_slots(blocks: Sequence[int], block_size: int, num_slots: int, device: torch.device | str) -> slice | Tensor:

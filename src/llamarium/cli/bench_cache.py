@@ -68,14 +68,13 @@ def measure(llama: "Llama", prompt: Sequence[int], length: int, *, cache: bool) 
     """Generate exactly `length` tokens greedily and count what that took."""
     from llamarium.cost import kv_bytes_per_token
     from llamarium.generation.loop import generate_tokens
-    from llamarium.runtime.runner import DTYPE_BYTES
     from llamarium.sampling.params import SamplingParams
 
     greedy = SamplingParams(temperature=0.0, max_tokens=length)
     start = time.perf_counter()
     events = list(generate_tokens(llama.runner, [prompt], [greedy], stop_ids=(), use_cache=cache))
     seconds = time.perf_counter() - start
-    kv_bytes = kv_bytes_per_token(llama.config, DTYPE_BYTES[llama.runner.kv_dtype])
+    kv_bytes = kv_bytes_per_token(llama.config, llama.runner.kv_dtype)
     num_kept = len(prompt) + length - 1  # the last token is chosen, but not run
     num_computed = num_kept if cache else sum(range(len(prompt), num_kept + 1))
     return CacheRun(

@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.cli.output import share_done, warn
 from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError
 from llamarium.extras import need_torch
+from llamarium.kv_codes import CacheDtype
 from llamarium.presets import PRESETS
 from llamarium.quant.formats import METHODS, chosen_type
 from llamarium.tokenizer.chat.named import NAMED_FORMATS
@@ -171,10 +172,10 @@ def add_chat_template(parser: argparse.ArgumentParser) -> None:
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
     """Add what keys and values are kept in, for commands that keep them."""
     text = (
-        "what keys and values are kept in: auto is what the model computes in, int8 takes half of bfloat16's memory "
-        "(default: %(default)s)"
+        "KV cache dtype: auto (same as the model), int8 (half the memory of bfloat16), int8-k/int4-v (two fifths), or "
+        "int4 (under a third) (default: %(default)s)"
     )
-    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"), help=text)
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=get_args(CacheDtype), help=text)
 
 
 def load_llama(

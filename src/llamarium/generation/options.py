@@ -28,8 +28,8 @@ class AnswerOptions(GenerationOptions, total=False):
             repeats prompt or itself.
         draft_model: A smaller `Llama` with the same vocabulary proposes tokens: the same answer, sooner where it is
             right often enough. A `DraftModel` goes on with what it has learned.
-        kv_cache_dtype: What keys and values are kept in: "auto" is the model's dtype, "int8" about half of bfloat16's
-            memory.
+        kv_cache_dtype: KV cache dtype: "auto" (same as the model), "int8" (about half of bfloat16's
+            memory), "int8-k/int4-v" (two fifths) or "int4" (under a third).
     """
 
     use_cache: bool
@@ -68,7 +68,7 @@ class EngineOptions(TypedDict, total=False):
     Attributes:
         kv_memory: Bytes of keys and values; None is a quarter of the memory that is free now, 4 GiB at most.
         max_num_seqs: How many answers run side by side at most; the others wait.
-        kv_cache_dtype: What keys and values are kept in; "int8" takes about half of bfloat16's memory.
+        kv_cache_dtype: KV cache dtype; "int8" takes about half of bfloat16's memory, "int4" under a third.
         prompt_lookup: As in `AnswerOptions`, for all answers; what one has shown of the costs serves the next.
         draft_model: As in `AnswerOptions`; its keys and values are part of `kv_memory`.
         disk_cache: A folder in which beginnings of prompts are kept, too, and found again by the next process.

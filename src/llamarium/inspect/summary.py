@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.config import EMBEDDING, ModelConfig
 from llamarium.cost import ParameterCount, count_parameters, flops, kv_bytes_per_token
 from llamarium.runtime.loaded_model import LoadedModel
-from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
+from llamarium.runtime.runner import CacheDtype, Runner
 
 if TYPE_CHECKING:
     from llamarium.checkpoints.options import TensorSource
@@ -97,12 +97,13 @@ def summarize(
         config: Its shape.
         loaded: Its weights; None for a preset.
         sources: The origins of its weights, as `load_weights` returns them.
-        kv_cache_dtype: "auto" or "int8".
+        kv_cache_dtype: KV cache dtype.
         why_no_text: Reason why it has no tokenizer, if it has none.
     """
     runner = None if loaded is None else loaded.runner()
-    kv_dtype = "int8" if kv_cache_dtype == "int8" else "bfloat16" if runner is None else runner.kv_dtype
-    kv_bytes = kv_bytes_per_token(config, DTYPE_BYTES[kv_dtype], SCALE_BYTES if kv_dtype == "int8" else 0)
+    own_dtype = "bfloat16" if runner is None else runner.kv_dtype
+    kv_dtype = own_dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+    kv_bytes = kv_bytes_per_token(config, kv_dtype)
     context = config.max_position_embeddings
     return Summary(
         config=config,

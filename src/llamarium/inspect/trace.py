@@ -138,7 +138,7 @@ def trace(
             from the last. None for all. The last one's logits are those of `generate`, to the bit.
         budget_mb: Limit of the trace's size, in megabytes of 10^6 bytes.
         adapter: Which of the runner's adapters is used, -1 for none of them.
-        kv_cache_dtype: Type of cached keys and values: "int8" traces the pass of an engine that keeps them so.
+        kv_cache_dtype: KV cache dtype: that of an engine traces the pass that it runs.
 
     Raises:
         InputError: For invalid ids, names, layers or positions.
@@ -173,7 +173,8 @@ class KeptPass:
         after: "KeptPass | None" = None,
     ) -> None:
         if kv_cache_dtype not in get_args(CacheDtype):
-            raise InputError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected auto or int8")
+            expected = ", ".join(get_args(CacheDtype))
+            raise InputError(f"kv_cache_dtype is {show_value(kv_cache_dtype)}; expected {expected}")
         num_adapters = len(runner.adapters or ())
         if adapter not in range(-1, num_adapters):
             raise InputError(f"adapter is {show_value(adapter)}; expected one below {num_adapters}, or -1")

@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 24
+INTERFACE = 25
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -116,7 +116,7 @@ class CCache(Structure):
     """`lm_cache`."""
 
     _fields_ = (
-        ("dtype", c_int32), ("num_blocks", c_int32), ("block_size", c_int32),
+        ("k_dtype", c_int32), ("v_dtype", c_int32), ("num_blocks", c_int32), ("block_size", c_int32),
         ("k", POINTER(c_void_p)), ("v", POINTER(c_void_p)),
         ("k_scales", POINTER(c_void_p)), ("v_scales", POINTER(c_void_p)),
     )  # fmt: skip

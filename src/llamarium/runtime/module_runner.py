@@ -172,7 +172,8 @@ class ModuleRunner:
             block_size=block_size,
             num_key_value_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            dtype=torch.int8 if dtype == "int8" else self.model.dtype,
+            dtype=self.model.dtype,
+            kept=dtype,
             device=self.model.device,
         )
 

@@ -6,13 +6,14 @@ can multiply all of its matrices, the modules elsewhere.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
 from llamarium.kernels.native import InputBits
+from llamarium.kv_codes import CacheDtype
 from llamarium.quant.codes import Codes
 from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.batch import BLOCK_SIZE, Batch
@@ -20,19 +21,9 @@ from llamarium.runtime.taps import Taps
 
 Floats = NDArray[np.float32]
 
-CacheDtype = Literal["auto", "int8"]
-"""What keys and values are kept in: the model's own dtype, or 8 bits with a scale for each (`attention/paged.py`)."""
-
 Logits = Any
 """(W, V) or, of a sampler's rows, (B, V): float32 of numpy on a CPU; a tensor of torch where the model is on another
 device."""
-
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-"""Of the dtypes that keys and values are kept in."""
-
-SCALE_BYTES = 4
-"""Of a key's or value's scale, in a cache of 8 bits."""
 
 
 class Cache(Protocol):

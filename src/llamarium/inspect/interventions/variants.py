@@ -16,9 +16,10 @@ from llamarium.checkpoints.weights import float_weights, replaced_in_c
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError, OptionError, check_choice
 from llamarium.inspect.shapes import check_whole
+from llamarium.kv_codes import DTYPE_BYTES
 from llamarium.quant.codes import coded
 from llamarium.quant.formats import METHODS, quantized_type
-from llamarium.runtime.runner import DTYPE_BYTES, Runner
+from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from llamarium.cost import kv_bytes_per_token
 from llamarium.errors import ContextLengthError
 from llamarium.generation.loop import DialogEngine, generate_tokens
 from llamarium.kernels import native
-from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, CacheDtype, Runner
+from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.params import SamplingParams
 
 _READ_BYTES = 2**28  # far more than processors have caches
@@ -144,8 +144,8 @@ def step_bytes(runner: Runner, work: Work) -> int | None:
     if not work.num_new or not runner.reads_in_place:
         return None
     num_slots = work.num_cached + work.num_prompt + work.num_new / 2
-    dtype = "int8" if work.kv_cache_dtype == "int8" else runner.kv_dtype
-    slot_bytes = kv_bytes_per_token(runner.config, DTYPE_BYTES[dtype], SCALE_BYTES if dtype == "int8" else 0)
+    kv_dtype = runner.kv_dtype if work.kv_cache_dtype == "auto" else work.kv_cache_dtype
+    slot_bytes = kv_bytes_per_token(runner.config, kv_dtype)
     return weight_bytes(runner) + round(work.num_rows * num_slots * slot_bytes)
 
 

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from llamarium.config import ModelConfig
 from llamarium.kernels import native
 from llamarium.kernels.memory import no_room, reserve
+from llamarium.kv_codes import GROUP, hadamard, is_codes, kinds_of, num_groups, values_of, vector_bytes
 from llamarium.runtime.batch import BLOCK_SIZE
-from llamarium.runtime.runner import DTYPE_BYTES, SCALE_BYTES, Floats
+from llamarium.runtime.runner import Floats
 
-_STORED = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}  # numpy has no bfloat16, but its bits
+_STORED = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8, "int4": np.uint8}
+_SCALES = {"int8": np.float32, "int4": np.uint16}  # numpy has no bfloat16, but its bits
 
-C_DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+C_DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 4}
 """The header's numbers for what keys, values and norms are kept in."""
 
 
@@ -26,15 +28,16 @@ class NativeCache:
     """Keys and values of every layer.
 
     Args:
-        dtype: "float32", "bfloat16" or "int8".
+        dtype: "float32", "bfloat16", or a `CacheDtype` of codes.
         block_size: P, slots of a block.
 
     Raises:
         MemoryBudgetError: If there is no room for it.
 
     Attributes:
-        k: L arrays of (num_blocks, K, P, H), as `v` is; bfloat16 as its bits, uint16.
-        k_scales: With int8, L arrays of (num_blocks, K, P), float32, as `v_scales`: keys are k * k_scales; else none.
+        k: L arrays of (num_blocks, K, P, H), as `v` is; bfloat16 as its bits, uint16; two codes of 4 bits in a byte.
+        k_scales: Of codes, L arrays of (num_blocks, K, P, scales of a vector), as `v_scales`: float32 for 8 bits,
+            bfloat16's bits for 4; `kv_codes.py` says what they are. Else none.
         described: ctypes view of this cache.
     """
 
@@ -42,16 +45,23 @@ class NativeCache:
         self.config, self.dtype, self.block_size = config, dtype, block_size
         layers = range(config.num_hidden_layers)
         shape = (num_blocks, config.num_key_value_heads, block_size)
-        scaled = layers if dtype == "int8" else ()
+        kinds, groups = kinds_of(dtype), num_groups(config.head_dim)
+        widths = [groups * GROUP // 2 if kind == "int4" else config.head_dim for kind in kinds]
+        scaled = layers if is_codes(kinds[0]) else ()
         try:
-            self.k, self.v = ([reserve((*shape, config.head_dim), _STORED[dtype]) for _ in layers] for _ in "kv")
-            self.k_scales, self.v_scales = ([reserve(shape, np.float32) for _ in scaled] for _ in "kv")
+            self.k, self.v = (
+                [reserve((*shape, width), _STORED[kind]) for _ in layers]
+                for kind, width in zip(kinds, widths, strict=True)
+            )
+            self.k_scales, self.v_scales = (
+                [reserve((*shape, groups if kind == "int4" else 1), _SCALES[kind]) for _ in scaled] for kind in kinds
+            )
         except MemoryError:
-            vector = config.head_dim * DTYPE_BYTES[dtype] + (SCALE_BYTES if dtype == "int8" else 0)
-            raise no_room(num_blocks * block_size, 2 * len(layers) * math.prod(shape) * vector) from None
+            pair = sum(vector_bytes(kind, config.head_dim) for kind in kinds)
+            raise no_room(num_blocks * block_size, len(layers) * math.prod(shape) * pair) from None
         self.num_blocks = num_blocks
         self.described = native.CCache(
-            C_DTYPES[dtype], num_blocks, block_size,
+            *(C_DTYPES[kind] for kind in kinds), num_blocks, block_size,
             *map(_pointers, (self.k, self.v, self.k_scales, self.v_scales)),
         )  # fmt: skip
 
@@ -85,12 +95,17 @@ class NativeCache:
     def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
         """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
         used = list(blocks[: -(-num_slots // self.block_size)])
-        k_BKPH, v_BKPH = _floats(self.k[layer_idx][used]), _floats(self.v[layer_idx][used])
-        if self.k_scales:
-            k_BKPH = k_BKPH * self.k_scales[layer_idx][used][..., None]
-            v_BKPH = v_BKPH * self.v_scales[layer_idx][used][..., None]
+        k_BKPH, v_BKPH = (self._numbers(part, layer_idx, used) for part in "kv")
         k_SKH, v_SKH = (part.swapaxes(1, 2).reshape(-1, *part.shape[1::2])[:num_slots] for part in (k_BKPH, v_BKPH))
         return k_SKH, v_SKH
+
+    def _numbers(self, part: str, layer_idx: int, blocks: list[int]) -> Floats:
+        """Return the keys ("k") or values ("v") of some blocks: (B, K, P, H)."""
+        kept, scales = vars(self)[part][layer_idx][blocks], vars(self)[f"{part}_scales"]
+        if not scales:
+            return _floats(kept)
+        head_dim = self.config.head_dim
+        return hadamard(np, values_of(np, kept, _floats(scales[layer_idx][blocks]), head_dim))
 
 
 def _floats(stored: NDArray[np.generic]) -> Floats:
