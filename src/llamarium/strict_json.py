@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from llamarium.errors import show_value
 
-_LONGEST_INTEGER = 19  # digits: 2**63 - 1
+_LONGEST_INTEGER = 308  # digits: any such integer is a float64, too
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -33,7 +33,7 @@ def parse_json(
         max_values: Largest number of values, bounded before anything is parsed: an empty list takes two bytes in a text
             and sixty in memory.
         max_levels: Deepest nesting of objects and lists.
-        portable: Refuse what other programs cannot hold: integers beyond 64 bits, numbers beyond float64, and halves of
+        portable: Refuse what other programs cannot hold: integers and other numbers beyond float64, and halves of
             surrogate pairs.
     """
     if isinstance(text, bytes):
@@ -81,10 +81,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    value = int(digits) if len(digits) <= _LONGEST_INTEGER + 1 else 2**63
-    if not -(2**63) <= value < 2**63:
-        raise NotJson("a whole number is outside -2**63 to 2**63 - 1")
-    return value
+    if len(digits.removeprefix("-")) > _LONGEST_INTEGER:
+        raise NotJson(f"a whole number has more than {_LONGEST_INTEGER} digits")
+    return int(digits)
 
 
 def _number(text: str) -> float:

@@ -62,7 +62,26 @@ def check(answer: httpx.Response) -> None:
         assert error["message"] and not error["message"].startswith(":")
 
 
-SCALARS = [None, True, -1, 0, 1, 2, 0.5, -0.0, 1e308, 2**63 - 1, -(2**63), "", "x", "\x00", "🦙", "<|im_end|>"]
+SCALARS = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    0.5,
+    -0.0,
+    1e308,
+    2**63 - 1,
+    -(2**63),
+    2**64,
+    10**300,
+    "",
+    "x",
+    "\x00",
+    "🦙",
+    "<|im_end|>",
+]
 LISTS = [[], [0], [""], [[]], [None], [HELLO["messages"][0]]]
 ODD = st.sampled_from([*SCALARS, *LISTS, {}, {"": 1}, {"5": 1}, {"type": "text"}, HELLO["messages"][0]])
 
