@@ -1,6 +1,7 @@
 """Tells whether two schemas can be proven to have no value in common.
 
-It reads schemas as they were given: what a grammar accepts less than a schema must not count.
+It reads schemas as they were given: what a grammar accepts less than a schema must not count. A proof is given up after
+a number of steps (`Reader.may_compare`), as references can make it longer without end.
 """
 
 import json
@@ -40,7 +41,7 @@ def listed_values(schema: Any) -> list[Any] | None:
 def kinds_of(reader: Reader, schema: Any, path: Path, depth: int = 0) -> frozenset[str]:
     """Return the kinds of values that a schema may accept; a number is an integer or a fraction."""
     schema, path = reader.resolved(schema, path)
-    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH or not reader.may_compare():
         return _KINDS if schema is not False else frozenset()
     given = cast("dict[str, Any]", schema)
     names = given.get("type", list(_KINDS))
@@ -64,7 +65,7 @@ def are_disjoint(reader: Reader, a: Any, at_a: Path, b: Any, at_b: Path, depth: 
     b, at_b = reader.resolved(b, at_b)
     if a is False or b is False:
         return True
-    if not isinstance(a, dict) or not isinstance(b, dict) or depth > _MAX_DEPTH:
+    if not isinstance(a, dict) or not isinstance(b, dict) or depth > _MAX_DEPTH or not reader.may_compare():
         return False
     one, other = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
     values, others = listed_values(one), listed_values(other)

@@ -16,6 +16,10 @@ class Reader(Protocol):
         """Return the schema, and its path, that a reference leads to; another schema is returned as it is."""
         ...
 
+    def may_compare(self) -> bool:
+        """Count a step of a comparison of schemas, and return whether there may be another."""
+        ...
+
     def note(self, path: Path, keyword: str, reason: str) -> None:
         """Note that a keyword of the schema at a path is not held; GrammarError if it has to be."""
         ...

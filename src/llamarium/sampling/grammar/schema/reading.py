@@ -19,6 +19,8 @@ from llamarium.sampling.grammar.schema.values import NotHeld, ValueFault, checke
 
 MAX_SCHEMAS = 5000
 """Schemas within a schema; llguidance recurses over them, within the stack of `workers.py`."""
+MAX_COMPARISONS = 20_000
+"""Steps of proofs that branches of `oneOf` do not overlap: a tenth of a second."""
 
 _NO_RESTRICTIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id",
@@ -48,6 +50,7 @@ class Reading:
         self._references: dict[Path, str] = {(): "#"}
         self._waiting: list[tuple[str, Path]] = []
         self._num_schemas = 0
+        self._num_comparisons = 0
 
     def read(self) -> Any:
         """Return the root in held keywords, and read what it refers to."""
@@ -79,6 +82,11 @@ class Reading:
                 break
             schema, path = self.references.at(target), target
         return schema, path
+
+    def may_compare(self) -> bool:
+        """Count a step of a comparison of schemas, and return whether there may be another."""
+        self._num_comparisons += 1
+        return self._num_comparisons <= MAX_COMPARISONS
 
     def schema(self, given: Any, path: Path) -> Any:
         """Return a schema in held keywords."""

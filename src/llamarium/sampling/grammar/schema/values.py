@@ -14,6 +14,7 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 _LARGEST_WHOLE = 2**63 - 1
+_LEAST_WHOLE = -(2**63) + 1024  # the next double: llguidance 1.9.1 negates limits within 64 bits
 _EXACT_WHOLE = 2**53
 _EXACT_DIGITS = 15
 _LARGEST_MULTIPLE = 2**32 - 1
@@ -79,7 +80,9 @@ def _whole_limit(value: float, is_upper: bool, excluded: bool) -> int:
         nearest += -1 if is_upper else 1
     if nearest == _LARGEST_WHOLE or abs(nearest) <= _EXACT_WHOLE:
         return nearest
-    if abs(nearest) > _LARGEST_WHOLE:
+    if not is_upper and -(2**63) <= nearest < _LEAST_WHOLE:
+        return _LEAST_WHOLE
+    if not _LEAST_WHOLE <= nearest <= _LARGEST_WHOLE:
         raise NotHeld(f"is {show_value(value)}: grammars hold limits of whole numbers within 64 bits")
     rounded = float(nearest)
     if rounded != nearest and (rounded > nearest) is is_upper:
@@ -95,7 +98,7 @@ def _decimal_limit(value: float, is_upper: bool, excluded: bool) -> float:
     if exact == exact.to_integral_value() and not excluded:
         return int(exact)
     if exact == exact.to_integral_value():  # llguidance 1.9.1 accepts 0 between an exclusive 0 and 0.5
-        places = max(0, min(9, _EXACT_DIGITS - 1 - len(str(abs(int(exact))))))
+        places = max(0, _EXACT_DIGITS - 1 - len(str(abs(int(exact)))))
         step = Decimal(1).scaleb(-places)
         return _plain(exact - step if is_upper else exact + step)
     places = min(_EXACT_DIGITS, _EXACT_DIGITS - 1 - exact.adjusted())
