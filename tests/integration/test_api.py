@@ -219,3 +219,20 @@ def test_a_cache_that_cannot_be_had_says_what_it_takes() -> None:
 def test_the_built_in_model_brings_its_publishers_recommendation(smollm2_path: Path) -> None:
     params = llamarium.load("smollm2-135m").sampling_params()
     assert (params.temperature, params.top_p) == (0.2, 0.9)
+
+
+def test_branches_of_a_conversation_share_their_beginning(smollm2: llamarium.Llama) -> None:
+    """Each branch computes what is its own, and is what a conversation without branches would be."""
+    trunk = smollm2.conversation("You speak of gardens, and of nothing else, in short and simple words, every time.")
+    answers = [*trunk.say("Tell me of a pond.", temperature=0.0, max_new_tokens=6)]
+    assert answers
+    branch, counts = trunk.fork(), trunk._prefix.engine.counts
+    for dialog, text in ((branch, "And of a tree?"), (trunk, "And of a gate?")):
+        before = dialog.messages.copy()
+        prompt, cached = counts.prompt_tokens, counts.cached_tokens
+        text_of_answer = "".join(piece.text for piece in dialog.say(text, temperature=0.0, max_new_tokens=6))
+        asked = [*before, {"role": "user", "content": text}]
+        assert text_of_answer == smollm2.chat(asked, temperature=0.0, max_new_tokens=6).text
+        num_shared = len(smollm2.tokenizer.chat(before, add_generation_prompt=False)) - 8
+        assert counts.cached_tokens - cached >= num_shared > (counts.prompt_tokens - prompt) / 2
+    assert trunk.messages[:3] == branch.messages[:3] and trunk.messages[3] != branch.messages[3]

@@ -386,6 +386,22 @@ def test_chat_reset_forgets_all_but_the_system_prompt(
     assert json.loads((tmp_path / "c").read_text())["messages"] == [{"role": "system", "content": "Newer."}]
 
 
+def test_chat_goes_on_in_branches_that_leave_each_other_alone(
+    talk: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("trunk", "left", "again")]
+    code, _, err = talk(
+        "hi", "/fork left", "you", f"/save {files[1]}", "/switch main", f"/save {files[0]}", "/fork right", "you",
+        f"/save {files[2]}", "/switch",
+    )  # fmt: skip
+    assert code == 0 and "  left: 4 messages\n  right: 4 messages (this one)\n" in err
+    trunk, left, again = (json.loads(file.read_text())["messages"] for file in files)
+    assert len(trunk) == 2 and left[:2] == trunk and left == again  # greedy, so the same again
+    for line, message in (("/fork", "new name"), ("/fork main", "new name"), ("/switch nowhere", "no branch nowhere")):
+        code, _, err = talk(line)
+        assert code == 1 and message in err
+
+
 def test_chat_takes_back_tries_again_and_sets_options(
     talk: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

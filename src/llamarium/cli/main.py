@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, str] = {
     "inspect": "look inside a model in the browser",
     "serve": "answer over HTTP, as OpenAI's API and Anthropic's do",
     "batch": "answer a file of requests, in OpenAI's batch format",
+    "replay": "compute a server's recorded answers again, and compare them",
     "models": "list the models that are built in or on this machine",
     "download": "fetch a model",
     "doctor": "check this installation",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _QUOTES = '"""'
 _SHOWN = 200  # characters of a message that is shown again
+_MAX_BRANCHES = 64
 _LEAVING = ("/quit", "/exit", "/bye")
 _SPELLINGS = ((_QUOTES, f"begins a text of several lines, which {_QUOTES} ends"), ("//", "begins a text with a slash"))
 _OPTIONS = {one.name: one.help.partition(" (default")[0] for one in parameters_of("cli")}
@@ -47,12 +48,15 @@ class Repl:
         self.stats = stats
         self.may_repeat = may_repeat
         self.conversation = llama.conversation(system, disk_cache)
+        self.branch, self.branches = "main", {"main": self.conversation}
         self.interactive = sys.stdin.isatty()
         self.readline = _readline() if self.interactive else None
         self.commands: dict[str, tuple[str, Callable[[str], object]]] = {  # one that takes words begins with theirs
             "/reset": ("forget the dialog, but not the system prompt", self.reset),
             "/undo": ("take back the last question and its answer", lambda _: self.take_back()),
             "/retry": ("answer the last question again, with another seed", self.retry),
+            "/fork": ("NAME: go on in a branch of that name; the dialog so far stays as it is", self.fork),
+            "/switch": ("NAME: go on in another branch; without NAME, list them", self.switch),
             "/set": ("NAME VALUE: set an option (/set seed 4; - takes it back); without NAME, list them", self.set),
             "/system": ("TEXT: set the system prompt; without TEXT, show it", self.system),
             "/load": ("FILE: go on with a dialog that was saved", self.load),
@@ -158,6 +162,27 @@ class Repl:
             self.options["seed"] += 1
         if (question := self.take_back()) is not None:
             self.say(question)
+
+    def fork(self, name: str) -> None:
+        """Go on in a new branch; InputError for a name that is taken, or one branch too many."""
+        if not name or name in self.branches:
+            raise InputError(f"/fork needs a new name; there are: {escape(', '.join(self.branches))}")
+        if len(self.branches) == _MAX_BRANCHES:
+            raise InputError(f"there are {_MAX_BRANCHES} branches, which is the most")
+        self.branches[name] = self.conversation.fork()
+        self.switch(name)
+
+    def switch(self, name: str) -> None:
+        """Go on in another branch, or list them; InputError if there is none of that name."""
+        if not name:
+            for one, branch in self.branches.items():
+                mark = " (this one)" if one == self.branch else ""
+                note(f"  {escape(one, 40)}: {len(branch.messages)} messages{mark}")
+            return
+        if name not in self.branches:
+            raise InputError(f"no branch {escape(name, 40)}; there are: {escape(', '.join(self.branches))}")
+        self.branch, self.conversation = name, self.branches[name]
+        note(f"[branch {escape(name, 40)}: {len(self.conversation.messages)} messages]")
 
     def set(self, rest: str) -> None:
         """Set an option of `/set`'s list, or take it back (`-`); without a value, show what the next answer has."""

@@ -74,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_values(parser, ("--store-responses", size, "SIZE", None, what), where)
     text = "refuse fields that have no effect; else the answer's header x-llamarium-no-effect names them"
     parser.add_argument("--strict-fields", action="store_true", help=text)
+    what = "record prompts and answers there, for `llamarium replay` (mode 0600, not those with store: false)"
+    add_values(parser, ("--record", Path, "FILE", None, what))
     text = "explain in the usage why a prompt's prefix was not cached, with the texts that differ"
     parser.add_argument("--explain-cache", action="store_true", help=text)
     add_page(parser, access)
@@ -258,6 +260,7 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
 
 def _settings(args: argparse.Namespace) -> Settings:
     from llamarium.server.openai.responses.store import ResponseStore
+    from llamarium.server.recorder import Recorder
 
     given = [name for name in ("host", "port") if getattr(args, name) is not None]
     if args.uds is not None and given:
@@ -271,6 +274,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings.of(
         args, host=host, port=port, uds=args.uds, api_keys=keys, responses=responses, adapter_dir=args.adapter_dir,
         allow_interventions=args.allow_interventions, explain_cache=args.explain_cache,
+        recorder=None if args.record is None else Recorder(args.record),
     )  # fmt: skip
 
 

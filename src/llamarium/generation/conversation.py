@@ -1,7 +1,8 @@
 """A dialog of several turns, whose keys and values are kept from turn to turn."""
 
+import copy
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar, Unpack
+from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.generation.completion import Piece, message_of
@@ -54,6 +55,15 @@ class Conversation(Generic[ChatModelT]):
     def go_on(self, **options: Any) -> Generator[Piece]:
         """Stream the answer to `messages` as they stand, as where results of calls were put into them; as `say`."""
         return self._answer([], options)
+
+    def fork(self) -> Self:
+        """Return a branch: a dialog that goes on from here by itself, and computes nothing of what both begin with.
+
+        Branches share keys and values, so one answers at a time, and closing one closes all.
+        """
+        branch = copy.copy(self)
+        branch.messages = copy.deepcopy(self.messages)
+        return branch
 
     def close(self) -> None:
         """Write what is left to the disk cache; the conversation is over."""

@@ -67,6 +67,7 @@ class AnswerRequest:
         salt: Keys and values are shared only with requests of the same salt.
         variables: Of the chat template.
         begun: The beginning of the answer, which the prompt ends with.
+        is_kept: It may be recorded (`--record`).
         inside: What is done inside of the model, or looked at; None is nothing.
     """
 
@@ -87,6 +88,7 @@ class AnswerRequest:
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     begun: str | None = None
     inside: Inside | None = None
+    is_kept: bool = True
 
     @property
     def num_answers(self) -> int:

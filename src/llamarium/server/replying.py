@@ -100,7 +100,7 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
         held.enter_context(service.place(asked.num_answers, asked.number_field))
         submitted = await submit(service, asked, owner_of(request), no_effect_of(request.scope))
         held.callback(close, submitted.answers)
-        running = _Reply(request, submitted, formatter)
+        running = _Reply(request, submitted, formatter, is_kept=asked.is_kept)
         if streams:
             ping_s = service.settings.ping_s
             response = EventStream(running.stream, formatter.failure, ping_s, held.pop_all(), formatter.ping)
@@ -114,9 +114,9 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
 class _Reply:
     """The answers to one request, on their way to its client."""
 
-    def __init__(self, request: Request, submitted: Submitted, formatter: ReplyFormatter) -> None:
+    def __init__(self, request: Request, submitted: Submitted, formatter: ReplyFormatter, *, is_kept: bool) -> None:
         self._request, self._submitted, self._formatter = request, submitted, formatter
-        explained = submitted.explained
+        self._is_kept, explained = is_kept, submitted.explained
         self.usage = Usage(submitted.answers, explained[0] if len(explained) == 1 else None)
 
     async def stream(self, write: Write) -> None:
@@ -162,12 +162,19 @@ class _Reply:
         try:
             await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._submitted.answers)])
         finally:
-            explainer = self._request.app.state.service.explainer
-            for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
-                explainer.finished(explained, answers)
+            self._keep()
             used = self.usage
             notes = {"prompt": used.prompt, "cached": used.cached, "generated": used.generated}
             self._request.scope["notes"].update(notes)
+
+    def _keep(self) -> None:
+        """Keep the answers for explanations of later prompts, and record them if that is wanted."""
+        service: Service = self._request.app.state.service
+        for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
+            service.explainer.finished(explained, answers)
+            if service.settings.recorder is not None and self._is_kept:
+                failure = service.settings.recorder.write(self._request.scope["request_id"], answers, service)
+                self._request.scope["notes"].update({"not_recorded": failure} if failure else {})
 
 
 def _has_prompt(pieces: Pieces) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from llamarium.runtime.runner import CacheDtype
     from llamarium.server.openai.responses.store import ResponseStore
+    from llamarium.server.recorder import Recorder
     from llamarium.tokenizer.tools.forms import ToolForm
 
 
@@ -28,6 +29,7 @@ class Settings:
         strict_fields: Refuse fields that have no effect (`server/hints.py`).
         open_objects: Objects that are not strict may have other properties than those that their schema lists.
         responses: Where responses are stored; None stores none.
+        recorder: Where answers are recorded for `llamarium replay`; None records none.
         adapter_dir: Adapters in folders below it may be loaded by request; None is none.
         allow_interventions: Requests may steer and ablate, and ask for hidden states.
         explain_cache: Usage explains why a prompt's prefix was not cached, with the texts that differ.
@@ -55,6 +57,7 @@ class Settings:
     strict_fields: bool = False
     open_objects: bool = False
     responses: "ResponseStore | None" = None
+    recorder: "Recorder | None" = None
     adapter_dir: Path | None = None
     allow_interventions: bool = False
     explain_cache: bool = False

@@ -130,6 +130,7 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         new_text=begins and begun is None,
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
+        is_kept=getattr(body, "store", None) is not False,
         variables=variables_of(body.chat_template_kwargs, body.reasoning_effort),
         begun=begun,
         inside=inside_of(service, body, model, body.n or 1),

@@ -130,6 +130,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         length_field="max_tokens",
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
+        is_kept=getattr(body, "store", None) is not False,
         inside=inside_of(request.app.state.service, body, model, len(prompts) * (body.n or 1)),
     )
     formatter = CompletionFormatter(request, body, model, prompts, echoes)

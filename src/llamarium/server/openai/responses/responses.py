@@ -56,6 +56,7 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
         new_text=True,
         salt=body.cache_salt or "",
         variables=variables_of(effort=effort),
+        is_kept=body.store is not False,
     )
 
     def keep(response: dict[str, Any]) -> bool:

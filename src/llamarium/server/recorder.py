@@ -1,0 +1,64 @@
+"""The record of answers, for `llamarium replay`: a file that its owner alone can read, appended to line by line."""
+
+import errno
+import os
+import stat
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamarium.errors import OptionError, escape
+from llamarium.generation.record import RecordedStart, prompt_line, shape_of, start_line
+
+if TYPE_CHECKING:
+    from llamarium.generation.text_engine import Answers
+    from llamarium.server.lifecycle.service import Service
+
+_BEGINNING = b'{"llamarium_record":'
+
+
+class Recorder:
+    """Appends answers to `file`. OptionError if it cannot be written, or is something else than a record.
+
+    A full disk loses lines, and no answer.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._lock, self._has_start = threading.Lock(), False
+        try:
+            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
+            weakref.finalize(self, os.close, self._descriptor)
+            seen = os.fstat(self._descriptor)
+            beginning = os.pread(self._descriptor, len(_BEGINNING), 0) if stat.S_ISREG(seen.st_mode) else None
+            if beginning not in (b"", _BEGINNING):
+                raise OptionError(f"{escape(file)}: is not a record of earlier answers; name another file (--record)")
+            os.fchmod(self._descriptor, 0o600)
+        except OSError as error:
+            why = escape(error.strerror)
+            raise OptionError(f"{escape(file)}: cannot record answers: {why}; name another file (--record)") from None
+        self._ends_line = seen.st_size == 0 or os.pread(self._descriptor, 1, seen.st_size - 1) == b"\n"
+
+    def write(self, name: str, answers: "Answers", service: "Service") -> str:
+        """Append a prompt with its answers, and return why it was not written, or ""; `name` is the request's id."""
+        line = prompt_line(name, answers)
+        if line is None or service.loaded is None:
+            return ""
+        with self._lock:
+            try:
+                if not self._has_start:
+                    model, engine = service.loaded
+                    shape, runner = shape_of(model.config), engine.runner.name
+                    self._append(start_line(RecordedStart(model.name, shape, runner, engine.kv_cache_dtype)))
+                    self._has_start = True
+                self._append(line)
+            except OSError as error:
+                return error.strerror or "unknown"
+        return ""
+
+    def _append(self, line: bytes) -> None:
+        data = line if self._ends_line else b"\n" + line
+        written = os.write(self._descriptor, data)
+        self._ends_line = written == len(data)
+        if not self._ends_line:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
