@@ -33,7 +33,6 @@ class RecordedStart:
         runner: What computed, such as "C (avx2)".
     """
 
-    model: str
     shape: str
     runner: str
     kv_cache_dtype: str

@@ -12,8 +12,8 @@ from llamarium.errors import OptionError, escape
 from llamarium.generation.record import RecordedStart, prompt_line, shape_of, start_line
 
 if TYPE_CHECKING:
-    from llamarium.generation.text_engine import Answers
-    from llamarium.server.lifecycle.service import Service
+    from llamarium.generation.text_engine import Answers, TextEngine
+    from llamarium.generation.text_model import TextModel
 
 _BEGINNING = b'{"llamarium_record":'
 
@@ -39,17 +39,16 @@ class Recorder:
             raise OptionError(f"{escape(file)}: cannot record answers: {why}; name another file (--record)") from None
         self._ends_line = seen.st_size == 0 or os.pread(self._descriptor, 1, seen.st_size - 1) == b"\n"
 
-    def write(self, name: str, answers: "Answers", service: "Service") -> str:
+    def write(self, name: str, answers: "Answers", model: "TextModel", engine: "TextEngine") -> str:
         """Append a prompt with its answers, and return why it was not written, or ""; `name` is the request's id."""
         line = prompt_line(name, answers)
-        if line is None or service.loaded is None:
+        if line is None:
             return ""
         with self._lock:
             try:
                 if not self._has_start:
-                    model, engine = service.loaded
                     shape, runner = shape_of(model.config), engine.runner.name
-                    self._append(start_line(RecordedStart(model.name, shape, runner, engine.kv_cache_dtype)))
+                    self._append(start_line(RecordedStart(shape, runner, engine.kv_cache_dtype)))
                     self._has_start = True
                 self._append(line)
             except OSError as error:

@@ -170,10 +170,11 @@ class _Reply:
     def _keep(self) -> None:
         """Keep the answers for explanations of later prompts, and record them if that is wanted."""
         service: Service = self._request.app.state.service
+        recorder, loaded = service.settings.recorder, service.loaded
         for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
             service.explainer.finished(explained, answers)
-            if service.settings.recorder is not None and self._is_kept:
-                failure = service.settings.recorder.write(self._request.scope["request_id"], answers, service)
+            if recorder is not None and loaded is not None and self._is_kept:
+                failure = recorder.write(self._request.scope["request_id"], answers, *loaded)
                 self._request.scope["notes"].update({"not_recorded": failure} if failure else {})
 
 
