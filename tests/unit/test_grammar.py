@@ -381,6 +381,32 @@ def test_a_pattern_means_what_it_means_in_javascript(compiler: GrammarCompiler, 
         assert not accepts(compiler, grammar, json.dumps(text, ensure_ascii=False)), text
 
 
+LOOKAHEADS = [
+    (r"^(?=.{1,9}\.?$)[a-z.]+$", ["abc", "a.b."], ["abcdefghijkl", ""]),
+    (r"^(?!\.)(?!.*\.\.)[a-z.]+@b$", ["a@b", "a.c@b", "a.b.c@b"], [".a@b", "a..b@b", "@b"]),
+    (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", ["1", "+1.5", ".5"], ["", "+", "-."]),
+    (r"^(?!xn--)[a-z-]*$", ["", "x", "xn", "xn-", "xm--"], ["xn--", "xn--a"]),
+    (r"^(?!null$)\w+$", ["nul", "nulls", "a"], ["null", ""]),
+    (r"^(?![0-9])(?!.*-)[\w-]+$", ["a1", "_"], ["1a", "a-b"]),
+    (r"^(?=[\s\S]*\d)(?=[^A-Z]*[A-Z])\w{4,}$", ["abC1", "1bcD"], ["abcd", "abC", "abc1"]),
+    (r"^(?!a$)b|c$", [], []),
+    (r"x(?!a)", [], []),
+    (r"^(?!(ab)+)c", [], []),
+    (r"^a(?!b)", [], []),
+    ("^(?!a", [], []),
+]
+
+
+@pytest.mark.parametrize(("pattern", "good", "bad"), LOOKAHEADS)
+def test_lookaheads_at_the_beginning_are_held_and_others_named(compiler: GrammarCompiler, pattern, good, bad) -> None:
+    grammar = Grammar.json_schema({"type": "string", "pattern": pattern})
+    assert [one.keyword for one in grammar.unenforced] == ([] if good else ["pattern"])
+    for text in good:
+        assert re.search(pattern, text) and accepts(compiler, grammar, json.dumps(text)), text
+    for text in bad:
+        assert not re.search(pattern, text) and not accepts(compiler, grammar, json.dumps(text)), text
+
+
 @pytest.mark.parametrize(
     "pattern", ["[a[b]]", "[a&&b]", "[a--b]", "[]", "[^]", "(?i)a", "(?!a)", r"\bA", r"\1", r"\<a", r"\A", "\\", r"\cA"]
 )

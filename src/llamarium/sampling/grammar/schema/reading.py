@@ -12,6 +12,7 @@ from typing import Any, cast
 from llamarium.errors import GrammarLimitError, show_value
 from llamarium.sampling.grammar.schema import applicators, dialects, objects, values
 from llamarium.sampling.grammar.schema.formats import with_format
+from llamarium.sampling.grammar.schema.lookaheads import split
 from llamarium.sampling.grammar.schema.patterns import PatternError, translated
 from llamarium.sampling.grammar.schema.references import References
 from llamarium.sampling.grammar.schema.unenforced import Path, UnenforcedKeyword, pointer, refused
@@ -178,6 +179,16 @@ def _pattern(value: Any) -> str:
         raise NotHeld(f"is {show_value(text)}, which {error}") from None
 
 
+def _patterns(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
+    text = checked(str, given[key], "a regular expression")
+    try:
+        *lookaheads, kept[key] = map(translated, split(text))
+    except PatternError as error:
+        raise NotHeld(f"is {show_value(text)}, which {error}") from None
+    if lookaheads:
+        kept["allOf"] = kept.get("allOf", []) + [{"pattern": one} for one in lookaheads]
+
+
 def _schema(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
     if key == "items" and isinstance(given[key], list):  # draft 7's tuples
         _schemas(reading, kept, key, given, path)
@@ -188,7 +199,7 @@ def _schema(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str
 
 def _schemas(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
     listed = checked(list, given[key], "a list of schemas")
-    kept[key] = [reading.schema(one, (*path, key, str(i))) for i, one in enumerate(listed)]
+    kept[key] = kept.get(key, []) + [reading.schema(one, (*path, key, str(i))) for i, one in enumerate(listed)]
 
 
 def _named(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
@@ -227,7 +238,6 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "enum": _enum,
     "const": _constant,
     "required": _required,
-    "pattern": _pattern,
     "format": lambda value: checked(str, value, "a name"),
 }
 _HANDLERS: Mapping[str, _Handler] = {
@@ -236,6 +246,7 @@ _HANDLERS: Mapping[str, _Handler] = {
     **dict.fromkeys(("prefixItems", "allOf", "anyOf"), _schemas),
     **dict.fromkeys(("items", "additionalProperties"), _schema),
     "additionalItems": _additional_items,
+    "pattern": _patterns,
     **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _reference),
 }
 _LATER: Mapping[str, _Handler] = {
