@@ -61,7 +61,7 @@ class MessageParam(Body):
 
 
 class JsonFormat(Body):
-    """The form of an answer; it is always enforced."""
+    """The form of an answer; it is enforced, except by keywords that the answer's header names."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")

@@ -18,7 +18,10 @@ _LARK_RULE = re.compile(r"^\s*[?!]?\w+(\.\d+)?\s*:", re.MULTILINE)
 
 
 class JsonSchema(Body):
-    """A schema and its name; it is always enforced, and `strict` closes its objects (`--open-objects`)."""
+    """A schema and its name; it is enforced, except by keywords that the answer's header names.
+
+    `strict` refuses those keywords, and closes objects (`--open-objects`).
+    """
 
     name: str = Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARACTERS}}}$")
     description: str | None = None

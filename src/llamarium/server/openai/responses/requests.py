@@ -77,7 +77,10 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenFunctions
 
 
 class TextFormat(Body):
-    """The form of an answer; a schema is always enforced, and `strict` closes its objects (`--open-objects`)."""
+    """The form of an answer; a schema is enforced, except by keywords that the answer's header names.
+
+    `strict` refuses those keywords, and closes objects (`--open-objects`).
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
