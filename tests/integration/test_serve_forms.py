@@ -146,7 +146,6 @@ def test_an_object_that_says_nothing_of_others_is_closed_by_strict_and_opened_by
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group, at ("),
         ({"structured_outputs": {"grammar": 'root ::= ("a"?){x}'}}, "structured_outputs.grammar", "Expected integer"),
         ({"structured_outputs": {"json": '{"type": "object", "type": "object"}'}}, "structured_outputs.json", "twice"),
-        ({"structured_outputs": {"regex": "a"}, "stop": "a"}, "stop", "beside structured_outputs.regex: it"),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs",

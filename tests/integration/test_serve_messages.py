@@ -490,18 +490,6 @@ def test_a_refusal_names_the_field(running: Running, fields: dict[str, Any], par
             "tool_choice.name is given, and tool_choice.type is any",
         ),
         ({"tools": [TOOLS[0] | {"input_schema": DEEP}]}, f"{DEEP_PATH[:199]}… is nested deeper"),
-        (
-            {"output_config": FORMAT, "stop_sequences": ["a"]},
-            "stop_sequences is given beside output_config.format.schema: it could end the answer before",
-        ),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "any"}, "stop_sequences": ["a"]},
-            "stop_sequences is given beside tool_choice, which requires a call: ",
-        ),
-        (
-            {"tools": [TOOLS[0] | {"strict": True}], "stop_sequences": ["a"]},
-            "stop_sequences is given beside a strict tool: ",
-        ),
     ],
 )
 def test_a_refusal_is_in_the_clients_words(running: Running, fields: dict[str, Any], message: str) -> None:

@@ -270,6 +270,60 @@ def test_a_strict_tool_is_held_where_the_model_is_free(llama3: ScriptedLlama, sc
     assert scripted.post(**asked).json()["choices"][0]["message"]["content"] == "It is warm."
 
 
+STRICT = [{"type": "function", "function": PLOT["function"] | {"strict": True}}]
+
+
+def test_stop_ends_the_text_beside_a_strict_tool(llama3: ScriptedLlama, scripted: Running) -> None:
+    will_say(llama3, "It is warm. STOP It is cold.", tools=STRICT)
+    for streams in (False, True):
+        answer = scripted.post(**ASKED | {"tools": STRICT}, stop=["nothing", " STOP"], stream=streams)
+        assert "x-llamarium-no-effect" not in answer.headers
+        if streams:
+            events = [json.loads(line[6:])["choices"][0] for line in answer.text.splitlines()[:-2:2]]
+            text = "".join(event["delta"].get("content") or "" for event in events)
+            reason = events[-1]["finish_reason"]
+        else:
+            choice = answer.json()["choices"][0]
+            text, reason = choice["message"]["content"], choice["finish_reason"]
+        assert (text, reason) == ("It is warm.", "stop")
+    scripted.wait(scripted.is_idle)
+
+
+def test_stop_that_is_never_completed_loses_no_text(llama3: ScriptedLlama, scripted: Running) -> None:
+    will_say(llama3, "It is warm. STO", tools=STRICT)
+    choice = scripted.post(**ASKED | {"tools": STRICT}, stop="STOP").json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("It is warm. STO", "stop")
+
+
+def test_stop_has_no_effect_within_a_call_of_a_strict_tool(llama3: ScriptedLlama, scripted: Running) -> None:
+    arguments = '{"points": [5], "style": "solid"}'
+    will_say(llama3, f'{{"name": "plot", "parameters": {arguments}}}', tools=STRICT)
+    choice = scripted.post(**ASKED | {"tools": STRICT}, stop=["solid", "points"]).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["arguments"], choice["finish_reason"]) == (arguments, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [WEATHER], "tool_choice": "required"},
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        {"tools": None, "response_format": {"type": "json_object"}},
+        {"tools": None, "structured_outputs": {"regex": "[a-z]{3}"}},
+        {"tools": [WEATHER], "response_format": {"type": "json_object"}},
+    ],
+)
+def test_stop_is_named_where_all_of_the_answer_has_a_form(running: Running, more: dict[str, Any]) -> None:
+    asked = ASKED | {"max_tokens": 60, "temperature": 1.0, "seed": 4} | more
+    answer = running.post(**asked, stop=["a", "e", '"'])
+    assert answer.headers["x-llamarium-no-effect"] == "stop", answer.text
+    kept, plain = (one.json()["choices"][0] for one in (answer, running.post(**asked)))
+    for one in (kept, plain):
+        for call in one["message"].get("tool_calls", ()):
+            del call["id"]
+    assert kept == plain
+
+
 def test_one_call_ends_an_answer_where_there_is_to_be_one(llama3: ScriptedLlama, scripted: Running) -> None:
     will_say(llama3, f"{CALL}; {CALL.replace('Köln', 'Bonn')}")
     answers = [scripted.post(**ASKED, parallel_tool_calls=parallel).json() for parallel in (True, False)]
@@ -413,8 +467,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tools": None, "tool_choice": "required"}, "tool_choice"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
-    ({"tool_choice": "required", "stop": "}"}, "stop"),
-    ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
      "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "text"}}}},

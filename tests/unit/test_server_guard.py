@@ -237,7 +237,7 @@ def test_an_empty_variable_or_file_is_no_key(
     monkeypatch.delenv(KEY_VARIABLE)
     (tmp_path / "keys").write_text("")
     assert main(["serve", "--api-key-file", str(tmp_path / "keys")]) == 2
-    assert capsys.readouterr().err.count("is empty") == 2
+    assert capsys.readouterr().err.count("API key") == 2
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,22 @@ def test_a_file_of_keys_that_others_can_read_is_warned_of(mode: int, said: str |
             warnings.simplefilter("always")
             assert access_keys(named) == KEYS
         assert [str(one.message) for one in caught] == ([] if said is None else [f"{named}: {said}{named}"])
+
+
+def test_a_file_of_keys_may_have_comments_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the web page\n\nfirst-key\r\n  \n  # of the tests\n second-key \n\n")
+    path.chmod(0o600)
+    assert access_keys(path) == KEYS
+
+
+@pytest.mark.parametrize(("text", "said"), [("\n# none\n", "holds no API key"), ("a\n\nschlüssel\n", "line 3: ")])
+def test_a_file_of_keys_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    with pytest.raises(OptionError, match=said):
+        access_keys(path)
 
 
 def test_a_file_of_keys_of_another_user_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The log: a line for each thing, that nobody can forge; and on a terminal a line that changes beneath them."""
 
+import asyncio
 import io
 import json
 import re
@@ -8,11 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Message
 
 from llamarium.engine.counts import Counts
 from llamarium.engine.thread import EngineSnapshot
+from llamarium.engine.tiers.disk_tier import DiskUse
+from llamarium.server.http.access import Access, http_scope
 from llamarium.server.http.log import Log
-from llamarium.server.lifecycle.run import StatusLine
+from llamarium.server.lifecycle.run import DroppedBlocks, StatusLine
 
 FIELDS = {"client": "127.0.0.1", "method": "GET", "path": "/a\n\x1b[2J\u202e", "status": 404, "id": "r", "error": None}
 
@@ -82,6 +87,61 @@ def test_a_narrow_terminal_cuts_no_address_in_two(monkeypatch: pytest.MonkeyPatc
     address = "http://127.0.0.1:8000/" + "v1/chat-completions/" * 3
     Log("text").event(f"listening at {address}")
     assert address in terminal.getvalue()
+
+
+def test_dropped_blocks_are_a_line_at_most_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    dropped = DroppedBlocks(Log("json"))
+    for second, num_dropped, failure in (
+        (0, 0, ""),
+        (1, 3, "No space left on device"),
+        (2, 9, ""),
+        (62, 9, ""),
+        (200, 9, ""),
+    ):
+        now[0] = second
+        dropped.look(DiskUse(0, 1, 0, num_dropped, failure))
+    dropped.look(None)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["blocks"], line["reason"]) for line in lines] == [
+        (3, "No space left on device"), (6, "the disk is too slow, or their memory was needed"),
+    ]  # fmt: skip
+    assert all("dropped blocks" in line["event"] for line in lines)
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [
+        ([TRACE], True),
+        ([TRACE, TRACE], False),
+        ([TRACE.replace("00-", "ff-", 1)], False),
+        ([TRACE.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32)], False),
+        ([TRACE.replace("00f067aa0ba902b7", "0" * 16)], False),
+        ([TRACE.upper()], False),
+        ([TRACE + "\n"], False),
+        (["x"], False),
+    ],
+)
+def test_a_trace_is_logged_and_returned(given: list[str], is_kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = http_scope("/x", method="GET", headers=[(b"traceparent", one.encode()) for one in given], client=None)
+    asyncio.run(Access(Response("ok"), Log("json"))(scope, receive, send))
+    line = json.loads(capsys.readouterr().err)
+    assert line.get("traceparent") == (TRACE if is_kept else None)
+    assert dict(sent[0]["headers"]).get(b"traceparent") == (TRACE.encode() if is_kept else None)
 
 
 def test_the_line_says_who_is_answered_and_how_fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,8 @@ class RowText:
 
     def __post_init__(self) -> None:
         """Begin decoding. What a grammar accepts is all of the text, with no space taken away."""
-        continues = not self.begins or self.params.grammar is not None
+        self._is_held = self.params.grammar is not None
+        continues = not self.begins or self._is_held
         openings = () if self.params.grammar is None else self.params.grammar.openings
         self._calls = None if self.tools is None else self.tools.parser(openings)
         spelled = frozenset[int]() if self._calls is None else tag_ids(self.tokenizer.special_tokens)
@@ -257,10 +258,10 @@ class RowText:
         text = self._decoder.push(event.token_id) if is_text else ""
         if event.finish_reason is not None and self.params.grammar is None:  # no half character, which none accepts
             text += self._decoder.finish()
-        if len(self.token_ids) >= self.params.min_tokens:
+        if not self._is_held and len(self.token_ids) >= self.params.min_tokens:
             text = self._stops.push(text)
         self.finish_reason = "stop" if self._stops.stopped else event.finish_reason
-        if self.finish_reason is not None:
+        if not self._is_held and self.finish_reason is not None:
             text += self._stops.finish()
         text, deltas = self._divide(text)
         self.texts.append(text)
@@ -288,9 +289,26 @@ class RowText:
             self.finish_reason = "stop"
         if self.finish_reason is not None:
             deltas += calls.finish()
-        if self.finish_reason == "stop" and calls.calls:
+        if self._is_held:
+            deltas = self._until_stop(deltas)
+        if self.finish_reason == "stop" and calls.calls and not self._stops.stopped:
             self.finish_reason = "tool_calls"
         return text_of(deltas), tuple(deltas)
+
+    def _until_stop(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """Return what comes before a stop string, which ends the answer; within calls there is none."""
+        kept: list[Delta] = []
+        for delta in deltas:
+            is_content = isinstance(delta, ContentDelta)
+            if text := self._stops.push(delta.text) if is_content else self._stops.finish():
+                kept.append(ContentDelta(text))
+            if not is_content and not self._stops.stopped:
+                kept.append(delta)
+        if self.finish_reason is not None and (text := self._stops.finish()):
+            kept.append(ContentDelta(text))
+        if self._stops.stopped:
+            self.finish_reason = "stop"
+        return kept
 
     def pieces(self, events: Iterable[TokenEvent]) -> Iterator[Piece]:
         """Yield what each of the row's tokens adds, to the answer's end.
@@ -316,7 +334,7 @@ class RowText:
             self.finish_reason,
             self.params.seed,
             self.error,
-            () if self._calls is None else self._calls.calls,
+            () if self._calls is None or (self._is_held and self._stops.stopped) else self._calls.calls,
             self._stops.matched,
             tuple(self.states),
         )

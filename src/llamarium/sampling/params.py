@@ -100,7 +100,8 @@ class SamplingParams:
         n: Number of answers, 1 to 1024; above 1 only with a temperature above 0, since greedy ones are equal.
         logprobs: How many of the most probable tokens to report at each step; 0 is the chosen one only, None nothing.
         prompt_logprobs: The same for each token of the prompt but the first.
-        grammar: The form of the answer's text, None for any. Without stop strings, which could end it too soon.
+        grammar: The form of the answer's text, None for any. Without stop strings, which could end it too soon, unless
+            it leaves a text free: they are looked for in that.
     """
 
     temperature: float = _number(
@@ -163,7 +164,8 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
-        if checked_grammar(self.grammar) is not None and self.stop:
+        grammar = checked_grammar(self.grammar)
+        if grammar is not None and not grammar.has_free_text and self.stop:
             raise SamplingError(
                 f"stop is {show_value([*self.stop])} beside a grammar; the answer ends where the grammar does: give one"
             )

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from llamarium.engine.pooling import Places
 from llamarium.engine.request import check_prompt, too_long
-from llamarium.errors import AnswerError, GrammarError, LlamariumError, RequestTimeoutError, SamplingError
+from llamarium.errors import AnswerError, GrammarError, LlamariumError, RequestTimeoutError
 from llamarium.generation.dialog import own_tool_form
 from llamarium.generation.text_engine import Answers, TextEngine
 from llamarium.runtime.intervention import Edit, edits_key
@@ -152,7 +152,7 @@ def _submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEff
         for place, ids in enumerate(prompts):
             field = place_of(asked.prompt_field, place, len(prompts))
             check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up
-            params = _params(model, asked, form, len(ids), service.max_tokens)
+            params = _params(model, asked, form, len(ids), service.max_tokens, no_effect)
             num_tokens = len(ids) + params.max_tokens
             edits, places = ((), None) if asked.inside is None else asked.inside(model, engine, len(ids), num_tokens)
             begun.append(
@@ -228,12 +228,15 @@ def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str) -> ApiE
 
 
 def _params(
-    model: ServedModel, asked: AnswerRequest, form: Grammar | None, num_prompt: int, most: int
+    model: ServedModel, asked: AnswerRequest, form: Grammar | None, num_prompt: int, most: int, no_effect: NoEffect
 ) -> SamplingParams:
+    """Return the parameters of a prompt's answers; stop strings within a form have no effect."""
     options = asked.options.copy()
     if form is not None:
-        _check_ends(asked)
         options["grammar"] = form
+        if options.get("stop") and not form.has_free_text:
+            no_effect.add(asked.path_of("stop"))
+            options["stop"] = None
     recommended = model.generation_config.get("max_new_tokens")
     wanted = asked.max_tokens
     if num_prompt + (1 if wanted is None else wanted) > most:
@@ -243,19 +246,6 @@ def _params(
     options["max_tokens"] = wanted
     params = model.sampling_params(**options)
     return params.derived(stop_token_ids=tuple(options.get("stop_token_ids") or ())) if asked.ignore_eos else params
-
-
-def _check_ends(asked: AnswerRequest) -> None:
-    """Refuse stop strings beside a form, by the client's fields."""
-    if not asked.options.get("stop"):
-        return
-    if asked.form is not None:
-        beside = asked.form[0]
-    elif asked.tools.choice == "required":
-        beside = "tool_choice, which requires a call"
-    else:
-        beside = "a strict tool"
-    raise SamplingError(f"stop is given beside {beside}: it could end the answer before its form does; give one")
 
 
 def close(answers: Iterable[Answers]) -> None:

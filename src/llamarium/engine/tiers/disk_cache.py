@@ -5,6 +5,7 @@ not as it was written is a miss, and dropped. A block is of no use without its p
 counts as used whenever its child is.
 """
 
+import errno
 import os
 import re
 import stat
@@ -121,7 +122,8 @@ class DiskCache:
             return False
         self._make_room(entry.num_bytes)
         try:
-            if not (self._write_aside(content) and is_current()):
+            self._write_aside(content)
+            if not is_current():
                 return False
             self._partial.rename(self._path(key, entry))
         finally:
@@ -181,12 +183,13 @@ class DiskCache:
             if (entry := self._entries.pop(key, None)) is not None:
                 self.num_bytes -= entry.num_bytes
 
-    def _write_aside(self, content: Parts) -> bool:
-        """Write a file that is no block yet; return whether all of it is there."""
+    def _write_aside(self, content: Parts) -> None:
+        """Write a file that is no block yet; OSError if not all of it is there, as on a full disk."""
         self._partial.unlink(missing_ok=True)
         descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
         try:
-            return os.writev(descriptor, content) == _size(content)
+            if os.writev(descriptor, content) != _size(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 

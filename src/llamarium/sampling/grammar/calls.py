@@ -73,7 +73,8 @@ def grammar_of_answer(
             f"bytes and {MAX_RULES:,} rules at most; give fewer tools, or smaller ones",
         )
     opened = () if answer is None else openings([tool.name for tool in request.offered], form)
-    return Grammar("calls", text, opened, tuple(unenforced))
+    is_free = answer is None and request.choice != "required"
+    return Grammar("calls", text, opened, is_free, tuple(unenforced))
 
 
 def _rule_beside(schema: Any, form: ToolForm | None) -> str:

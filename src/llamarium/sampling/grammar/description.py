@@ -27,12 +27,14 @@ class Grammar:
         kind: The notation of `text`.
         text: The grammar; of a choice the JSON list, of a schema the lowered one.
         openings: How an answer with calls begins, where it may have another form instead.
+        has_free_text: The answer may be a text that nothing restricts, or begin with one: stop strings apply to that.
         unenforced: The keywords of its schemas that it does not hold.
     """
 
     kind: Kind
     text: str
     openings: tuple[str, ...] = ()
+    has_free_text: bool = False
     unenforced: tuple[UnenforcedKeyword, ...] = field(default=(), compare=False)
 
     @classmethod

@@ -12,14 +12,28 @@ KEY_VARIABLE = "LLAMARIUM_API_KEY"
 
 
 def access_keys(file: Path | None, given: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the keys of `given`, of `KEY_VARIABLE`, and of a file with one a line."""
-    of_environment = [os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else []
-    of_file = [] if file is None else _read(file).splitlines() or [""]
-    keys = tuple(key.strip() for key in (*given, *of_environment, *of_file))
-    if "" in keys:
-        raise OptionError("an API key is empty; give one, or leave the option, the line or the variable out")
-    if any(not key.isascii() or not key.isprintable() for key in keys):
-        raise OptionError("an API key has characters that no HTTP header holds; expected printable ASCII")
+    """Return the keys of `given`, of `KEY_VARIABLE`, and of a file with one a line.
+
+    Blank lines of the file and lines that begin with `#` hold no key; a file without any key is refused.
+    """
+    of_environment = [("the variable " + KEY_VARIABLE, os.environ[KEY_VARIABLE])] if KEY_VARIABLE in os.environ else []
+    of_file = [] if file is None else _keys_of_file(file)
+    keys = [*(("the option", key) for key in given), *of_environment, *of_file]
+    for place, key in keys:
+        if not key.strip():
+            raise OptionError(f"{place}: an API key is empty; give one, or leave it out")
+        if not key.strip().isascii() or not key.strip().isprintable():
+            raise OptionError(f"{place}: an API key has characters that no HTTP header holds; expected printable ASCII")
+    return tuple(key.strip() for _, key in keys)
+
+
+def _keys_of_file(file: Path) -> list[tuple[str, str]]:
+    """Return the keys of a file, each with its place."""
+    lines = enumerate(_read(file).splitlines(), 1)
+    keys = [(f"{escape(file)}, line {number}", line) for number, line in lines]
+    keys = [(place, line) for place, line in keys if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise OptionError(f"{escape(file)}: holds no API key; expected one a line")
     return keys
 
 

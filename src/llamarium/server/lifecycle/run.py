@@ -15,6 +15,7 @@ from types import FrameType
 
 import uvicorn
 
+from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.server.app import Extension, create_app
 from llamarium.server.hosts import address
 from llamarium.server.http.log import Log
@@ -30,6 +31,7 @@ _BITS = {
 }
 """What `Runner.is_row_exact` promises of a request's logits."""
 _CLOSING_S = 2  # for connections to send what was written
+_DROPPED_S = 60.0  # between two lines about blocks that were dropped
 _SHOWN_S = 0.5  # between two updates of the status line
 
 
@@ -108,7 +110,7 @@ class Server(uvicorn.Server):
 
     async def _until_the_end(self) -> None:
         service = self._service
-        is_logged, failure = False, ""
+        is_logged, failure, dropped = False, "", DroppedBlocks(self._log)
         while (state := service.state) in ("loading", "ready"):
             if state == "ready" and not is_logged:
                 is_logged = True
@@ -120,6 +122,7 @@ class Server(uvicorn.Server):
             before, failure = failure, disk.failure if disk else ""
             if failure and not before:
                 self._log.event(f"warning: the prefix cache on disk cannot be written, so nothing is kept: {failure}")
+            dropped.look(disk)
             self._live.show()
             await asyncio.sleep(_LOOK_S)
         self._log.status("")
@@ -141,6 +144,21 @@ class Server(uvicorn.Server):
             self.exit_code = 1
             self._log.event("the engine has failed")
         await in_own_thread(service.close)
+
+
+class DroppedBlocks:
+    """Logs that blocks were not written to the prefix cache on disk, at most once a minute."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._num_logged, self._next_s = log, 0, 0.0
+
+    def look(self, disk: DiskUse | None) -> None:
+        """Log the blocks that were dropped since the last line."""
+        now, dropped = time.monotonic(), 0 if disk is None else disk.num_dropped - self._num_logged
+        if disk is not None and dropped > 0 and now >= self._next_s:
+            why = disk.failure or "the disk is too slow, or their memory was needed"
+            self._log.event("warning: the prefix cache on disk dropped blocks", blocks=dropped, reason=why)
+            self._num_logged, self._next_s = disk.num_dropped, now + _DROPPED_S
 
 
 class StatusLine:
