@@ -60,7 +60,6 @@ def write_adapter(folder: Path, config: ModelConfig, **options: Any) -> Path:
 @torch.no_grad()
 def expected(config: ModelConfig, weights: Weights, adapter: Path) -> np.ndarray:
     model = of_transformers(config, {key: weight.double() for key, weight in weights.items()}).double()
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.original_inv_freq
     return peft.PeftModel.from_pretrained(model, adapter).double().eval()(torch.tensor([IDS])).logits[0].numpy()
 
 
@@ -80,7 +79,7 @@ def check(base: Path, config: ModelConfig, weights: Weights, tmp_path: Path, var
     plain = logits(llamarium.load(base, device="cpu", dtype="float32").runner)
     assert np.abs(plain - wanted).max() > 0.05 * np.abs(wanted).max()  # the adapter counts
     for runner in runners(base, adapter):
-        np.testing.assert_allclose(logits(runner), wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+        np.testing.assert_allclose(logits(runner), wanted, rtol=0, atol=5e-6 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -44,6 +44,9 @@ class _BuiltIn(ABC):
             written = self._write(read_turns(messages, (), self.tool_form), self.tool_form)
             yield encode_written(self._tokenizer, written)
 
+    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
+        return map(self.encode, dialogs)
+
     @abstractmethod
     def _header(self, role: str) -> list[str | int]:
         """Return what begins a message."""

@@ -105,6 +105,9 @@ class _ByTools:
     def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
         return self._chosen(has_tools=False).parts_of(dialogs)
 
+    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
+        return self._chosen(has_tools=False).prompts_of(dialogs)
+
     def _chosen(self, *, has_tools: bool) -> ChatFormat:
         chosen = self._with_tools if has_tools else self._default
         if chosen is None:

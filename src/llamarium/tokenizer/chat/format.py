@@ -96,6 +96,13 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
+        """Yield the ids of each dialog up to the header of an answer, for training; errors as `encode`.
+
+        As for `parts_of`, many dialogs at once take few processes, and the day is always the same.
+        """
+        ...
+
 
 def encode_written(tokenizer: Vocabulary, written: Sequence[Written]) -> list[Part]:
     """Encode the parts of a dialog, each as what follows the parts before it.

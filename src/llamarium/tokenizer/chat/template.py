@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from llamarium.errors import ChatFormatError, ToolError, show_value
 from llamarium.file_names import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
@@ -48,6 +48,7 @@ _DIALOGS_AT_ONCE = 200
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _NAMES_TOOLS = re.compile(r"\btools\b")
 _READ_KEYS = re.compile(r"([\w\]]+)(?:\.get\(|\.|\[)\s*['\"]?(\w+)")
+T = TypeVar("T")
 _OF_TOOLS = re.compile("call|func|param|tool")
 
 
@@ -131,16 +132,22 @@ class TemplateFormat:
         Otherwise it is refused: the template changes earlier turns when there are later ones, say.
         """
         for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
-            asked: list[dict[_Prefix, _Rendering]] = []
-            refused: ChatFormatError | None = None
-            try:
-                for messages in dialogs[start : start + _DIALOGS_AT_ONCE]:
-                    asked.append(self._prefixes(messages))  # noqa: PERF401 - an error keeps what was before it
-            except ChatFormatError as error:  # its turn comes when those before it have been yielded
-                refused = error
+            asked, refused = _until_refused(self._prefixes, dialogs[start : start + _DIALOGS_AT_ONCE])
             ids = self._encode_each([call for calls in asked for call in calls.values()], TRAINING_DAY)
             for messages, calls in zip(dialogs[start:], asked, strict=False):
                 yield self._divide(messages, {prefix: next(ids) for prefix in calls})
+            if refused is not None:
+                raise refused
+
+    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
+        """Yield the ids of each dialog up to an answer; see `ChatFormat.prompts_of`. It is always `TRAINING_DAY`."""
+
+        def prompt(messages: Sequence[Mapping[str, Any]]) -> _Rendering:
+            return self._marked(messages).call(len(messages), True)
+
+        for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
+            asked, refused = _until_refused(prompt, dialogs[start : start + _DIALOGS_AT_ONCE])
+            yield from self._encode_each(asked, TRAINING_DAY)
             if refused is not None:
                 raise refused
 
@@ -300,6 +307,22 @@ class _Dialog(NamedTuple):
             for message in self.messages
         ]
         return _Dialog(messages, map_text(self.tools, change), map_text(self.variables, change))
+
+
+def _until_refused(
+    make: Callable[[Sequence[Mapping[str, Any]]], T], dialogs: Sequence[Sequence[Mapping[str, Any]]]
+) -> tuple[list[T], ChatFormatError | None]:
+    """Return what `make` makes of each dialog up to the first that it refuses, and that error.
+
+    It is to be raised when the dialogs before it have been yielded.
+    """
+    made: list[T] = []
+    try:
+        for messages in dialogs:
+            made.append(make(messages))  # noqa: PERF401 - an error keeps what was before it
+    except ChatFormatError as error:
+        return made, error
+    return made, None
 
 
 def _is_answer(message: Mapping[str, Any], key: str) -> bool:

@@ -111,10 +111,20 @@ def _read(
     name: str, tokenizer: Tokenizer, context: int, max_tokens: int, *, too_long: TooLong, chat: bool
 ) -> list[Prompt]:
     """Read the prompts of one source; arguments and errors as `PromptRows.from_file`."""
-    prompts: list[Prompt] = []
-    for place, record in read_rows(name):
+    form = tokenizer.chat_format if chat else None
+    rows: list[tuple[str, Mapping[str, Any], str | list[Any]]] = []  # place, fields, and the prompt
+    for place, row in read_rows(name):
         with at_place(place):
-            prompts.append(Prompt(tuple(_ids(record, tokenizer, chat=chat)), record, place))
+            rows.append((place, row, _prompt(row, tokenizer, has_format=form is not None)))
+
+    # All dialogs at once, as a chat template is a process.
+    dialogs = [prompt for _, _, prompt in rows if not isinstance(prompt, str)]
+    encoded = iter(()) if form is None else form.prompts_of(dialogs)
+    prompts: list[Prompt] = []
+    for place, row, prompt in rows:
+        with at_place(place):
+            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else next(encoded)
+            prompts.append(Prompt(tuple(ids), row, place))
     fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= context - max_tokens]
     if len(fitting) < len(prompts):
         longest = max(prompts, key=lambda prompt: len(prompt.ids))
@@ -130,7 +140,8 @@ def _read(
     return fitting
 
 
-def _ids(record: Mapping[str, Any], tokenizer: Tokenizer, *, chat: bool) -> list[int]:
+def _prompt(record: Mapping[str, Any], tokenizer: Tokenizer, *, has_format: bool) -> str | list[Any]:
+    """Return a row's prompt: messages, or, without a dialog format, a text."""
     forms = [name for name in QUESTIONS if name in record]
     others = [name for name in _ANSWERED if name in record]
     if len(forms) != 1 or others:
@@ -139,12 +150,10 @@ def _ids(record: Mapping[str, Any], tokenizer: Tokenizer, *, chat: bool) -> list
             "and what the reward reads"
         )
     if forms != ["prompt"]:
-        if tokenizer.chat_format is None or not chat:
+        if not has_format:
             raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
-        return tokenizer.chat_format.encode(question_of(record))
+        return question_of(record)
     prompt = record["prompt"]
     if not isinstance(prompt, str):
         raise TrainingError(f"prompt is {show_value(prompt)}; expected text")
-    if tokenizer.chat_format is None or not chat:
-        return tokenizer.encode(prompt)
-    return tokenizer.chat_format.encode([{"role": "user", "content": prompt}])
+    return [{"role": "user", "content": prompt}] if has_format else prompt
