@@ -285,3 +285,35 @@ def test_the_memory_of_earlier_prompts_is_bounded(running: Running) -> None:
     for i in range(40):
         running.post(messages=[{"role": "user", "content": f"{i} " + "word " * 200}], max_tokens=1)
     assert 0 < explainer.num_bytes <= BYTES_PER_BLOCK * blocks
+
+
+def test_two_requests_are_compared_without_running_either(running: Running) -> None:
+    before = running.engine.snapshot.counts.prompt_tokens
+    for name in ("another description of a tool", "other ids", "reasoning that was dropped", "another salt"):
+        change, reason, field = PLANTED[name]
+        body = copy.deepcopy(BASE)
+        change(body)
+        found = running.post("/v1/cache/explain", earlier=BASE, now=body).json()
+        assert (found["reason"], found["field"]) == (reason, field)
+        assert found["text"] and found["earlier_text"] is not None and found["tokens"] > found["matched_tokens"]
+    same = running.post("/v1/cache/explain", earlier=BASE, now=BASE).json()
+    assert same["reason"] == "contained" and same["matched_tokens"] == same["tokens"] == same["earlier_tokens"]
+    assert running.engine.snapshot.counts.prompt_tokens == before
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"earlier": BASE}, "now"),
+        ({"earlier": BASE, "now": {"messages": []}}, "now.messages"),
+        ({"earlier": BASE | {"messages": [{"role": "tool", "content": "a"}]}, "now": BASE}, "earlier.messages[0]"),
+        ({"earlier": BASE, "now": BASE | {"messages": [{"role": "user", "content": "a"}] * 5000}}, "now.messages"),
+        ({"earlier": BASE | {"model": "other"}, "now": BASE}, "earlier.model"),
+    ],
+)
+def test_a_request_that_cannot_be_compared_is_refused_by_its_path(
+    running: Running, body: dict[str, Any], param: str
+) -> None:
+    response = running.post("/v1/cache/explain", **body)
+    assert 400 <= response.status_code < 500
+    assert response.json()["error"]["param"].startswith(param)

@@ -115,9 +115,12 @@ class Submitted:
     explained: list[Explained]
 
 
-def variables_of(given: Mapping[str, Any] | None = None, effort: str | None = None) -> dict[str, Any]:
+def variables_of(
+    given: Mapping[str, Any] | None = None, effort: str | None = None, documents: object = None
+) -> dict[str, Any]:
     """Return what a request gives the chat template besides its dialog."""
-    return {**(given or {}), **({} if effort is None else {"reasoning_effort": effort})}
+    more = {"reasoning_effort": effort, "documents": documents}
+    return {**(given or {}), **{name: value for name, value in more.items() if value is not None}}
 
 
 async def submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEffect) -> Submitted:

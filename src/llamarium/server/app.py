@@ -30,11 +30,11 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.server.metrics import Metrics
 from llamarium.server.openai import chat, completions, embeddings, models
 from llamarium.server.openai.responses import responses
-from llamarium.server.plain import status, texts
+from llamarium.server.plain import explain, status, texts
 from llamarium.server.prefix.explainer import HEADER as PREFIX_HEADER
 from llamarium.server.settings import Settings
 
-_OPENAI = (status, texts, models, chat, completions, embeddings, responses)
+_OPENAI = (status, texts, explain, models, chat, completions, embeddings, responses)
 _ROUTERS = (*((module.router, ErrorBody) for module in _OPENAI), (messages.router, AnthropicErrorBody))
 """The routes, and the form of their errors."""
 

@@ -92,6 +92,13 @@ def _delta_json(delta: Delta) -> str:
 @router.post("/v1/chat/completions", responses=STREAMED)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answer a dialog."""
+    asked = await answer_request(request, body)
+    formatter = ChatFormatter(request, body, asked.model, bool(asked.tools.offered))
+    return await reply(request, asked, formatter, streams=body.stream or False)
+
+
+async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
+    """Return what is asked for, checked as far as that takes no encoding."""
     model = chosen_model(request, body.model)
     lengths = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(lengths) > 1:
@@ -116,7 +123,7 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
             check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
         return [ids]
 
-    asked = AnswerRequest(
+    return AnswerRequest(
         model=model,
         encode=encode_prompt,
         options=_options(body),
@@ -131,12 +138,10 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
         ignore_eos=body.ignore_eos or False,
         salt=body.cache_salt or "",
         is_kept=getattr(body, "store", None) is not False,
-        variables=variables_of(body.chat_template_kwargs, body.reasoning_effort),
+        variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, body.documents),
         begun=begun,
         inside=inside_of(service, body, model, body.n or 1),
     )
-    formatter = ChatFormatter(request, body, model, bool(tools.offered))
-    return await reply(request, asked, formatter, streams=body.stream or False)
 
 
 def _begun(body: ChatRequest, form: Form | None, tools: ToolRequest) -> str | None:

@@ -166,7 +166,9 @@ def explain(
     count = len(prompt.ids)
     if record is None:
         return Explanation("first", count)
-    shared = shared_tokens(record, prompt.ids, b"".join(prompt.keys), prompt.block_size, ids_of)
+    shared = Shared(0)  # with another root no key or value is the same
+    if record.root == prompt.root:
+        shared = shared_tokens(record, prompt.ids, b"".join(prompt.keys), prompt.block_size, ids_of)
     found = Explanation("extended", count, shared.num_tokens, shared.is_exact)
     if record.root == prompt.root and shared.ends != "neither":
         return found if shared.ends == "earlier" else replace(found, reason="contained")

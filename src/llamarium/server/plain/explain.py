@@ -1,0 +1,80 @@
+"""`POST /v1/cache/explain`: where the prompts of two chat completions part; nothing is answered or kept."""
+
+import asyncio
+from typing import Any, cast
+
+from fastapi import APIRouter, Request
+
+from llamarium.engine.prefix import root_key
+from llamarium.errors import LlamariumError
+from llamarium.server.answering import AnswerRequest, refusal_of
+from llamarium.server.dialogs import renamed
+from llamarium.server.errors import ApiError
+from llamarium.server.fields import Body
+from llamarium.server.http.body import StrictRoute
+from llamarium.server.lifecycle.service import Service
+from llamarium.server.openai.chat import answer_request
+from llamarium.server.openai.requests import ChatRequest
+from llamarium.server.prefix.explanation import Prompt, explain
+from llamarium.tokenizer.base import Tokenizer
+
+router = APIRouter(route_class=StrictRoute)
+
+_NOBODY = b""
+
+
+class ExplainRequest(Body):
+    """`POST /v1/cache/explain`: two requests for chat completions, in their order."""
+
+    earlier: ChatRequest
+    now: ChatRequest
+
+    @classmethod
+    def check_length(cls, value: Any, most: int) -> None:
+        """Refuse a dialog with more messages, parts and calls than `most`, before reading them."""
+        if isinstance(value, dict):
+            for name in ("earlier", "now"):
+                try:
+                    ChatRequest.check_length(cast("dict[str, Any]", value).get(name), most)
+                except ApiError as error:
+                    raise _inside(error, name) from None
+
+
+@router.post("/v1/cache/explain")
+async def explain_cache(request: Request, body: ExplainRequest) -> dict[str, Any]:
+    """Compare the prompts of two requests, with the texts where they part."""
+    service: Service = request.app.state.service
+    _, engine = service.require()
+    size = engine.prefix_index.pool.block_size
+    prompts: list[Prompt] = []
+    for name, one in (("earlier", body.earlier), ("now", body.now)):
+        try:
+            asked = await answer_request(request, one)
+            prompts.append(await asyncio.to_thread(_prompt, asked, service.tokenizer, size))
+        except ApiError as error:
+            raise _inside(error, name) from None
+    earlier, now = prompts
+    return await asyncio.to_thread(_compared, earlier, now, service.tokenizer)
+
+
+def _inside(error: ApiError, name: str) -> ApiError:
+    """Return the error of one of the two requests."""
+    return renamed(error, lambda path: f"{name}.{path}")
+
+
+def _prompt(asked: AnswerRequest, tokenizer: Tokenizer, block_size: int) -> Prompt:
+    try:
+        (ids,) = asked.encode(tokenizer)
+    except LlamariumError as error:
+        raise refusal_of(error, asked, tokenizer.source) from None
+    parts = asked.parts(())
+    return Prompt.of(_NOBODY, root_key(parts.model, parts.salt), ids, block_size, parts)
+
+
+def _compared(earlier: Prompt, now: Prompt, tokenizer: Tokenizer) -> dict[str, Any]:
+    blocks = {
+        key: earlier.ids[place * earlier.block_size : (place + 1) * earlier.block_size]
+        for place, key in enumerate(earlier.keys)
+    }
+    found = explain(now, earlier.record(), blocks.get, tokenizer, shows_texts=True)
+    return {"earlier_tokens": len(earlier.ids), "tokens": len(now.ids), **found.to_json()}
