@@ -52,7 +52,7 @@ def test_guesses_change_nothing_in_any_company(num_blocks: int) -> None:
         check_states(events, number, request)
     assert lookup.accepted > 20 and engine.counts.steps < engine.counts.generated_tokens
     proposer = engine._scheduler.proposer
-    assert isinstance(proposer, LookupProposer) and not proposer._indexes
+    assert isinstance(proposer, LookupProposer) and not proposer._sequences
     assert engine.num_used_blocks == 0 and (engine.counts.preempted > 0) == (num_blocks < 900)
 
 

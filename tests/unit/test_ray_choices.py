@@ -186,7 +186,7 @@ def test_options_become_settings_and_what_a_replica_loads(tmp_path: Path) -> Non
     assert options.of_model().load_options()["quantize"] == "NF4"
     assert set(options.of_model().load_options()) == set(inspect.signature(llamarium.load).parameters) - {"progress"}
     not_of_ray = {"disk_cache"}  # a folder is one process's, and a machine may have several replicas
-    engine = set(EngineOptions.__annotations__) - {"draft_model"} - not_of_ray | {"adapters"}
+    engine = set(EngineOptions.__annotations__) - {"draft_model", "prompt_lookup"} - not_of_ray | {"adapters"}
     assert set(options.of_model().engine_options()) == engine
     assert options.of_model().engine_options()["max_num_seqs"] == 8
 

@@ -560,7 +560,8 @@ def test_a_replicas_draft_model_is_loaded_as_the_model_is(monkeypatch: pytest.Mo
 
     def load(**how: Any) -> Any:
         loaded.append(how)
-        return SimpleNamespace(name=how["model"], engine=lambda **how: engines.append(how))
+        runner = SimpleNamespace(is_row_exact=True)
+        return SimpleNamespace(name=how["model"], runner=runner, engine=lambda **how: engines.append(how))
 
     monkeypatch.setattr(llamarium.api, "load", load)
     options = ModelOptions(model="large", draft_model="small", dtype="float32", quantize="NF4")
@@ -569,6 +570,7 @@ def test_a_replicas_draft_model_is_loaded_as_the_model_is(monkeypatch: pytest.Mo
     assert [how["model"] for how in loaded] == ["large", "small", None]
     assert (loaded[1]["dtype"], "quantize" in loaded[1]) == ("float32", False)
     assert [how["draft_model"] and how["draft_model"].name for how in engines] == ["small", None]
+    assert [bool(how["prompt_lookup"]) for how in engines] == [False, True]
 
 
 def test_a_replica_whose_model_cannot_be_loaded_says_why() -> None:

@@ -31,7 +31,7 @@ from llamarium.cli.options import (
 from llamarium.cli.output import emit
 from llamarium.cli.repl import Repl
 from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling
-from llamarium.cli.speculation import add_speculation, speculation, speculation_counts
+from llamarium.cli.speculation import add_speculation, check_speculation, speculation, speculation_counts
 from llamarium.cli.text import add_text, check_fits, read_text
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "QUESTION", "ask this one question and leave")
     parser.add_argument("--system", metavar="TEXT", help="system prompt, before the dialog")
     parser.add_argument("--allow-repetition", action="store_true", help="let an answer that repeats itself go on")
-    add_speculation(parser)
+    add_speculation(parser, is_default=True)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser, max_tokens=1024)
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.cache_dir is not None:
         raise UsageError("argument --cache-dir: with --json there is one question and no dialog to go on with")
     disk = disk_cache(args)
+    check_speculation(args)
     llama = load_llama(args, falls_back=False)  # the packaged model has no dialog format
     llama.chat_params(**options)  # raises for a value out of range, before a question is typed
     options |= {"kv_cache_dtype": args.kv_cache_dtype} | speculation(args, llama)

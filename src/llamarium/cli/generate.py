@@ -17,7 +17,13 @@ from llamarium.cli.answer import writer
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, add_stats, load_llama
 from llamarium.cli.output import Stopwatch, emit, note, write_text
 from llamarium.cli.sampling import add_grammar, add_sampling, grammar, sampling, setting
-from llamarium.cli.speculation import add_speculation, speculation, speculation_counts, speculation_details
+from llamarium.cli.speculation import (
+    add_speculation,
+    check_speculation,
+    speculation,
+    speculation_counts,
+    speculation_details,
+)
 from llamarium.cli.text import add_text, check_fits, require_text
 
 if TYPE_CHECKING:
@@ -32,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "with --json: each token's log-probability, and the K best ones'"
     parser.add_argument("--logprobs", type=setting("logprobs"), metavar="K", help=text)
     parser.add_argument("--no-cache", action="store_true", help="recompute everything for each token, to compare; slow")
-    add_speculation(parser)
+    add_speculation(parser, is_default=False)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser)
@@ -51,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --num-answers: not allowed with --temperature 0, at which answers are all equal")
     options = sampling(args) | grammar(args) | {"n": args.n, "logprobs": args.logprobs}
     prompt = require_text(args, "PROMPT")
+    check_speculation(args)
     llama = load_llama(args)
     check_fits(llama, prompt)
     params = llama.sampling_params(**options)

@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "a folder of `llamarium build`: the page checks its functions, and runs them on this machine"
     parser.add_argument("--build", type=Path, metavar="FOLDER", help=what)
     parser.set_defaults(
-        prompt_lookup=False, draft_model=None, kv_memory=None, max_num_seqs=Settings().max_num_seqs,
-        kv_cache_dtype="auto", max_context=None, cache_dir=None, cache_disk=None, served_model_name=[],
+        prompt_lookup=False, ngram_pool=None, ngram_corpus=None, draft_model=None, kv_memory=None,
+        max_num_seqs=Settings().max_num_seqs, kv_cache_dtype="auto", max_context=None, cache_dir=None, cache_disk=None,
+        served_model_name=[],
     )  # fmt: skip
     add_model(parser, names_adapters=True)
 

@@ -35,7 +35,7 @@ from llamarium.cli.options import (
     seconds,
     whole_number,
 )
-from llamarium.cli.speculation import add_speculation, load_draft
+from llamarium.cli.speculation import add_speculation, check_speculation, load_draft, prompt_lookup
 from llamarium.errors import OptionError
 from llamarium.extras import optional
 from llamarium.hub.resolve import PACKAGED, PACKAGED_RUNS, packaged_run
@@ -152,7 +152,7 @@ def add_engine(group: Group) -> None:
         ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
     )
     add_disk_cache(group)
-    add_speculation(group)
+    add_speculation(group, is_default=True)
 
 
 def _add_place(group: Group) -> None:
@@ -248,11 +248,12 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
     from llamarium.server.lifecycle.service import check_context
 
     disk = disk_cache(args)  # refused before the model is read
+    check_speculation(args)
     llama = load_llama(args, falls_back=False, report=report)  # another one would answer under its name
     draft = None if args.draft_model is None else load_draft(args, report)
     engine = llama.engine(
-        adapters=args.adapters, prompt_lookup=args.prompt_lookup, draft_model=draft, kv_memory=args.kv_memory,
-        max_num_seqs=args.max_num_seqs, kv_cache_dtype=args.kv_cache_dtype, disk_cache=disk,
+        adapters=args.adapters, prompt_lookup=prompt_lookup(args, llama) or False, draft_model=draft,
+        kv_memory=args.kv_memory, max_num_seqs=args.max_num_seqs, kv_cache_dtype=args.kv_cache_dtype, disk_cache=disk,
     )  # fmt: skip
     check_context(engine, args.max_context)
     return llama, engine

@@ -1,33 +1,70 @@
-"""What guesses tokens ahead, as options that several commands share."""
+"""Speculative decoding, as options that several commands share."""
 
 import argparse
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.options import Group
+from llamarium.cli.disk_cache import size
+from llamarium.cli.options import Group, UsageError
 from llamarium.cli.output import share_done
+from llamarium.errors import InputError, escape
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
+    from llamarium.engine.proposers.lookup import PromptLookup
 
 SPECULATION = "prompt_lookup", "draft_model"
 """The options that `speculation` gives."""
 
+MAX_CORPUS_BYTES = 64 * 2**20
+"""Of the file of `--ngram-corpus`; its tokens take some three times the memory."""
 
-def add_speculation(parser: Group) -> None:
-    """Add what guesses tokens: `--prompt-lookup`, or `--draft-model`, which `load_draft` loads."""
+
+def add_speculation(parser: Group, *, is_default: bool) -> None:
+    """Add the options of drafts: `prompt_lookup` and `load_draft` read them.
+
+    With `is_default` n-gram drafts are on where they leave the tokens as they are.
+    """
+    parser.set_defaults(looks_up=is_default)
     group = parser.add_mutually_exclusive_group()
-    text = (
-        "a smaller model with the same vocabulary guesses tokens, and the model checks several in one pass: the same "
-        "text, sooner where the guesses are right; guessing rests where they are not"
-    )
+    text = "a smaller model with the same vocabulary that drafts tokens; the text stays the same (default: none)"
     group.add_argument("--draft-model", metavar="NAME", help=text)
-    text = (
-        "guess tokens from the text so far, and check several in one pass: the same text, sooner where it repeats the "
-        "prompt or itself"
-    )
-    group.add_argument("--prompt-lookup", action="store_true", help=text)
+    where = "on with the C kernels" if is_default else "off"
+    text = f"draft tokens from the prompt and earlier texts; the text stays the same (default: {where})"
+    group.add_argument("--prompt-lookup", action=argparse.BooleanOptionalAction, help=text)
+    text = "memory for earlier texts of each API key to draft from, or 0 (default: 12MiB)"
+    parser.add_argument("--ngram-pool", type=_size_or_none, metavar="SIZE", help=text)
+    text = "a UTF-8 text to draft from, for all requests (default: none)"
+    parser.add_argument("--ngram-corpus", type=Path, metavar="FILE", help=text)
+
+
+def check_speculation(args: argparse.Namespace) -> None:
+    """Refuse options of n-gram drafts where there are none, before a model is loaded."""
+    without = "--draft-model" if args.draft_model is not None else "--no-prompt-lookup"
+    is_off = args.draft_model is not None or args.prompt_lookup is False
+    for name in ("ngram_pool", "ngram_corpus"):
+        if is_off and getattr(args, name) is not None:
+            raise UsageError(f"argument --{name.replace('_', '-')}: not allowed with argument {without}")
+    if args.ngram_corpus is not None:
+        _read_corpus(args.ngram_corpus)
+
+
+def prompt_lookup(args: argparse.Namespace, llama: "Llama") -> "PromptLookup | None":
+    """Return the n-gram drafts of `add_speculation`'s options, or None."""
+    from llamarium.engine.proposers.lookup import POOL_BYTES
+    from llamarium.generation.options import default_lookup
+
+    check_speculation(args)
+    is_wanted = args.prompt_lookup
+    if is_wanted is None and (args.ngram_pool is not None or args.ngram_corpus is not None):
+        is_wanted = True
+    elif is_wanted is None and not args.looks_up:
+        is_wanted = False
+    corpus = () if args.ngram_corpus is None else llama.tokenizer.encode(_read_corpus(args.ngram_corpus))
+    pool_bytes = POOL_BYTES if args.ngram_pool is None else args.ngram_pool
+    return default_lookup(llama.runner, is_wanted, args.draft_model, pool_bytes, corpus)
 
 
 def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:
@@ -35,12 +72,10 @@ def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:
     if args.draft_model is not None:
         from llamarium.generation.options import drafting
 
+        check_speculation(args)
         return {"draft_model": drafting(llama, load_draft(args))}
-    if not args.prompt_lookup:
-        return {}
-    from llamarium.engine.proposers.lookup import PromptLookup
-
-    return {"prompt_lookup": PromptLookup()}
+    lookup = prompt_lookup(args, llama)
+    return {} if lookup is None else {"prompt_lookup": lookup}
 
 
 def speculation_counts(options: dict[str, Any]) -> dict[str, dict[str, int]]:
@@ -51,8 +86,8 @@ def speculation_counts(options: dict[str, Any]) -> dict[str, dict[str, int]]:
 def speculation_details(options: dict[str, Any]) -> list[str]:
     """Say what came of `speculation`, for a person."""
     return [
-        f"{found['accepted']} of {found['drafted']} guesses right in {found['passes']} passes"
-        for found in speculation_counts(options).values()
+        f"{counts['accepted']} of {counts['drafted']} guesses right in {counts['passes']} passes"
+        for counts in speculation_counts(options).values()
     ]
 
 
@@ -65,3 +100,21 @@ def load_draft(args: argparse.Namespace, report: Callable[[int, int], None] | No
         llama = load(args.draft_path, dtype=args.dtype, device=args.device, progress=progress)
     llama.name = args.draft_model
     return llama
+
+
+def _read_corpus(path: Path) -> str:
+    """Read a corpus; InputError if it is no text, or too long."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CORPUS_BYTES + 1)
+        if len(data) > MAX_CORPUS_BYTES:
+            raise InputError(f"{escape(path)}: is longer than {MAX_CORPUS_BYTES >> 20} MiB; use a shorter text")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{escape(path)}: cannot be read: {error.strerror}; expected a text to draft from") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{escape(path)}: is not in UTF-8; expected a text to draft from") from None
+
+
+def _size_or_none(text: str) -> int:
+    return 0 if text.strip() == "0" else size(text)

@@ -33,6 +33,8 @@ class Request:
         pooling: If set, return a pooled vector; `params` is ignored.
         edits: Of what the model computes for this request alone, in order.
         places: Where its hidden states are wanted.
+        ngram_pool: Drafts are found in texts of requests with the same name here, and no salt; None keeps this one's
+            text out of all pools.
     """
 
     prompt_ids: Sequence[int]
@@ -45,6 +47,7 @@ class Request:
     pooling: Pooling | None = None
     edits: tuple[Edit, ...] = ()
     places: Places | None = None
+    ngram_pool: str | None = ""
 
 
 class TokenEvent(NamedTuple):

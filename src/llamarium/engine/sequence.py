@@ -20,14 +20,10 @@ from llamarium.sampling.sampler import Sampler
 
 @dataclass(slots=True)
 class Draft:
-    """Proposed next tokens of one sequence, after an n-gram of some size if a lookup found them.
-
-    `num_scheduled` of them run in the step; the first is compared with the chosen token in any case.
-    """
+    """Proposed next tokens of one sequence; `num_scheduled` of them run in the step."""
 
     ids: list[int] = field(default_factory=list[int])
     num_scheduled: int = 0
-    ngram: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,10 +1,11 @@
 """The options of `Llama.generate` and its like, by name and type. Never torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast, get_args
 
 from llamarium.engine.pooling import Places
-from llamarium.engine.proposers.base import ProposerPolicy, check_exact
+from llamarium.engine.proposers.base import ProposerPolicy, check_exact, keeps_tokens
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.tiers.disk_cache import DiskCache
@@ -24,8 +25,8 @@ class AnswerOptions(GenerationOptions, total=False):
 
     Attributes:
         use_cache: False recomputes everything for every token.
-        prompt_lookup: True, or a `PromptLookup`, proposes tokens from the text so far: the same answer, sooner where it
-            repeats prompt or itself.
+        prompt_lookup: True, or a `PromptLookup`, proposes tokens from the text so far, and from texts before it: the
+            same answer, sooner where it repeats one of them.
         draft_model: A smaller `Llama` with the same vocabulary proposes tokens: the same answer, sooner where it is
             right often enough. A `DraftModel` goes on with what it has learned.
         kv_cache_dtype: KV cache dtype: "auto" (same as the model), "int8" (about half of bfloat16's
@@ -45,6 +46,8 @@ class RequestOptions(TypedDict, total=False):
         timeout_s: Seconds after which it ends with a `RequestTimeoutError`.
         adapter: Which of the engine's adapters answers; None is the model as it is.
         salt: Keys and values are shared only between requests with the same salt; a secret one keeps a prefix private.
+        ngram_pool: With `prompt_lookup`, drafts are found in texts of requests with the same name here, and no salt;
+            None keeps a request's text out of all pools.
         must_keep_up: End the answer with an error if its reader falls far behind, instead of buffering all of it.
         edits: Of what the model computes for this request alone, in order: `llamarium.runtime.intervention.Edit`.
         places: Where its hidden states are wanted; they come with `Piece.states` and `Completion.states`.
@@ -53,6 +56,7 @@ class RequestOptions(TypedDict, total=False):
     timeout_s: float | None
     adapter: str | None
     salt: str
+    ngram_pool: str | None
     must_keep_up: bool
     edits: tuple[Edit, ...]
     places: Places | None
@@ -116,6 +120,18 @@ def proposer_choice(prompt_lookup: object, draft_model: object) -> ProposerChoic
     if lookup is not None and draft is not None:
         raise OptionError("prompt_lookup and draft_model both guess the next tokens; give one of them")
     return lookup or draft
+
+
+def default_lookup(
+    runner: Runner, is_wanted: bool | None, draft_model: object, pool_bytes: int, corpus: Sequence[int] = ()
+) -> PromptLookup | None:
+    """Return n-gram drafts, or None.
+
+    With `is_wanted` None they are on if tokens stay the same and there is no draft model. Other arguments are those of
+    `PromptLookup`.
+    """
+    is_default = is_wanted is None and draft_model is None and keeps_tokens(runner, is_greedy=False)
+    return PromptLookup(pool_bytes=pool_bytes, corpus=corpus) if is_wanted or is_default else None
 
 
 def _checked_draft(draft: object) -> TextModel | DraftModel | None:

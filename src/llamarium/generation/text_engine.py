@@ -241,7 +241,7 @@ class TextEngine:
         self._base = model.runner
         read = {name: read_beside(Path(one), model.loaded, model.tokenizer) for name, one in (adapters or {}).items()}
         runner = self._base.with_adapters([adapter for _, adapter in read.values()]) if read else self._base
-        policy = proposer_of(model, proposer_choice(prompt_lookup, draft_model), runner)
+        self.proposer = policy = proposer_of(model, proposer_choice(prompt_lookup, draft_model), runner)
         small = policy.runner if isinstance(policy, DraftModel) else None
         num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, small)
         made = Engine(
@@ -320,6 +320,7 @@ class TextEngine:
         timeout_s: float | None = None,
         adapter: str | None = None,
         salt: str = "",
+        ngram_pool: str | None = "",
         must_keep_up: bool = False,
         grammar: CompiledGrammar | None = None,
         tools: ToolRequest | None = None,
@@ -342,8 +343,8 @@ class TextEngine:
         most = MAX_BUFFERED if must_keep_up else math.inf
         answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=most)
         with self.choices.number(adapter) as number:
-            request = Request(prompt_ids, params, stops, number, salt, grammar, deadline_s, edits=edits, places=places)
-            return answers.begin(self._thread, request)
+            how = number, salt, grammar, deadline_s, None, edits, places, ngram_pool
+            return answers.begin(self._thread, Request(prompt_ids, params, stops, *how))
 
     def embed(
         self,

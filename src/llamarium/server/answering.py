@@ -67,7 +67,7 @@ class AnswerRequest:
         salt: Keys and values are shared only with requests of the same salt.
         variables: Of the chat template.
         begun: The beginning of the answer, which the prompt ends with.
-        is_kept: It may be recorded (`--record`).
+        is_kept: It may be recorded (`--record`), and kept to find later drafts in.
         inside: What is done inside of the model, or looked at; None is nothing.
     """
 
@@ -167,6 +167,7 @@ def _submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEff
                     timeout_s=service.settings.request_timeout_s,
                     adapter=asked.model.adapter,
                     salt=asked.salt,
+                    ngram_pool=owner if asked.is_kept else None,
                     must_keep_up=True,
                     grammar=grammar,
                     tools=tools,

@@ -122,7 +122,9 @@ def _has_effect(name: str, value: Any, service: Service) -> bool:
         case "effort" | "reasoning_effort":
             return form is not None and "reasoning_effort" in form.variables
         case "store":
-            return service.settings.responses is not None
+            proposer = None if service.loaded is None else service.loaded[1].proposer
+            is_kept = proposer is not None and proposer.keeps_texts  # to draft from
+            return service.settings.responses is not None or (value is False and is_kept)
         case "return":
             return True  # of a tool: given to the chat template with the rest of it
         case "name" | "reasoning_content":

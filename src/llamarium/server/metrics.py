@@ -104,12 +104,14 @@ class _EngineCollector:
             return
         engine = self._service.loaded[1]
         seen, disk = engine.snapshot, engine.disk_use or DiskUse(0, 0, 0, 0)
+        num_kept = 0 if engine.proposer is None else engine.proposer.num_pool_tokens
         counts, share = seen.counts, seen.used_blocks / seen.num_blocks
         gauges = (
             ("num_requests_running", "Answers that are being run.", seen.running),
             ("num_requests_waiting", "Answers that wait.", seen.waiting),
             ("kv_cache_usage_perc", "Share of the cache's blocks that answers have.", share),
             ("prefix_cache_disk_bytes", "What the prefix cache takes on disk.", disk.num_bytes),
+            ("spec_decode_ngram_pool_tokens", "Tokens kept to draft from.", num_kept),
         )
         counters = (
             ("prefix_cache_queries", "Prompt tokens that were looked for in the cache.", counts.sought_tokens),

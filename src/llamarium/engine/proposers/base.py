@@ -16,7 +16,7 @@ Source: speculative decoding (https://arxiv.org/abs/2211.17192), with greedy (on
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from llamarium.engine.sequence import Draft, EngineSequence
@@ -29,11 +29,14 @@ MAX_NUM_TOKENS = 64
 TRIAL_TOKENS = 2
 """Tokens of a draft that may not pay, to see what drafts cost."""
 
-TRIAL_SHARE = 0.01
-"""How much of the time may go into such drafts."""
+MAX_COST = 0.01
+"""The share of the time that drafts may cost where they do not pay."""
 
 _COST = 0.25  # of a pass, what one more token in it costs, before it is known; some tenths on most machines
-_WEIGHT = 1 / 6  # of the newest measurement in a moving average
+# Of the newest measurement in a moving average: a pass that another program interrupts says little, a fast one much.
+_WEIGHT, _WEIGHT_OF_SLOWER = 1 / 6, 1 / 24
+_MOST_EXTRA = 4.0  # passes that one more token in a pass may seem to cost
+_LEAST_POWER = 0.02  # a token that is right more rarely does not decide about a draft's length
 
 
 class ProposerPolicy(ABC):
@@ -60,23 +63,25 @@ class ProposerPolicy(ABC):
         """Return `passes`, `drafted` and `accepted`."""
         return {"passes": self.passes, "drafted": self.drafted, "accepted": self.accepted}
 
+    @property
+    def keeps_texts(self) -> bool:
+        """Whether prompts and answers are kept in memory for later drafts."""
+        return False
+
+    @property
+    def num_pool_tokens(self) -> int:
+        """Tokens that are kept for later drafts."""
+        return 0
+
     @abstractmethod
     def open(
         self, num_blocks: int, block_size: int, kv_cache_dtype: CacheDtype, clock: Callable[[], float]
     ) -> "Proposer":
         """Return the proposer of an engine with such a cache; MemoryBudgetError if there is no memory for it."""
 
-    @abstractmethod
-    def record_token(self, is_right: bool, ngram: int = 0) -> None:
-        """Note whether a draft's token was chosen; `ngram` as in `Draft`."""
-
     def check(self, draft: Draft, place: int, token_id: int) -> bool:
-        """Note which token was chosen at a place of a draft; return whether the logits after it are there."""
-        if place >= len(draft.ids):
-            return False
-        is_right = token_id == draft.ids[place]
-        self.record_token(is_right, draft.ngram)
-        is_ahead = is_right and place < draft.num_scheduled
+        """Return whether the token chosen at a place of a draft is the draft's, and was run."""
+        is_ahead = place < draft.num_scheduled and token_id == draft.ids[place]
         self.accepted += is_ahead
         return is_ahead
 
@@ -86,14 +91,47 @@ class ProposerPolicy(ABC):
         self.drafted += num_drafted
         single_s = self._single_s.get(num_rows)
         if not num_drafted:
-            self._single_s[num_rows] = averaged(single_s, seconds)
+            is_slower = single_s is not None and seconds > single_s
+            self._single_s[num_rows] = averaged(single_s, seconds, _WEIGHT_OF_SLOWER if is_slower else _WEIGHT)
         elif single_s is not None:
-            self._extra_s = averaged(self._extra_s, (seconds - single_s) / num_drafted)
+            self._extra_s = averaged(self._extra_s, min(_MOST_EXTRA * single_s, (seconds - single_s) / num_drafted))
+
+    def single_s(self, num_rows: int) -> float | None:
+        """Return the seconds of a pass over one token of so many sequences, if one was measured."""
+        return self._single_s.get(num_rows)
 
     def extra_s(self, num_rows: int) -> float:
         """Return the seconds of each further token in a pass over so many sequences, of which one was measured."""
         known = self._extra_s
         return max(0.0, _COST * self._single_s[num_rows] / num_rows if known is None else known)
+
+    def best_draft(
+        self, rates: Iterable[float], num_rows: int, *, num_drafting: int = 1, token_s: float = 0.0
+    ) -> tuple[int, float]:
+        """Return how many tokens to propose, and the seconds that each token of the pass gains by it.
+
+        If tokens are right with probabilities p, q, r, ... as long as all before them are, a pass over a draft of three
+        for D of R sequences gives R + D (p + pq + pqr) tokens. Both numbers are 0 where that is slower than one token a
+        sequence.
+
+        Args:
+            rates: p, q, r, ...; as many as tokens may be proposed.
+            num_rows: R, of which a pass was measured.
+            num_drafting: D.
+            token_s: Seconds that it takes to propose one token for each of them.
+        """
+        single_s, length_s = self._single_s[num_rows], num_drafting * self.extra_s(num_rows) + token_s
+        best, best_s = 0, single_s / num_rows
+        power, expected, seconds = 1.0, float(num_rows), single_s
+        for length, rate in enumerate(rates, 1):
+            power *= rate
+            expected += power * num_drafting
+            seconds += length_s
+            if seconds < best_s * expected:
+                best, best_s = length, seconds / expected
+            elif power < _LEAST_POWER:
+                break
+        return best, single_s / num_rows - best_s
 
 
 class Proposer(Protocol):
@@ -113,9 +151,9 @@ class Proposer(Protocol):
         """Free what is held for a sequence that ends or is preempted."""
 
 
-def averaged(average: float | None, newest: float) -> float:
+def averaged(average: float | None, newest: float, weight: float = _WEIGHT) -> float:
     """Return a moving average with its newest measurement."""
-    return newest if average is None else average + _WEIGHT * (newest - average)
+    return newest if average is None else average + weight * (newest - average)
 
 
 def _checked_length(num_tokens: object) -> int:
@@ -126,12 +164,17 @@ def _checked_length(num_tokens: object) -> int:
     return num_tokens
 
 
+def keeps_tokens(runner: Runner, *, is_greedy: bool) -> bool:
+    """Whether drafts leave the tokens as they are; `is_greedy` as for `check_exact`."""
+    return runner.is_row_exact or (is_greedy and runner.dtype == "float32")
+
+
 def check_exact(runner: Runner, policy: ProposerPolicy, *, is_greedy: bool) -> None:
     """Raise an OptionError if drafts could change the tokens.
 
     `is_greedy` says that all sequences take the most probable token, and that keys and values are kept as they are.
     """
-    if not runner.is_row_exact and not (is_greedy and runner.dtype == "float32"):
+    if not keeps_tokens(runner, is_greedy=is_greedy):
         raise OptionError(
             f"{policy.option} could change the tokens here, as PyTorch rounds a pass over several tokens otherwise"
             f" than a pass over one (in {runner.dtype}, at this temperature); take float32 and temperature 0, or "

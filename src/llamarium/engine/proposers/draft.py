@@ -13,9 +13,10 @@ hundredth of the time goes into trying it on one sequence, so that it is taken u
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import repeat
 
 from llamarium.engine.prefix import Key, PrefixIndex, root_key
-from llamarium.engine.proposers.base import TRIAL_SHARE, TRIAL_TOKENS, ProposerPolicy, averaged
+from llamarium.engine.proposers.base import MAX_COST, TRIAL_TOKENS, ProposerPolicy, averaged
 from llamarium.engine.sequence import Draft, EngineSequence
 from llamarium.errors import MemoryBudgetError
 from llamarium.runtime.batch import Span, pack
@@ -56,23 +57,14 @@ class DraftModel(ProposerPolicy):
     def best_length(self, num_rows: int) -> tuple[int, float]:
         """Return how many tokens to propose for each of so many sequences, and the seconds that a token gains by it.
 
-        If a token is right with probability p at each place, a pass over k of them in each sequence gives
-        1 + p + ... + p^k tokens a sequence. Both numbers are 0 where that is slower than one token at a time, and where
-        the time of one at a time has to be measured.
+        Both numbers are 0 where one token at a time is faster, and where the time of that has to be measured.
         """
-        single_s = self._single_s.get(num_rows)
+        single_s = self.single_s(num_rows)
         if single_s is None or self._num_since >= _REMEASURED:
             return 0, 0.0
-        length_s = num_rows * self.extra_s(num_rows) + self._draft_cost(num_rows, single_s)
-        best, best_s = 0, single_s
-        power = expected = 1.0
-        for length in range(1, self.num_tokens + 1):
-            power *= self._rate
-            expected += power
-            token_s = (single_s + length * length_s) / expected
-            if token_s < best_s:
-                best, best_s = length, token_s
-        return best, single_s - best_s
+        rates, token_s = repeat(self._rate, self.num_tokens), self._draft_cost(num_rows, single_s)
+        length, gain_s = self.best_draft(rates, num_rows, num_drafting=num_rows, token_s=token_s)
+        return length, num_rows * gain_s
 
     def trial_length(self, num_rows: int) -> int:
         """Return how many tokens to propose where it does not pay: 0, until the time for a trial has been saved."""
@@ -90,7 +82,7 @@ class DraftModel(ProposerPolicy):
         super().record_pass(num_rows, num_drafted, seconds)
         single_s = self._single_s.get(num_rows)
         if not num_drafted:
-            self._saved_s += TRIAL_SHARE * seconds
+            self._saved_s += MAX_COST * seconds
             self._num_since = 0
         elif single_s is not None:
             self._num_since += 1
@@ -107,7 +99,7 @@ class DraftModel(ProposerPolicy):
         self._read_s = averaged(self._read_s, seconds / num_tokens)
         self._spend(seconds)
 
-    def record_token(self, is_right: bool, ngram: int = 0) -> None:
+    def record_token(self, is_right: bool) -> None:
         """Note whether a draft's token was chosen."""
         self._rate += _RATE_WEIGHT * (is_right - self._rate)
 
@@ -155,7 +147,7 @@ class DraftProposer:
         """Return a draft for each sequence; `num_rows` sequences get a token in the same pass."""
         drafted = [self._of(sequence) for sequence in sequences]
         for one in drafted:
-            one.settle()
+            self._settle(one)
         length, gain_s = self.policy.best_length(num_rows)
         able = [one for one in drafted if one.room > 1]
         if not length and (length := self.policy.trial_length(num_rows)):
@@ -169,8 +161,13 @@ class DraftProposer:
         """Give a sequence's blocks back; their contents can be found until they are taken for something else."""
         drafted = self._drafted.pop(sequence, None)
         if drafted is not None:
-            drafted.settle()
+            self._settle(drafted)
             drafted.table.release()
+
+    def _settle(self, drafted: "DraftedSequence") -> None:
+        """Note which tokens of the last draft were right."""
+        for is_right in drafted.settle():
+            self.policy.record_token(is_right)
 
     def _of(self, sequence: EngineSequence) -> "DraftedSequence":
         if sequence not in self._drafted:
@@ -275,14 +272,17 @@ class DraftedSequence:
         self._start = len(self.ids)
         self._proposed.append(token_id)
 
-    def settle(self) -> None:
-        """Keep what is computed of the last draft's tokens that were chosen.
+    def settle(self) -> list[bool]:
+        """Keep what is computed of the last draft; return which of its tokens were chosen, up to the first other one.
 
         A step ends with the first token that is not the draft's, so that all but the sequence's last one were.
         """
-        if self._proposed:
-            self.mark_computed(min(self._start + len(self._proposed), len(self.ids)) - 1)
-            self._proposed = []
+        proposed, self._proposed = self._proposed, []
+        if not proposed:
+            return []
+        self.mark_computed(min(self._start + len(proposed), len(self.ids)) - 1)
+        chosen = self.ids[self._start : self._start + len(proposed)]
+        return [one == other for one, other in zip(proposed, chosen, strict=False)]
 
     def draft(self) -> Draft:
         """Return the draft."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from llamarium.adapters.model_names import base_model, public_name
+from llamarium.engine.proposers.lookup import POOL_BYTES
 from llamarium.errors import OptionError
 from llamarium.runtime.runner import CacheDtype
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
@@ -18,7 +19,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isi
 """One name, or a list of them."""
 
 
-_OF_ENGINE = ("adapters", "prompt_lookup", "kv_memory", "max_num_seqs", "kv_cache_dtype")
+_OF_ENGINE = ("adapters", "kv_memory", "max_num_seqs", "kv_cache_dtype")
+_OF_DRAFTS = ("prompt_lookup", "ngram_pool", "draft_model")
 _OF_DRAFT = ("dtype", "device")
 
 
@@ -27,7 +29,8 @@ class ModelOptions(BaseModel):
 
     Attributes:
         adapters: Folders of LoRA adapters by name, for requests to choose; `adapter` applies to all requests.
-        prompt_lookup: As `llamarium serve --prompt-lookup`.
+        prompt_lookup: As `llamarium serve --prompt-lookup` or `--no-prompt-lookup`.
+        ngram_pool: Bytes of each API key's earlier texts in a replica, to draft from; 0 is none.
         draft_model: As `llamarium serve --draft-model`.
         kv_memory: Bytes of keys and values; None is a quarter of the memory that is free, 4 GiB at most.
     """
@@ -45,7 +48,8 @@ class ModelOptions(BaseModel):
     input_bits: int | None = None
     strict: bool = False
     chat_template: str | None = None
-    prompt_lookup: bool = False
+    prompt_lookup: bool | None = None
+    ngram_pool: int = Field(POOL_BYTES, ge=0)
     draft_model: str | None = None
     kv_memory: int | None = Field(None, gt=0)
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1)
@@ -53,11 +57,11 @@ class ModelOptions(BaseModel):
 
     def load_options(self) -> dict[str, Any]:
         """Return the arguments of `llamarium.load`; without a model it is the adapters' base."""
-        own = {name: getattr(self, name) for name in ModelOptions.model_fields.keys() - {*_OF_ENGINE, "draft_model"}}
+        own = {name: getattr(self, name) for name in ModelOptions.model_fields.keys() - {*_OF_ENGINE, *_OF_DRAFTS}}
         return own | {"model": base_model(self.model, self.adapter, self.adapters)}
 
     def engine_options(self) -> dict[str, Any]:
-        """Return the arguments of `Llama.engine`, without the draft model."""
+        """Return the arguments of `Llama.engine`, without what drafts."""
         return {name: getattr(self, name) for name in _OF_ENGINE}
 
     def draft_options(self) -> dict[str, Any]:
