@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.errors import InputError, OptionError
 from llamarium.generation.options import drafting
 from llamarium.tokenizer.compare import check_same_vocabulary
-from serving import serving, small_llama
+from serving import HELLO, serving, small_llama
 
 PROMPTS = ["Once upon a time", "The sky over the sea is", "Once upon a hill"]
 
@@ -179,6 +180,41 @@ def test_a_server_looks_up_what_was_said_before(llama: Llama) -> None:
     assert lookup.drafted > 0
 
 
+def test_texts_are_kept_for_their_key_alone(llama: Llama) -> None:
+    """A key's earlier text is drafted from; another key's, a salted and a private one are not, and answers stay."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "one two"}], "temperature": 0, "max_tokens": 60}
+
+    def drafted(running: Any, lookup: PromptLookup, key: str, **more: Any) -> int:
+        before = lookup.drafted
+        headers = {"authorization": f"Bearer {key}"}
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json=body | more, headers=headers, timeout=60)
+        texts.add(answer.raise_for_status().json()["choices"][0]["message"]["content"])
+        return lookup.drafted - before
+
+    texts = set[str]()
+    for more in ({"store": False}, {"cache_salt": "x"}):
+        lookup = EagerLookup()
+        with serving(llama, engine={"prompt_lookup": lookup}, api_keys=("first", "second")) as running:
+            alone = [drafted(running, lookup, "first", **more) for _ in range(3)]
+            assert lookup.num_pool_tokens == 0
+            shared = [drafted(running, lookup, "first") for _ in range(3)]
+            kept = lookup.num_pool_tokens
+            assert kept > 60 and shared[2] > 40 > max(alone)
+            assert drafted(running, lookup, "second", **more) < 40 and lookup.num_pool_tokens == kept
+            assert drafted(running, lookup, "second") < 40 and lookup.num_pool_tokens > kept
+            headers = {"authorization": "Bearer first"}
+            told = httpx.get(f"{running.url}/metrics", headers=headers).text
+        assert f'llamarium:spec_decode_ngram_pool_tokens{{model_name="small"}} {lookup.num_pool_tokens}' in told
+    assert len(texts) == 1
+
+
+def test_not_to_store_is_a_hint_only_where_no_text_is_kept(llama: Llama) -> None:
+    for lookup, hints in ((PromptLookup(), None), (PromptLookup(pool_bytes=0), "store"), (False, "store")):
+        with serving(llama, engine={"prompt_lookup": lookup}) as running:
+            answer = running.post("/v1/chat/completions", **HELLO, store=False)
+            assert answer.headers.get("x-llamarium-no-effect") == hints
+
+
 def test_an_engine_has_one_way_to_guess(llama: Llama) -> None:
     with pytest.raises(OptionError, match="both guess the next tokens"):
         llama.engine(prompt_lookup=True, draft_model=llama)
@@ -200,6 +236,38 @@ def test_the_commands_take_one(smollm2_path: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().err
     assert "smollm2-135m and shakespeare-char have different vocabularies" in told and told.count("\n") == 1
     assert main(["generate", *words, "--draft-model", "smollm2-135m", "--prompt-lookup"]) == 2
+
+
+def test_chat_drafts_unless_it_is_told_not_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "corpus.txt").write_text("The answer is forty-two. " * 20)
+    words = ["Say it again: one two three four five.", "-n", "12", "--temperature", "0", "--json", "--threads", "1"]
+    found = []
+    for more in ([], ["--no-prompt-lookup"], ["--ngram-pool", "0", "--ngram-corpus", str(tmp_path / "corpus.txt")]):
+        assert main(["chat", *words, "-m", "smollm2-135m", *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert ["prompt_lookup" in one for one in found] == [True, False, True]
+    assert found[0]["token_ids"] == found[1]["token_ids"] == found[2]["token_ids"]
+    assert main(["chat", *words, "-m", "smollm2-135m", "--dtype", "float32", "--deterministic"]) == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_options_of_n_grams_are_checked_before_a_model_is_loaded(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, *([] if command == "serve" else ["a"]), "-m", "smollm2-135m"]
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for more in (
+        ["--draft-model", "smollm2-135m", "--ngram-pool", "1MiB"],
+        ["--no-prompt-lookup", "--ngram-corpus", "x"],
+        ["--ngram-pool", "-1"],
+        ["--prompt-lookup", "--draft-model", "smollm2-135m"],
+    ):
+        with suppress(SystemExit):
+            assert main([*words, *more]) == 2
+        assert "error" in capsys.readouterr().err
+    for name in ("nowhere", "binary"):
+        assert main([*words, "--ngram-corpus", str(tmp_path / name)]) == 1
+        assert f"{name}: " in capsys.readouterr().err
 
 
 def test_a_server_with_a_draft_of_another_vocabulary_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
