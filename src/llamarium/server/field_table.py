@@ -148,12 +148,13 @@ GENERATION: Row = {
 TABLE: Mapping[str, Row] = {
     "headers": _hints("anthropic-beta openai-beta"),
     "generation": GENERATION,
-    "completions": _hints("user"),
+    "completions": {**_hints("user"), "store": Hint(bool)},
     "embeddings": _hints("user"),
     "stream_options": _hints("include_obfuscation continuous_usage_stats"),
     "chat": {
         **_OPENAI,
-        **_hints("store prediction reasoning thinking verbosity"),
+        **_hints("prediction reasoning thinking verbosity"),
+        "store": Hint(bool),
         "reasoning_effort": Hint(str),
         "audio": _TEXT_ONLY,
         "function_call": Refused("give tool_choice"),
