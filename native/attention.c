@@ -1,11 +1,6 @@
 /* A part of a set: what queries see in one KV chunk of the cache. */
 #include "parts.h"
 
-/* A value's numbers, before the scale that those of LM_INT8 have. */
-static inline float kept_at(int dtype, const void *from, size_t place) {
-    return dtype == LM_INT8 ? ((const int8_t *)from)[place] : number_at(dtype, from, place);
-}
-
 /* The sums over each of `count` times four, in order. */
 INLINE void put_sums(const lanes *values, const int count, quad *out) {
 #if LANES == 16
@@ -125,13 +120,18 @@ INLINE void score_codes(const int dtype, const int heads, const int count, const
     }
 }
 
+#define SLOTS_AHEAD 8 /* keys of codes are multiplied faster than they come without being asked for */
+
 /* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
 INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const paired *q, quad *scores) {
     const int quarter = (at->slots - at->first) / 4;
     quad query_scales = {0};
     for (int h = 0; h < heads && is_codes(dtype); h++) query_scales[h] = scale_of_query(q + (size_t)h * at->head_dim, at->head_dim);
     for (int slot = at->first; slot < at->first + quarter; slot++) {
-        for (int s = 0; s < 4; s++) prefetch_slot(is_codes(dtype) ? at->v_dtype : dtype, at, at->v, slot + s * quarter);
+        for (int s = 0; s < 4; s++) {
+            prefetch_slot(is_codes(dtype) ? at->v_dtype : dtype, at, at->v, slot + s * quarter);
+            if (is_codes(dtype)) prefetch_slot(dtype, at, at->k, min_int(slot + s * quarter + SLOTS_AHEAD, at->slots - 1));
+        }
         for (int s = 0; s < 4; s += SLOTS_AT_ONCE)
             if (is_codes(dtype))
                 score_codes(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, query_scales, scores);
@@ -206,34 +206,91 @@ INLINE void mix_lanes(const int dtype, const int heads, const kv_chunk *at, int 
     for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof(lanes));
 }
 
-/* The same of values of LM_INT4, a group at a time: weights times its scale, then times codes plus 8, of which 8 are taken off the sums. */
-INLINE void mix_nibbles(const int heads, const kv_chunk *at, const quad *weights, partial *const *out) {
+/* Weights as codes of 16 bits, of two slots in a number, what they are multiplied with, and the sums of codes. */
+typedef struct {
+    quad_ints pairs[CHUNK / 2], total;
+    quad scale;
+} weight_codes;
+
+/* The weights of values of group `g`, of LM_INT8 of all, times their scales. Slots that are not seen, of pairs whose other one is, get 0. */
+INLINE void round_weights(const int dtype, const kv_chunk *at, int g, const quad *weights, weight_codes *w) {
     const int groups = nibble_groups(at->head_dim);
-    const size_t bytes = vector_bytes(LM_INT4, at->head_dim);
-    for (int g = 0; g < groups; g++) {
-        quad scaled[CHUNK], total = {0};
-        float found[HEADS_AT_ONCE][NIBBLE_GROUP];
-        for (int s = at->first; s < at->slots; s++) {
-            scaled[s] = weights[s] * from_bf16(((const uint16_t *)at->v_scales)[slot_at(at, s) * groups + g]);
-            total += scaled[s];
-        }
-        for (int i = 0; i < GROUP_BYTES; i += LANES) {
-            lanes sums[HEADS_AT_ONCE][2] = {{{0}}};
-            for (int s = at->first; s < at->slots;) {
-                const uint8_t *codes = (const uint8_t *)at->v + slot_at(at, s) * bytes + g * GROUP_BYTES + i;
-                for (const int end = end_of_block(at, s); s < end; s++, codes += bytes) {
-                    lanes value[2];
-                    load_halves_of_bytes(codes, value);
-                    for (int h = 0; h < heads; h++)
-                        for (int j = 0; j < 2; j++) sums[h][j] += value[j] * scaled[s][h];
-                }
+    quad scaled[CHUNK], largest = {0}, bad = {0};
+    scaled[at->first & ~1] = scaled[(at->slots - 1) | 1] = (quad){0};
+    for (int s = at->first; s < at->slots; s++) {
+        const size_t slot = slot_at(at, s);
+        const float scale = dtype == LM_INT8 ? ((const float *)at->v_scales)[slot] : from_bf16(((const uint16_t *)at->v_scales)[slot * groups + g]);
+        scaled[s] = weights[s] * scale;
+        const quad size = (quad)((quad_ints)scaled[s] & INT32_MAX);
+        largest = select_quad(size > largest, size, largest);
+        bad += scaled[s] * 0;
+    }
+    const quad inverse = select_quad(largest > 1e-30f, INT16_MAX / largest, (quad){0}); /* less is nothing, and has no inverse */
+    w->scale = largest / INT16_MAX + bad;
+    w->total = (quad_ints){0};
+    for (int s = at->first & ~1; s < at->slots; s += 2) {
+        const quad_ints first = nearest_four(scaled[s] * inverse), second = nearest_four(scaled[s + 1] * inverse);
+        w->pairs[s / 2] = (first & 0xffff) | second << 16;
+        w->total += first + second;
+    }
+}
+
+#define PAIRS_OF_CODES(heads) ((heads) > 2 && LANES < 16 ? 2 : 4) /* registers of a value, as far as there are some for their sums */
+
+/* out[h] (head_dim) from element `i` on, `count` registers of it, of which the first is the `part`th of values that begin at `codes` in
+ * the cache: the sum over slots of weights times codes, which is exact. */
+INLINE void mix_some_codes(const int dtype, const int heads, const int count, const kv_chunk *at, size_t place, int part, int i,
+                           const weight_codes *w, partial *const *out) {
+    const size_t bytes = vector_bytes(dtype, at->head_dim);
+    const int end = (at->slots + 1) & ~1, per_group = 8 / PAIR_LANES;
+    pair_ints sums[HEADS_AT_ONCE][4] = {{{0}}};
+    for (int s = at->first & ~1; s < end;) {
+        const uint8_t *codes = (const uint8_t *)at->v + slot_at(at, s) * bytes + place;
+        for (const int stop = min_int(((s >> at->block_bits) + 1) << at->block_bits, end); s < stop; s += 2, codes += 2 * bytes) {
+            pair_ints values[4];
+            for (int j = 0; j < count; j++)
+                values[j] = dtype == LM_INT8 ? load_byte_pairs(codes + (size_t)(part + j) * 2 * PAIR_LANES)
+                                             : load_nibble_pairs(codes + (part + j) % per_group * sizeof(pair_ints), (part + j) / per_group);
+            for (int h = 0; h < heads; h++) {
+                const pair_ints weight = (pair_ints){0} + w->pairs[s / 2][h];
+                for (int j = 0; j < count; j++) sums[h][j] = add_pairs(sums[h][j], values[j], weight);
             }
-            for (int h = 0; h < heads; h++)
-                for (int j = 0; j < 2; j++) memcpy(found[h] + j * GROUP_BYTES + i, &sums[h][j], sizeof(lanes));
         }
-        for (int h = 0; h < heads; h++)
-            for (int i = 0; i < size_of_group(at->head_dim, g); i++)
-                out[h]->mixture[g * NIBBLE_GROUP + i].value = found[h][i] - 8 * total[h];
+    }
+    for (int h = 0; h < heads; h++)
+        for (int j = 0; j < count; j++) {
+            const int zeros = dtype == LM_INT4 ? 8 * w->total[h] : 0;
+            const pair_floats found = __builtin_convertvector(sums[h][j] - zeros, pair_floats) * w->scale[h];
+            const int left = min_int(at->head_dim - i - j * PAIR_LANES, PAIR_LANES); /* a last group in 4 bits may have fewer */
+            if (left > 0) memcpy(out[h]->mixture + i + j * PAIR_LANES, &found, left * sizeof(float));
+        }
+}
+
+/* What is left of values in 8 bits behind all registers. */
+INLINE void mix_left(const int heads, const kv_chunk *at, int i, const weight_codes *w, partial *const *out) {
+    for (int h = 0; h < heads; h++) {
+        int32_t sum = 0;
+        for (int s = at->first; s < at->slots; s++) {
+            const size_t slot = slot_at(at, s);
+            const int8_t *pair = (const int8_t *)at->v + (slot & ~(size_t)1) * at->head_dim;
+            sum += pair[2 * i + (s & 1)] * (int16_t)(w->pairs[s / 2][h] >> 16 * (s & 1));
+        }
+        out[h]->mixture[i].value = (float)sum * w->scale[h];
+    }
+}
+
+/* out[h] (head_dim): the sum over slots of values that are codes, times weights[s][h] of 16 bits. */
+INLINE void mix_codes(const int dtype, const int heads, const kv_chunk *at, const quad *weights, partial *const *out) {
+    const int groups = dtype == LM_INT8 ? 1 : nibble_groups(at->head_dim), size = dtype == LM_INT8 ? at->head_dim : NIBBLE_GROUP;
+    for (int g = 0; g < groups; g++) {
+        weight_codes w;
+        round_weights(dtype, at, g, weights, &w);
+        const size_t place = (size_t)g * NIBBLE_GROUP; /* two slots' */
+        int part = 0, i = g * NIBBLE_GROUP;
+        for (; (part + PAIRS_OF_CODES(heads)) * PAIR_LANES <= size; part += PAIRS_OF_CODES(heads), i += PAIRS_OF_CODES(heads) * PAIR_LANES)
+            mix_some_codes(dtype, heads, PAIRS_OF_CODES(heads), at, place, part, i, &w, out);
+        for (; (part + 1) * PAIR_LANES <= size; part++, i += PAIR_LANES) mix_some_codes(dtype, heads, 1, at, place, part, i, &w, out);
+        for (; dtype == LM_INT8 && i < at->head_dim; i++) mix_left(heads, at, i, &w, out);
     }
 }
 
@@ -247,7 +304,7 @@ INLINE void mix_slots(const int dtype, const int heads, const kv_chunk *at, cons
         for (int h = 0; h < heads; h++) {
             float sum = 0;
             for (int s = at->first; s < at->slots; s++)
-                sum += kept_at(dtype, at->v, slot_at(at, s) * at->head_dim + i) * weights[s][h];
+                sum += number_at(dtype, at->v, slot_at(at, s) * at->head_dim + i) * weights[s][h];
             out[h]->mixture[i].value = sum;
         }
 }
@@ -262,10 +319,8 @@ INLINE void mix_scores(const int dtype, const int heads, const kv_chunk *at, qua
         out[h]->largest = largest[h];
         out[h]->sum = sum[h];
     }
-    if (dtype == LM_INT8)
-        for (int s = at->first; s < at->slots; s++) scores[s] *= ((const float *)at->v_scales)[slot_at(at, s)];
-    if (dtype == LM_INT4)
-        mix_nibbles(heads, at, scores, out);
+    if (is_codes(dtype))
+        mix_codes(dtype, heads, at, scores, out);
     else
         mix_slots(dtype, heads, at, scores, out);
 }
@@ -412,8 +467,22 @@ INLINE void attend_floats(const int dtype, const int heads, const kv_chunk *at, 
     }
 }
 
+/* Prefetch the scales of all slots of a chunk. */
+static void prefetch_scales(const kv_chunk *at) {
+    const int groups = nibble_groups(at->head_dim);
+    const size_t of_key = at->k_dtype == LM_INT8 ? sizeof(float) : groups * sizeof(uint16_t);
+    const size_t of_value = at->v_dtype == LM_INT8 ? sizeof(float) : groups * sizeof(uint16_t);
+    for (int slot = at->first & ~15; slot < at->slots; slot += LEAST_BLOCK) {
+        const size_t place = slot_at(at, slot);
+        for (size_t byte = 0; byte < LEAST_BLOCK * of_key; byte += 64) __builtin_prefetch((const char *)at->k_scales + place * of_key + byte, 0, 2);
+        for (size_t byte = 0; byte < LEAST_BLOCK * of_value; byte += 64)
+            __builtin_prefetch((const char *)at->v_scales + place * of_value + byte, 0, 2);
+    }
+}
+
 /* The same of codes, row by row: whole numbers are multiplied so fast that to transpose keys for many rows does not pay. */
 INLINE void attend_codes(const int heads, const kv_chunk *at, const row_run *rows) {
+    prefetch_scales(at);
     for (int m = 0; m < rows->count; m++) {
         quad scores[CHUNK];
         const kv_chunk seen = seen_by(at, rows, m);

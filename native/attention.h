@@ -78,46 +78,70 @@ static inline void into_codes(float *values, int head_dim) {
     memcpy(codes + head_dim, &scale, sizeof scale);
 }
 
-/* Round a key or value to 8 bits; returns its scale. NaN and infinities make that NaN. Each step is one operation that
- * IEEE rounds, so that `to_bytes` in kv_codes.py gives the same codes. */
-static inline float to_codes(const float *values, int head_dim, int8_t *codes) {
+/* Round a key or value to 8 bits, each code `apart` bytes after the last one; returns its scale. NaN and infinities make that NaN.
+ * Each step is one operation that IEEE rounds, so that `to_bytes` in attention/codes.py gives the same codes. */
+static inline float to_codes(const float *values, int head_dim, int8_t *codes, int apart) {
     float poison;
     const float scale = largest_size(values, head_dim, &poison) / 127 + poison;
-    for (int i = 0; i < head_dim; i++) codes[i] = (int8_t)nearest_code(scale > 0 ? values[i] / scale : 0);
+    for (int i = 0; i < head_dim; i++) codes[i * apart] = (int8_t)nearest_code(scale > 0 ? values[i] / scale : 0);
     return scale;
 }
 
 /* Round a group to 4 bits: the number of the largest size, the first of equals, becomes -8 before its scale is rounded. Returns the
- * scale's bits; as `to_nibbles` in kv_codes.py. */
-static inline uint16_t to_nibbles(const float *values, int count, uint8_t *codes) {
+ * scale's bits; codes are plus 8, which stands for what a group lacks. As `to_nibbles` in attention/codes.py. */
+static inline uint16_t to_nibbles(const float *values, int count, uint8_t codes[NIBBLE_GROUP]) {
     float poison, most = 0;
     const float size = largest_size(values, count, &poison);
     for (int i = count - 1; i >= 0; i--)
         if (fabsf(values[i]) == size) most = values[i];
     const uint16_t bits = to_bf16(most / -8 + poison);
     const float scale = from_bf16(bits);
-    memset(codes, 0x88, GROUP_BYTES);
+    memset(codes, 8, NIBBLE_GROUP);
     for (int i = 0; i < count && scale != 0 && scale == scale; i++) {
         float code = nearest_code(values[i] / scale);
         code = code > 7 ? 7 : code < -8 ? -8 : code;
-        codes[i % GROUP_BYTES] ^= (uint8_t)((((int)code + 8) ^ 8) << (i < GROUP_BYTES ? 0 : 4)); /* 8 is there, for 0 */
+        codes[i] = (uint8_t)(code + 8);
     }
     return bits;
 }
 
-/* Put one head's key or value into its slot; as codes it is spread first, where it lies. */
-static inline void store(int dtype, void *to, void *scales, size_t slot, float *values, int head_dim) {
+/* The codes of a group of 4 bits to where a key's lie. */
+static inline void put_key_nibbles(const uint8_t *codes, uint8_t *to) {
+    for (int i = 0; i < GROUP_BYTES; i++) to[i] = (uint8_t)(codes[i] | codes[GROUP_BYTES + i] << 4);
+}
+
+/* The same of a value's, in the 32 bytes that two slots have together. */
+static inline void put_value_nibbles(const uint8_t *codes, uint16_t *to, int is_second) {
+    for (int j = 0; j < 8; j++)
+        to[2 * j + is_second] = (uint16_t)(codes[j] | codes[8 + j] << 4 | codes[16 + j] << 8 | codes[24 + j] << 12);
+}
+
+/* Put one head's key or value into its slot as codes; it is spread first, where it lies. */
+static inline void store_codes(int dtype, int is_value, char *to, void *scales, size_t slot, float *values, int head_dim) {
+    const int groups = nibble_groups(head_dim), is_second = is_value && slot % 2;
+    char *place = to + (slot - is_second) * vector_bytes(dtype, head_dim);
+    spread(values, head_dim);
+    if (dtype == LM_INT8) {
+        ((float *)scales)[slot] = to_codes(values, head_dim, (int8_t *)place + is_second, is_value ? 2 : 1);
+        return;
+    }
+    for (int g = 0; g < groups; g++) {
+        uint8_t codes[NIBBLE_GROUP];
+        ((uint16_t *)scales)[slot * groups + g] = to_nibbles(values + g * NIBBLE_GROUP, size_of_group(head_dim, g), codes);
+        if (is_value)
+            put_value_nibbles(codes, (uint16_t *)(place + g * NIBBLE_GROUP), is_second);
+        else
+            put_key_nibbles(codes, (uint8_t *)place + g * GROUP_BYTES);
+    }
+}
+
+/* Put one head's key or value into its slot. */
+static inline void store(int dtype, int is_value, void *to, void *scales, size_t slot, float *values, int head_dim) {
     char *place = (char *)to + slot * vector_bytes(dtype, head_dim);
-    const int groups = nibble_groups(head_dim);
-    if (is_codes(dtype)) spread(values, head_dim);
     switch (dtype) {
     case LM_FLOAT32: memcpy(place, values, (size_t)head_dim * sizeof(float)); break;
-    case LM_INT8: ((float *)scales)[slot] = to_codes(values, head_dim, (int8_t *)place); break;
     case LM_INT4:
-        for (int g = 0; g < groups; g++)
-            ((uint16_t *)scales)[slot * groups + g] =
-                to_nibbles(values + g * NIBBLE_GROUP, size_of_group(head_dim, g), (uint8_t *)place + g * GROUP_BYTES);
-        break;
+    case LM_INT8: store_codes(dtype, is_value, to, scales, slot, values, head_dim); break;
     default:
         for (int i = 0; i < head_dim; i++) ((uint16_t *)place)[i] = to_bf16(values[i]);
     }

@@ -46,8 +46,8 @@ static __attribute__((noinline)) void store_slot(const pass *p, int layer, int r
     const size_t slot = slot_of(c, table_of(p, row), kv, p->positions[row]);
     rotate(k, p->angles + (size_t)row * head_dim, head_dim / 2);
     const int has_scales = is_codes(c->k_dtype);
-    store(c->k_dtype, c->k[layer], has_scales ? c->k_scales[layer] : NULL, slot, k, head_dim);
-    store(c->v_dtype, c->v[layer], has_scales ? c->v_scales[layer] : NULL, slot, v, head_dim);
+    store(c->k_dtype, 0, c->k[layer], has_scales ? c->k_scales[layer] : NULL, slot, k, head_dim);
+    store(c->v_dtype, 1, c->v[layer], has_scales ? c->v_scales[layer] : NULL, slot, v, head_dim);
 }
 
 /* Merge the results of a head's chunks into inputs of the next product; where a head is no whole number of groups, into numbers. */

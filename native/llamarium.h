@@ -77,8 +77,12 @@ typedef struct {
  * As codes, x = scale * code, they are vectors that a Hadamard matrix has rotated, if head_dim is a power of two from 4 on:
  * outliers are spread over all numbers before these are rounded (docs/decisions/0058). LM_INT8: codes of -127 to 127, and one scale, float32,
  * a vector. LM_INT4: codes of -8 to 7 in groups of 32, the last one perhaps fewer, each of 16 bytes and a scale, the bits of a bfloat16.
- * Byte i of a group has code i, plus 8, in its low half, and code 16 + i in its high one. Either both of k_dtype and v_dtype are
- * codes, or they are equal. */
+ * Either both of k_dtype and v_dtype are codes, or they are equal.
+ *
+ * Of a key in 4 bits, byte i of a group has code i, plus 8, in its low half, and code 16 + i in its high one. The values of two slots,
+ * an even one and the next, lie together, so that both are multiplied at once. In 8 bits: code i of the first one, then of the
+ * second. In 4: a group has eight words of 32 bits, whose low half has codes j, 8 + j, 16 + j and 24 + j of the first one, plus 8, the
+ * lowest bits first, and whose high half has those of the second. */
 typedef struct {
     int32_t k_dtype, v_dtype, num_blocks;
     int32_t block_size; /* a power of two from 16 to 256 */

@@ -187,17 +187,38 @@ static inline void load_nibbles(const uint8_t *from, short_pairs codes[16 / LANE
 #endif
 }
 
-/* The numbers in the low and in the high halves of some bytes: codes of LM_INT4, plus 8. */
-static inline void load_halves_of_bytes(const uint8_t *from, lanes values[2]) {
+/* Codes of two values side by side: as many pairs of 16 bits as an instruction multiplies. Sums of AVX-512 are those of AVX2, by one
+ * instruction instead of two. */
+#define PAIR_LANES (LANES == 4 ? 4 : 8)
+typedef int32_t pair_ints __attribute__((vector_size(4 * PAIR_LANES)));
+typedef float pair_floats __attribute__((vector_size(4 * PAIR_LANES)));
+
+static inline pair_ints add_pairs(pair_ints sums, pair_ints a, pair_ints b) {
 #if LANES == 16
-    const lane_ints bytes = (lane_ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
+    return (pair_ints)_mm256_dpwssd_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
 #elif LANES == 8
-    const lane_ints bytes = (lane_ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
+    return sums + (pair_ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined __SSE2__
+    return sums + (pair_ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-    const lane_ints bytes = {from[0], from[1], from[2], from[3]};
+    return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
-    values[0] = __builtin_convertvector(bytes & 15, lanes);
-    values[1] = __builtin_convertvector(bytes >> 4, lanes);
+}
+
+/* Pairs of codes of 8 bits, which follow each other. */
+static inline pair_ints load_byte_pairs(const uint8_t *from) {
+#if LANES >= 8
+    return (pair_ints)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+#else
+    return (pair_ints)load_bytes_as_shorts(from);
+#endif
+}
+
+/* Pairs of codes of 4 bits, plus 8: `part` of those that are in some words of 32 bits. */
+static inline pair_ints load_nibble_pairs(const uint8_t *from, int part) {
+    pair_ints words;
+    memcpy(&words, from, sizeof words);
+    return words >> 4 * part & 0x000f000f;
 }
 
 #if defined __AVX512F__

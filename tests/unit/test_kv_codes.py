@@ -59,16 +59,27 @@ def nibbles(group: NDArray[np.float64]) -> tuple[list[int], float]:
     return [int(np.clip(np.rint(x / scale), -8, 7)) for x in group] if scale else [0] * len(group), scale
 
 
-def decoded(codes: NDArray[Any], scales: NDArray[Any], head_dim: int) -> NDArray[np.float64]:
-    """The unrotated vectors that a `NativeCache` keeps as codes (..., bytes) and scales (..., scales)."""
-    if codes.dtype == np.int8:
-        return codes.astype(np.float64) * scales @ rotation(head_dim)
-    floats = (scales.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    numbers = np.zeros((*codes.shape[:-1], head_dim))
-    for i in range(head_dim):
-        byte, is_high = i // 32 * 16 + i % 16, i % 32 >= 16
-        code = (codes[..., byte] >> 4 if is_high else codes[..., byte] & 15).astype(int) - 8
-        numbers[..., i] = code * floats[..., i // 32]
+def code_at(part: str, kept: NDArray[Any], slot: int, i: int) -> NDArray[np.int64]:
+    """Code i of the keys ("k") or values ("v") in a slot of each block of a `NativeCache`, (B, K, P, bytes)."""
+    pairs = kept.reshape(*kept.shape[:2], -1, 2 * kept.shape[-1])  # of slots, (B, K, P / 2, 2 * bytes)
+    pair, second = slot // 2, slot % 2
+    if kept.dtype == np.int8:
+        return (kept[..., slot, i] if part == "k" else pairs[..., pair, 2 * i + second]).astype(np.int64)
+    if part == "k":
+        return (kept[..., slot, i // 32 * 16 + i % 16].astype(np.int64) >> i % 32 // 16 * 4 & 15) - 8
+    byte = i // 32 * 32 + i % 8 * 4 + second * 2 + i % 32 // 16
+    return (pairs[..., pair, byte].astype(np.int64) >> i % 16 // 8 * 4 & 15) - 8
+
+
+def decoded(part: str, kept: NDArray[Any], scales: NDArray[Any], head_dim: int) -> NDArray[np.float64]:
+    """The unrotated vectors that a `NativeCache` keeps: (B, K, P, head_dim)."""
+    numbers = np.zeros((*kept.shape[:-1], head_dim))
+    is_bytes = kept.dtype == np.int8
+    floats = scales if is_bytes else (scales.astype(np.uint32) << 16).view(np.float32)
+    for slot in range(kept.shape[2]):
+        for i in range(head_dim):
+            scale = floats[..., slot, 0 if is_bytes else i // 32].astype(np.float64)
+            numbers[..., slot, i] = code_at(part, kept, slot, i) * scale
     return numbers @ rotation(head_dim)
 
 
@@ -143,7 +154,7 @@ def test_attention_is_that_of_the_rounded_keys_and_values(
     k, v = (x.astype(np.float64) for x in cache.read(0, blocks, 601))
     for part, true in (("k", k), ("v", v)):
         kept, scales = getattr(cache, part)[0][blocks], getattr(cache, f"{part}_scales")[0][blocks]
-        by_hand = np.moveaxis(decoded(kept, scales, head_dim), 1, 2).reshape(-1, kv_heads, head_dim)[:601]
+        by_hand = np.moveaxis(decoded(part, kept, scales, head_dim), 1, 2).reshape(-1, kv_heads, head_dim)[:601]
         np.testing.assert_allclose(true, by_hand, atol=1e-5 * np.abs(by_hand).max())
     error = np.sqrt(((v - v_true) ** 2).mean() / (v_true**2).mean())
     assert error < (0.15 if kinds_of(dtype)[1] == "int4" else 0.012), "unrotated, they are near the true ones"

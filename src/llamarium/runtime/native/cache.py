@@ -6,6 +6,7 @@ A layer's keys are (blocks, K, P, H): those of one head lie together within a bl
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +106,19 @@ class NativeCache:
         if not scales:
             return _floats(kept)
         head_dim = self.config.head_dim
+        kept = _one_by_one(kept) if part == "v" else kept
         return hadamard(np, values_of(np, kept, _floats(scales[layer_idx][blocks]), head_dim))
+
+
+def _one_by_one(pairs_BKPX: NDArray[Any]) -> NDArray[Any]:
+    """Return the codes of values as those of keys lie, each slot's by themselves; `lm_cache` in the header says how."""
+    shape = pairs_BKPX.shape
+    if pairs_BKPX.dtype == np.int8:
+        return pairs_BKPX.reshape(*shape[:2], -1, shape[3], 2).swapaxes(3, 4).reshape(shape)
+    words = pairs_BKPX.reshape(*shape[:2], -1, 2 * shape[3]).view(np.uint16)
+    words = words.reshape(*words.shape[:3], -1, GROUP // 4, 2).transpose(0, 1, 2, 5, 3, 4)  # slot, group, word
+    low, high = ((words >> shift & 15 | (words >> shift + 8 & 15) << 4).astype(np.uint8) for shift in (0, 4))
+    return np.concatenate((low, high), -1).reshape(shape)
 
 
 def _floats(stored: NDArray[np.generic]) -> Floats:
