@@ -25,6 +25,14 @@ typedef struct {
     uint64_t seed;
 } pair_table;
 
+/* What follows a node of the trie of all pieces, when no longer piece goes on. */
+typedef struct {
+    int32_t piece;   /* that ends here, or TRIE_NONE */
+    int32_t shorter; /* the node of the longest piece that ends here, too; TRIE_ROOT: none */
+    int32_t back;    /* the node of the longest end of this one's text */
+    int32_t depth;   /* bytes from the root */
+} link;
+
 /* A symbol is what BPE joins: a piece by its id, or, behind these, a character without a piece that is part of one. */
 struct lm_segmenter {
     int32_t kind, num_pieces, unknown_id;
@@ -40,6 +48,7 @@ struct lm_segmenter {
     /* Unigram */
     float *scores, unknown_score;
     trie pieces;
+    link *links; /* of each node */
 };
 
 /* The ids of a text, as they are found. */
@@ -63,6 +72,12 @@ static inline void put_unknown(output *out, int64_t begin, int64_t end) {
     else if (!out->was_unknown && s->unknown_id >= 0)
         out->ids[out->count++] = s->unknown_id;
     out->was_unknown = 1;
+}
+
+/* Return the node of the longest end of a text that a piece begins with, one byte further. */
+static inline int64_t next_state(const lm_segmenter *s, int64_t node, uint8_t byte) {
+    for (int64_t next;; node = s->links[node].back)
+        if ((next = trie_step(&s->pieces, node, byte)) != TRIE_NONE || node == TRIE_ROOT) return next == TRIE_NONE ? TRIE_ROOT : next;
 }
 
 /* How many bytes a character has, by its first one; `text` is UTF-8. */

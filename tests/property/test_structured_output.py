@@ -26,12 +26,12 @@ def llama() -> llamarium.Llama:
 @given(schema=SCHEMAS, inner=SCHEMAS, seed=st.integers(0, 1000))
 def test_what_is_finished_is_valid_and_what_is_cut_begins_it(llama, schema, inner, seed: int) -> None:
     schema = {**(schema if isinstance(schema, dict) else {"allOf": [schema]}), "$defs": {"d": inner}}
-    options = {"json_schema": schema, "temperature": 1.5, "seed": seed, "logit_bias": bias(llama)}
     try:
+        grammar = Grammar.json_schema(schema)
+        assume(not grammar.unenforced)
+        options = {"grammar": grammar, "temperature": 1.5, "seed": seed, "logit_bias": bias(llama)}
         answer = llama.generate("x", max_tokens=100, **options).completions[0]
     except GrammarError:
-        assume(False)
-    if Grammar.json_schema(schema).unenforced:
         assume(False)
     cut = llama.generate("x", max_tokens=1 + seed % 20, **options).completions[0]
     assert answer.text.startswith(cut.text)

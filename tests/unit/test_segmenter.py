@@ -96,6 +96,31 @@ def test_scores_of_one_rank_and_infinite_ones():
         check(data, ["ab" * 50, "ba" * 50, "abba" * 9, "bab"])
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_sums_that_begin_again_and_again(seed: int):
+    """A sum above 100,000 is brought back to 0, and those of the ways that reach over this place with it."""
+    rng = random.Random(seed)
+    pieces = sorted({*"ab", *("".join(rng.choices("ab", k=rng.randrange(2, 12))) for _ in range(40))})
+    scores = [-rng.choice((9.1, 999.7, 33_333.3, 70_000.1, 100_000.7)) * len(piece) for piece in pieces]
+    texts = ["".join(rng.choices("aabbc", k=rng.randrange(1, 300))) for _ in range(40)]
+    check(write_model(vocabulary("unigram", pieces, scores, byte_fallback=seed % 2 == 0)), texts)
+
+
+def test_rules_of_all_characters():
+    """Normalization looks only where a rule may match; it is the library's on every pair of these."""
+    for rules in ("nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"):
+        data = trained("unigram", normalization_rule_name=rules, byte_fallback=True)
+        ours, theirs = Encoder(read_model(data, "m"), "m"), library(data)
+        characters = [
+            *map(chr, range(1, 0x250)),
+            *"\u0300\u0301\u0327\u0338\u0345\u1100\u1161\u11a8\uac00\u304b\u3099\uff76\uff9e\u2126",
+        ]
+        rng = random.Random(0)
+        for _ in range(40):
+            text = "".join(rng.choices(characters, k=300))
+            assert ours.encode(text) == theirs.encode(text), rules
+
+
 def test_zeros_within_pieces_and_texts():
     """The library cannot read such pieces, so Python's are the oracle."""
     for kind in KINDS:
@@ -157,8 +182,7 @@ model = SentencePieceModel(
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 segmenter = make_segmenter(model)
 tables = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-long = "z" * (10**7 if kind == "bpe" else 10**3)
-for text in ("", long, "0123456789abcdef" * 625_000, "\\0" * 10**7, "\\U0001f600 " * 10**6):
+for text in ("", "z" * 10**7, "0123456789abcdef" * 62_500, "\\0" * 10**7, "\\U0001f600 " * 10**6):
     ids = segmenter.ids(text)
     assert all(0 <= i < len(model.pieces) for i in set(ids)), text[:9]
 texts = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -137,17 +137,10 @@ _LAYER_SHAPES: dict[str, tuple[str, ...]] = {
     "mlp.up_proj.weight": ("intermediate_size", "hidden_size"),
     "mlp.down_proj.weight": ("hidden_size", "intermediate_size"),
 }
-_ATTENTION_BIASES: dict[str, tuple[str, ...]] = {
-    "self_attn.q_proj.bias": ("num_attention_heads * head_dim",),
-    "self_attn.k_proj.bias": ("num_key_value_heads * head_dim",),
-    "self_attn.v_proj.bias": ("num_key_value_heads * head_dim",),
-    "self_attn.o_proj.bias": ("hidden_size",),
-}
-_MLP_BIASES: dict[str, tuple[str, ...]] = {
-    "mlp.gate_proj.bias": ("intermediate_size",),
-    "mlp.up_proj.bias": ("intermediate_size",),
-    "mlp.down_proj.bias": ("hidden_size",),
-}
+_ATTENTION_BIASES, _MLP_BIASES = (
+    {f"{key.removesuffix('.weight')}.bias": shape[:1] for key, shape in _LAYER_SHAPES.items() if key.startswith(part)}
+    for part in ("self_attn.", "mlp.")
+)
 _OTHER_SHAPES: dict[str, tuple[str, ...]] = {
     EMBEDDING: ("vocab_size", "hidden_size"),
     "model.norm.weight": ("hidden_size",),

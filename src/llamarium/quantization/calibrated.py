@@ -25,15 +25,14 @@ from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.model.rope import Rotary
 from llamarium.quant.formats import FORMATS, PACKED_FORMATS
 from llamarium.quant.packed import EmbeddingPacked, LinearPacked
-from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer
+from llamarium.quantization.calibrate import InputStatistics, run_layer
 from llamarium.quantization.fit import FITTED_FORMATS, Bytes
 from llamarium.quantization.quantizer import CALIBRATED, Quantizer, Recipe
+from llamarium.runtime.adapter import LAYER_LINEARS
 from llamarium.runtime.shell import on_host
 
 HEAD_SHARE = 0.10
 """How much of the KL divergence that the layers cost the head may add, for "auto"."""
-
-_LINEARS = tuple(name for names in LINEARS_BY_INPUT.values() for name in names)
 
 
 class CalibratedQuantizer(Quantizer):
@@ -131,7 +130,7 @@ class CalibratedQuantizer(Quantizer):
             if key.startswith(prefix):
                 _set(layer, key.removeprefix(prefix), self._read(key))
         statistics = self._look(layer)
-        for name in _LINEARS:
+        for name in LAYER_LINEARS.values():
             key, weight = f"{prefix}{name}.weight", layer.get_submodule(name).get_parameter("weight")
             seen = None if statistics is None else statistics.of(name).numpy()
             tiles = self._tiles[key] = self.quantize(key, weight.numpy(), self.recipe.type, seen)

@@ -25,9 +25,9 @@ from llamarium.checkpoints.huggingface.components import (
     group_size_of,
     groups_of_columns,
 )
-from llamarium.errors import UnsupportedFormatError, escape
 from llamarium.quant.grouped import unpack_awq, unpack_bits
 
+_LAYOUTS = ("gemm", "gemv")
 _WORDS = ("I32", "U32")
 _MIDDLE = 8  # what stands for zero where there are no zero points
 
@@ -47,11 +47,8 @@ class AWQ(Scheme):
     def from_config(cls, fields: ConfigFields) -> "AWQ":
         """Read the config; AutoAWQ's own file calls some fields otherwise."""
         version = fields.text("version", fields.text("format", "gemm"))
-        if version not in ("gemm", "gemv"):
-            raise UnsupportedFormatError(
-                f"{escape(fields.source)}: weights are quantized with AWQ in the layout {escape(version, 40)}; read "
-                "are gemm and gemv. Take the unquantized weights and quantize on load, or a copy in the gemm layout"
-            )
+        if version not in _LAYOUTS:
+            raise fields.other_layout("AWQ", version, _LAYOUTS)
         for name in ("bits", "w_bit"):
             fields.integer(name, 4, lambda bits: bits == 4, "4, as AWQ has no other codes")
         size = group_size_of(fields, "q_group_size" if "q_group_size" in fields.fields else "group_size")

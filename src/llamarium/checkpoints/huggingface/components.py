@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.checkpoint import StoredTensor
 from llamarium.checkpoints.huggingface.safetensors_file import ITEM_DTYPES, Located
 from llamarium.checkpoints.storage import Bytes
-from llamarium.errors import CheckpointError, escape, show_value
+from llamarium.errors import CheckpointError, UnsupportedFormatError, escape, show_value
 from llamarium.quant.packing import to_float32
 
 Shape = tuple[int, ...]
@@ -185,6 +185,14 @@ class ConfigFields:
         """Return the error for a field."""
         where = f"{escape(self.source)}: quantization_config"
         return CheckpointError(f"{where}: {name} is {show_value(value)}; expected {expected}")
+
+    def other_layout(self, method: str, layout: str, layouts: tuple[str, ...]) -> UnsupportedFormatError:
+        """Return the error for a layout of a method that is none of `layouts`."""
+        return UnsupportedFormatError(
+            f"{escape(self.source)}: weights are quantized with {method} in the layout {escape(layout, 40)}; read are "
+            f"{' and '.join(layouts)}. Take the unquantized weights and quantize on load, or a copy in the "
+            f"{layouts[0]} layout"
+        )
 
     def integer(self, name: str, default: int, allowed: Callable[[int], bool], expected: str) -> int:
         """Return a whole number that `allowed` accepts."""

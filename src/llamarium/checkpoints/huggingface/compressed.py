@@ -74,9 +74,11 @@ class CompressedTensors(Scheme):
     marker_dtype = "F8_E4M3"
     parts = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     hints = frozenset(
-        ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "input_global_scale", "input_g_idx",
-         "k_scale", "v_scale", "q_scale")
-    )  # fmt: skip
+        (
+            *("input_scale", "input_zero_point", "input_global_scale", "input_g_idx"),
+            *("output_scale", "output_zero_point", "q_scale", "k_scale", "v_scale"),
+        )
+    )
 
     schemes: tuple[_Weights, ...]
     has_activations: bool

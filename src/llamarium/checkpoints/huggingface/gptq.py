@@ -28,10 +28,11 @@ from llamarium.checkpoints.huggingface.components import (
     group_size_of,
     groups_of_columns,
 )
-from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
+from llamarium.errors import CheckpointError
 from llamarium.quant.grouped import unpack_bits
 
 BITS = (2, 3, 4, 8)
+_LAYOUTS = ("gptq", "gptq_v2")
 _WORDS = ("I32", "U32")
 
 
@@ -59,12 +60,10 @@ class GPTQ(Scheme):
     def from_config(cls, fields: ConfigFields) -> "GPTQ":
         """Read the config."""
         layout = fields.text("checkpoint_format", fields.text("format", "gptq"))
-        if layout not in ("gptq", "gptq_v2") or fields.fields.get("is_marlin_format") is True:
-            found = layout if layout not in ("gptq", "gptq_v2") else "marlin"
-            raise UnsupportedFormatError(
-                f"{escape(fields.source)}: weights are quantized with GPTQ in the layout {escape(found, 40)}; read are "
-                "gptq and gptq_v2. Take the unquantized weights and quantize on load, or a copy in the gptq layout"
-            )
+        if layout in _LAYOUTS and fields.fields.get("is_marlin_format") is True:
+            layout = "marlin"
+        if layout not in _LAYOUTS:
+            raise fields.other_layout("GPTQ", layout, _LAYOUTS)
         maker = fields.mapping("meta").get("quantizer", "")
         names = cast(list[Any], maker) if isinstance(maker, list) else [maker]
         return cls(

@@ -23,9 +23,9 @@ _FIRST, _NUM_CHARACTERS = 0xE000, 6400  # the private use area of the basic plan
 _NONCE_CHARACTERS = 8  # of 6,400 each: 2**101 possibilities
 _WORD_EDGE = "\ua4d0"  # a letter without case or decomposition
 _OPTIONS = (
-    "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
-    "ignore_merges",
-)  # fmt: skip
+    *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("fuse_unk", "byte_fallback", "ignore_merges"),
+)
 
 
 class PrivateNames:

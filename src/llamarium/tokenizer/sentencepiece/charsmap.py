@@ -27,6 +27,7 @@ class Charsmap:
         self._source = source
         self._nodes = array("I")
         self._replacements = b""
+        self._needs_more: dict[str, bool] = {}
         if not data:
             return
         size = int.from_bytes(data[:4], "little")
@@ -41,7 +42,18 @@ class Charsmap:
 
     def starts(self, character: str) -> bool:
         """Whether a rule replaces a text that begins with this character."""
-        return bool(self._nodes) and self._walk(character.encode("utf-8"))[0]
+        return self._walk(character.encode("utf-8"))[0]
+
+    def needs_more(self, character: str) -> bool:
+        """Whether every rule that begins with this character goes on with one that is not ASCII, such as an accent."""
+        if character not in self._needs_more:
+            data = character.encode("utf-8")
+            is_ascii = (self._walk(data + bytes([byte]))[0] for byte in range(128))
+            self._needs_more[character] = self._walk(data)[1] < len(data) and not any(is_ascii)
+        return self._needs_more[character]
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
 
     def longest(self, text: str, start: int) -> tuple[int, str]:
         """Return how many characters at `start` the longest rule replaces, and with what; 0 if there is none."""

@@ -21,6 +21,10 @@ class Rules(Protocol):
         """Whether one of the texts begins with this character."""
         ...
 
+    def needs_more(self, character: str) -> bool:
+        """Whether each of those surely goes on with a character that is not ASCII."""
+        ...
+
     def longest(self, text: str, start: int) -> tuple[int, str]:
         """Return how many characters at `start` are the longest match, and what stands in for it; 0 if none is."""
         ...
@@ -37,12 +41,16 @@ class KeptTexts:
             lengths.setdefault(text[0], set()).add(len(text))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
 
-    def __contains__(self, text: str) -> bool:
-        return text in self._texts
+    def __bool__(self) -> bool:
+        return bool(self._texts)
 
     def starts(self, character: str) -> bool:
         """Whether one of the texts begins with this character."""
         return character in self._lengths
+
+    def needs_more(self, character: str) -> bool:
+        """Return False: such texts are few."""
+        return False
 
     def longest(self, text: str, start: int) -> tuple[int, str]:
         """Return the length of the longest of the texts at `start`, and it; 0 if none is there."""
@@ -58,8 +66,7 @@ def split_matches(text: str, rules: Sequence[Rules]) -> Iterator[tuple[str, str 
 
     Where several rules match, the first of them counts. The last pair has None.
     """
-    firsts = sorted(character for character in set(text) if any(rule.starts(character) for rule in rules))
-    candidates = re.compile("[" + "".join(map(re.escape, firsts)) + "]") if firsts else None
+    candidates = _candidates(text, rules)
     done = position = 0
     while candidates is not None and (candidate := candidates.search(text, position)):
         start = candidate.start()
@@ -73,13 +80,27 @@ def split_matches(text: str, rules: Sequence[Rules]) -> Iterator[tuple[str, str 
     yield text[done:], None
 
 
+def _candidates(text: str, rules: Sequence[Rules]) -> re.Pattern[str] | None:
+    """Return what the places of a text look like where a rule may match; None if there are no such places."""
+    alone: list[str] = []
+    before_others: list[str] = []
+    for character in set(text) if rules else ():
+        matching = [rule for rule in rules if rule.starts(character)]
+        if matching:
+            needs_more = all(rule.needs_more(character) for rule in matching)
+            (before_others if needs_more else alone).append(re.escape(character))
+    patterns = [f"[{''.join(alone)}]"] if alone else []
+    patterns += [f"[{''.join(before_others)}](?=[^\\0-\\x7f])"] if before_others else []
+    return re.compile("|".join(patterns)) if patterns else None
+
+
 class Normalizer:
     """Prepares texts for a vocabulary."""
 
     def __init__(self, model: SentencePieceModel, source: str) -> None:
         """Read the model's rules; TokenizerError if they are damaged."""
         user_defined = KeptTexts(model.pieces[i] for i in model.of_type(PieceType.USER_DEFINED))
-        self._rules = (user_defined, Charsmap(model.charsmap, source))
+        self._rules = [rules for rules in (user_defined, Charsmap(model.charsmap, source)) if rules]
         self._removes_spaces = model.remove_extra_whitespaces
         self._escapes = model.escape_whitespaces
         self._suffix = model.whitespace_as_suffix

@@ -66,7 +66,8 @@ def unigram_scores(model: SentencePieceModel) -> tuple[NDArray[np.float32], floa
     A user-defined piece counts by its length, so much that it is nearly always taken.
     """
     scores = np.array(model.scores, np.float32)
-    worst = min((scores[i] for i in model.of_type(PieceType.NORMAL)), default=np.float32(0))
+    ordinary = scores[np.array(model.types) == int(PieceType.NORMAL)]
+    worst = ordinary.min() if len(ordinary) else np.float32(0)
     for i in model.of_type(PieceType.USER_DEFINED):
         scores[i] = np.float32(0.1 * (len(model.pieces[i].encode("utf-8")) - 1))
     return scores, float(worst - UNKNOWN_PENALTY)
