@@ -153,6 +153,7 @@ PLANTED: dict[str, tuple[Change, str, str | None]] = {
     ),
     "a part that was dropped": (lambda body: body["messages"][1]["content"].pop(0), "changed", "messages[1].content"),
     "another role": (_message(7, role="system"), "changed", "messages[7].role"),
+    "another message": (_message(6, role="user", content="Well?"), "changed", "messages[6]"),
     "an edited answer": (_replaced(6, "never", "not"), "changed", "messages[6].content"),
     "a variable of the template": (
         lambda body: body.update(chat_template_kwargs={"persona": "a gardener"}), "added", "chat_template_kwargs",

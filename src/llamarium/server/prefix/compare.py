@@ -166,7 +166,18 @@ def _by_place(earlier: Sequence[Field], now: Sequence[Field]) -> list[Difference
         elif old is not None and place <= last_now:  # what follows is its answer, mostly
             reason: Reason = "reasoning_dropped" if old.kind is FieldKind.REASONING else "removed"
             found.append(Difference(reason, _whole_path(old, earlier, now), is_earlier=True))
-    return list(dict.fromkeys(found))
+    return _joined(list(dict.fromkeys(found)))
+
+
+def _joined(found: list[Difference]) -> list[Difference]:
+    """Return differences with one of a message in place of those of its role and its text: it is another message."""
+    paths = {one.path for one in found}
+    changed = (path.removesuffix(".role") for path in paths if path.endswith(".role"))
+    others = {path for path in changed if f"{path}.content" in paths}
+    joined = [
+        Difference("changed", whole) if (whole := one.path.rpartition(".")[0]) in others else one for one in found
+    ]
+    return list(dict.fromkeys(joined))
 
 
 def _change(old: Field, new: Field) -> Reason:
