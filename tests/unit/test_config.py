@@ -126,7 +126,7 @@ def test_presets_survive_the_round_trip_in_either_spelling(name: str) -> None:
         ({"hidden_size": True}, r"hidden_size is True; expected int"),
         ({"num_key_value_heads": 5}, r"num_key_value_heads is 5; expected a divisor of num_attention_heads \(32\)"),
         ({"head_dim": 63}, r"head_dim is 63; expected an even number"),
-        ({"head_dim": ..., "hidden_size": 2049}, r"hidden_size 2049 is no multiple of num_attention_heads 32"),
+        ({"head_dim": ..., "hidden_size": 2049}, r"hidden_size 2049 is not a multiple of num_attention_heads 32"),
         ({"rms_norm_eps": 0.0}, r"rms_norm_eps is 0.0; expected a finite number above 0"),
         ({"rms_norm_eps": float("nan")}, r"rms_norm_eps is nan"),
         ({"rms_norm_eps": 10**400}, r"rms_norm_eps is '?1000"),
@@ -269,7 +269,7 @@ def test_files_that_are_no_json_object(content: bytes, tmp_path: Path) -> None:
 def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", Path("/dev/zero"), tmp_path):
-        with pytest.raises(ConfigError, match="is no regular file"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
             ModelConfig.from_file(path)
 
 

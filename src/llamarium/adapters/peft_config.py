@@ -40,7 +40,7 @@ _CHANGES_RESULTS = frozenset(
 def check_fields(raw: Mapping[str, Any], path: Path) -> None:
     """Refuse fields that change what an adapter computes and are not implemented; report unknown ones once.
 
-    UnsupportedFormatError for such a field, CheckpointError for a base that is no name.
+    UnsupportedFormatError for such a field, CheckpointError for a base that is not a name.
     """
     unknown: list[str] = []
     for name, value in raw.items():

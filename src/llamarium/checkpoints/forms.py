@@ -61,7 +61,7 @@ def loading_plan(checkpoint: Checkpoint, options: LoadOptions) -> LoadingPlan:
     check_options(checkpoint, options)
     dtype = options.dtype or natural_dtype(checkpoint)
     has_kernels = options.device == "cpu" and native.library() is not None
-    # Of a file's own floats, quantizing keeps what it does not round; a dtype that was asked for is exact.
+    # Quantizing keeps a file's own floats where it does not round them; a requested dtype is exact.
     is_half = (options.dtype or "bfloat16") == "bfloat16" if options.quantize else dtype == "bfloat16"
     rounds = has_kernels and options.join and is_half and options.dequantize != "use"
     chooser = _Chooser(checkpoint, options, Form(TYPE_OF_DTYPE[dtype], "rows"), has_kernels, rounds)
@@ -135,7 +135,7 @@ class _Chooser:
 
 
 def _in_memory(checkpoint: Checkpoint, forms: Mapping[str, Form]) -> dict[str, Form]:
-    """Return other forms for the weights that would be dequantized once, where there is no memory for that.
+    """Return other forms for the weights that would be dequantized once, where memory does not suffice.
 
     A UserWarning has the bytes that they take in the file and in memory.
     """

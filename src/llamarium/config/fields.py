@@ -19,7 +19,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number that a float can hold."""
-    return isinstance(value, float) or (is_int(value) and abs(value) < 2**63)  # a longer one is no float
+    return isinstance(value, float) or (is_int(value) and abs(value) < 2**63)  # a longer one is not a float
 
 
 def require(raw: Mapping[str, Any], name: str, kind: type, source: str) -> Any:

@@ -169,7 +169,7 @@ def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int, source: str) -> i
         return optional(raw, "head_dim", int, 0, source)
     if heads < 1 or hidden % heads:
         raise ConfigError(
-            f"{source}: hidden_size {hidden} is no multiple of num_attention_heads {heads} and head_dim is "
+            f"{source}: hidden_size {hidden} is not a multiple of num_attention_heads {heads} and head_dim is "
             "not given; add head_dim"
         )
     return hidden // heads

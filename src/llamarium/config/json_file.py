@@ -11,13 +11,13 @@ from llamarium.strict_json import parse_json
 def read_json_object(path: Path, limit_bytes: int = 2 * 2**20) -> dict[str, Any]:
     """Read one JSON object from a small file.
 
-    ConfigError if the file is missing, no regular file, larger than `limit_bytes`, no UTF-8, no JSON, nested too
-    deeply, no object, has a key twice, or has NaN or an infinity, which JSON lacks.
+    ConfigError if the file is missing, not a regular file, larger than `limit_bytes`, not UTF-8 or JSON, nested too
+    deeply, not an object, or if it has a key twice, a NaN or an infinity, which JSON lacks.
     """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
-            raise ConfigError(f"{escape(path)}: is no regular file; expected a JSON file")
+            raise ConfigError(f"{escape(path)}: is not a regular file; expected a JSON file")
         if status.st_size > limit_bytes:
             raise ConfigError(f"{escape(path)}: {status.st_size} bytes; expected at most {limit_bytes} for a JSON file")
         value = parse_json(path.read_bytes())

@@ -147,5 +147,5 @@ class ModelConfig:
 
     @classmethod
     def from_file(cls, path: Path) -> "ModelConfig":
-        """Read a `config.json` from disk; ConfigError if the file is no JSON object, or for what `from_hf` refuses."""
+        """Read a `config.json` from disk; ConfigError if it is not a JSON object, and as `from_hf`."""
         return cls.from_hf(read_json_object(path), str(path))

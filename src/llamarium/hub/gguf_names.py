@@ -42,7 +42,7 @@ def part_name(name: str) -> PartName | None:
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """Return the GGUF models among file names, sorted: each file that is no part, and of each split its first part."""
+    """Return the GGUF models among file names, sorted: files that are not parts, and the first part of each split."""
     models: dict[str, str] = {}
     for name in sorted(name for name in names if name.endswith(".gguf")):
         part = part_name(name)

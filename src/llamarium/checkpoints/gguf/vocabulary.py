@@ -105,13 +105,13 @@ def _as_json(tokenizer: Tokenizer) -> dict[str, Any]:
         tokenizer.save(Path(folder))
         path = Path(folder, TOKENIZER)
         if not path.exists():
-            raise _refusal(tokenizer, "it is no byte-level BPE (a GGUF file cannot say one token per character)")
+            raise _refusal(tokenizer, "it is not byte-level BPE (a GGUF file cannot say one token per character)")
         return read_json(path)
 
 
 def _pre_tokenizer(raw: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     if (raw.get("decoder") or {}).get("type") != "ByteLevel":
-        raise _refusal(tokenizer, "it is no byte-level BPE")
+        raise _refusal(tokenizer, "it is not byte-level BPE")
     if raw.get("normalizer") is not None:
         raise _refusal(tokenizer, "it has a normalizer, which llama.cpp would not apply")
     rules = _rules(raw["pre_tokenizer"])

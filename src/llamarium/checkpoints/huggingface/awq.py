@@ -29,7 +29,7 @@ from llamarium.quant.grouped import unpack_awq, unpack_bits
 
 _LAYOUTS = ("gemm", "gemv")
 _WORDS = ("I32", "U32")
-_MIDDLE = 8  # what stands for zero where there are no zero points
+_MIDDLE = 8  # the code of zero without zero points
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class CompressedTensors(Scheme):
 
 
 def _refuse_others(fields: ConfigFields) -> None:
-    """Refuse by name what the format has besides packed integers and 8-bit floating point."""
+    """Refuse the format's other layouts by name: only packed integers and 8-bit floats are read."""
     advice = "take the model's unquantized weights and quantize on load"
     groups = fields.mapping("config_groups").values()
     layouts = [group.get("format") for group in groups if isinstance(group, dict)]

@@ -52,7 +52,7 @@ def quantization_of(raw: Mapping[str, Any], source: Path) -> tuple[Mapping[str, 
 
 def read_scheme(fields: Mapping[str, Any], source: Path) -> Scheme | None:
     """Return how weights are quantized, None for NF4; UnsupportedFormatError names a method that is not read."""
-    # Of the methods only what a folder needs is imported: most have none.
+    # Imported here: most folders are not quantized.
     from llamarium.checkpoints.huggingface.awq import AWQ
     from llamarium.checkpoints.huggingface.compressed import CompressedTensors
     from llamarium.checkpoints.huggingface.fp8 import FP8

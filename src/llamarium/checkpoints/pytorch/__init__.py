@@ -1,1 +1,1 @@
-"""Files of `torch.save`, read without torch and without running what is in them."""
+"""Files of `torch.save`, read without torch and without executing them."""

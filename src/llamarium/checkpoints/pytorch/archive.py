@@ -58,7 +58,7 @@ def read_archive(path: Path) -> Archive:
 
     Raises:
         ModelNotFoundError: If there is no such file.
-        CheckpointError: If it is no such archive, is compressed, encrypted, damaged, or its records overlap.
+        CheckpointError: If it is not such an archive, is compressed, encrypted, damaged, or its records overlap.
         UnsupportedFormatError: For the layout of torch before 1.6, and for big-endian numbers.
     """
     size = regular_size(path)
@@ -83,7 +83,7 @@ def read_archive(path: Path) -> Archive:
 
 
 def fault(path: Path, message: str) -> CheckpointError:
-    """Return an error that says what is wrong with such a file."""
+    """Return the error for a file that is not such an archive."""
     return CheckpointError(f"{escape(path)}: {message}; expected tensors by name, as torch.save writes them")
 
 

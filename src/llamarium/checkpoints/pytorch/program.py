@@ -80,7 +80,7 @@ _MARK = _Mark()
 
 
 def run_program(path: Path, program: bytes) -> Any:
-    """Return what a pickle makes; `path` is for messages. CheckpointError for anything that is no tensor by name."""
+    """Return what a pickle makes; `path` is for messages. CheckpointError, by name, for what is not a tensor."""
     return _Interpreter(path).run(program)
 
 
@@ -121,12 +121,12 @@ class _Interpreter:
 
     def push_name(self, text: Any) -> None:
         if text not in _ALLOWED:
-            raise self.fault(f"its pickle names {escape(text, 80)!r}, which is no tensor and is not run")
+            raise self.fault(f"its pickle names {escape(text, 80)!r}, which is not a tensor and is not run")
         self.stack.append(Name(text))
 
     def joined_name(self) -> str:
         module, name = self.pop_many(2)
-        return f"{module} {name}" if isinstance(module, str) and isinstance(name, str) else "a name that is no text"
+        return f"{module} {name}" if isinstance(module, str) and isinstance(name, str) else "a name that is not text"
 
     def pop_many(self, count: int) -> list[Any]:
         if len(self.stack) < count:
@@ -149,7 +149,7 @@ class _Interpreter:
     def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, dict) or len(items) % 2:
-            raise self.fault("its pickle fills something that is no dictionary")
+            raise self.fault("its pickle fills something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, (str, int)):
                 raise self.fault(f"its pickle has a {type(key).__name__} for a name")
@@ -158,14 +158,14 @@ class _Interpreter:
     def append_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, list):
-            raise self.fault("its pickle fills something that is no list")
+            raise self.fault("its pickle fills something that is not a list")
         cast(list[Any], target).extend(items)
 
     def set_state(self, _: Any) -> None:
         """Drop an object's attributes: a state dict of torch has the versions of its modules there."""
         self.pop_many(1)
         if not isinstance(self.stack[-1], dict):
-            raise self.fault("its pickle sets attributes of something that is no dictionary")
+            raise self.fault("its pickle sets attributes of something that is not a dictionary")
 
     def get(self, key: Any) -> None:
         self.stack.append(self.memo[int(key)])
@@ -183,7 +183,7 @@ class _Interpreter:
             case ("storage", Name(text), str(key), str(), int(num_items)) if text in STORAGES:
                 self.stack.append(Storage(key, STORAGES[text], num_items))
             case _:
-                raise self.fault("its pickle refers to something that is no storage of a plain type")
+                raise self.fault("its pickle refers to something that is not a storage of a plain type")
 
     def reduce(self, _: Any) -> None:
         """Make what a name stands for: the three calls that `torch.save` writes."""

@@ -68,7 +68,7 @@ class RowsOf(TensorFile):
 def read_torch_file(path: Path) -> dict[str, Located]:
     """Return the tensors of a file that `torch.save` wrote, by name, each with the file that it is to be read from.
 
-    Values that are no tensors are named in a warning.
+    Values that are not tensors are named in a warning.
 
     Raises:
         ModelNotFoundError: If there is no such file.
@@ -94,7 +94,7 @@ def read_torch_file(path: Path) -> dict[str, Located]:
         raise fault(path, f"holds no tensors by name; its items are {list_some(others) or 'none'}")
     _check_total(archive, views)
     if others:
-        warn_caller(f"{escape(path)}: items that are no tensors are not used: {list_some(others)}")
+        warn_caller(f"{escape(path)}: items that are not tensors are ignored: {list_some(others)}")
     return tensors
 
 
@@ -127,7 +127,7 @@ def _check_view(path: Path, where: str, view: TensorView) -> None:
     """Check that a view's items are all in its storage, and not more than there are."""
     sizes = (view.storage.num_items, view.offset, *view.shape, *view.strides)
     if len(view.shape) != len(view.strides) or len(view.shape) > _MOST_DIMS or not all(map(_is_size, sizes)):
-        raise fault(path, f"{where} has a storage, shape, strides or offset that are no sizes")
+        raise fault(path, f"{where} has a storage, shape, strides or offset that are not sizes")
     num_items = math.prod(view.shape)
     reach = view.offset + sum((n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True))
     if num_items and (reach >= view.storage.num_items or num_items > view.storage.num_items):

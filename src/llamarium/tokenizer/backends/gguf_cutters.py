@@ -109,7 +109,7 @@ _CUTTERS = (
     Cutter(names="minicpm5", patterns=(r"\p{N}{1,3}", _ANY_DIGITS), whole_pieces=True),
 )
 
-# Named by llama.cpp as well, but with steps that are no regular expressions of this kind.
+# Named by llama.cpp as well, but with steps that are not regular expressions of this kind.
 _OTHERS = frozenset(
     "afmoe bailingmoe bailingmoe2 chameleon cohere2moe exaone-moe gemma4 granite-embed-multi-311m "
     "granite-embed-multi-97m jais-2 kimi-k2 laguna llada-moe qwen35 sarvam-moe seed-coder spark2_5 superbpe "

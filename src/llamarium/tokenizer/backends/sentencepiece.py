@@ -177,7 +177,7 @@ def _with_control_pieces(model: SentencePieceModel, ids: set[int]) -> SentencePi
 
 
 def _config(backend: SentencePieceBackend, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what tokenizer_config.json says; only what is not its format's default."""
+    """Return the fields of tokenizer_config.json that differ from the format's defaults."""
     spelling = {i: text for text, i in tokenizer.special.ids.items()}
     named = {
         "bos_token": tokenizer.bos_token_id,

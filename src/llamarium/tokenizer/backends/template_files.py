@@ -36,7 +36,7 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> ChatTemplates:
 
 
 def templates_of_gguf(metadata: Mapping[str, Any], source: str) -> ChatTemplates:
-    """Read the templates of a GGUF file's metadata; TokenizerError if one is no text."""
+    """Read the templates of a GGUF file's metadata; TokenizerError if one is not text."""
     keys = {key: key.removeprefix(GGUF_KEY).removeprefix(".") or DEFAULT for key in metadata if _is_template(key)}
     if len(keys) > _MAX_TEMPLATES:
         raise _too_many(source, len(keys))

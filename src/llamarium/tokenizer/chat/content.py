@@ -63,7 +63,7 @@ def joined(content: Any) -> Any:
 
 
 def check_parts(content: object, where: str) -> None:
-    """Refuse parts of a content that are no text: the answer would ignore them."""
+    """Refuse content parts that are not text: the answer would ignore them."""
     if not is_parts(content):
         return
     for k, part in enumerate(cast("Sequence[Mapping[str, Any]]", content)):

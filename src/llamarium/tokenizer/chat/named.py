@@ -16,7 +16,7 @@ SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Huggin
 
 
 class NamedFormat(NamedTuple):
-    """A dialog format; `tokens` are the control tokens that it is made of, besides BOS and EOS."""
+    """A dialog format; `tokens` are the control tokens it is made of, except BOS and EOS."""
 
     template: str
     tokens: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ class ChatTemplates:
 
     @property
     def stored(self) -> str | list[dict[str, str]] | None:
-        """The value of `chat_template` in tokenizer_config.json; None is no field."""
+        """The value of `chat_template` in tokenizer_config.json; None leaves the field out."""
         if not self.by_name or (self.default is not None and len(self.by_name) == 1):
             return self.default
         return [{"name": name, "template": text} for name, text in self.by_name.items()]

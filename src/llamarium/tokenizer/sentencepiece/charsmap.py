@@ -67,7 +67,7 @@ class Charsmap:
         try:
             return len(data[:num_bytes].decode("utf-8")), self._replacements[place:end].decode("utf-8")
         except UnicodeDecodeError:
-            raise self._damaged("a rule is no UTF-8") from None
+            raise self._damaged("a rule is not UTF-8") from None
 
     def _walk(self, data: bytes) -> tuple[bool, int, int]:
         """Follow bytes through the trie.

@@ -106,7 +106,7 @@ def read_model(data: bytes, source: str) -> SentencePieceModel:
     if not 0 < len(parts[_PIECES]) <= MAX_TOKENS:
         raise TokenizerError(f"{source}: {len(parts[_PIECES])} pieces; expected 1 to {MAX_TOKENS}")
     pieces, scores, types = _read_pieces(parts[_PIECES], source)
-    # A message that is there twice is one whose later fields win: the parts, joined, are that message.
+    # If a message comes twice, its later fields win: the parts, joined, are that message.
     trainer = _scalars(b"".join(parts[_TRAINER]), source)
     normalizer = _scalars(b"".join(parts[_NORMALIZER]), source)
     kind = _number(trainer, _MODEL_TYPE, _UNIGRAM)

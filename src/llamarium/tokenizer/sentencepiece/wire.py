@@ -1,7 +1,7 @@
 """Protobuf's wire format: a message is fields, each a number, a type and a value.
 
 Only what `tokenizer.model` has is read: varints, fixed numbers, and bytes with their length. Every length is checked
-against what is left of the message, so reading takes no memory beyond the file.
+against the rest of the message, so reading takes no memory beyond the file.
 
 Source: protobuf.dev, "Encoding".
 """
@@ -20,7 +20,7 @@ Field = tuple[int, int, int | bytes]
 
 
 def read_fields(data: bytes, source: str) -> Iterator[Field]:
-    """Yield the fields of a message; TokenizerError where the data is no message."""
+    """Yield the fields of a message; TokenizerError where the data is not a message."""
     position, end = 0, len(data)
     while position < end:
         start = position
