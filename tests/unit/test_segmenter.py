@@ -1,8 +1,10 @@
 """The segmentation of SentencePiece vocabularies: in C, in Python and by the library, which give the same ids."""
 
 import itertools
+import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+NATIVE = Path(__file__).parents[2] / "native"
 KINDS = ("bpe", "unigram")
 NAMES = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
@@ -212,3 +215,47 @@ def test_no_memory_is_an_error():
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
     assert segmenter.ids("a")
+
+
+SANITIZED = """
+import ctypes, random, sys
+from unittest import mock
+from llamarium.kernels import segmenter
+from llamarium.tokenizer.sentencepiece import segment
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel
+
+checked = ctypes.CDLL(sys.argv[1])
+mock.patch.object(segmenter, "library", lambda: checked).start()
+mock.patch.object(segment, "library", lambda: checked).start()
+rng = random.Random(0)
+for round in range(60):
+    alphabet = rng.choice(("ab", "a\\u00e9\\u2581\\u65e5\\U0001f600", "\\0\\1a"))
+    pieces = sorted({*alphabet[1:], *("".join(rng.choices(alphabet, k=rng.randrange(1, 12))) for _ in range(30))})
+    kind = rng.choice(("bpe", "unigram"))
+    model = SentencePieceModel(
+        kind=kind, pieces=["<unk>", *pieces], scores=[0.0, *(-rng.choice((1.5, 2.5, 60_000.0)) for _ in pieces)],
+        types=[2, *rng.choices((1, 1, 4, 5), k=len(pieces))], names={"bos": "<s>", "eos": "</s>", "pad": "<pad>"},
+    )
+    ours, python = segment.make_segmenter(model), segment.PythonSegmenter(model)
+    for size in (0, 1, 2, 30, 300):
+        text = "".join(rng.choices(alphabet + "z\\u6f22", k=size))
+        assert ours.ids(text) == python.ids(text)
+"""
+
+
+def test_memory_is_respected(tmp_path: Path):
+    """Compiled with sanitizers, which end the process at the first access outside, or what C leaves undefined."""
+    if (gcc := shutil.which("gcc")) is None:
+        pytest.skip("gcc is not here")
+    found = [
+        subprocess.run([gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    if not all(map(os.path.isabs, found)):
+        pytest.skip("gcc has no sanitizers here")
+    sources = [str(NATIVE / f"{name}.c") for name in ("segment", "merge", "best_cut")]
+    flags = ["-O1", "-g", "-std=gnu11", "-fPIC", "-shared", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    made = str(tmp_path / "checked.so")
+    subprocess.run([gcc, *flags, *sources, "-lm", "-o", made], check=True)
+    environment = os.environ | {"LD_PRELOAD": ":".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
+    subprocess.run([sys.executable, "-c", SANITIZED, made], env=environment, check=True, timeout=280)
