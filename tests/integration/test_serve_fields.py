@@ -350,3 +350,34 @@ def test_strict_fields_refuses_them(
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == (code, param)
+
+
+# --- arguments that broke off -----------------------------------------------------------------------------------------
+
+BROKEN = '{"x": 5, "text": "an end that nev'
+
+
+def test_arguments_that_broke_off_can_be_given_back(running: Running) -> None:
+    def dialog(arguments: str) -> list[dict[str, Any]]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return [*HELLO["messages"], said, {"role": "tool", "tool_call_id": "c", "content": "no JSON"}]
+
+    tools = tools_of(CHAT, "f")[len(OTHER_TOOLS) :]
+    broken = HELLO | {"messages": dialog(BROKEN), "tools": tools}
+    answer = running.post(**broken)
+    assert named(answer) == {"messages[].tool_calls[].function.arguments"}
+    assert text_of(answer) == text_of(running.post(**broken | {"messages": dialog('{"x": 5}')}))
+    for odd in ("[1]", "x", "[" * 10**5, '{"a":' * 10**5, '{"a": ' + "1" * 6000):
+        assert running.post(**broken | {"messages": dialog(odd), "max_tokens": 1}).status_code == 200
+
+
+def test_items_with_arguments_that_broke_off_can_be_given_back(running: Running) -> None:
+    def items(arguments: str) -> list[dict[str, Any]]:
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+        result = {"type": "function_call_output", "call_id": "c", "output": "no JSON"}
+        return [{"role": "user", "content": "Hello!"}, call, result]
+
+    answer = running.post("/v1/responses", **RESPONSE | {"input": items(BROKEN)})
+    assert named(answer) == {"input[].arguments"}
+    assert text_of(answer) == text_of(running.post("/v1/responses", **RESPONSE | {"input": items('{"x": 5}')}))

@@ -1,18 +1,16 @@
 """A message in Anthropic's format: whole, and as a stream of events."""
 
-import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llamarium.generation.completion import Piece
+from llamarium.server.arguments import members
 from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import event
 from llamarium.server.replying import ReplyFormatter, Usage
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 
-_WHITE = " \t\n\r"
-_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -112,39 +110,3 @@ def _counts(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.generated,
         **usage.prefix(),
     }
-
-
-def members(text: str) -> dict[str, Any]:
-    """Return the members of a call's arguments, a JSON object; if the answer ends within them the complete members."""
-    try:
-        whole = json.loads(text or "{}")
-    except ValueError:
-        return _first_members(text)
-    return whole if isinstance(whole, dict) else {}
-
-
-def _first_members(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    place = _after(text, 0, "{")
-    try:
-        while place is not None:
-            name, end = _SCAN(text, _skip(text, place))
-            value, end = _SCAN(text, _skip(text, _after(text, end, ":") or len(text)))
-            place = _after(text, end, ",")
-            if place is not None or not isinstance(value, int | float):  # a number at the end may be incomplete
-                found[name] = value
-    except ValueError:
-        pass
-    return found
-
-
-def _after(text: str, place: int, mark: str) -> int | None:
-    """Return the place after white space and a mark, or None without the mark."""
-    place = _skip(text, place)
-    return place + 1 if text.startswith(mark, place) else None
-
-
-def _skip(text: str, place: int) -> int:
-    while place < len(text) and text[place] in _WHITE:
-        place += 1
-    return place

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from llamarium.sampling.params import GenerationOptions
+from llamarium.server.arguments import as_object
 from llamarium.server.dialogs import encode_dialog, misplaced, missing
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body, of_table, parameters_in, with_parameters
@@ -118,6 +119,8 @@ class Message(Body):
         if self.tool_calls:
             own = {"id": True, "type": True, "function": {"name", "arguments"}}
             plain["tool_calls"] = [call.model_dump(include=own) for call in self.tool_calls]
+            for call in plain["tool_calls"]:
+                call["function"]["arguments"] = as_object(call["function"]["arguments"])
         if self.tool_call_id is not None:
             plain["tool_call_id"] = self.tool_call_id
         return plain | self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from llamarium.server.arguments import as_object
 from llamarium.server.dialogs import Dialog
 from llamarium.server.fields import Body, by_type, of_table, of_type
 
@@ -72,7 +73,7 @@ def add_item(dialog: Dialog, where: str, item: Item) -> None:
     elif isinstance(item, FunctionCallItem):
         if not dialog.messages or dialog.messages[-1]["role"] != "assistant":
             dialog.add(where, {"role": "assistant", "content": None})
-        dialog.add_call(where, item.call_id, item.name, item.arguments)
+        dialog.add_call(where, item.call_id, item.name, as_object(item.arguments))
     elif isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
         dialog.add(where, {"role": role, "content": _text(item.content)})

@@ -1,0 +1,59 @@
+"""The arguments of calls as JSON objects, also where an answer broke off within them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from llamarium.strict_json import NotJson, parse_json
+
+_WHITE = " \t\n\r"
+_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
+
+
+def is_object(text: str) -> bool:
+    """Whether arguments are the text of a JSON object; an empty text is one without members."""
+    try:
+        return isinstance(parse_json(text or "{}"), dict)
+    except NotJson:
+        return False
+
+
+def as_object(text: str) -> str:
+    """Return arguments as the text of a JSON object: as they are, or the members that came whole."""
+    return text if is_object(text) else json.dumps(members(text), ensure_ascii=False)
+
+
+def members(text: str) -> dict[str, Any]:
+    """Return the members of a call's arguments, a JSON object; if the answer ends within them the complete members."""
+    try:
+        whole = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return _first_members(text)
+    return whole if isinstance(whole, dict) else {}
+
+
+def _first_members(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    place = _after(text, 0, "{")
+    try:
+        while place is not None:
+            name, end = _SCAN(text, _skip(text, place))
+            value, end = _SCAN(text, _skip(text, _after(text, end, ":") or len(text)))
+            place = _after(text, end, ",")
+            if place is not None or not isinstance(value, int | float):  # a number at the end may be incomplete
+                found[name] = value
+    except (ValueError, RecursionError):
+        pass
+    return found
+
+
+def _after(text: str, place: int, mark: str) -> int | None:
+    """Return the place after white space and a mark, or None without the mark."""
+    place = _skip(text, place)
+    return place + 1 if text.startswith(mark, place) else None
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place] in _WHITE:
+        place += 1
+    return place
