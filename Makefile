@@ -1,5 +1,6 @@
 # make demo   answer a question with the built-in model
 # make test   run the suite          make check  lint, types, layers
+# make test-clients run real programs against the server, as far as they are installed
 # make native compile the CPU kernels, if they have changed
 # make page   build the page of `llamarium inspect`, if it has changed
 # make wheels build the wheels that are published, into dist/
@@ -12,7 +13,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo test check format native page wheels clean
+.PHONY: demo test test-clients check format native page wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -31,6 +32,10 @@ test: .venv/.dev .venv-light/.test
 	$(SAY) "Testing what needs the machine for itself (about two minutes) ..."
 	.venv-light/bin/python -m pytest -m alone
 	$(BIN)/python -m pytest -m alone --heavy
+
+# Real programs against the server: those that npm and pip have installed in CLIENTS_DIR; it installs nothing.
+test-clients: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/clients/run.py
 
 check: .venv/.dev
 	$(SAY) "Looking for style, types and layers (about a minute) ..."

@@ -81,6 +81,14 @@ CODEX: dict[str, Any] = {
     "tools": [
         {"type": "function", "name": "exec_command", "description": "Run it", "strict": False, "parameters": COMMAND},
         {"type": "function", "name": "update_plan", "description": "Plan", "strict": False, "parameters": PLAN},
+        {
+            "type": "namespace",
+            "name": "agents",
+            "description": "Other agents",
+            "tools": [{"type": "function", "name": "spawn", "strict": False, "parameters": COMMAND}],
+        },
+        {"type": "custom", "name": "apply_patch", "description": "Patch", "format": {"type": "text"}},
+        {"type": "web_search", "external_web_access": False},
     ],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
@@ -115,6 +123,7 @@ def test_codexs_turns(talker: Running) -> None:
     ]
     events, no_effect = sent(talker, "/v1/responses", CODEX | {"input": dialog}, CODEX_HEADERS)
     assert {"reasoning.effort", "reasoning.summary", "store", "prompt_cache_key", "text.verbosity"} <= no_effect
+    assert {"tools[].namespace", "tools[].custom", "tools[].web_search"} <= no_effect
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
