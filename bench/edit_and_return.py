@@ -2,7 +2,6 @@
 
     python bench/edit_and_return.py                          # SmolLM2, the edited file forced
     python bench/edit_and_return.py --answers greedy         # what the model itself says
-    python bench/edit_and_return.py --llama-cpp model.gguf   # llama.cpp's ngram-mod beside it (greedy)
     python bench/edit_and_return.py --counts --dialogs 10    # tokens per pass alone, where the machine is busy
 
 A dialog shows a file of this project, asks for one of five edits (a renamed class or function, an added line in each
@@ -25,6 +24,7 @@ import numpy as np
 
 import common
 import llamarium
+from llamarium.cli.threads import set_threads
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request
 from llamarium.runtime.batch import Batch
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--counts", action="store_true", help="one round with drafts: counts, no rates")
     options: argparse.Namespace = parser.parse_args()
     llama = llamarium.load(options.model, device="cpu")
-    llamarium.cli.threads.set_threads(options.threads)
+    set_threads(options.threads)
     made, is_forced = dialogs(options.dialogs), options.answers == "forced"
     tasks = [
         (llama.tokenizer.chat([{"role": "user", "content": one.prompt}]), llama.encode(one.answer) if is_forced else [])
