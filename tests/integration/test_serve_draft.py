@@ -238,11 +238,11 @@ def test_the_commands_take_one(smollm2_path: Path, capsys: pytest.CaptureFixture
     assert main(["generate", *words, "--draft-model", "smollm2-135m", "--prompt-lookup"]) == 2
 
 
-def test_chat_drafts_unless_it_is_told_not_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_drafts_if_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "corpus.txt").write_text("The answer is forty-two. " * 20)
     words = ["Say it again: one two three four five.", "-n", "12", "--temperature", "0", "--json", "--threads", "1"]
     found = []
-    for more in ([], ["--no-prompt-lookup"], ["--ngram-pool", "0", "--ngram-corpus", str(tmp_path / "corpus.txt")]):
+    for more in (["--prompt-lookup"], [], ["--ngram-pool", "0", "--ngram-corpus", str(tmp_path / "corpus.txt")]):
         assert main(["chat", *words, "-m", "smollm2-135m", *more]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert ["prompt_lookup" in one for one in found] == [True, False, True]

@@ -570,7 +570,7 @@ def test_a_replicas_draft_model_is_loaded_as_the_model_is(monkeypatch: pytest.Mo
     assert [how["model"] for how in loaded] == ["large", "small", None]
     assert (loaded[1]["dtype"], "quantize" in loaded[1]) == ("float32", False)
     assert [how["draft_model"] and how["draft_model"].name for how in engines] == ["small", None]
-    assert [bool(how["prompt_lookup"]) for how in engines] == [False, True]
+    assert [bool(how["prompt_lookup"]) for how in engines] == [False, False]
 
 
 def test_a_replica_whose_model_cannot_be_loaded_says_why() -> None:

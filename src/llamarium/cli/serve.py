@@ -152,7 +152,7 @@ def add_engine(group: Group) -> None:
         ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
     )
     add_disk_cache(group)
-    add_speculation(group, is_default=True)
+    add_speculation(group)
 
 
 def _add_place(group: Group) -> None:

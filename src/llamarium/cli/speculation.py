@@ -22,17 +22,12 @@ MAX_CORPUS_BYTES = 64 * 2**20
 """Of the file of `--ngram-corpus`; its tokens take some three times the memory."""
 
 
-def add_speculation(parser: Group, *, is_default: bool) -> None:
-    """Add the options of drafts: `prompt_lookup` and `load_draft` read them.
-
-    With `is_default` n-gram drafts are on where they leave the tokens as they are.
-    """
-    parser.set_defaults(looks_up=is_default)
+def add_speculation(parser: Group) -> None:
+    """Add the options of drafts: `prompt_lookup` and `load_draft` read them."""
     group = parser.add_mutually_exclusive_group()
     text = "a smaller model with the same vocabulary that drafts tokens; the text stays the same (default: none)"
     group.add_argument("--draft-model", metavar="NAME", help=text)
-    where = "on with the C kernels" if is_default else "off"
-    text = f"draft tokens from the prompt and earlier texts; the text stays the same (default: {where})"
+    text = "draft tokens from the prompt and earlier texts; the text stays the same (default: off)"
     group.add_argument("--prompt-lookup", action=argparse.BooleanOptionalAction, help=text)
     text = "memory for earlier texts of each API key to draft from, or 0 (default: 12MiB)"
     parser.add_argument("--ngram-pool", type=_size_or_none, metavar="SIZE", help=text)
@@ -53,18 +48,13 @@ def check_speculation(args: argparse.Namespace) -> None:
 
 def prompt_lookup(args: argparse.Namespace, llama: "Llama") -> "PromptLookup | None":
     """Return the n-gram drafts of `add_speculation`'s options, or None."""
-    from llamarium.engine.proposers.lookup import POOL_BYTES
-    from llamarium.generation.options import default_lookup
+    from llamarium.engine.proposers.lookup import POOL_BYTES, PromptLookup
 
     check_speculation(args)
-    is_wanted = args.prompt_lookup
-    if is_wanted is None and (args.ngram_pool is not None or args.ngram_corpus is not None):
-        is_wanted = True
-    elif is_wanted is None and not args.looks_up:
-        is_wanted = False
+    if not args.prompt_lookup and args.ngram_pool is None and args.ngram_corpus is None:
+        return None
     corpus = () if args.ngram_corpus is None else llama.tokenizer.encode(_read_corpus(args.ngram_corpus))
-    pool_bytes = POOL_BYTES if args.ngram_pool is None else args.ngram_pool
-    return default_lookup(llama.runner, is_wanted, args.draft_model, pool_bytes, corpus)
+    return PromptLookup(pool_bytes=POOL_BYTES if args.ngram_pool is None else args.ngram_pool, corpus=corpus)
 
 
 def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:

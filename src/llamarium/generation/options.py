@@ -1,11 +1,10 @@
 """The options of `Llama.generate` and its like, by name and type. Never torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast, get_args
 
 from llamarium.engine.pooling import Places
-from llamarium.engine.proposers.base import ProposerPolicy, check_exact, keeps_tokens
+from llamarium.engine.proposers.base import ProposerPolicy, check_exact
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.tiers.disk_cache import DiskCache
@@ -120,18 +119,6 @@ def proposer_choice(prompt_lookup: object, draft_model: object) -> ProposerChoic
     if lookup is not None and draft is not None:
         raise OptionError("prompt_lookup and draft_model both guess the next tokens; give one of them")
     return lookup or draft
-
-
-def default_lookup(
-    runner: Runner, is_wanted: bool | None, draft_model: object, pool_bytes: int, corpus: Sequence[int] = ()
-) -> PromptLookup | None:
-    """Return n-gram drafts, or None.
-
-    With `is_wanted` None they are on if tokens stay the same and there is no draft model. Other arguments are those of
-    `PromptLookup`.
-    """
-    is_default = is_wanted is None and draft_model is None and keeps_tokens(runner, is_greedy=False)
-    return PromptLookup(pool_bytes=pool_bytes, corpus=corpus) if is_wanted or is_default else None
 
 
 def _checked_draft(draft: object) -> TextModel | DraftModel | None:

@@ -164,17 +164,12 @@ def _checked_length(num_tokens: object) -> int:
     return num_tokens
 
 
-def keeps_tokens(runner: Runner, *, is_greedy: bool) -> bool:
-    """Whether drafts leave the tokens as they are; `is_greedy` as for `check_exact`."""
-    return runner.is_row_exact or (is_greedy and runner.dtype == "float32")
-
-
 def check_exact(runner: Runner, policy: ProposerPolicy, *, is_greedy: bool) -> None:
     """Raise an OptionError if drafts could change the tokens.
 
     `is_greedy` says that all sequences take the most probable token, and that keys and values are kept as they are.
     """
-    if not keeps_tokens(runner, is_greedy=is_greedy):
+    if not runner.is_row_exact and not (is_greedy and runner.dtype == "float32"):
         raise OptionError(
             f"{policy.option} could change the tokens here, as PyTorch rounds a pass over several tokens otherwise"
             f" than a pass over one (in {runner.dtype}, at this temperature); take float32 and temperature 0, or "

@@ -29,7 +29,7 @@ class ModelOptions(BaseModel):
 
     Attributes:
         adapters: Folders of LoRA adapters by name, for requests to choose; `adapter` applies to all requests.
-        prompt_lookup: As `llamarium serve --prompt-lookup` or `--no-prompt-lookup`.
+        prompt_lookup: As `llamarium serve --prompt-lookup`.
         ngram_pool: Bytes of each API key's earlier texts in a replica, to draft from; 0 is none.
         draft_model: As `llamarium serve --draft-model`.
         kv_memory: Bytes of keys and values; None is a quarter of the memory that is free, 4 GiB at most.
@@ -48,7 +48,7 @@ class ModelOptions(BaseModel):
     input_bits: int | None = None
     strict: bool = False
     chat_template: str | None = None
-    prompt_lookup: bool | None = None
+    prompt_lookup: bool = False
     ngram_pool: int = Field(POOL_BYTES, ge=0)
     draft_model: str | None = None
     kv_memory: int | None = Field(None, gt=0)

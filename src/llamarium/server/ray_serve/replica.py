@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from starlette.types import Message
 
 import llamarium.api
+from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.errors import EngineStoppedError
-from llamarium.generation.options import default_lookup
 from llamarium.generation.text_engine import TextEngine
 from llamarium.server.app import create_routes
 from llamarium.server.http.access import Access, http_scope
@@ -128,7 +128,7 @@ def _name() -> str:
 def _load(model: ModelOptions, settings: Settings, report: Progress) -> tuple[ServedModel, TextEngine]:
     llama = llamarium.api.load(**model.load_options(), progress=report)
     draft = None if model.draft_model is None else llamarium.api.load(**model.draft_options(), progress=report)
-    lookup = default_lookup(llama.runner, model.prompt_lookup, model.draft_model, model.ngram_pool)
-    engine = llama.engine(**model.engine_options(), prompt_lookup=lookup or False, draft_model=draft)
+    lookup = model.prompt_lookup and PromptLookup(pool_bytes=model.ngram_pool)
+    engine = llama.engine(**model.engine_options(), prompt_lookup=lookup, draft_model=draft)
     check_context(engine, settings.max_context)
     return llama, engine
