@@ -156,7 +156,7 @@ def test_what_does_not_have_its_form_is_refused(client: httpx.Client, llama: Lla
     assert ask("[1, yes", response_format=FORM) == (400, "start")
     ended = client.post(f"{path_of(client, ids=[5, 7042, 2])}/sampler", json={"start": 1, "response_format": FORM})
     assert error_of(ended) == (400, "start")
-    bad = {"type": "json_schema", "json_schema": {"name": "one", "schema": {"unheard": 1}}}
+    bad = {"type": "json_schema", "json_schema": {"name": "one", "schema": {"type": "int"}}}
     assert ask("[", response_format=bad) == (400, "response_format.json_schema.schema")
     assert ask("[", tools=[{"type": "function", "function": {**FUNCTION, "name": "a b"}}])[0] == 400
     regex = {"type": "regex", "regex": "[0-9]+"}
