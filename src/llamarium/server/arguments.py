@@ -7,7 +7,13 @@ from typing import Any
 from llamarium.strict_json import NotJson, parse_json
 
 _WHITE = " \t\n\r"
-_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
+
+
+def _no_constant(name: str) -> float:
+    raise NotJson(f"{name} is not JSON")
+
+
+_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(parse_constant=_no_constant).raw_decode
 
 
 def is_object(text: str) -> bool:
@@ -26,8 +32,8 @@ def as_object(text: str) -> str:
 def members(text: str) -> dict[str, Any]:
     """Return the members of a call's arguments, a JSON object; if the answer ends within them the complete members."""
     try:
-        whole = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        whole = parse_json(text or "{}")
+    except NotJson:
         return _first_members(text)
     return whole if isinstance(whole, dict) else {}
 
@@ -38,6 +44,8 @@ def _first_members(text: str) -> dict[str, Any]:
     try:
         while place is not None:
             name, end = _SCAN(text, _skip(text, place))
+            if not isinstance(name, str):
+                break
             value, end = _SCAN(text, _skip(text, _after(text, end, ":") or len(text)))
             place = _after(text, end, ",")
             if place is not None or not isinstance(value, int | float):  # a number at the end may be incomplete
