@@ -137,3 +137,33 @@ def test_three_hundred_tools_are_refused_and_many_costly_ones_are_named(compiler
 
 
 CALL = '<tool_call>\n{"name": "f9", "arguments": {"a": null}}\n</tool_call>'
+
+
+HOSTILE = {
+    "an index of thousands of digits": '{"allOf": [{}], "properties": {"a": {"$ref": "#/allOf/' + "0" * 5000 + '"}}}',
+    "a reference to a faulty address": '{"properties": {"a": {"$ref": "http://[x#a"}}}',
+    "an identifier with a faulty address": '{"$id": "http://[x#a"}',
+    "an infinite length": '{"minLength": 1e999}',
+    "an infinite constant": '{"oneOf": [{"const": 1e999}, {"type": "string"}]}',
+    "a limit of hundreds of digits": '{"maximum": 1' + "0" * 400 + "}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_numbers_and_references_out_of_range_are_named_or_refused(name: str) -> None:
+    try:
+        grammar = Grammar.json_schema(HOSTILE[name])
+    except GrammarError as error:
+        assert "e999" in HOSTILE[name] or "maximum" in HOSTILE[name], error
+    else:
+        assert [one.keyword for one in grammar.unenforced] == (["$ref"] if '"$ref"' in HOSTILE[name] else [])
+
+
+def test_a_proof_counts_the_names_that_it_compares() -> None:
+    """The pair of references is repeated, and each branch requires thousands of names."""
+    defs = {key: {"type": "object", "required": [f"{key}{i}" for i in range(8000)]} for key in "ab"}
+    pair = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    schema = {"$defs": defs, "properties": {f"p{i}": pair for i in range(400)}}
+    began = time.process_time()
+    Grammar.json_schema(schema)
+    assert time.process_time() - began < LIMIT_S

@@ -408,3 +408,9 @@ def test_a_format_comes_to_an_end(compiler: GrammarCompiler, name: str) -> None:
         text += compiler._tokens[token_id].decode() if token_id < compiler.vocab_size - 1 else ""
         assert len(text) <= 2050
     json.loads(text)
+
+
+def test_a_tuple_of_an_older_draft_keeps_what_is_said_of_other_items(compiler: GrammarCompiler) -> None:
+    """In either order of its keywords."""
+    schema = {"type": "array", "additionalItems": False, "items": [{"type": "null"}], "minItems": 1}
+    assert check_answers(compiler, D7 | schema) == [[None]] * NUM_ANSWERS

@@ -43,7 +43,7 @@ class Lowered:
 def parsed(text: str) -> Any:
     """Read JSON."""
     try:
-        return parse_json(text, max_levels=2 * MAX_DEPTH)
+        return parse_json(text, max_levels=2 * MAX_DEPTH, portable=True)
     except TooDeepJson:
         raise GrammarLimitError(f"the JSON schema is nested deeper than {MAX_DEPTH} schemas; make it flatter") from None
     except NotJson as error:

@@ -58,8 +58,11 @@ def _keep_apart(
     own = {key: given[key] for key in ("type",) if key in given}
     common = kinds_of(reader, own, path) & kinds_of(reader, listed[i], at_i) & kinds_of(reader, listed[j], at_j)
     needed = [required_of(reader.resolved(listed[k], at)[0]) for k, at in ((i, at_i), (j, at_j))]
-    only_i = [name for name in needed[0] if name not in needed[1]]
-    only_j = [name for name in needed[1] if name not in needed[0]]
+    if not reader.may_compare(len(needed[0]) + len(needed[1])):
+        return False
+    sets = [set(names) for names in needed]
+    only_i = [name for name in needed[0] if name not in sets[1]]
+    only_j = [name for name in needed[1] if name not in sets[0]]
     if common != ONLY_OBJECTS or not only_i or not only_j:
         return False
     if not forbidden[i] & set(only_j):

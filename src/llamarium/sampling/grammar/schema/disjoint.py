@@ -11,6 +11,7 @@ from llamarium.sampling.grammar.schema.reader import Reader
 from llamarium.sampling.grammar.schema.unenforced import Path
 
 _MAX_DEPTH = 6
+_NAMES_PER_VALUE = 4  # a value is spelled before it is compared
 ONLY_OBJECTS = frozenset(("object",))
 """The kinds of a schema of objects."""
 _KINDS = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
@@ -41,7 +42,8 @@ def listed_values(schema: Any) -> list[Any] | None:
 def kinds_of(reader: Reader, schema: Any, path: Path, depth: int = 0) -> frozenset[str]:
     """Return the kinds of values that a schema may accept; a number is an integer or a fraction."""
     schema, path = reader.resolved(schema, path)
-    if not isinstance(schema, dict) or depth > _MAX_DEPTH or not reader.may_compare():
+    num_values = len(listed_values(schema) or ())
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH or not reader.may_compare(num_values):
         return _KINDS if schema is not False else frozenset()
     given = cast("dict[str, Any]", schema)
     names = given.get("type", list(_KINDS))
@@ -61,14 +63,18 @@ def kinds_of(reader: Reader, schema: Any, path: Path, depth: int = 0) -> frozens
 
 def are_disjoint(reader: Reader, a: Any, at_a: Path, b: Any, at_b: Path, depth: int = 0) -> bool:
     """Tell whether no value follows both schemas, as far as it is plain to see."""
+    if not reader.may_compare():
+        return False
     a, at_a = reader.resolved(a, at_a)
     b, at_b = reader.resolved(b, at_b)
     if a is False or b is False:
         return True
-    if not isinstance(a, dict) or not isinstance(b, dict) or depth > _MAX_DEPTH or not reader.may_compare():
+    if not isinstance(a, dict) or not isinstance(b, dict) or depth > _MAX_DEPTH:
         return False
     one, other = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
     values, others = listed_values(one), listed_values(other)
+    if not reader.may_compare(_NAMES_PER_VALUE * (len(values or ()) + len(others or ()))):
+        return False
     if values is not None and others is not None and not set(map(spelled, values)) & set(map(spelled, others)):
         return True
     common = kinds_of(reader, one, at_a) & kinds_of(reader, other, at_b)
@@ -88,12 +94,15 @@ def _differ_in_a_property(
     reader: Reader, a: dict[str, Any], at_a: Path, b: dict[str, Any], at_b: Path, depth: int
 ) -> bool:
     names = dict.fromkeys([*required_of(a), *required_of(b)])
+    if not reader.may_compare(len(names)):
+        return False
+    restricted = [name for name in names if _property(a, name) is not True or _property(b, name) is not True]
     return any(
         are_disjoint(
             reader, _property(a, name), (*at_a, "properties", name), _property(b, name), (*at_b, "properties", name),
             depth + 1,
         )
-        for name in names
+        for name in restricted
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ class Reader(Protocol):
         """Return the schema, and its path, that a reference leads to; another schema is returned as it is."""
         ...
 
-    def may_compare(self) -> bool:
-        """Count a step of a comparison of schemas, and return whether there may be another."""
+    def may_compare(self, num_names: int = 0) -> bool:
+        """Count a step of a comparison of schemas, or of lists of names, and return whether there may be another."""
         ...
 
     def note(self, path: Path, keyword: str, reason: str) -> None:

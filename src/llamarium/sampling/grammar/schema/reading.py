@@ -23,6 +23,8 @@ MAX_SCHEMAS = 5000
 MAX_COMPARISONS = 20_000
 """Steps of proofs that branches of `oneOf` do not overlap: a tenth of a second."""
 
+_NAMES_PER_STEP = 16
+
 _NO_RESTRICTIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id",
      "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions", "contentEncoding",
@@ -84,9 +86,9 @@ class Reading:
             schema, path = self.references.at(target), target
         return schema, path
 
-    def may_compare(self) -> bool:
-        """Count a step of a comparison of schemas, and return whether there may be another."""
-        self._num_comparisons += 1
+    def may_compare(self, num_names: int = 0) -> bool:
+        """Count a step of a comparison of schemas, or of lists of names, and return whether there may be another."""
+        self._num_comparisons += 1 + num_names // _NAMES_PER_STEP
         return self._num_comparisons <= MAX_COMPARISONS
 
     def schema(self, given: Any, path: Path) -> Any:
@@ -191,8 +193,8 @@ def _patterns(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[s
 
 def _schema(reading: Reading, kept: dict[str, Any], key: str, given: Mapping[str, Any], path: Path) -> None:
     if key == "items" and isinstance(given[key], list):  # draft 7's tuples
-        _schemas(reading, kept, key, given, path)
-        kept["prefixItems"] = kept.pop(key)
+        listed = cast("list[Any]", given[key])
+        kept["prefixItems"] = [reading.schema(one, (*path, key, str(i))) for i, one in enumerate(listed)]
     else:
         kept[key] = reading.schema(given[key], (*path, key))
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from llamarium.sampling.grammar.schema.unenforced import Path
 
 _ANCHORS = ("$anchor", "$dynamicAnchor")
+_LONGEST_INDEX = 9
 _DATA = frozenset(("enum", "const", "default", "examples", "example"))
 
 
@@ -26,7 +27,7 @@ class References:
         resource = self._resource(place)
         if reference == "#" or reference.startswith("#/"):
             return self._pointed(resource, reference[1:])
-        base, fragment = urldefrag(_joined(self._bases[resource], reference))
+        base, fragment = _joined(self._bases[resource], reference)
         if fragment and not fragment.startswith("/"):
             return self._by_name.get(f"{base}#{fragment}")
         root = () if base == self._bases[()] else self._by_name.get(base)
@@ -46,7 +47,7 @@ class References:
         for step in steps:
             if isinstance(at, dict) and step in at:
                 at = cast("dict[str, Any]", at)[step]
-            elif isinstance(at, list) and step.isdecimal() and int(step) < len(cast("list[Any]", at)):
+            elif isinstance(at, list) and _is_index(step) and int(step) < len(cast("list[Any]", at)):
                 at = cast("list[Any]", at)[int(step)]
             else:
                 return None
@@ -61,7 +62,7 @@ class References:
                 schema = cast("dict[str, Any]", value)
                 identifier = schema.get("$id")
                 if isinstance(identifier, str) and not identifier.startswith("#"):
-                    base = urldefrag(_joined(base, identifier))[0]
+                    base, _ = _joined(base, identifier)
                     self._bases[path] = base
                     yield base, path
                 names = [schema[key] for key in _ANCHORS if isinstance(schema.get(key), str)]
@@ -79,11 +80,19 @@ def _at(document: Any, path: Path) -> Any:
     return document
 
 
-def _joined(base: str, reference: str) -> str:
+def _joined(base: str, reference: str) -> tuple[str, str]:
+    """Return an absolute address, and its fragment."""
     try:
-        return urljoin(base, reference)
+        address, fragment = urldefrag(urljoin(base, reference))
     except ValueError:  # a malformed address in brackets
-        return reference
+        address, _, fragment = reference.partition("#")
+    return address, fragment
+
+
+def _is_index(step: str) -> bool:
+    """Return whether a step is the place of an item: RFC 6901 allows no leading zeros."""
+    is_number = step.isascii() and step.isdecimal() and len(step) <= _LONGEST_INDEX
+    return is_number and (step == "0" or not step.startswith("0"))
 
 
 def _unescaped(step: str) -> str:
