@@ -114,7 +114,7 @@ def test_a_prompt_of_the_whole_context_is_scored(running: Running, llama: Llama)
     [
         ({"echo": False}, "max_tokens", "max_tokens is 0; expected at least 1, or echo besides"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
+        ({"max_tokens": -2}, "max_tokens", "max_tokens is -2"),
     ],
 )
 def test_what_cannot_be_told_is_refused_by_name(

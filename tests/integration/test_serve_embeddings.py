@@ -153,7 +153,7 @@ def test_who_comes_behind_many_texts_need_not_wait_for_all(
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", ""),
         ({"input": "a", "pooling": "max"}, "pooling", ""),
         ({"input": "a", "cache_salt": ""}, "cache_salt", ""),
-        ({"input": "a", "truncate": True}, "truncate", "not a field"),
+        ({"input": "a", "dimension": 64}, "dimension", "dimensions"),
         ({}, "input", "missing"),
     ],
 )

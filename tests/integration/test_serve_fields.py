@@ -121,7 +121,7 @@ def test_no_name_of_the_table_is_a_misspelling(running: Running) -> None:
     hints = {
         name for holder in ("generation", "chat") for name, known in TABLE[holder].items() if isinstance(known, Hint)
     }
-    for name in hints - {"user", "metadata", "prompt_cache_key", "safety_identifier", "reasoning_effort"}:
+    for name in hints - {"user", "metadata", "store", "prompt_cache_key", "safety_identifier", "reasoning_effort"}:
         assert named(running.post(**HELLO, **{name: 1})) == {name}
 
 

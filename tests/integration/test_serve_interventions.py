@@ -124,7 +124,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"steer": PAIR | {"away": "x" * 9999}}, "steer.away", "too long"),
     ({"steer": GIVEN | {"positions": [512]}}, "steer.positions[0]", "expected 0 to 511"),
     ({"steer": GIVEN | {"strength": 1e9}}, "steer.strength", "less than"),
-    ({"steer": GIVEN | {"unknown": 1}}, "steer.unknown", "not a field"),
+    ({"steer": GIVEN | {"strenght": 1}}, "steer.strenght", "strength"),
     ({"steer": []}, "steer", "steer has 0 items; expected at least 1"),
     ({"ablate": {}}, "ablate", "neither heads nor mlps; expected at least one"),
     ({"ablate": {"heads": []}}, "ablate", "neither heads nor mlps"),

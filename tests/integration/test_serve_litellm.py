@@ -116,4 +116,4 @@ def test_errors_keep_their_class_and_message(litellm: Any, asked: dict[str, Any]
     with pytest.raises(litellm.NotFoundError, match="no model 'large' is served here; there is: small, alias"):
         litellm.completion(**asked | {"model": "openai/large"})
     with pytest.raises(litellm.BadRequestError, match="functions is not supported: give tools"):
-        litellm.completion(**asked, extra_body={"functions": []})
+        litellm.completion(**asked, extra_body={"functions": [{"name": "paint"}]})

@@ -441,10 +441,6 @@ DEEP_PATH = "tools[0].parameters" + ".properties.a" * 16 + ".type"
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, None),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [*DIALOG, {"type": "function_call_output", "call_id": "a", "output": "x"}]}, "input[1].call_id"),
-        (
-            {"input": [*DIALOG, {"type": "function_call", "call_id": "a", "name": "x", "arguments": "{"}]},
-            "input[1].arguments",
-        ),
         ({"input": [*DIALOG, *CALLS, CALLS[0]]}, "input[3].call_id"),
         ({"input": [*DIALOG, *CALLS, RESULT]}, "input[2].call_id"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),

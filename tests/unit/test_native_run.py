@@ -169,7 +169,7 @@ class Cache:
         self.tables = np.random.default_rng(seed).permutation(count).astype(np.int32).reshape(num_sequences, -1)
         self.arrays = [np.full((count, K, block_size, H), np.nan, np.float32) for _ in range(2 * L)]
         k, v = ((c_void_p * L)(*(array.ctypes.data for array in part)) for part in (self.arrays[:L], self.arrays[L:]))
-        self.described = native.CCache(0, count, block_size, k, v, None, None)
+        self.described = native.CCache(0, 0, count, block_size, k, v, None, None)
 
 
 Span = tuple[int, list[int], int]  # a sequence, its tokens and the first one's position

@@ -312,7 +312,7 @@ def test_from_the_shell(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(words) == 0
     assert "KL(other || this)" in capsys.readouterr().out
     assert main(["quantize", "-m", str(folder), "--out", str(out)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_what_is_quantized_is_quantized_again_only_when_asked(
     )
     assert llamarium.load(exported, quantize="nf4", dequantize="load", device="cpu").sources[0].stored_dtype == "Q8_0"
     assert llamarium.quantize(path, tmp_path / "out", requantize=True).bits_per_weight > 4.5
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="exists already"):
         llamarium.quantize(path, tmp_path / "out", requantize=True)
 
 

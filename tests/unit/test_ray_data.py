@@ -79,7 +79,7 @@ def test_ids_are_a_prompt(answer: AnswerRows) -> None:
         ({"prompt": "a", "sampling_params": {"temperature": -1.0}}, "temperature"),
         ({"prompt": "a", "sampling_params": 3}, "sampling_params"),
         ({"prompt": "a", "sampling_params": {"n": 2}}, "n is 2; a row has one answer"),
-        ({"messages": HELLO, "sampling_params": {"tool_choice": "none"}}, "tool_choice: a row's answer is a text"),
+        ({"messages": HELLO, "sampling_params": {"tool_choice": "none"}}, "tool_choice: a row is a text"),
     ],
 )
 def test_a_row_that_cannot_be_answered_says_why_and_the_others_are_answered(
@@ -99,7 +99,7 @@ def test_a_row_that_cannot_be_answered_says_why_and_the_others_are_answered(
         ({"temperature": -1}, "temperature is -1"),
         ({"n": 2}, "n is 2; a row has one answer"),
         ({"temprature": 1.0}, "temprature"),
-        ({"tools": []}, "tools: a row's answer is a text"),
+        ({"tools": []}, "tools: a row is a text"),
         ({"regex": "("}, "expression"),
         ({"adapter": "law"}, "adapter: all rows have the model's"),
         ({"timeout_s": -1}, "timeout_s is -1"),
