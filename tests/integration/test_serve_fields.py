@@ -319,6 +319,35 @@ def test_an_allowed_tool_that_cannot_run_is_not_there(running: Running) -> None:
     assert running.post("/v1/responses", **RESPONSE, tools=tools, tool_choice=only_others).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "tool", "param"),
+    [
+        (CHAT, {"name": "f", "input_schema": SCHEMA}, "tools[0].input_schema"),
+        (CHAT, {"type": "Function", "function": {"name": "f"}}, "tools[0].type"),
+        (CHAT, {"type": "function", "name": "f", "parameters": SCHEMA}, "tools[0].parameters"),
+        (CHAT, {"type": "custom", "name": "f", "input_schema": SCHEMA}, "tools[0].input_schema"),
+        (CHAT, {"type": ["function"], "function": {"name": "f"}}, "tools[0].type"),
+        ("/v1/responses", {"type": "function", "function": {"name": "f"}}, "tools[0].function"),
+        ("/v1/responses", {"name": "f", "input_schema": SCHEMA}, "tools[0].input_schema"),
+        ("/v1/messages", {"type": "function", "function": {"name": "f"}}, "tools[0].function"),
+        ("/v1/messages", {"type": "function", "name": "f", "parameters": SCHEMA}, "tools[0].parameters"),
+    ],
+)
+def test_a_function_in_another_spelling_is_refused_and_not_left_out(
+    running: Running, path: str, tool: dict[str, Any], param: str
+) -> None:
+    assert refused(running.post(path, **PLAIN[path], tools=[tool]))[0] == param
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("untyped", [{}, {"type": None}], ids=["absent", "null"])
+def test_a_functions_type_may_be_left_out(running: Running, path: str, untyped: dict[str, Any]) -> None:
+    tool = tools_of(path, "f")[-1]
+    without = {name: value for name, value in tool.items() if name != "type"} | untyped
+    answer = running.post(path, **PLAIN[path], tools=[without])
+    assert named(answer) == set() and text_of(answer) == text_of(running.post(path, **PLAIN[path], tools=[tool]))
+
+
 def test_errors_of_the_others_name_their_places(running: Running) -> None:
     tools = tools_of(CHAT, "f", "f")
     assert refused(running.post(**HELLO, tools=tools))[0] == f"tools[{len(OTHER_TOOLS) + 1}].function.name"

@@ -178,7 +178,10 @@ TABLE: Mapping[str, Row] = {
     "chat messages[].content[]": {**_CACHED, **_hints("prompt_cache_breakpoint")},
     "chat messages[].tool_calls[]": {**_hints("index provider_specific_fields"), "custom": _NO_CUSTOM},
     "chat messages[].tool_calls[].function": _hints("parsed_arguments"),
-    "chat tools[]": _CACHED,
+    "chat tools[]": {
+        **_CACHED,
+        **dict.fromkeys("parameters input_schema inputSchema".split(), Refused("give it within function")),
+    },
     "chat tools[].function": {
         "return": Hint(dict[str, Any]),
         "input_schema": Refused("give it as parameters"),
@@ -202,6 +205,7 @@ TABLE: Mapping[str, Row] = {
         **_hints("async output_schema allowed_callers defer_loading"),
         "input_schema": Refused("give it as parameters"),
         "inputSchema": Refused("give it as parameters"),
+        "function": Refused("give its fields beside type"),
     },
     "responses input[]": _hints("id status"),
     "responses input[] of message": _hints("phase"),
@@ -238,6 +242,8 @@ TABLE: Mapping[str, Row] = {
         **_CACHED,
         **_hints("eager_input_streaming input_examples allowed_callers defer_loading"),
         "parameters": Refused("give it as input_schema"),
+        "inputSchema": Refused("give it as input_schema"),
+        "function": Refused("give its name and description beside input_schema"),
     },
 }
 """What is known of each name, by the object that holds it."""

@@ -5,7 +5,7 @@ A request that forces one is refused by its `tool_choice`; any other has the res
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import Discriminator
 
@@ -14,6 +14,10 @@ from llamarium.server.fields import Body, of_type
 ToolT = TypeVar("ToolT", bound=Body)
 
 FUNCTION, OTHER = of_type("function"), of_type("other")
+
+_OF_FUNCTIONS = {"function", "input_schema", "inputSchema"}  # no other tool has these
+_OF_UNTYPED_FUNCTIONS = {*_OF_FUNCTIONS, "parameters", "name"}  # hosted tools may have these, beside a type
+_TYPES_OF_FUNCTIONS = {"function", "custom"}  # in either protocol
 
 
 class OtherTool(Body):
@@ -28,15 +32,30 @@ class OtherTool(Body):
 
 
 def by_kind(*functions: str | None) -> Discriminator:
-    """Return a discriminator of functions, which have one of some types (None: without any), and other tools."""
+    """Return a discriminator of functions, which have one of some types (None: without any), and other tools.
+
+    A function that is spelled as another protocol has it counts as a function: it is refused with the right spelling,
+    where leaving it out would answer without the client's tools.
+    """
 
     def kind(value: Any) -> str | None:
         if isinstance(value, dict):
-            found = value.get("type", "function" if "function" in value else None)
-            return FUNCTION.tag if found in functions else OTHER.tag
+            given = cast("dict[str, Any]", value)
+            is_function = given.get("type") in functions or _looks_like_function(given)
+            return FUNCTION.tag if is_function else OTHER.tag
         return OTHER.tag if isinstance(value, OtherTool) else FUNCTION.tag if isinstance(value, Body) else None
 
     return Discriminator(kind)
+
+
+def _looks_like_function(tool: dict[str, Any]) -> bool:
+    """Whether a tool is a function in any spelling."""
+    found = tool.get("type")
+    if found is None:
+        return not tool.keys().isdisjoint(_OF_UNTYPED_FUNCTIONS)
+    if not isinstance(found, str) or not tool.keys().isdisjoint(_OF_FUNCTIONS):
+        return True
+    return found.lower() in _TYPES_OF_FUNCTIONS and "parameters" in tool
 
 
 def functions_of(tools: Sequence[ToolT | OtherTool] | None) -> tuple[list[ToolT] | None, Callable[[str], str]]:

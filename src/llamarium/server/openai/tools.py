@@ -27,7 +27,7 @@ class Function(Body):
 class Tool(Body):
     """A tool."""
 
-    type: Literal["function"]
+    type: Literal["function"] | None = None
     function: Function
 
 
@@ -72,7 +72,11 @@ def tool_request(
 ) -> ToolRequest:
     """Read a request's fields about tools; ApiError 400 if they force a call that cannot be made."""
     functions, path_of = functions_of(tools)
-    listed = None if functions is None else [tool.model_dump(include={"type", "function"}) for tool in functions]
+    listed = (
+        None
+        if functions is None
+        else [{"type": "function", "function": tool.function.model_dump()} for tool in functions]
+    )
     try:
         return ToolRequest.read(listed, _chosen(choice), parallel)
     except ToolError as error:

@@ -26,7 +26,7 @@ NAMES = {
 class FunctionTool(Body):
     """A function that the model may call."""
 
-    type: Literal["function"]
+    type: Literal["function"] | None = None
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
