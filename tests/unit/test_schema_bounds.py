@@ -12,6 +12,7 @@ from llamarium.errors import GrammarError, GrammarLimitError, ToolError
 from llamarium.sampling.grammar.calls import compile_answer
 from llamarium.sampling.grammar.compiler import GrammarCompiler
 from llamarium.sampling.grammar.description import MAX_BYTES, Grammar
+from llamarium.sampling.grammar.schema.reading import MAX_LOWERED
 from llamarium.tokenizer.tools.definition import read_tools
 from llamarium.tokenizer.tools.request import ToolRequest
 
@@ -167,3 +168,58 @@ def test_a_proof_counts_the_names_that_it_compares() -> None:
     began = time.process_time()
     Grammar.json_schema(schema)
     assert time.process_time() - began < LIMIT_S
+
+
+def nested_conditions(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"required": ["x"]}
+    for _ in range(depth):
+        condition = {"properties": {"k": {"const": 1}}, "required": ["k"]}
+        schema = {"type": "object", "properties": {"k": {"enum": [1, 2]}}, "if": condition, "else": schema}
+    return schema
+
+
+def beside_references(width: int) -> dict[str, Any]:
+    """Objects that are closed with what the same chain of references lists."""
+    defs = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", "properties": {f"p{i}" * 9: {}}} for i in range(width)}
+    objects = {f"o{i}": {"$ref": "#/$defs/a0", "properties": {"x": {}}} for i in range(width)}
+    return {"$defs": {**defs, f"a{width}": {}}, "properties": objects, "required": [*objects]}
+
+
+UNIQUE = {"type": "array", "uniqueItems": True}
+NAMES = [f"name-{i}" for i in range(2000)]
+GROWING: dict[str, dict[str, Any]] = {
+    "unique items by a reference": {
+        "$defs": {"e": {"enum": ["a", "b", "c", "d"]}},
+        "properties": {f"p{i}": UNIQUE | {"items": {"$ref": "#/$defs/e"}} for i in range(100)},
+    },
+    "unique long items": {
+        "properties": {f"p{i}": UNIQUE | {"items": {"enum": [c * 1000 for c in "abcd"]}} for i in range(20)}
+    },
+    "listed names of long values": {
+        "type": "object",
+        "required": NAMES,
+        "propertyNames": {"enum": NAMES},
+        "additionalProperties": {"enum": ["x" * 2000]},
+    },
+    "listed names by a reference": {
+        "$defs": {"n": {"enum": [name * 20 for name in NAMES[:390]]}},
+        "properties": {f"p{i}": {"type": "object", "propertyNames": {"$ref": "#/$defs/n"}} for i in range(300)},
+    },
+    "closing beside references": beside_references(390),
+    "nested conditions": nested_conditions(40),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_small_schema_stays_small(name: str) -> None:
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        grammar = Grammar.json_schema(GROWING[name])
+    except GrammarLimitError:
+        assert name == "listed names by a reference"
+    else:
+        assert len(grammar.text) <= MAX_LOWERED
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 * 2**20 and time.process_time() - began < 2 * LIMIT_S

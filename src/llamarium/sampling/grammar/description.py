@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, cast
 
 from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, escape, show_value, warn_caller
 from llamarium.sampling.grammar import json_schema, lark
+from llamarium.sampling.grammar.schema.reading import MAX_LOWERED
 from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf", "calls"]
@@ -65,7 +66,13 @@ class Grammar:
         text = _checked("the JSON schema", schema if isinstance(schema, str) else _as_json(schema))
         parsed = json_schema.parsed(text)
         lowered = json_schema.lowered(parsed, open_objects=open_objects, strict=strict, tolerant=tolerant)
-        return cls("json_schema", json.dumps(lowered.schema, ensure_ascii=False), unenforced=lowered.unenforced)
+        held = json.dumps(lowered.schema, ensure_ascii=False)
+        if len(held) > MAX_LOWERED:
+            raise GrammarLimitError(
+                f"the JSON schema has {len(held):,} characters when it is written out; expected at most "
+                f"{MAX_LOWERED:,}; make it smaller"
+            )
+        return cls("json_schema", held, unenforced=lowered.unenforced)
 
     @classmethod
     def json_object(cls) -> Self:

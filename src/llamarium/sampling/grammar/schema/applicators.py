@@ -3,6 +3,7 @@
 What they are turned into accepts no more than they do. Where nothing simple does, they are noted.
 """
 
+import json
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, cast
@@ -126,6 +127,8 @@ def conditional(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any], 
     values = listed_values(asked)
     if listed is None or values is None or not is_exact(listed) or kinds_of(reader, dict(given), path) != ONLY_OBJECTS:
         raise NotHeld(_TOO_COMPLEX)
+    reader.write_out(len(json.dumps(listed)))
+    branches = [reader.shared(branch) for branch in branches]  # one of them is repeated
     wanted = set(map(spelled, values))
     yes = [value for value in listed if spelled(value) in wanted]
     no = [value for value in listed if spelled(value) not in wanted]

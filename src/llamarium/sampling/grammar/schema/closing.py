@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from llamarium.sampling.grammar.schema.finite import subschemas
+from llamarium.sampling.grammar.schema.objects import MAX_OPTIONAL
 
+_MAX_WRITTEN = 128 * 1024
+"""Characters of names that are written beside those of parts; objects beyond stay open, which is as valid."""
+_SIGNS = 8
+"""Characters around a name."""
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "enum", "const")
 
 
@@ -29,9 +34,10 @@ def close_objects(root: Any, definitions: Mapping[str, Any]) -> None:
     for schema in every:
         if id(schema) not in joined and _num_joined(schema) <= 1:
             _close(schema)
+    budget = _MAX_WRITTEN
     for schema in roots:
-        if id(schema) not in joined:
-            _close_together(schema, parts)
+        if id(schema) not in joined and budget > 0:
+            budget -= _close_together(schema, parts)
 
 
 def _within(schema: Any) -> Iterator[dict[str, Any]]:
@@ -63,8 +69,11 @@ def _close(schema: dict[str, Any]) -> None:
         schema.setdefault("additionalProperties", False)
 
 
-def _close_together(schema: dict[str, Any], parts: Mapping[int, list[dict[str, Any]]]) -> None:
-    """Forbid the properties that no part of a joined schema lists, unless a part says something of them."""
+def _close_together(schema: dict[str, Any], parts: Mapping[int, list[dict[str, Any]]]) -> int:
+    """Forbid the properties that no part of a joined schema lists, unless a part says something of them.
+
+    Returns how many characters of names that took, with some for each part.
+    """
     names: dict[str, bool] = {}
     required, seen, waiting = set[str](), set[int](), [schema]
     while waiting:
@@ -73,11 +82,13 @@ def _close_together(schema: dict[str, Any], parts: Mapping[int, list[dict[str, A
             continue
         seen.add(id(part))
         if part.keys() & {"patternProperties", "additionalProperties", "minProperties", "enum", "const"}:
-            return
+            return len(seen) * _SIGNS
         names |= dict.fromkeys(part.get("properties", {}), True)
         required |= set(part.get("required", ()))
         waiting += reversed(parts.get(id(part), ()))
-    if names and required <= names.keys():
+    num_optional = len(names.keys() - required)
+    if names and required <= names.keys() and num_optional <= MAX_OPTIONAL:
         own = cast("dict[str, Any]", schema.get("properties", {}))
         schema["properties"] = {**own, **{name: True for name in names if name not in own}}
         schema["additionalProperties"] = False
+    return sum(map(len, names)) + (len(names) + len(seen)) * _SIGNS

@@ -1,5 +1,6 @@
 """Keywords of objects and arrays that a grammar does not have, in words that it has."""
 
+import json
 from collections.abc import Mapping
 from itertools import permutations
 from typing import Any, cast
@@ -27,7 +28,7 @@ def property_names(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any
     schema = {} if names is True else cast("dict[str, Any]", checked(dict, names, "a schema"))
     listed = listed_values(schema)
     if listed is not None:
-        _list_names(kept, [name for name in listed if isinstance(name, str)])
+        _list_names(reader, kept, [name for name in listed if isinstance(name, str)])
         return
     expressions = _expressions(schema)
     if not expressions:
@@ -38,13 +39,13 @@ def property_names(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any
     kept |= {"patternProperties": {expressions[0]: values}, "additionalProperties": False}
 
 
-def _list_names(kept: dict[str, Any], names: list[str]) -> None:
+def _list_names(reader: Reader, kept: dict[str, Any], names: list[str]) -> None:
     if kept.get("patternProperties"):
         raise NotHeld("is not held beside patternProperties")
-    others, own = kept.get("additionalProperties", True), kept.get("properties", {})
-    kept["properties"] = {name: own.get(name, others) for name in names} | {
-        name: False for name in own if name not in names
-    }
+    others, own = reader.shared(kept.get("additionalProperties", True)), kept.get("properties", {})
+    reader.write_out(sum(map(len, names)) + len(names) * len(json.dumps(others)))
+    listed = {name: own.get(name, others) for name in names}
+    kept["properties"] = listed | {name: False for name in own if name not in listed}
     kept["additionalProperties"] = False
 
 
@@ -120,16 +121,10 @@ def unique_items(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any],
     least, most = kept.get("minItems", 0), min(kept.get("maxItems", len(values)), len(values))
     if len(values) > _MAX_UNIQUE:
         raise NotHeld(f"is held for up to {_MAX_UNIQUE} listed values")
-    item = kept.pop("items")
-    kept.setdefault("allOf", []).append(
-        {
-            "anyOf": [
-                _array([{"allOf": [{"const": value}, item]} for value in chosen])
-                for length in range(least, most + 1)
-                for chosen in permutations(values, length)
-            ]
-        }
-    )
+    item = reader.shared(kept.pop("items"))
+    each = [reader.shared({"allOf": [{"const": value}, item]}) for value in values]
+    lists = [_array(list(chosen)) for length in range(least, most + 1) for chosen in permutations(each, length)]
+    kept.setdefault("allOf", []).append(reader.shared({"anyOf": lists}))
 
 
 def _array(items: list[Any]) -> dict[str, Any]:

@@ -20,6 +20,14 @@ class Reader(Protocol):
         """Count a step of a comparison of schemas, or of lists of names, and return whether there may be another."""
         ...
 
+    def write_out(self, num_characters: int) -> None:
+        """Count characters that the result has and the document does not; GrammarLimitError if they are too many."""
+        ...
+
+    def shared(self, kept: Any) -> Any:
+        """Return a schema in held keywords that may be repeated: a long one becomes a reference to a definition."""
+        ...
+
     def note(self, path: Path, keyword: str, reason: str) -> None:
         """Note that a keyword of the schema at a path is not held; GrammarError if it has to be."""
         ...

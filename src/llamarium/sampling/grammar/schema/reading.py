@@ -6,6 +6,7 @@ not. Each `$ref` becomes one to a definition of the result, so that it may lead 
 """
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -23,7 +24,11 @@ MAX_SCHEMAS = 5000
 MAX_COMPARISONS = 20_000
 """Steps of proofs that branches of `oneOf` do not overlap: a tenth of a second."""
 
+MAX_LOWERED = 512 * 1024
+"""Characters of a schema in held keywords, and of what the result repeats or writes out."""
 _NAMES_PER_STEP = 16
+_LONGEST_REPEATED = 64
+"""Characters of a schema that is repeated rather than referred to."""
 
 _NO_RESTRICTIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id",
@@ -54,6 +59,8 @@ class Reading:
         self._waiting: list[tuple[str, Path]] = []
         self._num_schemas = 0
         self._num_comparisons = 0
+        self._num_written = 0
+        self._shared: dict[str, str] = {}
 
     def read(self) -> Any:
         """Return the root in held keywords, and read what it refers to."""
@@ -90,6 +97,27 @@ class Reading:
         """Count a step of a comparison of schemas, or of lists of names, and return whether there may be another."""
         self._num_comparisons += 1 + num_names // _NAMES_PER_STEP
         return self._num_comparisons <= MAX_COMPARISONS
+
+    def write_out(self, num_characters: int) -> None:
+        """Count characters that the result has and the document does not; GrammarLimitError if they are too many."""
+        self._num_written += num_characters
+        if self._num_written > MAX_LOWERED:
+            raise GrammarLimitError(
+                f"the JSON schema needs more than {MAX_LOWERED:,} characters when its lists are written out; "
+                "make it smaller"
+            )
+
+    def shared(self, kept: Any) -> Any:
+        """Return a schema in held keywords that may be repeated: a long one becomes a reference to a definition."""
+        text = json.dumps(kept)
+        if len(text) <= _LONGEST_REPEATED:
+            return kept
+        if text not in self._shared:
+            self.write_out(len(text))
+            name = f"s{len(self._shared)}"
+            self._shared[text] = f"#/$defs/{name}"
+            self.definitions[name] = kept
+        return {"$ref": self._shared[text]}
 
     def schema(self, given: Any, path: Path) -> Any:
         """Return a schema in held keywords."""
