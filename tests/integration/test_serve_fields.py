@@ -75,7 +75,7 @@ def test_names_in_the_header_and_the_log_are_escaped_and_few(
         f"own_{i}_setting_of_mine": 1 for i in range(99)
     }
     names = named(running.post(**HELLO, **odd))
-    assert len(names) == MAX_NAMES
+    assert len(names) == MAX_NAMES + 1 and f"and-{len(odd) - MAX_NAMES}-more" in names
     assert all(name.isascii() and name.isprintable() and len(name) <= MAX_NAME_CHARACTERS for name in names)
     assert {"a\\r\\nset-cookie: x", "b\\x2cc", "\\U0001f999"} <= names
     running.wait(lambda: "no_effect=" in capfd.readouterr().err)
@@ -104,6 +104,11 @@ def test_names_in_the_header_and_the_log_are_escaped_and_few(
 def test_a_misspelling_is_refused_with_the_right_name(running: Running, path: str, wrong: str, right: str) -> None:
     param, message = refused(running.post(path, **PLAIN[path], **{wrong: 5}))
     assert param == wrong and right in message
+
+
+def test_a_misspelling_is_found_behind_many_other_names(running: Running) -> None:
+    others = {f"own_{i}_setting_of_mine": 1 for i in range(500)}
+    assert refused(running.post(**HELLO | {"temperature": None}, **others, temprature=0))[0] == "temprature"
 
 
 def test_a_misspelling_in_depth_is_refused_by_its_path(running: Running) -> None:
@@ -140,6 +145,10 @@ def test_null_is_no_misspelling(running: Running) -> None:
         ("/v1/messages", {"min_p": 0.5}),
         ("/v1/messages", {"response_format": {"type": "json_object"}}),
         ("/v1/responses", {"max_tokens": 5}),
+        ("/v1/responses", {"max_tokens": 0}),
+        ("/v1/responses", {"prompt_logprobs": 0}),
+        (CHAT, {"max_output_tokens": 0}),
+        ("/v1/messages", {"max_output_tokens": 0}),
         ("/v1/completions", {"tools": [{}]}),
     ],
 )
@@ -152,6 +161,12 @@ def test_what_another_request_honours_is_refused(running: Running, path: str, mo
     [
         ("/v1/messages", {"frequency_penalty": 0, "presence_penalty": 0.0, "min_p": 0, "n": 1, "logprobs": False}),
         ("/v1/responses", {"stop": [], "n": 1}),
+        ("/v1/responses", {"response_format": {"type": "text"}, "add_generation_prompt": True}),
+        (
+            "/v1/messages",
+            {"response_format": {"type": "text"}, "add_generation_prompt": True, "parallel_tool_calls": True},
+        ),
+        ("/v1/completions", {"tools": [], "tool_choice": "none"}),
         ("/v1/messages/count_tokens", {"max_tokens": 5, "temperature": 0, "stop_sequences": ["x"], "stream": True}),
         ("/tokenize", {"temperature": 0, "max_tokens": 5}),
     ],

@@ -1,7 +1,8 @@
 """No field is ignored: each one of the official client is honoured or refused by its name."""
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ from anthropic.types import message_create_params
 from openai.types import completion_create_params, embedding_create_params, shared_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params, response_input_param
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from llamarium.errors import ToolError
 from llamarium.page.schema.clients import ParametersView
@@ -27,7 +28,7 @@ from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
 from llamarium.server.dialogs import Dialog
 from llamarium.server.field_table import GENERATION, TABLE, Hint, Refused
-from llamarium.server.fields import Body
+from llamarium.server.fields import Body, _meant_by
 from llamarium.server.naming import ModelChoice
 from llamarium.server.openai import fields, tools
 from llamarium.server.openai.embeddings import EmbeddingRequest
@@ -147,6 +148,20 @@ def test_every_field_of_the_official_client_is_known(body: type[Body], params: t
 def test_no_field_is_both_honoured_and_refused(body: type[Body]) -> None:
     assert body.model_fields.keys() & body.refused.keys() == set()
     assert all(known.reason and not known.reason.endswith(".") for known in body.refused.values())
+
+
+def test_unknown_names_take_little_time_and_memory() -> None:
+    def body(names: Iterable[str]) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": "x"}], **dict.fromkeys(names, 1)}
+
+    start, size = time.process_time(), _meant_by.cache_info().currsize
+    ChatRequest.model_validate(body(f"{'x' * 10_000}{i}" for i in range(900)))
+    assert _meant_by.cache_info().currsize == size  # long names are not kept
+    for round_ in range(5):
+        ChatRequest.model_validate(body(f"a_long_name_of_no_{round_}_field_{i}" for i in range(1000)))
+    assert time.process_time() - start < 2
+    with pytest.raises(ValidationError):
+        ChatRequest.model_validate(body(f"own_{i}" for i in range(1001)))
 
 
 def test_every_parameter_of_the_sampler_can_be_asked_for() -> None:

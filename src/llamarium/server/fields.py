@@ -8,9 +8,8 @@ one than was asked for. `docs/reference/server.md` lists all of them.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import combinations
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, ModelWrapValidatorHandler, Tag, create_model, model_validator
@@ -23,11 +22,21 @@ from llamarium.server.faults import REFUSED, UNKNOWN
 from llamarium.server.field_table import TABLE, Hint, Refused
 
 _NESTED = ("content", "tool_calls", "output")  # lists within messages
-_MOST_CHECKED = 20  # unknown names of one object that are compared with the right ones
+_MOST_UNKNOWN = 1000  # names of one object that may be unknown, each of which is compared with the right ones
 _LONGEST_NAME = 32  # of a name that may be a misspelling
 _FEWEST_LETTERS, _FEWEST_FOR_TWO = 5, 10  # of names in which one letter may be wrong, and two
 _OFF_ELSEWHERE: Mapping[str, int] = {"top_k": -1, "seed": -1}
 """What other servers document as "off" of a sampling parameter, beside this server's neutral value."""
+
+_DEFAULTS: Mapping[str, Sequence[object]] = {
+    "add_generation_prompt": (True,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "text": ({"format": {"type": "text"}},),
+    "tool_choice": ("auto", "none"),
+}
+"""Values that say what is so without the field, beside a parameter's neutral one; a choice is without tools here."""
 
 _generating: dict[str, type["Body"]] = {}
 
@@ -150,7 +159,10 @@ def _declared(body: type[Body]) -> frozenset[str]:
 def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any]) -> None:
     """Refuse names that are no fields of a body: by the table, as a misspelling, or as another request's field."""
     elsewhere = _honoured_elsewhere(body)
-    num_checked = 0
+    unknown = [name for name in others if not (name in body.refused or name in body.hints or name in elsewhere)]
+    if len(unknown) > _MOST_UNKNOWN and not body.is_closed:
+        advice = f"; there are {len(unknown):,} such names, and {_MOST_UNKNOWN:,} may be unknown"
+        raise PydanticCustomError(UNKNOWN, "", {"field": unknown[_MOST_UNKNOWN], "advice": advice})
     for name in others:
         value = given[name]
         if (known := body.refused.get(name)) is not None:
@@ -163,8 +175,7 @@ def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any])
         elif name in elsewhere:
             if not _is_off(name, value):
                 raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": "; another kind of request has it"})
-        elif num_checked < _MOST_CHECKED:
-            num_checked += 1
+        elif len(name) <= _LONGEST_NAME:
             right = _meant_by(body, name)
             if right is not None and given.get(right) != value:
                 raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": f"; did you mean {right}?"})
@@ -182,8 +193,10 @@ def _honoured_by_any(_: int) -> frozenset[str]:
 
 def _is_off(name: str, value: object) -> bool:
     """Whether a value of a field that other requests honour changes nothing there."""
+    if value is False or value in ("", [], {}) or (name in _DEFAULTS and value in _DEFAULTS[name]):
+        return True
     parameter = PARAMETERS.get(name)
-    return value in (False, "", [], {}) or (parameter is not None and value == parameter.neutral)
+    return parameter is not None and value == parameter.neutral
 
 
 @lru_cache(4096)
@@ -192,24 +205,24 @@ def _meant_by(body: type[Body], name: str) -> str | None:
 
     Case, `-` and `_` do not count; in longer names a letter or two may be missing, wrong, too many or exchanged.
     """
-    if len(name) > _LONGEST_NAME:
-        return None
-    letters, near = _letters(name), _near(body, len(_generating))
-    alike = dict.fromkeys(right for variant in _variants(letters) for right in near.get(variant, ()))
-    distances = {right: _distance(letters, _letters(right)) for right in alike}
-    right = min(distances, key=distances.__getitem__, default="")
-    most = _may_be_wrong(_letters(right)) if len(letters) >= _FEWEST_LETTERS else 0
-    return right if right and distances[right] <= most else None
+    letters = _letters(name)
+    length, present = len(letters), _present(letters)
+    distances: dict[str, int] = {}
+    for right, right_letters, right_present in _right_names(body, len(_generating)):
+        most = _may_be_wrong(right_letters) if length >= _FEWEST_LETTERS else 0
+        # a wrong letter changes the length by one at most, and two of the letters that are present
+        if abs(len(right_letters) - length) <= most and (present ^ right_present).bit_count() <= 2 * most:
+            distance = _distance(letters, right_letters)
+            if distance <= most:
+                distances[right] = distance
+    return min(distances, key=distances.__getitem__, default=None)
 
 
 @cache
-def _near(body: type[Body], _: int) -> dict[str, list[str]]:
-    """Return what is left of the names with an effect where letters are taken out, and the names."""
-    near: dict[str, list[str]] = {}
-    for name in sorted((_declared(body) - body.hints) | body.refused.keys() | _honoured_elsewhere(body)):
-        for variant in _variants(_letters(name)):
-            near.setdefault(variant, []).append(name)
-    return near
+def _right_names(body: type[Body], _: int) -> list[tuple[str, str, int]]:
+    """Return the names with an effect, each with its letters and which ones are present."""
+    names = sorted((_declared(body) - body.hints) | body.refused.keys() | _honoured_elsewhere(body))
+    return [(name, letters, _present(letters)) for name in names for letters in [_letters(name)]]
 
 
 def _letters(name: str) -> str:
@@ -220,10 +233,9 @@ def _may_be_wrong(letters: str) -> int:
     return 0 if len(letters) < _FEWEST_LETTERS else 1 if len(letters) < _FEWEST_FOR_TWO else 2
 
 
-def _variants(letters: str) -> set[str]:
-    """Return a name, and what is left of it without a letter, or without two of a long one."""
-    sizes = (len(letters) - gone for gone in range(_may_be_wrong(letters) + 1))
-    return {"".join(some) for size in sizes for some in combinations(letters, size)}
+def _present(letters: str) -> int:
+    """Return which letters and digits a name has, as bits."""
+    return sum(1 << (ord(letter) - ord("0")) for letter in set(letters))
 
 
 def _distance(one: str, other: str) -> int:

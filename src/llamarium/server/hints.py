@@ -37,7 +37,7 @@ class NoEffect:
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
-        self._num_others = 0
+        self._others: set[int] = set()  # hashes, as there may be many names
 
     def add(self, path: str) -> None:
         """Note the path of a field."""
@@ -50,12 +50,14 @@ class NoEffect:
 
     def _put(self, shown: str, *, is_known: bool) -> None:
         if shown not in self._names:
-            self._num_others += not is_known
-            if is_known or self._num_others <= MAX_NAMES:
+            if not is_known:
+                self._others.add(hash(shown))
+            if is_known or len(self._others) <= MAX_NAMES:
                 self._names[shown] = None
 
     def __str__(self) -> str:
-        return ",".join(self._names)
+        num_more = len(self._others) - MAX_NAMES
+        return ",".join([*self._names, *([f"and-{num_more}-more"] if num_more > 0 else [])])
 
 
 def no_effect_of(scope: MutableMapping[str, Any]) -> NoEffect:
