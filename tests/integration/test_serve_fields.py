@@ -185,6 +185,10 @@ def test_what_changes_nothing_here_is_taken(running: Running, path: str, more: d
         {"mirostat": 2}, {"dry_multiplier": 0.8}, {"bad_words": ["x"]}, {"typical_p": 0.9}, {"top_n_sigma": 1.5},
         {"skip_special_tokens": False}, {"include_stop_str_in_output": True}, {"extra_body": {"top_k": 1}},
         {"chat_template": "{{ messages }}"}, {"repeat_penalty": 1.1}, {"truncate_prompt_tokens": 5},
+        {"regex": "a"}, {"choice": ["a"]}, {"lark": 'start: "a"'}, {"json_object": True}, {"response_schema": {}},
+        {"stop_regex": "a"}, {"sampling_seed": 1}, {"temp": 0.5}, {"num_return_sequences": 3},
+        {"custom_logit_processor": "x"}, {"enable_thinking": False}, {"parameters": {"max_new_tokens": 3}},
+        {"sampling_params": {"temperature": 0}},
     ],
 )  # fmt: skip
 def test_what_would_change_the_answer_is_refused(running: Running, path: str, more: dict[str, Any]) -> None:
@@ -200,6 +204,7 @@ def test_what_is_switched_off_is_taken(running: Running, path: str) -> None:
     off = {
         "mirostat": 0, "mirostat_tau": 5.0, "dry_multiplier": 0, "dry_base": 1.75, "typical_p": 1.0, "top_n_sigma": -1,
         "xtc_probability": 0.0, "skip_special_tokens": True, "cache_prompt": True, "bad_words": [], "repeat_penalty": 1,
+        "num_return_sequences": 1, "enable_thinking": True, "parameters": {}, "json_object": False,
     }  # fmt: skip
     answer = running.post(path, **PLAIN[path], **off)
     assert named(answer) == off.keys()

@@ -108,7 +108,13 @@ GENERATION: Row = {
         watermark=False,
     ),
     **_refused(
-        _NO_SUCH_SAMPLER, samplers=[], sampler_order=[], sampler_priority=[], logits_processors=[], guidance_scale=1
+        _NO_SUCH_SAMPLER,
+        samplers=[],
+        sampler_order=[],
+        sampler_priority=[],
+        logits_processors=[],
+        guidance_scale=1,
+        custom_logit_processor="",
     ),
     **_refused(
         "answers are drawn, not searched for",
@@ -120,10 +126,12 @@ GENERATION: Row = {
     **_refused("give logit_bias", bad_words=([], ""), banned_tokens=([], ""), custom_token_bans=""),
     **_refused("give logit_bias or a form of the answer", allowed_token_ids=[]),
     **_refused("penalties count all tokens of the prompt and the answer", repeat_last_n=-1, penalize_nl=False),
+    **_refused("give stop, whose texts are no patterns", stop_regex=("", [])),
     **_refused("answers end at the first stop, without it", include_stop_str_in_output=False, no_stop_trim=False),
     **_refused("answers are text without control tokens", skip_special_tokens=True),
     **_refused("prompts are never cut", truncate_prompt_tokens=(), truncate=(), truncation_length=()),
     **_refused("the model's own chat template is used", chat_template=(), add_special_tokens=()),
+    **_refused("give it within chat_template_kwargs of a chat completion", enable_thinking=True),
     **_refused("name the adapter as model", lora=[], lora_path=(), lora_request=(), adapter_id=()),
     **_refused("prompts are text or token ids", prompt_embeds=(), documents=[], images=[], videos=[], audios=[]),
     # the same by another name
@@ -131,10 +139,12 @@ GENERATION: Row = {
     **_refused("give max_tokens", n_predict=-1, num_predict=-1, max_new_tokens=(), max_length=()),
     **_refused("give min_tokens", min_length=0, min_new_tokens=0),
     **_refused("give temperature 0", do_sample=True),
-    **_refused("give seed", random_seed=()),
+    **_refused("give temperature", temp=()),
+    **_refused("give seed", random_seed=(), sampling_seed=()),
+    **_refused("give n", num_return_sequences=1),
     **_refused("give logprobs", n_probs=0, post_sampling_probs=False),
-    **_refused("give structured_outputs", ebnf=(), structural_tag=(), format=""),
-    **_refused("give response_format", guided_json_object=False),
+    **_refused("give structured_outputs", ebnf=(), structural_tag=(), format="", regex="", choice=[], lark=""),
+    **_refused("give response_format", guided_json_object=False, json_object=False, response_schema=()),
     **_refused("give a system message", safe_prompt=False),
     **_refused("answers hold nothing of the prompt", return_full_text=False),
     **_refused("only completions return the prompt", echo=False),
@@ -142,6 +152,8 @@ GENERATION: Row = {
     **_refused("a response is made while its request waits", background=False),
     "extra_body": _TOP_LEVEL,
     "options": _TOP_LEVEL,
+    "parameters": _TOP_LEVEL,
+    "sampling_params": _TOP_LEVEL,
 }
 """Names of other servers and libraries, for every request that generates text."""
 
