@@ -231,3 +231,9 @@ def _request(rng: random.Random) -> Request:
 def _cheap(lookup: PromptLookup) -> Callable[[int, int, float], None]:
     record = lookup.record_pass
     return lambda num_rows, num_drafted, _: record(num_rows, num_drafted, 1 + num_drafted / 1000)
+
+
+def test_a_place_behind_the_ring_agrees_with_nothing() -> None:
+    pool = NgramPool(12 * 256)
+    pool.add(list(range(200)), 0)
+    assert pool.length_at(10**6, list(range(8)), 8) == 0

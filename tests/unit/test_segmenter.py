@@ -259,3 +259,23 @@ def test_memory_is_respected(tmp_path: Path):
     subprocess.run([gcc, *flags, *sources, "-lm", "-o", made], check=True)
     environment = os.environ | {"LD_PRELOAD": ":".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
     subprocess.run([sys.executable, "-c", SANITIZED, made], env=environment, check=True, timeout=280)
+
+
+ENDS = """
+import threading, time
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel
+from llamarium.tokenizer.sentencepiece.segment import make_segmenter
+
+pieces = ["a" * n for n in range(1, 600)]
+model = SentencePieceModel(
+    kind="unigram", pieces=["<unk>", *pieces], scores=[0.0] + [-1.0] * len(pieces), types=[2, *[1] * len(pieces)],
+    names={"bos": "<s>", "eos": "</s>", "pad": "<pad>"},
+)
+made = make_segmenter(model)
+threading.Thread(target=made.ids, args=("a" * 2_000_000,), daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_program_may_end_while_a_thread_of_it_encodes():
+    subprocess.run([sys.executable, "-c", ENDS], check=True, timeout=100)

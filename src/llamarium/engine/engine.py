@@ -287,8 +287,9 @@ class Engine:
         counts.steps, counts.pass_s = counts.steps + 1, counts.pass_s + seconds
         counts.drafted_tokens, counts.preempted = counts.drafted_tokens + num_drafted, self._scheduler.num_preempted
         self._pace.record(num_decoded, num_tokens - num_decoded, seconds)
-        if proposer is not None and num_decoding == len(items):  # a prompt would make the step longer
-            proposer.policy.record_pass(len(items), num_drafted, seconds)
+        if proposer is not None and num_decoding:
+            is_alone = num_decoding == len(items)  # a prompt makes the step longer, so its time says nothing
+            proposer.policy.record_pass(num_decoding, num_drafted, seconds if is_alone else None)
 
 
 def _taps(items: Sequence[StepItem]) -> Taps | None:

@@ -77,7 +77,8 @@ class Segmenter:
         self._handle = lib.lm_make_segmenter(ctypes.byref(vocabulary))
         if not self._handle:
             raise MemoryBudgetError(f"there is no memory left for the tables of a vocabulary of {len(encoded)} pieces")
-        weakref.finalize(self, lib.lm_free_segmenter, self._handle)
+        # Not at exit: a daemon thread may still be encoding then, and the system takes the memory anyway.
+        weakref.finalize(self, lib.lm_free_segmenter, self._handle).atexit = False
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a normalized text; MemoryBudgetError if there is no memory for them."""

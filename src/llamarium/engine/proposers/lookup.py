@@ -132,9 +132,11 @@ class LookupProposer:
     def propose(self, sequences: Sequence[EngineSequence], num_rows: int) -> list[Draft]:
         """Return a draft for each sequence."""
         single_s, begin_s = self.policy.single_s(num_rows), self._clock()
-        if single_s is None:
-            return [Draft() for _ in sequences]
         looked_up = [self._of(sequence) for sequence in sequences]
+        if single_s is None:  # nothing can be weighed yet, but what came of the drafts before it is noted
+            for one in looked_up:
+                one.rest()
+            return [Draft() for _ in sequences]
         drafts = [one.propose(num_rows) for one in looked_up]
         if looked_up:
             cost = (self._clock() - begin_s) / len(looked_up) * num_rows / single_s
@@ -194,6 +196,10 @@ class LookupSequence:
         ids = self._sources[self._source].following(self._place, length + 1)
         self._draft = Draft(ids, min(length, len(ids)))
         return self._draft
+
+    def rest(self) -> None:
+        """Note what came of the last draft, and propose none."""
+        self._settle()
 
     def pay(self, cost: float) -> None:
         """Take so many passes from the balances."""

@@ -170,7 +170,7 @@ class NgramPool:
 
     def length_at(self, place: int, ids: Sequence[int], end: int) -> int:
         """Return how many of the last tokens before `end` stand before a place."""
-        return match_length(self._view, place, ids, end)
+        return match_length(self._view, place, ids, end) if place <= len(self._view) else 0
 
     def _missing(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield the begins and ends of parts that the pool does not have."""

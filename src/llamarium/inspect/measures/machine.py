@@ -89,9 +89,11 @@ class _Times:
         try:
             with Path("/proc/stat").open(encoding="ascii") as file:
                 ticks = [int(field) for field in file.readline().split()[1:9]]
+            user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
         except (OSError, ValueError):
             return cls(None, times.user + times.system, times.elapsed)
-        user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
+        if allowed_cpus() < (os.cpu_count() or 1):  # a container's share: the rest of the host is none of its business
+            return cls(None, times.user + times.system, times.elapsed)
         busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
         return cls(busy, times.user + times.system, times.elapsed)
 

@@ -106,6 +106,8 @@ class NativeCache:
         if not scales:
             return _floats(kept)
         head_dim = self.config.head_dim
+        if not blocks:
+            return np.zeros((0, *kept.shape[1:3], head_dim), np.float32)
         kept = _one_by_one(kept) if part == "v" else kept
         return hadamard(np, values_of(np, kept, _floats(scales[layer_idx][blocks]), head_dim))
 
