@@ -414,3 +414,59 @@ def test_a_tuple_of_an_older_draft_keeps_what_is_said_of_other_items(compiler: G
     """In either order of its keywords."""
     schema = {"type": "array", "additionalItems": False, "items": [{"type": "null"}], "minItems": 1}
     assert check_answers(compiler, D7 | schema) == [[None]] * NUM_ANSWERS
+
+
+KIND = {"properties": {"kind": {"enum": ["a", "b"]}, "x": {}, "y": {}}, "type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "wrong"),
+    [
+        (
+            KIND
+            | {"if": {"properties": {"kind": {"const": "a"}}, "required": ["kind", "x"]}, "else": {"required": ["y"]}},
+            "if",
+            '{"kind":"a"}',
+        ),
+        (
+            KIND | {"if": {"properties": {"kind": {"const": "a"}}, "type": "array"}, "else": {"required": ["y"]}},
+            "if",
+            '{"kind":"a"}',
+        ),
+        (
+            KIND | {"if": {"properties": {"kind": {"const": "a", "minLength": 2}}}, "else": {"required": ["y"]}},
+            "if",
+            '{"kind":"a"}',
+        ),
+        (
+            {"type": "object", "propertyNames": {"enum": ["a", "bbb"], "maxLength": 1}},
+            "propertyNames",
+            '{"bbb":1}',
+        ),
+        ({"type": "array", "items": [{"type": "string"}], "unevaluatedItems": False}, "", '["a",1]'),
+        ({"not": {"required": ["a"]}}, "", "1"),
+        ({"type": ["integer", "null"], "format": "uint8"}, "", "999"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {}, "b": {}, "c": {}},
+                "dependencies": {"a": ["b"]},
+                "dependentRequired": {"a": ["c"]},
+            },
+            "",
+            '{"a":1,"b":1}',
+        ),
+    ],
+)
+def test_a_keyword_beside_others_is_held_or_named(
+    compiler: GrammarCompiler, schema: dict[str, Any], keyword: str, wrong: str
+) -> None:
+    """The wrong value is none of the schema; the grammar accepts it only if it names the keyword."""
+    if "format" not in schema and "dependencies" not in schema:
+        dialect = jsonschema.Draft201909Validator if "unevaluatedItems" in schema else jsonschema.Draft202012Validator
+        assert not dialect(schema).is_valid(json.loads(wrong))
+    grammar = Grammar.json_schema(schema)
+    assert [one.keyword for one in grammar.unenforced] == [keyword] * bool(keyword)
+    compiled = compiler.compile(grammar)
+    wanted = [compiler._tokens.index(c.encode()) for c in wrong]
+    assert compiled.accepts(wanted) is bool(keyword)

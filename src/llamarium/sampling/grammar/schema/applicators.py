@@ -22,6 +22,7 @@ from llamarium.sampling.grammar.schema.values import TYPES, NotHeld, checked, is
 
 _MAX_BRANCHES = 64
 _MAX_DEPENDENCIES = 6
+_LISTING = frozenset(("enum", "const", "type", "title", "description"))
 _TOO_COMPLEX = "is more than a grammar holds here"
 
 
@@ -103,7 +104,7 @@ def negated(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any], path
         kept["enum"] = [value for value in own if spelled(value) not in excluded]
         return not kept["enum"]
     elif schema.keys() == {"required"} and len(names := required_of(schema)) == 1:
-        _add(kept, {"properties": {names[0]: False}})
+        _add(kept, {"type": ["object"], "properties": {names[0]: False}})  # other values have all that is required
         return False
     raise NotHeld(_TOO_COMPLEX)
 
@@ -127,6 +128,8 @@ def conditional(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any], 
     values = listed_values(asked)
     if listed is None or values is None or not is_exact(listed) or kinds_of(reader, dict(given), path) != ONLY_OBJECTS:
         raise NotHeld(_TOO_COMPLEX)
+    if set(required_of(condition)) - {name} or asked.keys() - _LISTING or not _allows_objects(condition):
+        raise NotHeld(_TOO_COMPLEX)
     reader.write_out(len(json.dumps(listed)))
     branches = [reader.shared(branch) for branch in branches]  # one of them is repeated
     wanted = set(map(spelled, values))
@@ -139,6 +142,11 @@ def conditional(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any], 
     kept_parts = [part for part, has_values in zip(parts, (yes, no, True), strict=True) if has_values]
     _add(kept, {"anyOf": kept_parts if name not in required_of(given) else kept_parts[: len(usable)]})
     return None
+
+
+def _allows_objects(schema: Mapping[str, Any]) -> bool:
+    names = schema.get("type", "object")
+    return "object" in (names if isinstance(names, list) else [names])
 
 
 def _where(name: str, values: list[Any], then: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def current(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
             schema[exclusive] = schema.pop(limit)
     if isinstance(dependencies := schema.get("dependencies"), dict):
         del schema["dependencies"]
-        schema |= _dependencies(cast("dict[str, Any]", dependencies))
+        _add_dependencies(schema, cast("dict[str, Any]", dependencies))
     if isinstance(schema.get("required"), bool):
         del schema["required"]
     if required := _required_properties(schema):
@@ -28,10 +28,23 @@ def current(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     return schema, _accepts_null(schema)
 
 
-def _dependencies(dependencies: Mapping[str, Any]) -> dict[str, Any]:
-    lists = {name: value for name, value in dependencies.items() if isinstance(value, list)}
-    schemas = {name: value for name, value in dependencies.items() if name not in lists}
-    return ({"dependentRequired": lists} if lists else {}) | ({"dependentSchemas": schemas} if schemas else {})
+def _add_dependencies(schema: dict[str, Any], dependencies: Mapping[str, Any]) -> None:
+    """Add what `dependencies` says to the two keywords that came after it, which may stand beside it."""
+    for name, value in dependencies.items():
+        key = "dependentRequired" if isinstance(value, list) else "dependentSchemas"
+        named = schema.get(key, {})
+        if not isinstance(named, dict):  # a fault, which is named where the keyword is read
+            continue
+        before = cast("dict[str, Any]", named)
+        if name not in before:
+            both = value
+        elif not isinstance(value, list):
+            both = {"allOf": [before[name], value]}
+        elif isinstance(before[name], list):
+            both = [*before[name], *value]
+        else:
+            continue
+        schema[key] = {**before, name: both}
 
 
 def _required_properties(schema: Mapping[str, Any]) -> list[str]:

@@ -79,7 +79,7 @@ def with_format(kept: dict[str, Any]) -> dict[str, Any]:
     if name is None:
         return kept
     others = {key: value for key, value in kept.items() if key != "format"}
-    if name in RANGES and others.get("type") in (["integer"], ["number"]):
+    if name in RANGES and {"integer", "number"} & set(others.get("type", ())):
         low, high = RANGES[name]
         nearer = max(low, others.get("minimum", low)), min(high, others.get("maximum", high))
         return {**others, "minimum": nearer[0], "maximum": nearer[1]}

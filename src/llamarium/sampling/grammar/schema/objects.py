@@ -18,6 +18,8 @@ MAX_OPTIONAL = 400
 _MAX_UNIQUE = 4
 """Different values of which every list without repetition is written out: 65 of them."""
 
+_LISTING = frozenset(("enum", "const", "type", "title", "description", "$comment"))
+
 
 def property_names(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any], path: Path) -> None:
     """Hold `propertyNames` where it lists names, or has one pattern for those of a mapping."""
@@ -28,6 +30,8 @@ def property_names(reader: Reader, kept: dict[str, Any], given: Mapping[str, Any
     schema = {} if names is True else cast("dict[str, Any]", checked(dict, names, "a schema"))
     listed = listed_values(schema)
     if listed is not None:
+        if schema.keys() - _LISTING or schema.get("type", "string") != "string":
+            raise NotHeld("has other keywords beside its list of names")
         _list_names(reader, kept, [name for name in listed if isinstance(name, str)])
         return
     expressions = _expressions(schema)
@@ -139,7 +143,8 @@ def unevaluated(reader: Reader, kept: dict[str, Any], key: str, given: Mapping[s
     if given.keys() & {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas", "contains"}:
         raise NotHeld("is not held beside keywords that join schemas")
     name = "additionalProperties" if key == "unevaluatedProperties" else "items"
-    if name not in given:
+    is_tuple = isinstance(given.get("items"), list) and "additionalItems" not in given  # draft 2019-09
+    if name not in given or (name == "items" and is_tuple):
         kept[name] = reader.schema(given[key], (*path, key))
 
 
