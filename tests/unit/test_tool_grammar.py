@@ -175,6 +175,13 @@ def at_random(found: LLMatcher, chance: random.Random) -> str | None:
     return None
 
 
+EITHER = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
@@ -183,6 +190,13 @@ def at_random(found: LLMatcher, chance: random.Random) -> str | None:
         ({"properties": {"a": {"enum": [1], "multipleOf": 2}}}, "#/properties/a/multipleOf"),
         ({"patternProperties": {"^a": {}}}, "#/patternProperties"),
         ({"required": ["a"], "additionalProperties": False}, "#"),
+        ({"properties": {"a": EITHER}}, "#/properties/a/anyOf"),
+        (EITHER, "#/anyOf"),
+        ({"properties": {"a": {"enum": [1, 2], "anyOf": [{"const": 1}, {"const": 3}]}}}, "#/properties/a/anyOf"),
+        (
+            {"$defs": {"n": {"type": "object"}}, "properties": {"a": {"$ref": "#/$defs/n", "required": ["b"]}}},
+            "#/properties/a/required",
+        ),
     ],
 )
 def test_python_names_what_it_does_not_hold_and_refuses_it_if_the_tool_is_strict(schema, named: str) -> None:
@@ -300,3 +314,23 @@ def test_a_schema_cannot_loosen_the_grammar() -> None:
     request = ToolRequest.read(tools(f=loose), "required")
     assert not accepts(request, "llama3_json", '{"name": "f", "parameters": {"a": 1}}')
     assert accepts(request, "llama3_json", '{"name": "f", "parameters": {"a": null}}')
+
+
+def test_python_joins_what_the_root_refers_to_with_its_own_properties() -> None:
+    schema = {
+        "$ref": "#/$defs/n",
+        "$defs": {"n": {"properties": {"v": {"type": "integer"}}, "required": ["v"]}},
+        "properties": {"w": {"type": "string"}},
+        "required": ["w"],
+    }
+    held = compile_answer(COMPILER, ToolRequest.read(tools(f=schema), "required"), "pythonic")
+    assert held is not None and held[0].unenforced == ()
+    for answer, is_one in (("v=1, w='a'", True), ("w='a'", False), ("v=1", False), ("v='a', w='a'", False)):
+        wanted = [COMPILER._tokens.index(c.encode()) for c in f"[f({answer})]"]
+        assert held[1].accepts(wanted) is is_one, answer
+
+
+def test_python_holds_the_properties_beside_alternatives() -> None:
+    request = ToolRequest.read(tools(f={"properties": {"a": EITHER}, "required": ["a"]}), "required")
+    assert accepts(request, "pythonic", "[f(a={'a': 1})]")
+    assert not accepts(request, "pythonic", "[f(a={'a': 'x'})]")

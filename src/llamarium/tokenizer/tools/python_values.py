@@ -5,7 +5,7 @@ types, lists of values, objects, arrays, `anyOf` and references. The others are 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from llamarium.errors import ToolError
@@ -30,6 +30,8 @@ _HELD = frozenset(
     ("type", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "enum",
      "const", "anyOf", "$ref", "$defs")
 )  # fmt: skip
+_OF_OBJECTS = ("properties", "required", "additionalProperties")
+_OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
 _NO_RESTRICTIONS = frozenset(("title", "description", "default", "examples", "$comment", "$schema"))
 
 
@@ -64,15 +66,29 @@ class ArgumentRules:
         schema, seen = self._root, set[str]()
         while "$ref" in schema and schema["$ref"] not in seen and isinstance(self._target(schema["$ref"]), Mapping):
             seen.add(schema["$ref"])
-            schema = {**self._target(schema["$ref"]), **{k: v for k, v in schema.items() if k not in ("$ref", "$defs")}}
-        if "anyOf" in schema:
-            self._note("#", "anyOf")
+            schema = self._joined(self._target(schema["$ref"]), schema)
+        self._note_unread(schema, "#", {"type", *_OF_OBJECTS, *_OF_ARRAYS})
         self._note_others(schema, "#")
         members = self._members(schema, "#", lambda key: f"{check_keyword(key)}=")
         if members is None:  # a required argument can have no value
             self._note("#", "")
             return self._add('""')
         return members
+
+    def _joined(self, target: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the root as one schema with what it refers to; where both speak of a property, the root does."""
+        named, others = cast("Mapping[str, Any]", own.get("properties", {})), target.get("properties", {})
+        joined = {**target, **{key: value for key, value in own.items() if key not in ("$ref", "$defs")}}
+        if named and others:
+            differing = [name for name in named if name in others and True not in (named[name], others[name])]
+            if any(named[name] != others[name] for name in differing):
+                self._note("#", "$ref")
+            joined["properties"] = {**others, **{k: v for k, v in named.items() if k not in others or v is not True}}
+        if target.get("additionalProperties", True) is not True and not named.keys() <= others.keys():
+            self._note("#", "$ref")
+        if "required" in own and "required" in target:
+            joined["required"] = list(dict.fromkeys([*target["required"], *own["required"]]))
+        return joined
 
     def _target(self, reference: str) -> Any:
         name = reference.removeprefix("#/$defs/")
@@ -85,6 +101,13 @@ class ArgumentRules:
     def _note_others(self, schema: Mapping[str, Any], place: str) -> None:
         for keyword in schema:
             if keyword not in _HELD and keyword not in _NO_RESTRICTIONS:
+                self._note(place, keyword)
+
+    def _note_unread(self, schema: Mapping[str, Any], place: str, read: Collection[str]) -> None:
+        """Note what restricts values among the keywords that are held elsewhere and are not read here."""
+        for keyword in schema:
+            is_unread = keyword in _HELD and keyword not in read and keyword != "$defs"
+            if is_unread and schema[keyword] is not True and schema[keyword] not in ({}, []):
                 self._note(place, keyword)
 
     def _members(self, schema: Mapping[str, Any], place: str, spell: Callable[[str], str]) -> str | None:
@@ -122,14 +145,19 @@ class ArgumentRules:
         types = None if named is None else cast("Sequence[str]", [named] if isinstance(named, str) else named)
         if "enum" in given or "const" in given:
             values = cast("Sequence[object]", given["enum"] if "enum" in given else [given["const"]])
+            self._note_unread(given, place, ["type", "enum" if "enum" in given else "const", *_irrelevant(values)])
             return self._either([quoted(repr(value)) for value in values if types is None or _is_one(value, types)])
         if "$ref" in given:
+            self._note_unread(given, place, ["$ref"])
             return self._reference(cast("str", given["$ref"]))
-        if "anyOf" in given:
+        if "anyOf" in given and not (given.get("properties") or "items" in given):
+            self._note_unread(given, place, ["type", "anyOf"])
             some = enumerate(cast("Sequence[object]", given["anyOf"]))
             return self._either([self.value(_of_types(one, types), f"{place}/anyOf/{i}") for i, one in some])
         if types is None:
+            self._note_unread(given, place, [])
             return self._anything()
+        self._note_unread(given, place, ["type", *_OF_OBJECTS, *_OF_ARRAYS])
         return self._either([self._typed(one, given, place) for one in types])
 
     def _either(self, alternatives: Sequence[str | None]) -> str | None:
@@ -205,6 +233,12 @@ def _of_types(schema: object, types: Sequence[str] | None) -> object:
     listed = [own] if isinstance(own, str) else own
     common = [name for name in listed if name in types or (name == "integer" and "number" in types)]
     return {**given, "type": common} if common else False
+
+
+def _irrelevant(values: Sequence[object]) -> list[str]:
+    """Return the keywords that say nothing of listed values, as none is an object or a list."""
+    has_objects, has_lists = (any(isinstance(value, kind) for value in values) for kind in (dict, list))
+    return [*(() if has_objects else _OF_OBJECTS), *(() if has_lists else _OF_ARRAYS)]
 
 
 def _is_one(value: object, types: Sequence[str]) -> bool:
