@@ -55,6 +55,15 @@ def test_the_answer_is_the_edited_models(llama: Llama, running: Running, fields:
     np.testing.assert_allclose(found["logprobs"]["token_logprobs"], logprobs, atol=2e-4)
 
 
+@pytest.mark.parametrize("edit", [{"steer": GIVEN}, {"steer": PAIR}, {"ablate": {"mlps": [1]}}])
+def test_an_explanation_knows_of_edits(running: Running, edit: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "The sky over the sea is " * 6}]}
+    found = running.post("/v1/cache/explain", earlier=body, now=body | edit).json()
+    assert (found["reason"], found["matched_tokens"]) == ("interventions", 0)
+    same = running.post("/v1/cache/explain", earlier=body | edit, now=body | edit).json()
+    assert same["reason"] == "contained"
+
+
 def test_neighbours_do_not_notice_and_keys_are_never_shared(llama: Llama) -> None:
     company: list[dict[str, Any]] = [
         {"steer": GIVEN}, {"ablate": {"heads": ["1.0"]}}, {"steer": PAIR}, {"hidden_states": {"layers": [0]}},

@@ -1,18 +1,21 @@
 """`POST /v1/cache/explain`: where the prompts of two chat completions part; nothing is answered or kept."""
 
 import asyncio
+from functools import partial
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
 from llamarium.engine.prefix import root_key
 from llamarium.errors import LlamariumError
+from llamarium.runtime.intervention import Edit, edits_key
 from llamarium.server.answering import AnswerRequest, refusal_of
 from llamarium.server.dialogs import renamed
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.lifecycle.threads import in_own_thread
 from llamarium.server.openai.chat import answer_request
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.prefix.explanation import Prompt, explain
@@ -44,17 +47,18 @@ class ExplainRequest(Body):
 async def explain_cache(request: Request, body: ExplainRequest) -> dict[str, Any]:
     """Compare the prompts of two requests, with the texts where they part."""
     service: Service = request.app.state.service
-    _, engine = service.require()
-    size = engine.prefix_index.pool.block_size
     prompts: list[Prompt] = []
-    for name, one in (("earlier", body.earlier), ("now", body.now)):
-        try:
-            asked = await answer_request(request, one)
-            prompts.append(await asyncio.to_thread(_prompt, asked, service.tokenizer, size))
-        except ApiError as error:
-            raise _inside(error, name) from None
-    earlier, now = prompts
-    return await asyncio.to_thread(_compared, earlier, now, service.tokenizer)
+    with service.place(1, "now"):
+        for name, one in (("earlier", body.earlier), ("now", body.now)):
+            try:
+                asked = await answer_request(request, one)
+                work = partial(_prompt, asked, service)
+                # a steering vector may be the difference of two prompts, which takes passes of the model
+                prompts.append(await (asyncio.to_thread if asked.inside is None else in_own_thread)(work))
+            except ApiError as error:
+                raise _inside(error, name) from None
+        earlier, now = prompts
+        return await asyncio.to_thread(_compared, earlier, now, service.tokenizer)
 
 
 def _inside(error: ApiError, name: str) -> ApiError:
@@ -62,13 +66,18 @@ def _inside(error: ApiError, name: str) -> ApiError:
     return renamed(error, lambda path: f"{name}.{path}")
 
 
-def _prompt(asked: AnswerRequest, tokenizer: Tokenizer, block_size: int) -> Prompt:
+def _prompt(asked: AnswerRequest, service: Service) -> Prompt:
+    model, engine = service.loaded or service.require()
+    edits: tuple[Edit, ...] = ()
     try:
-        (ids,) = asked.encode(tokenizer)
+        (ids,) = asked.encode(model.tokenizer)
+        if asked.inside is not None:
+            edits, _ = asked.inside(model, engine, len(ids), service.max_tokens)
     except LlamariumError as error:
-        raise refusal_of(error, asked, tokenizer.source) from None
-    parts = asked.parts(())
-    return Prompt.of(_NOBODY, root_key(parts.model, parts.salt), ids, block_size, parts)
+        raise refusal_of(error, asked, model.tokenizer.source) from None
+    parts = asked.parts(edits)
+    root = root_key(parts.model, parts.salt, *([edits_key(edits)] if edits else ()))
+    return Prompt.of(_NOBODY, root, ids, engine.prefix_index.pool.block_size, parts)
 
 
 def _compared(earlier: Prompt, now: Prompt, tokenizer: Tokenizer) -> dict[str, Any]:
