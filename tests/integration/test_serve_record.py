@@ -13,8 +13,8 @@ import pytest
 
 from llamarium.api import Llama
 from llamarium.cli.main import main
-from llamarium.errors import OptionError
-from llamarium.generation.record import RecordedPrompt, read_record
+from llamarium.errors import InputError, OptionError
+from llamarium.generation.record import RecordedPrompt, RecordedStart, read_record
 from llamarium.server.openai.responses.store import ResponseStore
 from llamarium.server.recorder import Recorder
 from serving import NEVER_TORCH, Running, save_small_model, serving
@@ -79,6 +79,25 @@ def test_the_file_is_its_owners_alone_and_has_what_may_be_kept(recorded: Path) -
     assert stat.S_IMODE(recorded.stat().st_mode) == 0o600
     assert sum(len(entry.answers) for entry in entries(recorded)) == NUM_ANSWERS
     assert recorded.read_bytes().count(b'{"llamarium_record":1') == 2
+
+
+def test_a_number_beyond_float64_is_a_fault_of_its_line(recorded: Path, tmp_path: Path) -> None:
+    start, line, *_ = recorded.read_bytes().splitlines(keepends=True)
+    file = tmp_path / "faulty.jsonl"
+    file.write_bytes(start + line.replace(b'"params":{', b'"params":{"min_tokens":1e999,'))
+    with file.open("rb") as opened:
+        assert [type(entry) for entry in read_record(opened, "record")] == [RecordedStart, InputError]
+
+
+def test_what_keeps_an_answer_out_of_the_record_has_an_effect(folder: Path, tmp_path: Path) -> None:
+    import llamarium
+
+    llama = llamarium.load(folder, device="cpu")
+    path, body = REQUESTS[0]
+    with serving(llama, recorder=Recorder(tmp_path / "answers.jsonl"), strict_fields=True) as running:
+        assert running.post(path, **body, store=False).status_code == 200
+        assert running.post(path, **body, store=True).status_code == 400
+    assert not (tmp_path / "answers.jsonl").read_bytes()
 
 
 def in_a_process(file: Path, folder: Path, **variables: str) -> tuple[int, list[dict[str, Any]], str]:

@@ -117,7 +117,7 @@ def read_record(file: BinaryIO, name: str) -> Iterator[RecordedStart | RecordedP
         if not line.strip():
             continue
         try:
-            yield _entry(parse_json(line, max_values=_MAX_VALUES, max_levels=16), number)
+            yield _entry(parse_json(line, max_values=_MAX_VALUES, max_levels=16, portable=True), number)
         except (NotJson, KeyError, TypeError, ValueError, LlamariumError) as error:
             what = f"has no {escape(error)}" if isinstance(error, KeyError) else escape(error)
             yield InputError(f"{where}: cannot be replayed: {what}; it may have been cut off")

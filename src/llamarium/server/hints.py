@@ -131,6 +131,7 @@ def _has_effect(name: str, value: Any, service: Service) -> bool:
         case "store":
             proposer = None if service.loaded is None else service.loaded[1].proposer
             is_kept = proposer is not None and proposer.keeps_texts  # to draft from
+            is_kept = is_kept or service.settings.recorder is not None
             return service.settings.responses is not None or (value is False and is_kept)
         case "return":
             return True  # of a tool: given to the chat template with the rest of it

@@ -162,20 +162,23 @@ class _Reply:
         try:
             await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._submitted.answers)])
         finally:
-            self._keep()
+            service: Service = self._request.app.state.service
             used = self.usage
             notes = {"prompt": used.prompt, "cached": used.cached, "generated": used.generated}
             self._request.scope["notes"].update(notes)
+            for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
+                service.explainer.finished(explained, answers)
+            if service.settings.recorder is not None and self._is_kept:
+                await asyncio.shield(asyncio.to_thread(self._record, service))  # written even if the client is gone
 
-    def _keep(self) -> None:
-        """Keep the answers for explanations of later prompts, and record them if that is wanted."""
-        service: Service = self._request.app.state.service
+    def _record(self, service: Service) -> None:
+        """Record the answers, if that is wanted; a long one takes its time."""
         recorder, loaded = service.settings.recorder, service.loaded
-        for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
-            service.explainer.finished(explained, answers)
-            if recorder is not None and loaded is not None and self._is_kept:
-                failure = recorder.write(self._request.scope["request_id"], answers, *loaded)
-                self._request.scope["notes"].update({"not_recorded": failure} if failure else {})
+        if recorder is None or loaded is None:
+            return
+        for answers in self._submitted.answers:
+            failure = recorder.write(self._request.scope["request_id"], answers, *loaded)
+            self._request.scope["notes"].update({"not_recorded": failure} if failure else {})
 
 
 def _has_prompt(pieces: Pieces) -> bool:
