@@ -70,8 +70,8 @@ class Priced(PromptLookup):
         self.widths: list[int] = []
         self.spent_s = 0.0
 
-    def record_pass(self, num_rows: int, num_drafted: int, seconds: float | None) -> None:
-        assert seconds is not None and seconds > 0
+    def record_pass(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        assert seconds > 0
         self.widths.append(1 + num_drafted)
         self.spent_s += self.price(1 + num_drafted)
         super().record_pass(num_rows, num_drafted, self.price(1 + num_drafted))

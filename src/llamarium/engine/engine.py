@@ -288,8 +288,9 @@ class Engine:
         counts.drafted_tokens, counts.preempted = counts.drafted_tokens + num_drafted, self._scheduler.num_preempted
         self._pace.record(num_decoded, num_tokens - num_decoded, seconds)
         if proposer is not None and num_decoding:
-            is_alone = num_decoding == len(items)  # a prompt makes the step longer, so its time says nothing
-            proposer.policy.record_pass(num_decoding, num_drafted, seconds if is_alone else None)
+            proposer.policy.count_pass(num_drafted)
+            if num_decoding == len(items):  # a prompt would make the step longer
+                proposer.policy.record_pass(len(items), num_drafted, seconds)
 
 
 def _taps(items: Sequence[StepItem]) -> Taps | None:

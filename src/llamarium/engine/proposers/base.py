@@ -85,12 +85,13 @@ class ProposerPolicy(ABC):
         self.accepted += is_ahead
         return is_ahead
 
-    def record_pass(self, num_rows: int, num_drafted: int, seconds: float | None) -> None:
-        """Note a pass over one token of each sequence and `num_drafted` further ones; None: its time says nothing."""
+    def count_pass(self, num_drafted: int) -> None:
+        """Count a pass that decodes, over `num_drafted` further tokens."""
         self.passes += 1
         self.drafted += num_drafted
-        if seconds is None:
-            return
+
+    def record_pass(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        """Note the time of a pass over one token of each sequence and `num_drafted` further ones, and nothing else."""
         single_s = self._single_s.get(num_rows)
         if not num_drafted:
             is_slower = single_s is not None and seconds > single_s
