@@ -50,6 +50,7 @@ SHARED = {  # whose part a set takes where its own would be the same
     "amx": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "avx512_vnni"),
     "neon_i8mm": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "neon_dotprod"),
 }
+_NO_COPIES = "-fno-ipa-cp-clone"  # gcc's
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
 
@@ -73,12 +74,16 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
     """
     folder.mkdir(exist_ok=True)
     processor = _run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
-    sets = {"portable": [], **{name: own.split() for name, own in SETS.get(processor, {}).items()}}
+    # Room in every wheel: on x86-64 `portable` is for processors before 2013, and unrolled twice as large; what `ops`
+    # calls takes the time, so that copies of it for constant arguments gain nothing.
+    portable = ["-O2"] if processor == "x86_64" else []
+    sets = {"portable": portable, **{name: own.split() for name, own in SETS.get(processor, {}).items()}}
     sets = {name: own for name, own in sets.items() if _knows(cc, own)}
+    flags_of = {"ops": [_NO_COPIES]} if _knows(cc, [_NO_COPIES]) else {}
     parts = [(part, name) for part in PARTS for name in reversed(sets) if part not in SHARED.get(name, {})]
     jobs = {  # what takes longest begins, so that no core waits at the end
         "encode": ["encode.c", "-ffp-contract=off"],  # its bytes are those of every processor
-        **{f"{part}_{name}": [*_part(part, name), *sets[name]] for part, name in parts},
+        **{f"{part}_{name}": [*_part(part, name), *sets[name], *flags_of.get(part, [])] for part, name in parts},
         **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
         **{name: [f"{name}.c", "-O2"] for name in ("merge", "best_cut")},
         "segment": ["segment.c", "-Os"],  # it runs once for each vocabulary
