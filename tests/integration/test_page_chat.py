@@ -359,6 +359,25 @@ def test_requests_of_other_clients_are_shown_live_and_opened(
     assert [int(one) for one in page.locator(".strip .id").all_inner_texts()][-place:] == ids[:place]
 
 
+def test_the_live_view_says_where_a_prompt_parts_from_an_earlier_one(page: Page, served: Running) -> None:
+    """In text, whatever the prompts hold; it fits and is open to everybody."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    for day in ("third", "fourth"):
+        content = f"{HOSTILE} What was on the {day} of May? {HOSTILE}"
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        assert httpx.post(served.url + CHAT, json=body, headers=headers, timeout=60).status_code == 200
+    opened(page, served, stage="requests")
+    newest = page.locator("[data-prefix]").first
+    expect(newest).to_contain_text("messages[0].content")
+    expect(newest).to_contain_text("fourth of May? <img src=x onerror=alert(1)>")
+    expect(newest).to_contain_text("third of May? <img src=x onerror=alert(1)>")
+    place = newest.locator("dd").first.inner_text()
+    assert int(place) > 64
+    expect(newest.locator("p").first).to_contain_text(f"{place} of")
+    assert page.locator("main img, main script").count() == 0
+    check_fits_and_is_open(page)
+
+
 @pytest.fixture(scope="module")
 def base_model() -> Iterator[Running]:
     """A model that has no form for dialogs, on a server that shows no requests."""

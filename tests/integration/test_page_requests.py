@@ -12,6 +12,7 @@ import pytest
 from llamarium.api import Llama
 from llamarium.page.extension import page
 from llamarium.page.routes import requests
+from llamarium.server.prefix import explainer
 from serving import CHAT, HELLO, Running, serving
 
 KEY = "the-key"
@@ -44,6 +45,10 @@ def streaming(client: httpx.Client, **body: Any) -> AbstractContextManager[httpx
 
 def about(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
 
 def chunks(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
@@ -90,6 +95,44 @@ def test_two_clients_with_the_same_beginning_share_its_blocks(client: httpx.Clie
         gone = client.get(f"/inspect/requests/{two['number']}.0")
         assert (gone.status_code, gone.json()["error"]["code"]) == (404, "unknown_request")
     running.wait(running.is_idle)
+
+
+def test_the_view_says_where_a_prompt_parts_from_the_earlier_one_of_its_own_key_alone(llama: Llama) -> None:
+    """The matched tokens, the first that differs, its field and the texts around it: as the header, of this key."""
+    with serving(llama, extensions=[page(inspects_requests=True)], api_keys=(KEY, "another")) as running:
+
+        def ask(key: str, day: str) -> str:
+            text = f"{LONG}<b>Today</b> is the {day}. What happened?"
+            answer = httpx.post(running.url + CHAT, json={**about(text), "max_tokens": 1}, headers=bearer(key))
+            return answer.headers["x-llamarium-prefix"]
+
+        def prefixes(key: str) -> list[dict[str, Any]]:
+            return httpx.get(running.url + "/inspect/requests", headers=bearer(key)).json()["prefixes"]
+
+        assert prefixes(KEY) == []
+        ask(KEY, "third of May")
+        ask("another", "fourth of June")
+        header = ask(KEY, "fourth of June")
+        now, first = prefixes(KEY)
+        assert (first["reason"], first["matched_tokens"], first["text"]) == ("first", 0, None)
+        start = f"matched={now['matched_tokens']}; of={now['num_tokens']}; reason=changed; field=messages[0].content"
+        assert header.startswith(start) and now["first_different_token"] == now["matched_tokens"] > 64
+        assert now["field"] == "messages[0].content" and now["number"] > first["number"]
+        assert now["text_before"].endswith("<b>Today</b> is the")
+        assert now["text"].startswith(" fourth of June. What") and now["earlier_text"].startswith(" third of May. What")
+        (others,) = prefixes("another")
+        assert (others["reason"], others["matched_tokens"]) == ("first", 0)
+
+
+def test_the_newest_explanations_alone_are_kept(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explainer, "MAX_SHOWN", 3)
+    with serving(llama, extensions=[page(inspects_requests=True)]) as running:
+        for number in range(5):
+            running.post(**about(f"Number {number}"), max_tokens=1)
+        told = httpx.get(running.url + "/inspect/requests").json()["prefixes"]
+        numbers = [one["number"] for one in told]
+        assert len(numbers) == 3 and numbers == sorted(numbers, reverse=True)
+        assert "Number" in told[0]["text_before"] and told[0]["text"].lstrip().startswith("4")
 
 
 @pytest.mark.parametrize(

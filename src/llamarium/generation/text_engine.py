@@ -63,6 +63,7 @@ class Answers:
         num_disk: How many of those came from disk.
         is_edited: Whether the request changes what the model computes.
         root: The prefix key that its prompt's first block goes on from.
+        number: The request's, as the engine counts them.
         rows: The text of each, as far as it has been read.
     """
 
@@ -76,9 +77,8 @@ class Answers:
     ) -> None:
         self.prompt_ids, self.adapter = tuple(prompt_ids), adapter
         self.num_cached = self.num_disk = 0
-        self.is_edited, self.root = False, Key()
-        self.rows = rows
-        self._num_open = len(rows)
+        self.is_edited, self.root, self.number = False, Key(), -1
+        self.rows, self._num_open = rows, len(rows)
         self._most_buffered = most_buffered
         self._inbox = queue.SimpleQueue[Sequence[TokenEvent] | Exception]()
         self._ready = deque[Piece]()
@@ -99,7 +99,7 @@ class Answers:
             return None if (answers := me()) is None else answers._take(came)
 
         self.is_edited, self.root = bool(request.edits), thread.engine.root_of(request)
-        number = thread.submit(request, deliver)
+        self.number = number = thread.submit(request, deliver)
         self._abort = lambda row: thread.abort(number, row)
         weakref.finalize(self, thread.abort, number)
         return self

@@ -75,6 +75,8 @@ def page(
 
     def add(app: FastAPI) -> None:
         app.state.passes, app.state.inspects_requests = Passes(), inspects_requests
+        if inspects_requests:
+            app.state.service.explainer.keep_newest()
         app.state.adapted = AdaptedModels()
         app.state.loaded_with = dict(loaded_with or {})
         app.state.preparation = Preparation(app.state.passes, prepares)

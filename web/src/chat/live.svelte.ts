@@ -1,7 +1,8 @@
 /** What the server's engine is doing, requested again and again while it is shown. */
 
 import { json, Refusal } from "../lib/api";
-import type { OpenedView, RequestsView, SequenceState } from "../schema";
+import { visible } from "../lib/format";
+import type { OpenedView, PrefixView, RequestsView, SequenceState } from "../schema";
 
 const EVERY_MS = 700;
 
@@ -13,6 +14,19 @@ export function rate(before: RequestsView | undefined, now: RequestsView, one: S
   const same = before?.requests.find((other) => named(other) === named(one));
   if (!before || !same || now.at_s <= before.at_s) return undefined;
   return (one.num_tokens - same.num_tokens) / (now.at_s - before.at_s);
+}
+
+/** Where a prompt and the earlier one part: the token, the fields, and the texts around it; nothing if they do not. */
+export function parting(one: PrefixView): [name: string, text: string][] {
+  if (one.first_different_token === null) return [];
+  const gone = "not cached any more";
+  return [
+    ["first different token", one.first_different_token + (one.is_exact ? "" : ` or later, as the earlier one's is ${gone}`)],
+    ["in", [one.field ?? "the template's text", ...one.other_fields].join(", ")],
+    ["both before it", visible(one.text_before)],
+    ["this prompt", visible(one.text)],
+    ["the earlier prompt", one.earlier_text === null ? gone : visible(one.earlier_text)],
+  ];
 }
 
 export class Live {

@@ -14,13 +14,15 @@ from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OpenPass
 from llamarium.page.routes.passes import pass_view
 from llamarium.page.routes.sampling import explain_next
-from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, RequestsView
+from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, PrefixView, RequestsView
 from llamarium.page.work import passes_of, work_on
 from llamarium.sampling.params import parameters_of
 from llamarium.sampling.row import SamplingRow
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
+from llamarium.server.http.guard import owner_of
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.prefix.explainer import ShownExplanation
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -44,7 +46,8 @@ async def requests(request: Request) -> RequestsView:
     try:
         found = await asyncio.wrap_future(engine.read(_look))
         names = {str(served.number): name for name, served in engine.adapters.items()}
-        return found.model_copy(update={"adapters": names})
+        prefixes = tuple(map(_prefix_view, service.explainer.newest(owner_of(request))))
+        return found.model_copy(update={"adapters": names, "prefixes": prefixes})
     except EngineStoppedError as error:
         raise of_library(error) from None
 
@@ -110,6 +113,26 @@ def _look(engine: Engine) -> RequestsView:
         generated_tokens=engine.counts.generated_tokens,
         requests=tuple(states_of(engine.sequences, MAX_REQUESTS, MAX_RUNS)),
         adapters={},
+        prefixes=(),
+    )
+
+
+def _prefix_view(shown: ShownExplanation) -> PrefixView:
+    found = shown.explanation
+    texts = found.texts
+    return PrefixView(
+        number=shown.number,
+        num_tokens=found.num_tokens,
+        matched_tokens=found.matched_tokens,
+        is_exact=found.is_exact,
+        reason=found.reason,
+        message=found.sentence(),
+        field=found.path,
+        other_fields=found.others,
+        first_different_token=found.token,
+        text_before=texts and texts.before,
+        text=texts and texts.now,
+        earlier_text=texts and texts.earlier,
     )
 
 

@@ -7,6 +7,34 @@ from llamarium.inspect.probes.sampling import SamplerSteps
 from llamarium.page.schema.base import PageRequest, Query, View
 from llamarium.page.schema.passes import PassView
 from llamarium.server.fields import with_parameters
+from llamarium.server.prefix.compare import Reason
+
+
+class PrefixView(View):
+    """What a request's prompt shares with the nearest earlier one of the same API key; as in `Explanation`.
+
+    Attributes:
+        number: The request's, as in `requests`.
+        field: The field with the first difference, as its protocol names it.
+        other_fields: Further fields that differ, some of them.
+        first_different_token: Its place in the prompt, None if none differs.
+        text_before: What both prompts have before it.
+        text: What this prompt has from it on.
+        earlier_text: What the earlier prompt has from there on, if that is still known.
+    """
+
+    number: int
+    num_tokens: int
+    matched_tokens: int
+    is_exact: bool
+    reason: Reason
+    message: str
+    field: str | None
+    other_fields: tuple[str, ...]
+    first_different_token: int | None
+    text_before: str | None
+    text: str | None
+    earlier_text: str | None
 
 
 class RequestsView(View):
@@ -20,6 +48,7 @@ class RequestsView(View):
         generated_tokens: Chosen since the server began.
         requests: The answers, by arrival; the first ones alone where there are too many.
         adapters: Names of those that are served, by their number in `requests`.
+        prefixes: Of the newest requests of this client's own API key, those that have ended too; the newest first.
     """
 
     at_s: float
@@ -31,6 +60,7 @@ class RequestsView(View):
     generated_tokens: int
     requests: tuple[SequenceState, ...]
     adapters: dict[str, str]
+    prefixes: tuple[PrefixView, ...]
 
 
 class OpenQuery(Query):

@@ -2,11 +2,13 @@
 
 import hashlib
 import re
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llamarium.engine.prefix import Key
 from llamarium.generation.completion import RowText
 from llamarium.generation.text_engine import Answers, TextEngine
 from llamarium.server.prefix.explanation import Explanation, Prompt, explain, nearest
@@ -16,6 +18,9 @@ from llamarium.tokenizer.base import Tokenizer
 
 MAX_KEPT_ANSWERS = 4
 """Answers to one prompt that later prompts are compared with."""
+
+MAX_SHOWN = 64
+"""Explanations that are kept for `PrefixExplainer.newest`, over all keys."""
 
 HEADER = "x-llamarium-prefix"
 """The header with the explanation of a request with one prompt."""
@@ -48,6 +53,20 @@ class Explained:
         return {"prefix": self.explanation.to_json()} if self.shows_texts else {}
 
 
+@dataclass(frozen=True, slots=True)
+class ShownExplanation:
+    """A request's explanation, as the page shows it to its owner.
+
+    Attributes:
+        owner: A digest of the API key.
+        number: The request's, as the engine counts them.
+    """
+
+    owner: Key
+    number: int
+    explanation: Explanation
+
+
 class PrefixExplainer:
     """Compares each prompt with the earlier ones of the same API key.
 
@@ -60,6 +79,8 @@ class PrefixExplainer:
         self._names = {key: str(place + 1) for place, key in enumerate(api_keys)}
         self.shows_texts = shows_texts
         self._memory: PromptMemory | None = None
+        self._newest: deque[ShownExplanation] | None = None
+        self._lock = threading.Lock()
         self._counts = Counter[tuple[str, str, str]]()
 
     @property
@@ -71,6 +92,16 @@ class PrefixExplainer:
     def num_bytes(self) -> int:
         """Memory of the earlier prompts."""
         return 0 if self._memory is None else self._memory.num_bytes
+
+    def keep_newest(self) -> None:
+        """Keep the newest explanations with their texts from now on, for `newest`."""
+        self._newest = deque(maxlen=MAX_SHOWN)
+
+    def newest(self, owner: str) -> list[ShownExplanation]:
+        """Return the explanations that are kept of one API key's requests, the newest first."""
+        name = _digest(owner)
+        with self._lock:
+            return [one for one in reversed(self._newest or ()) if one.owner == name]
 
     def opened(
         self,
@@ -88,15 +119,19 @@ class PrefixExplainer:
         index = engine.prefix_index
         if self._memory is None:
             self._memory = PromptMemory(BYTES_PER_BLOCK * index.pool.num_blocks)
-        name = hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        name = _digest(owner)
         prompt = Prompt.of(name, answers.root, answers.prompt_ids, index.pool.block_size, parts)
         record = nearest(prompt, self._memory.newest(name))
-        found = explain(prompt, record, index.ids_of, tokenizer, shows_texts=self.shows_texts)
+        shows_texts = self.shows_texts or self._newest is not None
+        found = explain(prompt, record, index.ids_of, tokenizer, shows_texts=shows_texts)
         self._memory.add(prompt.record())
         translated = replace(
             found, path=None if found.path is None else path_of(found.path), others=tuple(map(path_of, found.others))
         )
         self._counts[self._names.get(owner, "0"), found.reason, _NUMBERS.sub("[]", found.path or "")] += 1
+        if self._newest is not None:
+            with self._lock:
+                self._newest.append(ShownExplanation(name, answers.number, translated))
         is_new = bool(parts.messages) and parts.begun is None
         return Explained(prompt, translated, len(parts.messages), is_new, self.shows_texts)
 
@@ -108,6 +143,10 @@ class PrefixExplainer:
             if row.token_ids:
                 values = _answer_values(explained, row)
                 self._memory.add(explained.prompt.record(row.token_ids, values))
+
+
+def _digest(owner: str) -> Key:
+    return hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _answer_values(explained: Explained, row: RowText) -> list[Value]:
