@@ -1,6 +1,6 @@
 # make demo   answer a question with the built-in model
 # make test   run the suite          make check  lint, types, layers
-# make test-clients run real programs against the server, as far as they are installed
+# make test-clients run real programs against the server: CLIENTS="--install aider dspy" installs and chooses
 # make native compile the CPU kernels, if they have changed
 # make page   build the page of `llamarium inspect`, if it has changed
 # make wheels build the wheels that are published, into dist/
@@ -33,9 +33,11 @@ test: .venv/.dev .venv-light/.test
 	.venv-light/bin/python -m pytest -m alone
 	$(BIN)/python -m pytest -m alone --heavy
 
-# Real programs against the server: those that npm and pip have installed in CLIENTS_DIR; it installs nothing.
+# Real programs against the server: those of tests/clients/programs.toml that are in the folder CLIENTS_DIR, or those
+# that CLIENTS names; `--install` among them has npm and pip install what is not there.
+CLIENTS ?=
 test-clients: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/clients/run.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/clients/run.py $(CLIENTS)
 
 check: .venv/.dev
 	$(SAY) "Looking for style, types and layers (about a minute) ..."

@@ -1,149 +1,189 @@
 """Run real programs against the server, and say which of them executed a call and used its result.
 
-    python tests/clients/run.py [NAME ...]
+    python tests/clients/run.py [--install] [NAME ...]
 
-Programs are looked for on the path and in `node_modules/.bin` below CLIENTS_DIR; what is not there is left out and
-named. docs/reference/clients.md has the versions and results of the last run.
+`programs.toml` lists the programs. Each is installed in a folder of its own below CLIENTS_DIR, by `--install` or by
+hand; what is not there is named. Where the folder RECORD is given, each program's requests are written into it.
+docs/reference/clients.md has the versions and results of the last run.
 """
 
+import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
-CLIENTS_DIR = Path(os.environ.get("CLIENTS_DIR", HERE / "installed"))
+CLIENTS_DIR = Path(os.environ.get("CLIENTS_DIR", HERE / "installed")).absolute()
 TIMEOUT_S = 180
+INSTALL_TIMEOUT_S = 1200
 TASK = "Use a tool to find out what is printed, and repeat that."
-
-sys.path.insert(0, str(HERE))
-
-from scripted_server import PRINTED, scripted_server  # noqa: E402
-
-from llamarium.hub.builtin import fetch  # noqa: E402
+OPENAI = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "small"}
 
 
 @dataclass(frozen=True)
-class Program:
-    """A program that is run.
+class Package:
+    """A table of `programs.toml`: what is installed together, and the programs that it has.
 
     Attributes:
-        command: Its words; `{url}` is the server's address, `{here}` this folder.
-        environment: Variables; the same places in them.
-        files: Files in its home, by name; the same places in them.
+        name: The table's, and its folder's.
+        run: The words of a command, by the program's name.
+        environment: Variables beside OPENAI's.
+        files: Files in a program's home, by name.
+        npm: What npm installs.
+        pip: What pip installs, into an environment of its own.
     """
 
-    command: tuple[str, ...]
+    name: str
+    run: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
+    npm: Sequence[str] = ()
+    pip: Sequence[str] = ()
 
+    @property
+    def folder(self) -> Path:
+        return CLIENTS_DIR / self.name
 
-CODEX = """\
-model = "small"
-model_provider = "llamarium"
-web_search = "disabled"
+    @property
+    def path(self) -> str:
+        """Where commands are looked for."""
+        return f"{self.folder / 'bin'}:{self.folder / 'node_modules/.bin'}:{os.environ['PATH']}"
 
-[model_providers.llamarium]
-name = "Llamarium"
-base_url = "{url}/v1"
-wire_api = "responses"
-"""
-OPENCODE = """\
-{{"model": "llamarium/small", "provider": {{"llamarium": {{"npm": "@ai-sdk/openai-compatible",
-"options": {{"baseURL": "{url}/v1", "apiKey": "none"}}, "models": {{"small": {{}}}}}}}}}}
-"""
-OPENAI = {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "small"}
-CLAUDE = {
-    "ANTHROPIC_BASE_URL": "{url}", "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": "small",
-    "ANTHROPIC_SMALL_FAST_MODEL": "small", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "4096",
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
-}  # fmt: skip
-PYTHON = ("{python}", "{here}/python_clients.py")
-NODE = ("node", "{here}/ai_sdk.mjs")
-PROGRAMS: Mapping[str, Program] = {
-    "codex": Program(
-        ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
-        {"CODEX_HOME": "{home}"}, {"config.toml": CODEX},
-    ),
-    "claude-code": Program(("claude", "-p", TASK, "--allowedTools", "Bash"), CLAUDE),
-    "opencode": Program(
-        ("opencode", "run", TASK), {"OPENCODE_CONFIG": "{home}/opencode.json"}, {"opencode.json": OPENCODE}
-    ),
-    "qwen-code": Program(("qwen", "--auth-type", "openai", "-y", "-p", TASK), OPENAI),
-    "ai-sdk-openai": Program((*NODE, "openai"), OPENAI),
-    "ai-sdk-openai-chat": Program((*NODE, "openai-chat"), OPENAI),
-    "ai-sdk-compatible": Program((*NODE, "compatible"), OPENAI),
-    "ai-sdk-anthropic": Program((*NODE, "anthropic"), OPENAI),
-    "openai-agents": Program((*PYTHON, "openai_agents"), OPENAI),
-    "openai-agents-chat": Program((*PYTHON, "openai_agents_chat"), OPENAI),
-    "pydantic-ai": Program((*PYTHON, "pydantic_ai"), OPENAI),
-    "pydantic-ai-anthropic": Program((*PYTHON, "pydantic_ai_anthropic"), OPENAI),
-    "smolagents": Program((*PYTHON, "smolagents_tools"), OPENAI),
-    "langchain": Program((*PYTHON, "langchain_openai"), OPENAI),
-    "langgraph": Program((*PYTHON, "langgraph_agent"), OPENAI),
-    "litellm": Program((*PYTHON, "litellm_completion"), OPENAI),
-    "instructor": Program((*PYTHON, "instructor_object"), OPENAI),
-}  # fmt: skip
+    @property
+    def is_installed(self) -> bool:
+        return any((self.folder / name).is_dir() for name in ("bin", "node_modules"))
 
+    def install(self) -> None:
+        """Install these versions, unless they are there; CalledProcessError or TimeoutExpired says what failed."""
+        stamp, pins = self.folder / "installed.txt", "\n".join([*self.npm, *self.pip])
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == pins:
+            return
+        print(f"Installing {self.name} ...", flush=True)
+        if self.pip:
+            _must([sys.executable, "-m", "venv", str(self.folder)])
+            pip = [str(self.folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            _must([*pip, *self.pip])
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _must(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(self.folder), *self.npm])
+        stamp.write_text(pins, encoding="utf-8")
 
-def ran(name: str, url: str) -> subprocess.CompletedProcess[str] | None:
-    """Run a program; None if it is not there."""
-    program = PROGRAMS[name]
-    with tempfile.TemporaryDirectory() as home:
-        places = {"url": url, "here": str(HERE), "home": home, "python": sys.executable}
-        for file, text in program.files.items():
-            (Path(home) / file).write_text(text.format(**places), encoding="utf-8")
-        words = [word.format(**places) for word in program.command]
-        path = f"{CLIENTS_DIR / 'node_modules/.bin'}:{os.environ['PATH']}"
-        if (executable := shutil.which(words[0], path=path)) is None:
-            return None
-        given = {key: value.format(**places) for key, value in program.environment.items()}
-        environment = {
-            **os.environ,
-            "HOME": home,
-            "PATH": path,
-            "NODE_PATH": str(CLIENTS_DIR / "node_modules"),
-            **given,
-        }
-        return subprocess.run(
-            [executable, *words[1:]], env=environment, cwd=home, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-
-
-def main(names: list[str]) -> int:
-    """Run some programs, or all; return 1 if one failed."""
-    failed = False
-    with scripted_server(fetch("smollm2-135m")) as (running, bodies):
-        for name in names or PROGRAMS:
-            bodies.clear()
-            try:
-                done = ran(name, running.url)
-            except subprocess.TimeoutExpired as error:
-                print(f"{name}: no end within {TIMEOUT_S} s: {str(error.stdout)[-500:]}")
-                failed = True
-                continue
-            if done is None:
-                print(f"{name}: not installed")
-                continue
-            statuses = [one["status"] for one in bodies]
-            is_used = PRINTED in done.stdout and any(PRINTED in str(one["body"]) for one in bodies)
-            named = sorted({part for one in bodies for part in one["no_effect"].split(",")} - {""})
-            print(
-                f"{name}: {'passes' if is_used else 'FAILS'}; statuses {statuses}; without effect: {', '.join(named)}"
+    def start(self, program: str, url: str) -> subprocess.CompletedProcess[str]:
+        """Run a program in a new home; TimeoutExpired if it does not end."""
+        with tempfile.TemporaryDirectory() as home:
+            places = {"url": url, "here": str(HERE), "home": home}
+            for file, text in self.files.items():
+                (Path(home) / file).write_text(put(text, places), encoding="utf-8")
+            words = [put(word, places | {"task": TASK}) for word in shlex.split(self.run[program])]
+            executable = shutil.which(words[0], path=self.path)
+            if executable is None:
+                raise FileNotFoundError(f"{words[0]} is not in {self.folder}")
+            variables = {key: put(value, places) for key, value in {**OPENAI, **self.environment}.items()}
+            node = {"NODE_PATH": str(self.folder / "node_modules")}
+            return subprocess.run(
+                [executable, *words[1:]],
+                env={**os.environ, "HOME": home, "PATH": self.path, **node, **variables},
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
             )
-            if not is_used:
-                failed = True
-                print(done.stdout[-1500:], done.stderr[-1500:], sep="\n")
-            if folder := os.environ.get("RECORD"):  # for a look at what the program sends
-                Path(folder, f"{name}.json").write_text(json.dumps(bodies, indent=1), encoding="utf-8")
-    return int(failed)
+
+
+def _must(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S, stdin=subprocess.DEVNULL)
+
+
+def put(text: str, places: Mapping[str, str]) -> str:
+    """Put values in a text for `{name}`; other braces stay."""
+    for name, value in places.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def read_packages() -> dict[str, Package]:
+    """The table of each program, in its order."""
+    tables = tomllib.loads((HERE / "programs.toml").read_text(encoding="utf-8"))
+    packages = [Package(name, **table) for name, table in tables.items()]
+    return {program: package for package in packages for program in package.run}
+
+
+def check(package: Package, program: str, url: str, requests: list[dict[str, Any]]) -> bool:
+    """Run a program and say how that went; whether it passed.
+
+    Args:
+        requests: Those that the server received, with their statuses; emptied before.
+    """
+    from scripted_server import PRINTED
+
+    requests.clear()
+    try:
+        ended = package.start(program, url)
+        stdout, stderr = ended.stdout, ended.stderr
+    except (subprocess.TimeoutExpired, FileNotFoundError) as error:
+        stdout, stderr = "", str(error)
+    is_used = PRINTED in stdout and any(PRINTED in str(request["body"]) for request in requests)
+    no_effect = sorted({name for request in requests for name in request["no_effect"].split(",")} - {""})
+    statuses = [request["status"] for request in requests]
+    verdict = "passes" if is_used else "FAILS"
+    print(f"{program}: {verdict}; statuses {statuses}; without effect: {', '.join(no_effect)}", flush=True)
+    if not is_used:
+        print(stdout[-1500:], stderr[-1500:], sep="\n")
+    if folder := os.environ.get("RECORD"):  # for a look at what the program sends
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, f"{program}.json").write_text(json.dumps(requests, indent=1), encoding="utf-8")
+    return is_used
+
+
+def main() -> int:
+    """Run some programs, or all; return 1 if one failed, or could not be installed."""
+    packages = read_packages()
+    parser = argparse.ArgumentParser(description="Run real programs against the server.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="programs (default: all)")
+    parser.add_argument("--install", action="store_true", help="install into CLIENTS_DIR what is not there")
+    options = parser.parse_args()
+    if unknown := set(options.names) - packages.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; expected names of {', '.join(packages)}")
+
+    chosen = {name: packages[name] for name in options.names or packages}
+    failed: list[str] = []
+    if options.install:
+        failed += [name for name, package in chosen.items() if not install(package)]
+
+    from scripted_server import scripted_server
+
+    from llamarium.hub.builtin import fetch
+
+    with scripted_server(fetch("smollm2-135m")) as (running, requests):
+        for name, package in chosen.items():
+            if not package.is_installed:
+                print(f"{name}: not installed")
+            elif not check(package, name, running.url, requests):
+                failed.append(name)
+    print(f"{len(failed)} of {len(chosen)} programs failed")
+    return int(bool(failed))
+
+
+def install(package: Package) -> bool:
+    """Install a package; if that fails, say so and return False."""
+    try:
+        package.install()
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"{package.name}: cannot be installed: {error}")
+        return False
+    return True
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,7 +1,8 @@
 """A server whose answers are written down: the first calls a tool of the client, the next repeats what the tool said.
 
-So a client passes if it executes a call and sends its result back, whatever a small model would have chosen. The model
-is random and small, and a grammar with one text holds each answer; everything else is the server itself.
+A client without tools gets an edit, code or a JSON value instead, by which it comes to the same result. So a client
+passes if it does what the first answer says and sends the result back, whatever a small model would have chosen. The
+model is random and small, and a grammar with one text holds each answer; everything else is the server itself.
 """
 
 import json
@@ -28,6 +29,8 @@ from serving import Running, small_llama
 PRINTED = "llamarium-7421"
 """What the tool says; a call holds it in another spelling, so that only a result has this one."""
 
+SAID = f"The tool printed {PRINTED}."
+
 COMMAND = "echo llamarium-$((7000+421))"
 
 CALLS: Mapping[str, Mapping[str, Any]] = {
@@ -42,17 +45,58 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
 }
 """The call of each tool that a client may offer; the first one that it does is made."""
 
+FORMS: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]] = (
+    (CALLS["join"], {}),
+    (
+        {"next_thought": "Join them.", "next_tool_name": "join", "next_tool_args": CALLS["join"]},
+        {"next_thought": "That is all.", "next_tool_name": "finish", "next_tool_args": {}},
+    ),
+    ({}, {"reasoning": "The tool said it.", "answer": PRINTED}),
+)
+"""Values, before and after the result is there, for schemas and prompts that name all their properties."""
 
-def answer_to(prompt: str, tools: ToolRequest) -> str:
-    """Return the answer to a prompt."""
-    offered = {tool.name for tool in tools.offered}
+EDIT = """\
+app.py
+```python
+<<<<<<< SEARCH
+print("nothing")
+=======
+raise SystemExit("llamarium-" + str(7000 + 421))
+>>>>>>> REPLACE
+```"""
+TEXTS: Mapping[str, tuple[str, str]] = {
+    "*SEARCH/REPLACE*": (EDIT, SAID),
+    "<code>": (
+        '<code>\njoined = join("llamarium", "7421")\nprint(joined)\n</code>',
+        f'<code>\nfinal_answer("{PRINTED}")\n</code>',
+    ),
+}
+"""Texts, before and after the result is there, for prompts that have a mark."""
+
+
+def answer_to(prompt: str, tools: ToolRequest, form: str = "") -> str:
+    """Return the answer to a prompt.
+
+    Args:
+        prompt: With the tools' definitions.
+        tools: Those of the request.
+        form: The grammar of the answer as text, where it has one.
+    """
     is_said = PRINTED in prompt
-    if is_said and "final_answer" not in offered:
-        return f"The tool printed {PRINTED}."
-    names = [name for name in CALLS if name in offered and (name == "final_answer") == is_said]
-    if not names:
-        return "Hello."
-    return f"<tool_call>\n{json.dumps({'name': names[0], 'arguments': CALLS[names[0]]})}\n</tool_call>"
+    offered = {tool.name.rpartition("-")[2]: tool.name for tool in tools.offered}  # semantic-kernel's have a plugin's
+    for name, arguments in CALLS.items():
+        if name in offered and (name == "final_answer") == is_said:
+            call = {"name": offered[name], "arguments": arguments}
+            return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    for value in (values[is_said] for values in FORMS):
+        if value and form and all(f'"{name}"' in form + prompt for name in value):
+            return json.dumps(value)
+        if value and all(f"## {name} ##" in prompt for name in value):  # dspy's marks
+            return "\n\n".join(f"[[ ## {name} ## ]]\n{part}" for name, part in {**value, "completed": ""}.items())
+    for mark, texts in TEXTS.items():
+        if mark in prompt:
+            return texts[is_said]
+    return SAID if is_said else "Hello."
 
 
 class ScriptedEngine(TextEngine):
@@ -61,7 +105,8 @@ class ScriptedEngine(TextEngine):
     def submit(self, prompt_ids: Sequence[int], params: Any, **options: Any) -> Answers:
         """Answer with one text."""
         model: Any = self._model
-        text = answer_to(model.tokenizer.decode(prompt_ids, skip_special_tokens=False), options["tools"])
+        form = params.grammar.text if params.grammar else ""
+        text = answer_to(model.tokenizer.decode(prompt_ids, skip_special_tokens=False), options["tools"], form)
         grammar = Grammar.lark(f"start: {json.dumps(text)}")
         options["grammar"] = model.grammars.compile(grammar)
         return super().submit(

@@ -1,34 +1,20 @@
-"""Python packages, one function each: a tool is called, and its result used; run by `run.py` with the server's address.
+"""Python packages that call tools: a function each, which run.py runs with the name of it.
 
-The address is in OPENAI_BASE_URL, which ends with /v1.
+Each prints what the model says when it has the tool's result.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalIterable=false
 
 import asyncio
-import os
+import json
+import socket
+import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-URL, MODEL = os.environ["OPENAI_BASE_URL"], "small"
-ADDRESS = URL.removesuffix("/v1")
-TASK = "Join llamarium and 7421 by a hyphen, and repeat the result."
-SCHEMA = {
-    "type": "object",
-    "properties": {"left": {"type": "string"}, "right": {"type": "string"}},
-    "required": ["left", "right"],
-}
-TOOL = {"type": "function", "function": {"name": "join", "description": "Join two texts", "parameters": SCHEMA}}
-
-
-def join(left: str, right: str) -> str:
-    """Join two texts by a hyphen.
-
-    Args:
-        left: The first text.
-        right: The second text.
-    """
-    return f"{left}-{right}"
+from task import ADDRESS, KEY, MODEL, TASK, TOOL, URL, join
 
 
 def _agents(make: Any) -> None:
@@ -65,7 +51,7 @@ def pydantic_ai() -> None:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key="none"))
+    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
     print(Agent(model, tools=[join]).run_sync(TASK).output)
 
 
@@ -75,7 +61,7 @@ def pydantic_ai_anthropic() -> None:
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.providers.anthropic import AnthropicProvider
 
-    model = AnthropicModel(MODEL, provider=AnthropicProvider(base_url=ADDRESS, api_key="none"))
+    model = AnthropicModel(MODEL, provider=AnthropicProvider(base_url=ADDRESS, api_key=KEY))
     print(Agent(model, tools=[join]).run_sync(TASK).output)
 
 
@@ -83,7 +69,7 @@ def smolagents_tools() -> None:
     """smolagents' agent that calls tools; it sends stop strings beside required calls."""
     from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
-    model = OpenAIServerModel(MODEL, api_base=URL, api_key="none")
+    model = OpenAIServerModel(MODEL, api_base=URL, api_key=KEY)
     print(ToolCallingAgent(tools=[tool(join)], model=model, max_steps=3).run(TASK))
 
 
@@ -112,35 +98,37 @@ def langgraph_agent() -> None:
     print(agent.invoke({"messages": [("user", TASK)]})["messages"][-1].content)
 
 
-def litellm_completion() -> None:
-    """litellm, as its proxy asks."""
-    import json
-
-    import litellm
-
-    how: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": "none", "tools": [TOOL]}
+def _call_and_repeat(complete: Callable[..., Any]) -> None:
+    """A call that has to be made, its result, and what the model says then; `complete` as `openai`'s `create`."""
     said: list[Any] = [{"role": "user", "content": TASK}]
-    message = litellm.completion(messages=said, tool_choice="required", **how).choices[0].message
+    message = complete(messages=said, tools=[TOOL], tool_choice="required").choices[0].message
     said.append(message)
     for call in message.tool_calls:
         result = join(**json.loads(call.function.arguments))
         said.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    print(litellm.completion(messages=said, **how).choices[0].message.content)
+    print(complete(messages=said, tools=[TOOL]).choices[0].message.content)
 
 
-def instructor_object() -> None:
-    """instructor: an object by a call that has to be made, and a dialog that repeats it."""
-    import instructor
+def litellm_completion() -> None:
+    """litellm in the same process."""
+    import litellm
+
+    _call_and_repeat(partial(litellm.completion, model=f"openai/{MODEL}", api_base=URL, api_key=KEY))
+
+
+def litellm_proxy() -> None:
+    """LiteLLM's proxy, whose models are in config.yaml, and the official client before it."""
     from openai import OpenAI
-    from pydantic import BaseModel, create_model
 
-    asked: type[BaseModel] = create_model("join", left=(str, ...), right=(str, ...), __base__=BaseModel)
-    client = OpenAI()
-    made: Any = instructor.from_openai(client).chat.completions.create(
-        model=MODEL, response_model=asked, messages=[{"role": "user", "content": TASK}]
-    )
-    told = f"The result is {join(made.left, made.right)}."
-    print(client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": told}]).choices[0].message)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    proxy = subprocess.Popen(["litellm", "--config", "config.yaml", "--host", "127.0.0.1", "--port", port])
+    try:
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", max_retries=60)
+        _call_and_repeat(partial(client.chat.completions.create, model="proxied"))
+    finally:
+        proxy.terminate()
+        proxy.wait()
 
 
 if __name__ == "__main__":
