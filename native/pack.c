@@ -36,7 +36,11 @@ static void read_six_bits(const uint8_t *from, plain_block *to) {
 
 /* Two groups follow each other in the halves of 32 bytes. */
 static void read_nibbles(const uint8_t *low, plain_block *to) {
-    for (int i = 0; i < LM_SUPER; i++) to->codes[i] = low[i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+    for (int pair = 0; pair < GROUPS_OF_SUPER / 2; pair++)
+        for (int i = 0; i < LM_GROUP; i++) {
+            to->codes[2 * pair * LM_GROUP + i] = low[pair * LM_GROUP + i] & 15;
+            to->codes[(2 * pair + 1) * LM_GROUP + i] = low[pair * LM_GROUP + i] >> 4;
+        }
 }
 
 static void read_q4_k(const block_q4_k *from, plain_block *to) {
@@ -49,17 +53,18 @@ static void read_q5_k(const block_q5_k *from, plain_block *to) {
     to->d = from->d, to->m = from->m;
     read_six_bits(from->small, to);
     read_nibbles(from->low, to);
-    for (int i = 0; i < LM_SUPER; i++) to->codes[i] |= (uint8_t)((from->high[i % 32] >> i / 32 & 1) << 4);
+    for (int g = 0; g < GROUPS_OF_SUPER; g++)
+        for (int i = 0; i < LM_GROUP; i++) to->codes[g * LM_GROUP + i] |= (uint8_t)((from->high[i] >> g & 1) << 4);
 }
 
 /* In each half of 128 columns the low bits are two fields of 64, and the high ones four of 32. */
 static void read_q6_k(const block_q6_k *from, plain_block *to) {
     to->d = from->d;
     memcpy(to->s, from->s, sizeof from->s);
-    for (int i = 0; i < LM_SUPER; i++) {
-        const int part = i / 128, at = i % 128;
-        const int low = from->low[64 * part + at % 64] >> at / 64 * 4 & 15;
-        to->codes[i] = (uint8_t)(low | (from->high[32 * part + at % 32] >> at / 32 * 2 & 3) << 4);
+    for (int g = 0; g < GROUPS_OF_SUPER; g++) {
+        const uint8_t *low = from->low + g / 4 * 64 + g % 2 * LM_GROUP, *high = from->high + g / 4 * LM_GROUP;
+        for (int i = 0; i < LM_GROUP; i++)
+            to->codes[g * LM_GROUP + i] = (uint8_t)((low[i] >> g / 2 % 2 * 4 & 15) | (high[i] >> g % 4 * 2 & 3) << 4);
     }
 }
 
@@ -67,13 +72,19 @@ static void read_iq4_xs(const block_iq4_xs *from, plain_block *to) {
     to->d = from->d;
     for (int g = 0; g < GROUPS_OF_SUPER; g++)
         to->s[g] = (uint8_t)((from->low[g / 2] >> g % 2 * 4 & 15) | (from->high >> 2 * g & 3) << 4);
-    for (int i = 0; i < LM_SUPER; i++) to->codes[i] = from->q[i / LM_GROUP * 16 + i % 16] >> i / 16 % 2 * 4 & 15;
+    for (int g = 0; g < GROUPS_OF_SUPER; g++)
+        for (int i = 0; i < LM_GROUP / 2; i++) {
+            to->codes[g * LM_GROUP + i] = from->q[g * LM_GROUP / 2 + i] & 15;
+            to->codes[g * LM_GROUP + LM_GROUP / 2 + i] = from->q[g * LM_GROUP / 2 + i] >> 4;
+        }
 }
 
 /* --- a row of a tile --------------------------------------------------------------------------------------------- */
 
+static inline void put_word(uint32_t codes, code_line *line, int r) { memcpy(line->code[r], &codes, sizeof codes); }
+
 /* Where all codes of a block have 4 or 8 bits, it has them in the order of a tile's lines. */
-static void pack_in_order(const uint8_t *block, int kind, int r, uint8_t *tile) {
+INLINE void pack_in_order(const uint8_t *block, const int kind, int r, uint8_t *tile) {
     const tile_format *f = &FORMATS[kind];
     const int num_halves = f->has_minimum ? 2 : 1;
     memcpy(tile + f->d_at + 2 * r, block, 2);
@@ -83,16 +94,20 @@ static void pack_in_order(const uint8_t *block, int kind, int r, uint8_t *tile) 
         uint32_t codes;
         memcpy(&codes, block + 2 * num_halves + 4 * j, 4);
         if (f->code_bits == 8) codes ^= 0x80808080; /* signed, in a file */
-        memcpy(lines[j].code[r], &codes, 4);
+        put_word(codes, &lines[j], r);
     }
 }
 
+/* A group's codes, four in a word: their low bits are the halves of a line's bytes, their high ones lie in lines of their own. */
 static void put_codes(const uint8_t *codes, int kind, int r, code_line *lines) {
-    for (int i = 0; i < LM_GROUP; i++) {
-        const int j = i / 4, c = i % 4;
-        lines[j % 4].code[r][c] |= (uint8_t)((codes[i] & 15) << j / 4 * 4);
-        if (FORMATS[kind].code_bits > 4) lines[high_line(kind, j)].code[r][c] |= (uint8_t)(codes[i] >> 4 << high_shift(kind, j));
-    }
+    const uint32_t low = 0x0f0f0f0f;
+    uint32_t words[LM_GROUP / 4], high[2] = {0};
+    memcpy(words, codes, sizeof words);
+    for (int j = 0; j < 4; j++) put_word((words[j] & low) | (words[j + 4] & low) << 4, &lines[j], r);
+    const int num_high = FORMATS[kind].code_bits - 4; /* bits, and lines */
+    if (num_high == 0) return;
+    for (int j = 0; j < LM_GROUP / 4; j++) high[high_line(kind, j) - 4] |= (words[j] >> 4 & low) << high_shift(kind, j);
+    for (int i = 0; i < num_high; i++) put_word(high[i], &lines[4 + i], r);
 }
 
 static void put_six_bits(const plain_block *from, int r, six_bits *to) {
@@ -134,7 +149,9 @@ static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
     case LM_Q5_K: read_q5_k(block, &plain); break;
     case LM_Q6_K: read_q6_k(block, &plain); break;
     case LM_IQ4_XS: read_iq4_xs(block, &plain); break;
-    default: pack_in_order(block, kind, r, tile); return;
+    case LM_Q8_0: pack_in_order(block, LM_Q8_0, r, tile); return;
+    case LM_Q4_1: pack_in_order(block, LM_Q4_1, r, tile); return;
+    default: pack_in_order(block, LM_Q4_0, r, tile); return; /* or IQ4_NL, which lies as it does */
     }
     put_block(&plain, kind, r, tile);
 }
