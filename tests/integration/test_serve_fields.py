@@ -420,8 +420,11 @@ def test_arguments_that_broke_off_can_be_given_back(running: Running) -> None:
     whole = running.post(**broken | {"messages": dialog('{"a": 1}')})
     for odd in ('{"a": 1, "b": NaN}', '{"a": 1, [1]: 2}', '{"a": 1, {}: 2'):
         assert text_of(running.post(**broken | {"messages": dialog(odd)})) == text_of(whole)
-    for odd in ('{[1]:"a"', '{{}:"x"', "[1]", "x", "[" * 10**5, '{"a":' * 10**5, '{"a": ' + "1" * 6000):
+    for odd in ('{[1]:"a"', '{{}:"x"', "[1", "x", "[" * 10**5, '{"a":' * 10**5, '{"a": ' + "1" * 6000):
         assert running.post(**broken | {"messages": dialog(odd), "max_tokens": 1}).status_code == 200
+    for empty in ("", "null"):  # of a function without parameters
+        answer = running.post(**broken | {"messages": dialog(empty)})
+        assert named(answer) == set() and text_of(answer) == text_of(running.post(**broken | {"messages": dialog("{}")}))
 
 
 def test_items_with_arguments_that_broke_off_can_be_given_back(running: Running) -> None:

@@ -443,6 +443,8 @@ DEEP_PATH = "tools[0].parameters" + ".properties.a" * 16 + ".type"
         ({"input": [*DIALOG, {"type": "function_call_output", "call_id": "a", "output": "x"}]}, "input[1].call_id"),
         ({"input": [*DIALOG, *CALLS, CALLS[0]]}, "input[3].call_id"),
         ({"input": [*DIALOG, *CALLS, RESULT]}, "input[2].call_id"),
+        ({"input": [*DIALOG, CALLS[0] | {"arguments": "3"}, RESULT]}, "input[1].arguments"),
+        ({"input": [*DIALOG, *CALLS[:1], CALLS[1] | {"arguments": "[1]"}, RESULT]}, "input[2].arguments"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "name": "x"}}}, "text.format.name"),

@@ -16,21 +16,30 @@ def _no_constant(name: str) -> float:
 _SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(parse_constant=_no_constant).raw_decode
 
 
-def is_object(text: str) -> bool:
-    """Whether arguments are the text of a JSON object; an empty text is one without members."""
+def is_whole(text: str) -> bool:
+    """Whether a prompt can have arguments as they are: their text did not break off."""
     try:
-        return isinstance(parse_json(text or "{}"), dict)
+        parse_json(text or "{}")
     except NotJson:
         return False
+    return True
 
 
 def as_object(text: str) -> str:
-    """Return arguments as the text of a JSON object: as they are, or the members that came whole."""
-    return text if is_object(text) else json.dumps(members(text), ensure_ascii=False)
+    """Return arguments as a prompt has them: as they are, or the members that came whole.
+
+    An empty text stays, and null is `{}`: clients send either to functions without parameters. Any other JSON value
+    stays, too, for the reader of dialogs to refuse: a prompt without it would be wrong.
+    """
+    try:
+        whole = parse_json(text or "{}")
+    except NotJson:
+        return json.dumps(_first_members(text), ensure_ascii=False)
+    return "{}" if whole is None else text
 
 
 def members(text: str) -> dict[str, Any]:
-    """Return the members of a call's arguments, a JSON object; if the answer ends within them the complete members."""
+    """Return the members of an answer's arguments; if it ends within them the complete members."""
     try:
         whole = parse_json(text or "{}")
     except NotJson:

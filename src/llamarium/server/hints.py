@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from llamarium.errors import show_value
-from llamarium.server.arguments import is_object
+from llamarium.server.arguments import is_whole
 from llamarium.server.dialogs import misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import Path, spelled, unknown
@@ -100,9 +100,9 @@ def _idle(value: Any, service: Service, path: Path) -> Iterator[tuple[Path, bool
         for name, item in given.items():
             if name == "chat_template_kwargs":
                 yield from (((*path, name, key), False) for key in _unread_variables(item, service))
-            elif name == "arguments" and isinstance(item, str) and not is_object(item):
+            elif name == "arguments" and isinstance(item, str) and not is_whole(item):
                 if service.settings.strict_fields:
-                    raise misplaced(spelled((*path, name)), "are no JSON object")
+                    raise misplaced(spelled((*path, name)), "are not JSON; expected the text of an object")
                 yield (*path, name), True
             elif name not in value.hints:
                 yield from _idle(item, service, (*path, name))
