@@ -36,10 +36,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048, help="tokens of a window (default 2048)")
     parser.add_argument("--tokens", type=int, default=20480, help="tokens that are read (default 20480)")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    llama = llamarium.load(options.model, device="cpu")
-    if not isinstance(runner := llama.runner, NativeRunner):
-        raise SystemExit(f"{options.model} runs through {runner.name}; this compares the caches of the C kernels")
+    llama, runner = load_native(options.model, options.threads)
     ids = llama.tokenizer.encode(options.text.read_text())[: options.tokens]
     windows = [ids[i : i + options.context] for i in range(0, len(ids), options.context)]
     sums = {name: torch.zeros(4, dtype=torch.float64) for name in KINDS}
@@ -54,6 +51,15 @@ def main() -> None:
         )
     results = {row["cache"]: row for row in rows} | {"num_tokens": len(ids)}
     common.report(f"kv-cache-{Path(options.model).stem}-{options.context}", options, rows, results)
+
+
+def load_native(model: str, threads: int) -> tuple[llamarium.Llama, NativeRunner]:
+    """Load a model that the C kernels run on some threads, or exit."""
+    torch.set_num_threads(threads)
+    llama = llamarium.load(model, device="cpu")
+    if not isinstance(runner := llama.runner, NativeRunner):
+        raise SystemExit(f"{model} runs through {runner.name}; this measures caches of the C kernels")
+    return llama, runner
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import common
-import llamarium
+from kv_cache import load_native
 from llamarium.kv_codes import hadamard
 from llamarium.runtime.batch import Span, pack
 from llamarium.runtime.blocks import blocks_for
@@ -108,10 +108,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096, help="tokens of a window (default 4096)")
     parser.add_argument("--windows", type=int, default=1, help="how many are read (default 1)")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    llama = llamarium.load(options.model, device="cpu")
-    if not isinstance(runner := llama.runner, NativeRunner):
-        raise SystemExit(f"{options.model} runs through {runner.name}; this needs the C kernels")
+    llama, runner = load_native(options.model, options.threads)
     ids = llama.tokenizer.encode(options.text.read_text())
     found = ways(runner.config.head_dim)
     sums = dict.fromkeys(found, 0.0)

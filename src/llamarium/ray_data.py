@@ -23,9 +23,10 @@ import llamarium
 from llamarium.adapters.model_names import public_name
 from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
+from llamarium.generation.answers import Answers
 from llamarium.generation.dialog import DialogOptions
 from llamarium.generation.options import EngineOptions, StreamOptions, check_timeout, split_request
-from llamarium.generation.text_engine import Answers, TextEngine
+from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_model import compiled
 from llamarium.server.batch.answer import BatchProgress, BatchRun
 from llamarium.server.batch.lines import read_lines

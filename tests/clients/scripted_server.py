@@ -15,7 +15,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llamarium.generation.text_engine import Answers, TextEngine
+from llamarium.generation.answers import Answers
+from llamarium.generation.text_engine import TextEngine
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.server.app import Extension
 from llamarium.server.lifecycle.service import Service

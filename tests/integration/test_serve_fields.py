@@ -424,7 +424,9 @@ def test_arguments_that_broke_off_can_be_given_back(running: Running) -> None:
         assert running.post(**broken | {"messages": dialog(odd), "max_tokens": 1}).status_code == 200
     for empty in ("", "null"):  # of a function without parameters
         answer = running.post(**broken | {"messages": dialog(empty)})
-        assert named(answer) == set() and text_of(answer) == text_of(running.post(**broken | {"messages": dialog("{}")}))
+        assert named(answer) == set() and text_of(answer) == text_of(
+            running.post(**broken | {"messages": dialog("{}")})
+        )
 
 
 def test_items_with_arguments_that_broke_off_can_be_given_back(running: Running) -> None:

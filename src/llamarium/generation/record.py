@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast, get_args
 
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, LlamariumError, escape
-from llamarium.generation.text_engine import Answers
+from llamarium.generation.answers import Answers
 from llamarium.sampling.grammar.description import MAX_BYTES, Grammar, Kind
 from llamarium.sampling.params import SamplingParams
 from llamarium.strict_json import NotJson, parse_json

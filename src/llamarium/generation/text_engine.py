@@ -8,15 +8,10 @@ A thread of the engine's own answers all of them side by side (`llamarium.engine
 get alone.
 """
 
-import asyncio
 import math
-import queue
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, Unpack, get_args
 
@@ -24,16 +19,17 @@ from llamarium.adapters.load import read_beside
 from llamarium.engine.engine import MAX_NUM_SEQS, Engine
 from llamarium.engine.memory import num_blocks_for
 from llamarium.engine.pooling import Places, Pooling, Vector
-from llamarium.engine.prefix import Key, PrefixIndex
+from llamarium.engine.prefix import PrefixIndex
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
-from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.thread import EngineSnapshot, EngineThread, Reader, State
+from llamarium.engine.request import Request
+from llamarium.engine.thread import EngineSnapshot, EngineThread, State
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskUse
-from llamarium.errors import AnswerError, InputError, OptionError, RequestTimeoutError, SlowReaderError, check_choice
+from llamarium.errors import OptionError, check_choice
 from llamarium.generation.adapters import AdapterChoices, ServedAdapter
-from llamarium.generation.completion import Generation, Piece, RowText, row_texts
+from llamarium.generation.answers import Answers
+from llamarium.generation.completion import row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_dialog_options
 from llamarium.generation.embedding import Embedding, embed
 from llamarium.generation.options import StreamOptions, check_timeout, proposer_choice, proposer_of, split_request
@@ -49,165 +45,6 @@ MAX_BUFFERED = 4096
 
 MAX_DIRECTIONS = 64
 """Differences of two prompts that are kept."""
-
-
-class Answers:
-    """The answers to one prompt, piece by piece, as an iterator in a thread or in an event loop; one of both.
-
-    With `n` answers the pieces come as they are made, with `Piece.index`. Dropping or closing it aborts the request.
-
-    Attributes:
-        adapter: Which adapter answers; None is the model as it is.
-        runs_on: The runner at its beginning, and the number of its adapter there, -1 for none: names may change hands.
-        num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
-        num_disk: How many of those came from disk.
-        is_edited: Whether the request changes what the model computes.
-        root: The prefix key that its prompt's first block goes on from.
-        number: The request's, as the engine counts them.
-        rows: The text of each, as far as it has been read.
-    """
-
-    def __init__(
-        self,
-        prompt_ids: Sequence[int],
-        rows: list[RowText],
-        *,
-        adapter: str | None = None,
-        most_buffered: float = math.inf,
-    ) -> None:
-        self.prompt_ids, self.adapter = tuple(prompt_ids), adapter
-        self.num_cached = self.num_disk = 0
-        self.is_edited, self.root, self.number = False, Key(), -1
-        self.rows, self._num_open = rows, len(rows)
-        self._most_buffered = most_buffered
-        self._inbox = queue.SimpleQueue[Sequence[TokenEvent] | Exception]()
-        self._ready = deque[Piece]()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._abort: Callable[[int | None], None] = lambda _: None
-
-    @property
-    def num_answers(self) -> int:
-        """How many there are to the prompt."""
-        return len(self.rows)
-
-    def begin(self, thread: EngineThread, request: Request) -> Self:
-        """Submit the request; errors as `EngineThread.submit`."""
-        me, self.runs_on = weakref.ref(self), (thread.engine.runner, request.adapter)
-
-        def deliver(came: Sequence[TokenEvent] | Exception) -> Reader | None:
-            return None if (answers := me()) is None else answers._take(came)
-
-        self.is_edited, self.root = bool(request.edits), thread.engine.root_of(request)
-        self.number = number = thread.submit(request, deliver)
-        self._abort = lambda row: thread.abort(number, row)
-        weakref.finalize(self, thread.abort, number)
-        return self
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Piece:
-        """Wait for the next piece.
-
-        RequestTimeoutError, EngineStoppedError, AnswerError, GaveWayError or SlowReaderError end the answer.
-        """
-        while not self._ready:
-            if self._num_open == 0:
-                raise StopIteration
-            self._push(self._inbox.get())
-        return self._ready.popleft()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Piece:
-        """Wait for the next piece; raises as `__next__`."""
-        while not self._ready:
-            if self._num_open == 0:
-                raise StopAsyncIteration
-            self._push(await self._arrival())
-        return self._ready.popleft()
-
-    async def arrived(self) -> list[Piece]:
-        """Wait for the next step's pieces, one for each answer; none at the end. Raises as `__next__`."""
-        while not self._ready and self._num_open > 0:
-            self._push(await self._arrival())
-        pieces, self._ready = list(self._ready), deque[Piece]()
-        return pieces
-
-    def close(self) -> None:
-        """Abort the request; its blocks are free after the current step."""
-        self._num_open = 0
-        self._ready.clear()
-        self._abort(None)
-        self._inbox.put(())  # wakes a waiting thread
-        with suppress(RuntimeError):  # of a loop that was closed
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def collect(self) -> Generation:
-        """Wait for the whole; raises as `__next__`."""
-        for _ in self:
-            pass
-        return self._generation()
-
-    async def acollect(self) -> Generation:
-        """Wait for the whole; raises as `__next__`."""
-        async for _ in self:
-            pass
-        return self._generation()
-
-    def _generation(self) -> Generation:
-        if any(row.finish_reason is None for row in self.rows):
-            raise InputError("the request was ended before its answers were complete; there is nothing to collect")
-        completions = tuple(row.completion() for row in self.rows)
-        return Generation(self.prompt_ids, completions, self.rows[0].prompt_logprobs)
-
-    def _take(self, came: Sequence[TokenEvent] | Exception) -> Reader | None:
-        """Take a step's events, in the engine's thread."""
-        if self._inbox.qsize() >= self._most_buffered:
-            self._abort(None)
-            came = SlowReaderError("the answer was not read as fast as it came, and has been ended")
-            self._most_buffered = math.inf
-        self._inbox.put(came)
-        return None if self._loop is None else Reader(self._loop, self._wake)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _arrival(self) -> Sequence[TokenEvent] | Exception:
-        self._loop = loop = asyncio.get_running_loop()
-        while self._inbox.empty():
-            self._waiter = loop.create_future()
-            await self._waiter
-        return self._inbox.get_nowait()
-
-    def _push(self, came: Sequence[TokenEvent] | Exception) -> None:
-        if isinstance(came, Exception):
-            self._num_open = 0
-            raise came
-        for event in came:
-            self._push_event(event)
-
-    def _push_event(self, event: TokenEvent) -> None:
-        row = self.rows[event.row]
-        if row.finish_reason is not None:  # chosen while its stop string was found
-            return
-        self.num_cached, self.num_disk = event.num_cached, event.num_disk
-        if event.finish_reason == "timeout":
-            self.close()
-            raise RequestTimeoutError("the answer did not come to its end in the time that the request had")
-        piece = row.push(event)
-        if row.error is not None:
-            self.close()
-            raise AnswerError(row.error)
-        self._ready.append(piece)
-        if piece.finish_reason is not None:
-            self._num_open -= 1
-            if event.finish_reason is None:
-                self._abort(event.row)
 
 
 class TextEngine:

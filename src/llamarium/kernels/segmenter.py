@@ -51,9 +51,7 @@ class Segmenter:
         Raises:
             MemoryBudgetError: If there is no memory for it.
         """
-        lib = library()
-        assert lib is not None
-        self._lib = lib
+        self._lib = lib = _declared()
         encoded = [piece.encode("utf-8") for piece in pieces]
         ends = np.cumsum(list(map(len, encoded)), dtype=np.int64)
         kinds = np.array(types, np.uint8)
@@ -71,9 +69,6 @@ class Segmenter:
             unknown_score=unknown_score,
             seed=secrets.randbits(64),
         )
-        lib.lm_make_segmenter.argtypes, lib.lm_make_segmenter.restype = [POINTER(CVocabulary)], c_void_p
-        lib.lm_free_segmenter.argtypes, lib.lm_free_segmenter.restype = [c_void_p], None
-        lib.lm_segment.argtypes, lib.lm_segment.restype = [c_void_p, c_char_p, c_int64, c_void_p], c_int64
         self._handle = lib.lm_make_segmenter(ctypes.byref(vocabulary))
         if not self._handle:
             raise MemoryBudgetError(f"there is no memory left for the tables of a vocabulary of {len(encoded)} pieces")
@@ -88,3 +83,13 @@ class Segmenter:
         if count < 0:
             raise MemoryBudgetError(f"there is no memory left to encode {len(data)} bytes of text; encode it in parts")
         return ids[:count].tolist()
+
+
+def _declared() -> ctypes.CDLL:
+    """Return the library, its functions about segmenters with their types."""
+    lib = library()
+    assert lib is not None
+    lib.lm_make_segmenter.argtypes, lib.lm_make_segmenter.restype = [POINTER(CVocabulary)], c_void_p
+    lib.lm_free_segmenter.argtypes, lib.lm_free_segmenter.restype = [c_void_p], None
+    lib.lm_segment.argtypes, lib.lm_segment.restype = [c_void_p, c_char_p, c_int64, c_void_p], c_int64
+    return lib

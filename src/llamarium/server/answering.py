@@ -12,8 +12,9 @@ from fastapi import Request
 from llamarium.engine.pooling import Places
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.errors import AnswerError, GrammarError, LlamariumError, RequestTimeoutError
+from llamarium.generation.answers import Answers
 from llamarium.generation.dialog import own_tool_form
-from llamarium.generation.text_engine import Answers, TextEngine
+from llamarium.generation.text_engine import TextEngine
 from llamarium.runtime.intervention import Edit, edits_key
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.calls import compile_answer, grammar_of_answer

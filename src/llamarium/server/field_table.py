@@ -54,6 +54,11 @@ def _refused(reason: str, **off: Any) -> dict[str, Hint | Refused]:
     return {name: Refused(reason, values if isinstance(values, tuple) else (values,)) for name, values in off.items()}
 
 
+def _off_at(values: Any, names: str) -> dict[str, Any]:
+    """Return the values that switch off each of some fields."""
+    return dict.fromkeys(names.split(), values)
+
+
 _CACHED = _hints("cache_control")
 
 _OPENAI: Row = {
@@ -88,32 +93,12 @@ GENERATION: Row = {
     # samplers
     **_refused(
         _NO_SUCH_SAMPLER,
-        mirostat=0,
-        mirostat_mode=0,
-        dry_multiplier=0,
-        xtc_probability=0,
-        dynatemp_range=0,
-        typical_p=1,
-        typ_p=1,
-        tfs_z=1,
-        tfs=1,
-        top_a=0,
-        top_n_sigma=(-1, 0),
-        epsilon_cutoff=0,
-        eta_cutoff=0,
-        smoothing_factor=0,
-        no_repeat_ngram_size=0,
-        penalty_alpha=0,
-        adaptive_target=(-1, 0),
+        **_off_at(0, "mirostat mirostat_mode dry_multiplier xtc_probability dynatemp_range top_a smoothing_factor"),
+        **_off_at(0, "epsilon_cutoff eta_cutoff no_repeat_ngram_size penalty_alpha"),
+        **_off_at(1, "typical_p typ_p tfs_z tfs guidance_scale"),
+        **_off_at((-1, 0), "top_n_sigma adaptive_target"),
+        **_off_at([], "samplers sampler_order sampler_priority logits_processors"),
         watermark=False,
-    ),
-    **_refused(
-        _NO_SUCH_SAMPLER,
-        samplers=[],
-        sampler_order=[],
-        sampler_priority=[],
-        logits_processors=[],
-        guidance_scale=1,
         custom_logit_processor="",
     ),
     **_refused(

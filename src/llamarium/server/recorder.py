@@ -12,7 +12,8 @@ from llamarium.errors import OptionError, escape
 from llamarium.generation.record import RecordedStart, prompt_line, shape_of, start_line
 
 if TYPE_CHECKING:
-    from llamarium.generation.text_engine import Answers, TextEngine
+    from llamarium.generation.answers import Answers
+    from llamarium.generation.text_engine import TextEngine
     from llamarium.generation.text_model import TextModel
 
 _BEGINNING = b'{"llamarium_record":'

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
+from llamarium.generation.answers import Answers
 from llamarium.generation.completion import Piece
-from llamarium.generation.text_engine import Answers
 from llamarium.server.answering import AnswerRequest, Submitted, close, recording, side_by_side, submit
 from llamarium.server.errors import JSON, ApiError
 from llamarium.server.hints import no_effect_of

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llamarium.engine.prefix import Key
+from llamarium.generation.answers import Answers
 from llamarium.generation.completion import RowText
-from llamarium.generation.text_engine import Answers, TextEngine
+from llamarium.generation.text_engine import TextEngine
 from llamarium.server.prefix.explanation import Explanation, Prompt, explain, nearest
 from llamarium.server.prefix.fields import PromptParts, Value, message_values
 from llamarium.server.prefix.memory import BYTES_PER_BLOCK, PromptMemory
