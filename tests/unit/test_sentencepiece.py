@@ -16,7 +16,8 @@ from llamarium.errors import LlamariumError, TokenizerError, UnsupportedTokenize
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.sentencepiece.encoder import Encoder
-from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel, read_model, write_model
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel, read_model, write_model
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 from llamarium.tokenizer.sentencepiece.wire import write_field
 from sentencepiece_models import TEXT, TEXTS, USER_DEFINED, library, trained
 

@@ -17,7 +17,6 @@ from llamarium.errors import OptionError
 from llamarium.kernels.native import INPUT_BITS, InputBits
 from llamarium.quant.formats import FORMATS, GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat
 from llamarium.quant.ggml.decode import five_bit_codes, super_blocks
-from llamarium.quant.ggml.encode import encode
 from llamarium.quant.ggml.fields import to_float
 from llamarium.quant.nf4_state import LEVELS, NESTED_BLOCK_SIZE
 
@@ -160,6 +159,8 @@ def coded(matrix_OI: Floats, type_name: str) -> Codes:
             f"rows of {matrix_OI.shape[1]} weights cannot be {type_name}; expected a multiple of "
             f"{FORMATS[type_name].block_size}"
         )
+    from llamarium.quant.ggml.encode import encode  # only what quantizes needs it
+
     return codes_of_blocks(encode(matrix_OI, type_name), type_name)
 
 

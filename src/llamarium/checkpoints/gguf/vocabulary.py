@@ -17,7 +17,7 @@ from llamarium.tokenizer.backends.gguf_cutters import cutter_names, find_cutter
 from llamarium.tokenizer.backends.pipeline import llama3_cutter, smollm_cutter
 from llamarium.tokenizer.backends.sentencepiece import SentencePieceBackend
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.sentencepiece.model import PieceType
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer

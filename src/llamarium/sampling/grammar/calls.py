@@ -16,7 +16,6 @@ from typing import Any, Protocol, cast
 from llamarium.errors import GrammarError, ToolError
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.grammar.description import MAX_BYTES, Grammar
-from llamarium.sampling.grammar.json_schema import rule
 from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
@@ -79,6 +78,8 @@ def grammar_of_answer(
 
 def _rule_beside(schema: Any, form: ToolForm | None) -> str:
     """Return the rule of a lowered schema whose JSON does not begin as a call does."""
+    from llamarium.sampling.grammar.json_schema import rule  # what has no tools never needs it
+
     named = schema
     if isinstance(schema, dict) and "$ref" in schema and "allOf" not in schema:
         for key in cast("str", schema["$ref"]).split("/")[1:]:

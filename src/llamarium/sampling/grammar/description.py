@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast
 
 from llamarium.errors import GrammarError, GrammarLimitError, SamplingError, escape, show_value, warn_caller
-from llamarium.sampling.grammar import json_schema, lark
-from llamarium.sampling.grammar.schema.reading import MAX_LOWERED
+from llamarium.sampling.grammar import lark
 from llamarium.sampling.grammar.schema.unenforced import UnenforcedKeyword
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf", "calls"]
@@ -63,6 +62,9 @@ class Grammar:
             GrammarError: For what is no schema, naming the keyword and its place, and for one that no value follows.
             GrammarLimitError: If it is larger than the limits.
         """
+        from llamarium.sampling.grammar import json_schema  # fifteen modules that most processes never need
+        from llamarium.sampling.grammar.schema.reading import MAX_LOWERED
+
         text = _checked("the JSON schema", schema if isinstance(schema, str) else _as_json(schema))
         parsed = json_schema.parsed(text)
         lowered = json_schema.lowered(parsed, open_objects=open_objects, strict=strict, tolerant=tolerant)

@@ -16,7 +16,7 @@ from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json
 from llamarium.tokenizer.backends.template_files import templates_of_gguf
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.sentencepiece.model import PieceType
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
 _KEY = "tokenizer.ggml."

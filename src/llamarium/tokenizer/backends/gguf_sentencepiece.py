@@ -12,7 +12,8 @@ from typing import Any
 
 from llamarium.errors import TokenizerError, show_value
 from llamarium.tokenizer.backends.sentencepiece import AddedToken, SentencePieceBackend
-from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel, byte_piece, check_model
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel, byte_piece, check_model
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 
 _KEY = "tokenizer.ggml."
 _KEPT = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)

@@ -19,8 +19,9 @@ from llamarium.tokenizer.backends.files import write_json
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.bpe import ByteLevelBPE
 from llamarium.tokenizer.sentencepiece.encoder import Encoder
-from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel, write_model
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel, write_model
 from llamarium.tokenizer.sentencepiece.normalize import SPACE
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 from llamarium.tokenizer.special import Parts
 
 

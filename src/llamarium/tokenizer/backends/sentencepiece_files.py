@@ -16,7 +16,8 @@ from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, MAX_TOKENS,
 from llamarium.tokenizer.backends.sentencepiece import AddedToken, SentencePieceBackend
 from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel, read_model
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel, read_model
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
 _NAMES = ("bos", "eos", "pad")

@@ -4,24 +4,12 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_TOKENS
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 from llamarium.tokenizer.sentencepiece.wire import BYTES, FIXED32, VARINT, read_fields, write_field
-
-
-class PieceType(IntEnum):
-    """What a piece is; the numbers are those of the file, and of a GGUF's `token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
 
 _TEXT_TYPES = frozenset({PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.UNUSED})
 _UNIGRAM, _BPE = 1, 2

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from llamarium.tokenizer.sentencepiece.charsmap import Charsmap
-from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 
 SPACE = "\u2581"
 _RUN = re.compile(" +")

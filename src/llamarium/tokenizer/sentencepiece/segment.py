@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from llamarium.kernels import segmenter
 from llamarium.kernels.native import library
-from llamarium.tokenizer.sentencepiece.model import PieceType, SentencePieceModel
+from llamarium.tokenizer.sentencepiece.model import SentencePieceModel
 from llamarium.tokenizer.sentencepiece.normalize import KeptTexts, split_matches
+from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 
 UNKNOWN_PENALTY = np.float32(10)
 """How much worse than the worst piece a character without a piece is."""
