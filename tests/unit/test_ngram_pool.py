@@ -98,8 +98,9 @@ def test_two_n_grams_with_the_same_slot_are_told_apart() -> None:
 
 @pytest.mark.parametrize("pool_bytes", [-1, True, 1.5, "9"])
 def test_bytes_are_checked(pool_bytes: object) -> None:
-    with pytest.raises(OptionError, match="expected a number of bytes"):
-        PromptLookup(pool_bytes=pool_bytes)  # type: ignore[arg-type]
+    for name in ("pool_bytes", "all_pools_bytes"):
+        with pytest.raises(OptionError, match=f"^{name} is .*expected a number of bytes"):
+            PromptLookup(**{name: pool_bytes})  # type: ignore[arg-type]
 
 
 # --- pools of an engine -----------------------------------------------------------------------------------------------
@@ -199,6 +200,39 @@ def test_a_corpus_is_for_all() -> None:
         assert answers(list(engine.run()), [number]) == [[ANSWER]]
         assert engine.counts.steps - before < 60
     assert lookup.num_pool_tokens == 0
+
+
+def test_all_pools_together_have_a_bound_and_the_key_that_was_not_seen_for_longest_goes_first() -> None:
+    size = 12 * 1024
+    line = Timeline(pool_bytes=size, all_pools_bytes=3 * size + 100)
+    for name in ("a", "b", "c", "a", "d"):
+        line.answer(PROMPT, ANSWER, ngram_pool=name)
+        assert line.lookup.pools_bytes <= 3 * size
+    assert line.lookup.pools_bytes == 3 * size
+
+    seconds = {name: sum(line.answer(text(14, 60), ANSWER, ngram_pool=name)) for name in "acdb"}
+    assert max(seconds[name] for name in "acd") < seconds["b"] / 3
+
+
+def test_one_pool_may_be_larger_than_the_bound_of_all() -> None:
+    line = Timeline(pool_bytes=12 * 1024, all_pools_bytes=0)
+    first, second = (sum(line.answer(PROMPT, ANSWER, ngram_pool="a")) for _ in range(2))
+    assert second < first / 3 and line.lookup.pools_bytes == 12 * 1024
+
+
+def test_a_pool_that_goes_while_its_request_runs_gives_its_memory_back_and_changes_no_token() -> None:
+    line = Timeline(pool_bytes=12 * 1024, all_pools_bytes=12 * 1024)
+    for _ in range(2):
+        line.answer(PROMPT, ANSWER, ngram_pool="a")
+    pool = line.lookup.pool("a")
+    number = line.engine.add(Request(PROMPT, SamplingParams(temperature=0.0, max_tokens=200), ngram_pool="a"))
+    events = [event for _ in range(8) for event in line.engine.step()]
+    assert 20 < len(events) < 200, "in the midst of a copy"
+
+    line.lookup.pool("b")
+    assert pool.texts.num_bytes < 100
+    assert answers([*events, *line.engine.run()], [number]) == [[ANSWER]]
+    assert pool.texts.num_tokens == 0, "nothing is added to it"
 
 
 @pytest.mark.parametrize("num_bytes", [12 * 150, 2**24])

@@ -25,6 +25,9 @@ from llamarium.runtime.runner import CacheDtype
 POOL_BYTES = 12 * 2**20
 """Memory of each pool, by default, for a million tokens."""
 
+ALL_POOLS_BYTES = 256 * 2**20
+"""Memory of all pools together, by default: of the 21 users whose requests came last."""
+
 # How often the token after a match is the proposed one, before anything is known, by the source and the number of
 # tokens that agree: fewer than 3 (near the place where a copy was left), 3, 6, 12 and 24. On this project's own guides
 # and sources it is 0.32 to 0.40 after 3 tokens, and 0.68 to 0.94 from 5 on.
@@ -48,15 +51,28 @@ class PromptLookup(ProposerPolicy):
     Args:
         num_tokens: Of a draft, at most.
         pool_bytes: Memory of each pool of earlier texts; 0 is none, so that only the sequence itself is looked up.
+        all_pools_bytes: Memory of all pools together; the pool whose user's last request is longest ago is dropped
+            first. One pool may be larger than that.
         corpus: Token ids of a text that is looked up for all requests.
+
+    Raises:
+        OptionError: If a number of bytes is none.
     """
 
     option = "prompt_lookup"
 
-    def __init__(self, num_tokens: int = 31, *, pool_bytes: int = POOL_BYTES, corpus: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        num_tokens: int = 31,
+        *,
+        pool_bytes: int = POOL_BYTES,
+        all_pools_bytes: int = ALL_POOLS_BYTES,
+        corpus: Sequence[int] = (),
+    ) -> None:
         super().__init__(num_tokens)
-        self.pool_bytes = _checked_bytes(pool_bytes)
-        self._pools: dict[str, LookupPool] = {}
+        self.pool_bytes = _checked_bytes("pool_bytes", pool_bytes)
+        self._all_pools_bytes = _checked_bytes("all_pools_bytes", all_pools_bytes)
+        self._pools: dict[str, LookupPool] = {}  # the one that was used last is the last
         self.corpus = NgramPool(NgramPool.bytes_for(len(corpus)) if len(corpus) else 0)
         self.corpus.add(corpus)
         self._num_measured = self._num_since = 0
@@ -71,14 +87,23 @@ class PromptLookup(ProposerPolicy):
         """Return the pool of this name; None is one of a single sequence, which keeps no text."""
         if name is None:
             return LookupPool(0)
-        if name not in self._pools:
-            self._pools[name] = LookupPool(self.pool_bytes)
-        return self._pools[name]
+        pool = self._pools.pop(name, None) or LookupPool(self.pool_bytes)
+        self._pools[name] = pool
+
+        while len(self._pools) > 1 and self.pools_bytes > self._all_pools_bytes:
+            oldest = next(iter(self._pools))
+            self._pools.pop(oldest).texts.clear()  # now, though running requests may still look it up
+        return pool
 
     @property
     def keeps_texts(self) -> bool:
         """Whether there are pools."""
         return self.pool_bytes > 0
+
+    @property
+    def pools_bytes(self) -> int:
+        """Memory of all pools."""
+        return sum(pool.texts.num_bytes for pool in self._pools.values())
 
     @property
     def num_pool_tokens(self) -> int:
@@ -287,7 +312,7 @@ class LookupSequence:
         return self._left
 
 
-def _checked_bytes(value: object) -> int:
+def _checked_bytes(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise OptionError(f"pool_bytes is {show_value(value)}; expected a number of bytes, 0 or more")
+        raise OptionError(f"{name} is {show_value(value)}; expected a number of bytes, 0 or more")
     return value

@@ -131,7 +131,9 @@ class NgramPool:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        num_tokens = num_bytes // _ENTRY_BYTES
+        self._allocate(num_bytes // _ENTRY_BYTES)
+
+    def _allocate(self, num_tokens: int) -> None:
         self._capacity = 1 << num_tokens.bit_length() - 1 if num_tokens else 0  # as a table: a slot for each token
         self._tokens = np.zeros(max(1, self._capacity), np.int32)
         self._view = self._tokens.data
@@ -148,6 +150,10 @@ class NgramPool:
     def num_bytes(self) -> int:
         """What tokens and tables take at most."""
         return self._tokens.nbytes + (0 if self._tables is None else self._tables.num_bytes)
+
+    def clear(self) -> None:
+        """Give its memory back, and keep nothing from now on; places that were found in it are places of no text."""
+        self._allocate(0)
 
     def add(self, ids: Sequence[int], start: int = 0) -> None:
         """Add a text's tokens from `start` on; of one that is longer than the pool, its end."""
