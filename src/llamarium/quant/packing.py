@@ -17,7 +17,7 @@ from llamarium.quant.ggml.decode import decode_blocks
 Bytes = NDArray[np.uint8]
 
 _HALF_EXPONENT, _BFLOAT_EXPONENT = 0x7C00, 0x7F80
-_PIECE = 2**20  # numbers that are looked at at a time, so that what is made of them stays in the cache
+_PIECE = 2**18  # numbers that are looked at at a time, so that what is made of them stays in the cache
 
 
 def pack_blocks(blocks: Bytes, num_columns: int, format: PackedFormat) -> Bytes:
@@ -105,8 +105,15 @@ def count_nonfinite(values: NDArray[Any]) -> int:
     flat = values.reshape(-1)
     pieces = (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
     if values.dtype == np.uint16:
-        return sum(int(np.count_nonzero((piece & _BFLOAT_EXPONENT) == _BFLOAT_EXPONENT)) for piece in pieces)
+        return sum(map(_count_nonfinite_bfloat16, pieces))
     return sum(piece.size - int(np.count_nonzero(np.isfinite(piece))) for piece in pieces)
+
+
+def _count_nonfinite_bfloat16(bits: NDArray[np.uint16]) -> int:
+    magnitudes = bits & 0x7FFF  # infinity and NaN are the largest
+    if magnitudes.max() < _BFLOAT_EXPONENT:  # one look at them, as nearly always
+        return 0
+    return int(np.count_nonzero(magnitudes >= _BFLOAT_EXPONENT))
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
