@@ -13,9 +13,9 @@ from typing import Any
 
 import common
 import llamarium
+from llamarium.datasets.sources import read_documents
 from llamarium.model import LlamaForCausalLM
 from llamarium.train.config import PretrainConfig
-from llamarium.train.data.sources import read_documents
 from llamarium.train.pretrain import prepare
 from llamarium.train.step import measure
 

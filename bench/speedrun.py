@@ -119,7 +119,7 @@ def main() -> None:
     if options.train:
         print(json.dumps(train(json.loads(options.train), options.limit)))
         return
-    text = bz2.decompress((common.ROOT / "src/llamarium/train/data/shakespeare.txt.bz2").read_bytes())
+    text = bz2.decompress((common.ROOT / "src/llamarium/datasets/shakespeare.txt.bz2").read_bytes())
     with tempfile.TemporaryDirectory() as folder:
         (data := Path(folder) / "shakespeare.txt").write_bytes(text)
         runs = [

@@ -43,6 +43,7 @@ COLUMNS = {
     },
     "text and files": {
         "ray_data": "a corpus, many machines",
+        "datasets": "rows of files and of Python",
         "quantization": "from floats to packed folders",
         "adapters": "LoRA: files and Linears",
         "checkpoints": "Hugging Face, GGUF, Meta",

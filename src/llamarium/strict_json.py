@@ -7,16 +7,26 @@ any number and depth. Here these are faults. Callers turn `NotJson` into the err
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, cast
 
 from llamarium.errors import show_value
 
 _LONGEST_INTEGER = 308  # digits: any such integer is a float64, too
+_BLANKS = re.compile(r"[ \t\n\r]*")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class NotJson(ValueError):
     """A text that is not strict JSON, with the reason."""
+
+
+class BrokenListError(NotJson):
+    """A list that is not strict JSON, with the place of the fault in the text."""
+
+    def __init__(self, reason: str, place: int) -> None:
+        super().__init__(reason)
+        self.place = place
 
 
 class TooDeepJson(NotJson):
@@ -62,6 +72,37 @@ def parse_json(
     if portable and _SURROGATE.search(text):
         _check_surrogates(value)
     return value
+
+
+def parse_json_list(text: str, start: int) -> Iterator[tuple[int, Any]]:
+    """Yield the place and the value of each element of a JSON list, one at a time.
+
+    `start` is the place of its "["; the last pair is the place after its "]", and None. NotJson, with the place, if the
+    list is not strict JSON.
+    """
+    place = _BLANKS.match(text, start + 1).end()  # pyright: ignore[reportOptionalMemberAccess] - it matches nothing, too
+    if text[place : place + 1] != "]":
+        while True:
+            value, end = _parse_at(text, place)
+            yield place, value
+            place = _BLANKS.match(text, end).end()  # pyright: ignore[reportOptionalMemberAccess]
+            if (mark := text[place : place + 1]) != ",":
+                break
+            place = _BLANKS.match(text, place + 1).end()  # pyright: ignore[reportOptionalMemberAccess]
+        if mark != "]":
+            raise BrokenListError("Expecting ',' delimiter" if mark else "the text ends within the list", place)
+    yield place + 1, None
+
+
+def _parse_at(text: str, place: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, place)
+    except json.JSONDecodeError as error:
+        raise BrokenListError(error.msg, error.pos) from None
+    except RecursionError:
+        raise BrokenListError("it is nested too deeply", place) from None
+    except ValueError as error:  # NotJson of the hooks, and an integer of thousands of digits
+        raise BrokenListError(str(error), place) from None
 
 
 def without_nulls(value: Any) -> Any:
@@ -112,3 +153,6 @@ def _check_surrogates(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise NotJson("a text holds half of a surrogate pair, which is not Unicode") from None
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)

@@ -250,7 +250,8 @@ def test_three_forms_in_one_file(llama3: Tokenizer, written: Callable[..., Path]
         {"instruction": "Add.", "input": "2 and 2", "output": "4"},
         {"prompt": "read by nobody", "messages": [{"role": "assistant", "content": "4"}]},
     )
-    examples = read_dialogs(path, llama3)
+    with pytest.warns(UserWarning, match=r"not read: id \(1 row\), prompt \(1 row\)$"):
+        examples = read_dialogs(path, llama3)
     dialog = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     for example in examples[:3]:
         assert example.ids.tolist() == llama3.chat(dialog, add_generation_prompt=False)
@@ -308,7 +309,8 @@ def test_sharegpt_and_raw_texts(llama3: Tokenizer, base: Tokenizer, written: Cal
         {"text": "all of it"},
         {"prompt": "q", "completion": "a", "text": "q a"},  # as Alpaca's rows have their whole prompt besides
     )
-    sharegpt, messages, text, prompt = examples = read_dialogs(path, llama3)
+    with pytest.warns(UserWarning, match=r"not read: text \(1 row\)$"):
+        sharegpt, messages, text, prompt = examples = read_dialogs(path, llama3)
     names = ("system", "user", "assistant", "tool", "assistant")
     dialog = [
         {"role": role, "content": content} for role, content in zip(names, ["s", "q", "a", "42", "b"], strict=True)
@@ -347,15 +349,16 @@ def test_without_packing_a_row_has_one_example() -> None:
         ('{"messages": [{"role": "user", "content": "x"}]}', "nothing to learn"),
         ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "lone surrogate"),
         ('{"prompt": "x", "completion": "a\\udfffb"}', "lone surrogate"),
-        ('{"conversations": [{"from": "king", "value": "x"}]}', r"conversations\[0\] is from 'king'; expected .*human"),
-        ('{"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}', r"keys \['from', 'value', 'weight'\]"),
+        ('{"conversations": [{"from": "king", "value": "x"}]}', r"conversations\[0\].from is 'king'; expected .*human"),
+        ('{"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}', "nothing to learn"),
+        ('{"conversations": [{"from": "gpt", "value": "x", "weight": -1}]}', r"\[0\].weight is -1.*number from 0"),
         ('{"conversations": [], "prompt": "a", "completion": "b"}', "only one of them"),
         ('{"conversations": "x"}', "conversations is 'x'; expected a list"),
         ('{"text": ["x"]}', r"text is \['x'\]; expected text"),
-        ('{"prompt": ["x"], "completion": "b"}', r"prompt is \['x'\]; expected text"),
+        ('{"prompt": ["x"], "completion": "b"}', r"prompt\[0\] is 'x'; expected an object"),
         ('{"instruction": "x", "input": 3, "output": "b"}', "input is 3"),
-        ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', "'tools', which is not read"),
-        ('{"messages": [{"role": "assistant", "content": "x"}], "rejected": "y"}', "'rejected', which is not read"),
+        ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', r"tools\[0\].function"),
+        ('{"prompt": "p", "chosen": "x", "rejected": "y"}', "which dpo learns from"),
         ("[" * 100_000, "no JSON"),
         ('{"prompt": "a", "completion": "b", "prompt": "c"}', "the key 'prompt' twice"),
         ('{"prompt": ' + "1" * 5000 + ', "completion": "x"}', "no JSON"),
@@ -374,7 +377,7 @@ def test_files_that_are_none(llama3: Tokenizer, base: Tokenizer, written: Callab
         read_dialogs(tmp_path / "nothing", llama3)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.txt").write_text("no row")
-    with pytest.raises(TrainingError, match=r"nothing to read in this folder; expected .jsonl, .parquet files"):
+    with pytest.raises(TrainingError, match=r"nothing to read in this folder; expected .jsonl, .*.parquet, .*.csv"):
         read_dialogs(tmp_path / "empty", llama3)
     (tmp_path / "junk").write_bytes(b"\x80\x81\x00")
     with pytest.raises(TrainingError, match=r"junk:1: a NUL byte"):
@@ -425,11 +428,11 @@ def test_every_example_is_there_once_with_its_labels(epoch: int) -> None:
     assert batch.ids_BT.dtype == batch.labels_BT.dtype == batch.positions_BT.dtype == torch.int64
     expected = [
         (ids[:-1].tolist(), [int(i) if learns else IGNORED for i, learns in zip(ids[1:], learned[1:], strict=True)])
-        for ids, learned, _ in examples
+        for ids, learned, *_ in examples
     ]
     assert sorted(unpacked(batch)) == sorted(expected)
-    assert batch.num_learned == sum(int(learned.sum()) for _, learned, _ in examples)
-    full = sum(len(ids) - 1 for ids, _, _ in examples) / batch.ids_BT.numel()
+    assert batch.num_learned == sum(int(learned.sum()) for _, learned, *_ in examples)
+    full = sum(len(ids) - 1 for ids, *_ in examples) / batch.ids_BT.numel()
     assert full > 0.9, "first fit leaves little room"
 
 
@@ -474,19 +477,19 @@ def test_a_row_of_one_segment_needs_no_mask() -> None:
 
 def test_longer_than_the_context() -> None:
     examples = [*make_examples(10, longest=12), *make_examples(2, longest=40, seed=3)]
-    lengths = sorted(len(ids) - 1 for ids, _, _ in examples)
+    lengths = sorted(len(ids) - 1 for ids, *_ in examples)
     assert lengths[-2] > 12
     num_rows = DialogRows(examples, lengths[-1]).num_rows(0)
     assert num_rows > 0
     with pytest.raises(TrainingError, match=rf"2 of 12 examples are longer .* 12 tokens; .* has {lengths[-1]}"):
         DialogRows(examples, 12)
     with pytest.warns(UserWarning, match=r"2 of 12 examples .*left out"):
-        rows = DialogRows(examples, 12, too_long="drop")
+        rows = DialogRows(examples, 12, truncate="drop")
     assert len(rows.examples) == 10
     with pytest.raises(TrainingError, match="longer"):
-        DialogRows(examples[-2:], 12, too_long="drop")
-    with pytest.raises(TrainingError, match="too_long is 'cut'"):
-        DialogRows(examples, 12, too_long="cut")  # pyright: ignore[reportArgumentType]
+        DialogRows(examples[-2:], 12, truncate="drop")
+    with pytest.raises(TrainingError, match="truncate is 'cut'"):
+        DialogRows(examples, 12, truncate="cut")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TrainingError, match="no example"):
         DialogRows([], 12)
     with pytest.raises(TrainingError, match="at least 1"):
@@ -517,7 +520,7 @@ def test_packed_examples_do_not_see_each_other() -> None:
     batch = rows.batch(0, [0])
     packed = model(batch.ids_BT, batch.positions_BT, CausalAttend(segments_BT=batch.segments_BT))[0]
     start = 0
-    for ids, _, _ in examples[:3]:
+    for ids, *_ in examples[:3]:
         alone_ids = torch.from_numpy(ids[:-1].astype(np.int64))[None]
         alone, reference = model(alone_ids)[0], model_reference(model, alone_ids)[0]
         assert_close_to_reference(packed[start : start + len(alone)], alone, reference)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamarium.datasets.sources import parse_data
 from llamarium.errors import TrainingError
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig
@@ -23,7 +24,6 @@ from llamarium.train.data.order import Order
 from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.data.prompts import PromptRows
-from llamarium.train.data.sources import parse_data
 
 LETTERS = CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz \n")
 
@@ -188,7 +188,7 @@ def train_bpe_of() -> Any:
 def test_prompts_are_drawn_by_weight(tmp_path: Path) -> None:
     a = lines(tmp_path / "a.jsonl", [{"prompt": "a" * i} for i in range(1, 5)])
     b = lines(tmp_path / "b.jsonl", [{"prompt": "b" * i} for i in range(1, 9)])
-    rows = PromptRows.from_file({a: 2, b: 1}, LETTERS, 24, 8, too_long="error", chat=False, seed=3)
+    rows = PromptRows.from_file({a: 2, b: 1}, LETTERS, 24, 8, truncate="error", chat=False, seed=3)
     drawn = Counter(rows.prompt(0, i).text for i in range(rows.num_rows(0)))
     assert rows.num_rows(0) == 12 and {drawn["a" * i] for i in range(1, 5)} == {2}
     assert sum(count for text, count in drawn.items() if text[0] == "b") == 4

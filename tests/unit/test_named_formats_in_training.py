@@ -55,7 +55,7 @@ def test_prompts_of_grpo(name: str, tokenizer: Tokenizer, tmp_path: Path) -> Non
     rows = [{"prompt": text} if i % 2 else {"messages": asked(text)} for i, text in enumerate(QUESTIONS)]
     file = write(tmp_path / "prompts.jsonl", rows)
     formatted = with_format(tokenizer, name)
-    prompts = PromptRows.from_file(file, formatted, 600, 8, too_long="error", chat=True).prompts
+    prompts = PromptRows.from_file(file, formatted, 600, 8, truncate="error", chat=True).prompts
     served = with_template(tokenizer, name)
     for prompt, text in zip(prompts, QUESTIONS, strict=True):
         assert list(prompt.ids) == served.chat(asked(text))
@@ -70,7 +70,7 @@ def test_pairs_of_dpo(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"prompt": text, "chosen": "good </s> one", "rejected": "bad"} for text in QUESTIONS]
     pairs = PairRows.from_file(write(tmp_path / "pairs.jsonl", rows), with_format(tokenizer, name), 600)
     texts = [(text, answer) for text in QUESTIONS for answer in ("good </s> one", "bad")]
-    for (ids, learned, _), (text, answer) in zip(pairs.examples, texts, strict=True):
+    for (ids, learned, *_), (text, answer) in zip(pairs.examples, texts, strict=True):
         dialog = [*asked(text), {"role": "assistant", "content": answer}]
         assert tokenizer.decode(ids.tolist(), skip_special_tokens=False).strip() == rendered(name, dialog).strip()
         answered = ids[learned].tolist()
@@ -83,7 +83,7 @@ def test_a_prompt_that_is_no_dialog_is_named_by_its_line(tokenizer: Tokenizer, t
     bad = {"messages": [*asked("a"), *asked("b")]}
     file = write(tmp_path / "prompts.jsonl", [{"prompt": "fine"}, bad, {"prompt": "fine"}])
     with pytest.raises(TrainingError, match=r"prompts\.jsonl:2: .*alternate"):
-        PromptRows.from_file(file, with_format(tokenizer, "llama2"), 600, 8, too_long="error", chat=True)
+        PromptRows.from_file(file, with_format(tokenizer, "llama2"), 600, 8, truncate="error", chat=True)
 
 
 def test_many_prompts_take_few_processes(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,5 +91,5 @@ def test_many_prompts_take_few_processes(tokenizer: Tokenizer, tmp_path: Path, m
     run = TemplateRenderer._run
     monkeypatch.setattr(TemplateRenderer, "_run", lambda self, request: processes.append(None) or run(self, request))
     file = write(tmp_path / "prompts.jsonl", [{"prompt": f"say {i}"} for i in range(500)])
-    prompts = PromptRows.from_file(file, with_format(tokenizer, "vicuna"), 600, 8, too_long="error", chat=True).prompts
+    prompts = PromptRows.from_file(file, with_format(tokenizer, "vicuna"), 600, 8, truncate="error", chat=True).prompts
     assert len(prompts) == 500 and len(processes) <= 5

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import llamarium
 from llamarium.cost import count_parameters
+from llamarium.datasets.sources import read_documents
 from llamarium.hub.resolve import PACKAGED, packaged_path
-from llamarium.train.data.sources import read_documents
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "shakespeare-char.jsonl"
 

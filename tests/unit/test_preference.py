@@ -64,7 +64,7 @@ def with_adapters() -> LlamaForCausalLM:
 def by_hand(model: LlamaForCausalLM, rows: PairRows) -> torch.Tensor:
     """log P of every answer, each example alone, in float64."""
     found: list[torch.Tensor] = []
-    for ids, learned, _ in rows.examples:
+    for ids, learned, *_ in rows.examples:
         row = torch.from_numpy(ids).long()
         logprobs = model(row[None])[0].double().log_softmax(-1)
         found.append(sum((logprobs[t - 1, row[t]] for t in range(1, len(row)) if learned[t]), torch.zeros(())))
@@ -190,19 +190,18 @@ def test_an_earlier_answer_of_the_dialog_is_no_preference(tmp_path: Path, smollm
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"chosen": "a", "rejected": "b"}, "expected chosen and rejected, and one of prompt"),
+        ({"chosen": "a", "rejected": "b"}, "no words in common at their beginning"),
         ({"prompt": "p", "chosen": "a"}, "expected chosen and rejected"),
-        ({"prompt": "p", "messages": [], "chosen": "a", "rejected": "b"}, "one of prompt, messages"),
-        ({"prompt": "p", "chosen": ["a"], "rejected": "b"}, r"chosen is \['a'\]; expected the answer's text"),
+        ({"conversations": [], "messages": [], "chosen": "a", "rejected": "b"}, "one of prompt, messages"),
+        ({"prompt": "p", "chosen": ["a"], "rejected": "b"}, r"chosen\[0\] is 'a'; expected an object"),
         ({"prompt": "p", "chosen": "a", "rejected": "a"}, "the same tokens"),
-        ({"prompt": "p", "chosen": "a", "rejected": "b", "completion": "c"}, "has 'completion', which is not read"),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "prompt is 3; expected text"),
         ({"messages": [], "chosen": "a", "rejected": "b"}, "ends with what is to be answered"),
         (
             {"messages": [{"role": "assistant", "content": "x"}], "chosen": "a", "rejected": "b"},
             "ends with what is to be answered",
         ),
-        ({"prompt": "p", "system": "s", "chosen": "a", "rejected": "b"}, "has 'system', which is not read"),
+        ({"prompt": "p", "system": "s", "chosen": "a", "rejected": "b"}, "is a dialog, and .* has no dialog format"),
     ],
 )
 def test_lines_that_are_no_pairs(line: dict[str, Any], message: str, tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -20,6 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llamarium
+from llamarium.datasets import sources
+from llamarium.datasets.sources import read_documents, source_stamp
 from llamarium.errors import DownloadError, OptionError, OutputError, TrainingError
 from llamarium.io import file_sha256
 from llamarium.tokenizer import pieces as pieces_module
@@ -27,13 +29,12 @@ from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
 from llamarium.train.data import corpus as corpus_module
-from llamarium.train.data import dialog_rows, dialogs, sources
+from llamarium.train.data import dialog_rows, dialogs
 from llamarium.train.data.batch import IGNORED, join
 from llamarium.train.data.bpe import train_bpe, train_characters
 from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus, tokenizer_fingerprint
 from llamarium.train.data.order import Cursor, Order
 from llamarium.train.data.packing import PackedRows
-from llamarium.train.data.sources import read_documents, source_stamp
 
 LINES = "The cat sat on the mat.\nThe rat sat on the hat, 1234 times.\n\n  So it goes\n"
 
@@ -251,7 +252,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "a.parquet").write_bytes(b"x")
-    with pytest.raises(OptionError, match=r"pyarrow: pip install 'llamarium\[train\]'"):
+    with pytest.raises(OptionError, match=r"pyarrow: pip install 'llamarium\[data\]'"):
         list(read_documents(str(tmp_path / "a.parquet")))
     with pytest.raises(OptionError, match=r"datasets: pip install 'llamarium\[hub-data\]'"):
         list(read_documents("org/name"))

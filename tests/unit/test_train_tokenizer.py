@@ -18,12 +18,12 @@ import llamarium
 from llamarium.cli import train_tokenizer
 from llamarium.cli.main import Parser
 from llamarium.cli.options import UsageError
+from llamarium.datasets.sources import read_documents
 from llamarium.errors import LlamariumError, OutputError, TokenizerError, TrainingError
 from llamarium.tokenizer.backends.words import UNKNOWN
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data import bpe as bpe_module
 from llamarium.train.data.bpe import train_bpe, train_characters, train_words
-from llamarium.train.data.sources import read_documents
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 
@@ -316,7 +316,7 @@ def test_text_needs_no_torch():
     code = """
 import sys
 from llamarium.train.data.bpe import train_bpe
-from llamarium.train.data.sources import read_documents
+from llamarium.datasets.sources import read_documents
 train_bpe(list(read_documents(None))[:3], 300)
 print(sorted({"torch", "numpy", "pyarrow", "datasets"} & set(sys.modules)))
 """

@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("argument --out: has to be given, the folder for the tokenizer's files")
     if args.kind == "chars" and args.vocab_size is not None:
         raise UsageError("argument --vocab-size: of no effect with --kind chars, which keeps every character")
+    from llamarium.datasets.sources import read_documents, source_name
     from llamarium.tokenizer.backends.words import UNKNOWN
-    from llamarium.train.data.sources import read_documents, source_name
 
     prepare_target(args.out, force=args.force)
     name, sample = source_name(args.data), list[str]()

@@ -6,16 +6,17 @@ starts the same run again.
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
 
+from llamarium.datasets.rows import Reading
+from llamarium.datasets.sources import Data, parse_data
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
-from llamarium.train.data.sources import Data, parse_data
+from llamarium.train.settings_file import read_toml, renamed, toml_value
 
 DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
 ROWS_HELP = "a .jsonl or .parquet file, a folder, org/name on the hub, or several (a.jsonl=2,b.jsonl=1), of rows with "
@@ -139,7 +140,7 @@ class RunConfig:
     @classmethod
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
         """Combine defaults, a TOML file (if not None) and flags, in this order; TrainingError for invalid settings."""
-        settings, where = ({}, "") if file is None else (_read_toml(file), f"{file}: ")
+        settings, where = ({}, "") if file is None else (read_toml(file), f"{file}: ")
         known = [item.name for item in dataclasses.fields(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
@@ -153,7 +154,9 @@ class RunConfig:
     def to_toml(self) -> str:
         """Return the settings as TOML for `resolve`; those that are None are comments."""
         values = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
-        return "".join(f"# {name} =\n" if value is None else f"{name} = {_toml(value)}\n" for name, value in values)
+        return "".join(
+            f"# {name} =\n" if value is None else f"{name} = {toml_value(value)}\n" for name, value in values
+        )
 
     @property
     def num_warmup_steps(self) -> int:
@@ -172,7 +175,7 @@ class RunConfig:
     def differences(self, before: Mapping[str, Any]) -> list[str]:
         """List a resumed run's changes as "name: before -> now"; a setting missing in `before` had its default."""
         free = {item.name for item in dataclasses.fields(self) if item.metadata["free"]}
-        now = dataclasses.asdict(self)
+        now, before = dataclasses.asdict(self), renamed(before)
         pairs = [(name, before.get(name, self.default(name)), value) for name, value in now.items()]
         pairs += [(name, value, None) for name, value in before.items() if name not in now]
         return [
@@ -237,7 +240,12 @@ class FinetuneConfig(RunConfig):
     validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
     context: int = _setting(512, "tokens a row", 2, _MAX_CONTEXT)
     chat_format: ChatFormatName = _setting("auto", "the dialog format; auto: the model's own")
-    too_long: Literal["error", "drop"] = _setting("error", "what becomes of examples longer than a row")
+    truncate: Literal["error", "drop", "keep-start", "keep-end"] = _setting(
+        "error", "examples longer than a row: an error, left out, or what is kept of them"
+    )
+    columns: str = _setting("", "fields by the data's names, such as prompt=question,completion=answer")
+    roles: str = _setting("", "roles of messages by the data's names, such as human=user,gpt=assistant")
+    skip_bad: bool = _setting(False, "leave out rows that cannot be used, and count them")
     packing: bool = _setting(True, "several examples share a row; without, each has one")
     dtype: Literal["auto", "float32", "bfloat16"] = _setting(
         "auto", "of the frozen base; auto: as stored, on a CPU float32 unless products are in bfloat16; full: float32"
@@ -259,6 +267,12 @@ class FinetuneConfig(RunConfig):
         """Check types and ranges; names of quantized types may be in small letters."""
         object.__setattr__(self, "quantize", chosen_type("quantize", self.quantize, get_args(QuantizeName)))
         RunConfig.__post_init__(self)
+        assert self.reading is not None  # it raises for texts that are none
+
+    @property
+    def reading(self) -> Reading:
+        """How the rows of the data are read."""
+        return Reading.parse(self.columns, self.roles, skip_bad=self.skip_bad)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,22 +391,3 @@ def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
         expected = "a text that is valid Unicode (rename a file whose name is not)"
     if not fits:
         raise TrainingError(f"{item.name} is {show_value(value)}; expected {expected}")
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TrainingError(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, and what is nested too deep
-        raise TrainingError(f"{file}: is no TOML: {escape(error)}") from None
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[str, float]", value).items()
-        return f"{{{', '.join(f'{_toml(name)} = {weight}' for name, weight in pairs)}}}"
-    if isinstance(value, str):
-        body = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value)
-        return f'"{body}"'
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -150,9 +150,10 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -
         tokenizer,
         config.context,
         seed=config.seed,
-        too_long=config.too_long,
+        truncate=config.truncate,
         chat=config.chat_format != "none",
         packing=config.packing,
+        reading=config.reading,
     )
 
 

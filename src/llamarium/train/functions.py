@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from llamarium.datasets.sources import Data
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
-from llamarium.train.data.sources import Data
 
 if TYPE_CHECKING:
     from llamarium.train.report.journal import Event
@@ -89,7 +89,10 @@ class FinetuneSettings(RunSettings, total=False):
     validation: float
     context: int
     chat_format: ChatFormatName
-    too_long: Literal["error", "drop"]
+    truncate: Literal["error", "drop", "keep-start", "keep-end"]
+    columns: str
+    roles: str
+    skip_bad: bool
     packing: bool
     dtype: Literal["auto", "float32", "bfloat16"]
     quantize: QuantizeName

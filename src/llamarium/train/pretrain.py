@@ -22,6 +22,7 @@ from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import LoadOptions, quantized_types
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer, load_tokenizer
 from llamarium.config import ModelConfig
+from llamarium.datasets.sources import BUNDLED
 from llamarium.errors import ConfigError, TrainingError, escape, warn_caller
 from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
@@ -36,7 +37,6 @@ from llamarium.train.data.batch import Rows
 from llamarium.train.data.bpe import train_bpe, train_characters, train_words
 from llamarium.train.data.corpus import Corpus, Learner, Progress, tokenize_corpus
 from llamarium.train.data.packing import MixedRows, PackedRows
-from llamarium.train.data.sources import BUNDLED
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.setup import Setup, with_optimizer, with_precision
 from llamarium.train.state.checkpoint import latest_checkpoint

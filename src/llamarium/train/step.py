@@ -105,13 +105,13 @@ def train_step(
     gradients together (0 is off), `precision` that of matrix products; `batches` are this process's shard of the rows.
     """
     tokens, terms = sum(batch.ids_BT.numel() for batch in batches), sum(map(objective.count, batches))
-    num_tokens, count = map(int, process_group.all_reduce_sum(tokens, terms))
+    num_tokens, count = process_group.all_reduce_sum(tokens, terms)
     sums = _Sums(model.device)
     for batch in batches:
         here = batch.to(model.device)
         as_pass = isinstance(batch, AnswerBatch) and batch.exact_N is None  # to the bit as the pass that sampled
         with computing_in(model.device, precision, as_pass=as_pass):
-            loss = process_group.forward(partial(sums.take, objective, model, here, trunk)) / max(1, count)
+            loss = process_group.forward(partial(sums.take, objective, model, here, trunk)) / (count or 1)
         loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = process_group.clip_grad_norm(parameters, max_grad_norm or math.inf)
@@ -121,7 +121,7 @@ def train_step(
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     found = sums.means(process_group, count)
-    return StepResult(found.loss, norm, num_tokens, updated, found.metrics)
+    return StepResult(found.loss, norm, int(num_tokens), updated, found.metrics)
 
 
 class _Sums:
@@ -142,7 +142,7 @@ class _Sums:
             self.metrics[name] = found.detach()
         return loss
 
-    def means(self, process_group: ProcessGroup, count: int) -> Evaluation:
+    def means(self, process_group: ProcessGroup, count: float) -> Evaluation:
         """Return the means over all processes' batches, and this one's largest values."""
         values = [float(value) for value in (self.loss, *self.metrics.values())]  # sync: to show
         loss, *others = (value / count if count else math.nan for value in process_group.all_reduce_sum(*values))
@@ -188,7 +188,7 @@ def measure(
             process_group.forward(partial(sums.take, objective, model, here, trunk))
     model.train(was_training)
     (total,) = process_group.all_reduce_sum(count)
-    return sums.means(process_group, int(total))
+    return sums.means(process_group, total)
 
 
 def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> TrainingBatch:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamarium.errors import ChatFormatError, show_value
-from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, encode_written
+from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written
 from llamarium.tokenizer.chat.named import CHATML_TOKENS, LLAMA3_TOKENS
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -39,13 +39,26 @@ class _BuiltIn(ABC):
             [*written, *self._header("assistant")] if add_generation_prompt else written
         )
 
-    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        for messages in dialogs:
-            written = self._write(read_turns(messages, (), self.tool_form), self.tool_form)
+    def parts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[Part]]:
+        for messages, own in zip(dialogs, beside(tools, (), len(dialogs)), strict=True):
+            written = self._write(read_turns(messages, own, self.tool_form), self.tool_form)
             yield encode_written(self._tokenizer, written)
 
-    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
-        return map(self.encode, dialogs)
+    def prompts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[int]]:
+        for messages, own in zip(dialogs, beside(tools, (), len(dialogs)), strict=True):
+            yield self.encode(messages, tools=own)
 
     @abstractmethod
     def _header(self, role: str) -> list[str | int]:

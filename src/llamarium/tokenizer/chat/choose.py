@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llamarium.errors import ChatFormatError, escape, show_value
 from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
-from llamarium.tokenizer.chat.format import ChatFormat, Part, Vocabulary
+from llamarium.tokenizer.chat.format import ChatFormat, Part, Vocabulary, beside
 from llamarium.tokenizer.chat.named import (
     CHATML_TOKENS,
     KNOWN_TEMPLATES,
@@ -102,11 +103,36 @@ class _ByTools:
         how: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
         return chosen.encode(messages, add_generation_prompt=add_generation_prompt, **how)
 
-    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        return self._chosen(has_tools=False).parts_of(dialogs)
+    def parts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[Part]]:
+        for form, part in self._runs(dialogs, tools, variables):
+            yield from form.parts_of(**part)
 
-    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
-        return self._chosen(has_tools=False).prompts_of(dialogs)
+    def prompts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[int]]:
+        for form, part in self._runs(dialogs, tools, variables):
+            yield from form.prompts_of(**part)
+
+    def _runs(
+        self, dialogs: Sequence[Any], tools: Sequence[Any], variables: Sequence[Any]
+    ) -> Iterator[tuple[ChatFormat, dict[str, Any]]]:
+        """Yield dialogs that follow each other and have the same template, with what stands beside them."""
+        tools, variables = beside(tools, (), len(dialogs)), beside(variables, {}, len(dialogs))
+        for has_tools, group in groupby(range(len(dialogs)), key=lambda i: bool(tools[i])):
+            places = [*group]
+            part = slice(places[0], places[-1] + 1)
+            given = {"dialogs": dialogs[part], "tools": tools[part], "variables": variables[part]}
+            yield self._chosen(has_tools=has_tools), given
 
     def _chosen(self, *, has_tools: bool) -> ChatFormat:
         chosen = self._with_tools if has_tools else self._default

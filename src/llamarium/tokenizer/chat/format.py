@@ -1,12 +1,14 @@
 """The protocol of dialog formats, and what they need of a tokenizer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from llamarium.tokenizer.chat.templates import ChatTemplates
 from llamarium.tokenizer.special import Parts, SpecialTokens
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
+
+T = TypeVar("T")
 
 Part = tuple[list[int], bool]
 """Ids of one part of a dialog, and whether they are an answer (with the token that ends it)."""
@@ -88,20 +90,39 @@ class ChatFormat(Protocol):
         """
         ...
 
-    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
-        """Yield the ids of each dialog in pieces, so that the assistant's can be learned.
+    def parts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[Part]]:
+        """Yield the ids of each dialog in pieces, so that the assistant's can be learned: one piece for each answer.
 
+        `tools` and `variables` are each dialog's, as `encode` takes them; of tools that the format has no place for,
+        the messages have texts.
         An answer is encoded as a model writes it: by itself, after its header. `ChatFormatError` if the format cannot
         tell the pieces apart. Many dialogs at once take few processes of a template.
         """
         ...
 
-    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
+    def prompts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[int]]:
         """Yield the ids of each dialog up to the header of an answer, for training; errors as `encode`.
 
         As for `parts_of`, many dialogs at once take few processes, and the day is always the same.
         """
         ...
+
+
+def beside(given: Sequence[T], default: T, count: int) -> Sequence[T]:
+    """Return what stands beside each of `count` dialogs: as given, or the default for all."""
+    return given if given else [default] * count
 
 
 def encode_written(tokenizer: Vocabulary, written: Sequence[Written]) -> list[Part]:

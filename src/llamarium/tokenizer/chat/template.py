@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 from llamarium.errors import ChatFormatError, ToolError, show_value
 from llamarium.file_names import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
-from llamarium.tokenizer.chat.format import Part, Vocabulary
+from llamarium.tokenizer.chat.format import Part, Vocabulary, beside
 from llamarium.tokenizer.chat.messages import REASONING, TemplateMessages, fit_forms, has_parts
 from llamarium.tokenizer.chat.rendering import TRAINING_DAY, TemplateRenderer
 from llamarium.tokenizer.chat.template_worker import read_sought, read_variables
@@ -124,36 +124,69 @@ class TemplateFormat:
             "tool_form (llama3_json, pythonic, hermes) to have them written into the messages",
         )
 
-    def parts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[Part]]:
+    def parts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[Part]]:
         """Yield the pieces of each dialog; see `ChatFormat.parts_of`. It is always `TRAINING_DAY`.
 
         A template does not say what is whose, so it is asked: what it writes up to an answer, and what with it. An
         answer is known if each begins with the one before, and if a token that ends answers stands in what is new.
         Otherwise it is refused: the template changes earlier turns when there are later ones, say.
         """
-        for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
-            asked, refused = _until_refused(self._prefixes, dialogs[start : start + _DIALOGS_AT_ONCE])
+        items = self._items(dialogs, tools, variables)
+        for start in range(0, len(items), _DIALOGS_AT_ONCE):
+            asked, refused = _until_refused(self._prefixes, items[start : start + _DIALOGS_AT_ONCE])
             ids = self._encode_each([call for calls in asked for call in calls.values()], TRAINING_DAY)
-            for messages, calls in zip(dialogs[start:], asked, strict=False):
-                yield self._divide(messages, {prefix: next(ids) for prefix in calls})
+            for item, calls in zip(items[start:], asked, strict=False):
+                yield self._divide(item.messages, {prefix: next(ids) for prefix in calls})
             if refused is not None:
                 raise refused
 
-    def prompts_of(self, dialogs: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[list[int]]:
+    def prompts_of(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        tools: Sequence[Sequence[ToolDefinition]] = (),
+        variables: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[list[int]]:
         """Yield the ids of each dialog up to an answer; see `ChatFormat.prompts_of`. It is always `TRAINING_DAY`."""
 
-        def prompt(messages: Sequence[Mapping[str, Any]]) -> _Rendering:
-            return self._marked(messages).call(len(messages), True)
+        def prompt(item: _Item) -> _Rendering:
+            return self._marked(*item).call(len(item.messages), True)
 
-        for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
-            asked, refused = _until_refused(prompt, dialogs[start : start + _DIALOGS_AT_ONCE])
+        items = self._items(dialogs, tools, variables)
+        for start in range(0, len(items), _DIALOGS_AT_ONCE):
+            asked, refused = _until_refused(prompt, items[start : start + _DIALOGS_AT_ONCE])
             yield from self._encode_each(asked, TRAINING_DAY)
             if refused is not None:
                 raise refused
 
-    def _prefixes(self, messages: Sequence[Mapping[str, Any]]) -> "dict[_Prefix, _Rendering]":
+    def _items(
+        self,
+        dialogs: Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Sequence[ToolDefinition]],
+        variables: Sequence[Mapping[str, Any]],
+    ) -> "list[_Item]":
+        count = len(dialogs)
+        given = zip(dialogs, beside(tools, (), count), beside(variables, {}, count), strict=True)
+        return [self._in_texts(_Item(*item)) for item in given]
+
+    def _in_texts(self, item: "_Item") -> "_Item":
+        """Write tools and calls into the messages of an example if the template has no place for them."""
+        calls = any(message.get("tool_calls") for message in item.messages)
+        lacks_calls = calls and "tool_calls" not in self._template
+        if not lacks_calls and not (item.tools and not _NAMES_TOOLS.search(self._template)):
+            return item
+        turns = read_turns(item.messages, item.tools, self.tool_form or "hermes")
+        return _Item([{"role": turn.role, "content": turn.text} for turn in turns], (), item.variables)
+
+    def _prefixes(self, item: "_Item") -> "dict[_Prefix, _Rendering]":
         """Return what has to be rendered to find the answers: the dialog, and it up to each answer and with it."""
-        marked = self._marked(messages)
+        messages, marked = item.messages, self._marked(*item)
         prefixes: list[_Prefix] = [(len(messages), False)]
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -281,6 +314,14 @@ class _Rendering(NamedTuple):
     tools: list[str]
 
 
+class _Item(NamedTuple):
+    """One dialog of a data set."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[ToolDefinition]
+    variables: Mapping[str, Any]
+
+
 class _Dialog(NamedTuple):
     """What a template is given; tools are as OpenAI's API has them."""
 
@@ -309,17 +350,15 @@ class _Dialog(NamedTuple):
         return _Dialog(messages, map_text(self.tools, change), map_text(self.variables, change))
 
 
-def _until_refused(
-    make: Callable[[Sequence[Mapping[str, Any]]], T], dialogs: Sequence[Sequence[Mapping[str, Any]]]
-) -> tuple[list[T], ChatFormatError | None]:
+def _until_refused(make: Callable[[_Item], T], items: Sequence[_Item]) -> tuple[list[T], ChatFormatError | None]:
     """Return what `make` makes of each dialog up to the first that it refuses, and that error.
 
     It is to be raised when the dialogs before it have been yielded.
     """
     made: list[T] = []
     try:
-        for messages in dialogs:
-            made.append(make(messages))  # noqa: PERF401 - an error keeps what was before it
+        for item in items:
+            made.append(make(item))  # noqa: PERF401 - an error keeps what was before it
     except ChatFormatError as error:
         return made, error
     return made, None

@@ -23,6 +23,7 @@ class TrainingBatch:
             the fast causal kernel needs no mask.
         reference_E: float32; log P under a reference model: of each example's learned tokens, in the order of the
             examples in the rows, or in an `AnswerBatch` of each token. None where no loss needs it.
+        weights_BT: float32; what each label's loss is multiplied by. None is 1 for all.
     """
 
     ids_BT: Tensor
@@ -30,11 +31,19 @@ class TrainingBatch:
     positions_BT: Tensor
     segments_BT: Tensor | None
     reference_E: Tensor | None = None
+    weights_BT: Tensor | None = None
 
     @property
     def num_learned(self) -> int:
         """The number of labels that count."""
         return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so call it before `to`
+
+    @property
+    def sum_of_weights(self) -> float:
+        """The sum of the learned labels' weights: their number if all are 1."""
+        if self.weights_BT is None:
+            return self.num_learned
+        return float(self.weights_BT[self.labels_BT != IGNORED].double().sum())
 
     def to(self, device: torch.device) -> Self:
         """Copy the batch to another device."""
@@ -67,6 +76,8 @@ def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
         return batches[0]
     several = any(batch.segments_BT is not None for batch in batches)
     references = [batch.reference_E for batch in batches if batch.reference_E is not None]
+    weighted = any(batch.weights_BT is not None for batch in batches)
+    weights = [torch.ones(b.ids_BT.shape) if b.weights_BT is None else b.weights_BT for b in batches]
     segments = [torch.zeros_like(b.ids_BT) if b.segments_BT is None else b.segments_BT for b in batches]
     return TrainingBatch(
         torch.cat([batch.ids_BT for batch in batches]),
@@ -74,6 +85,7 @@ def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
         torch.cat([batch.positions_BT for batch in batches]),
         torch.cat(segments) if several else None,
         torch.cat(references) if references else None,
+        torch.cat(weights) if weighted else None,
     )
 
 

@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from llamarium.checkpoints.tokenizers import load_tokenizer
+from llamarium.datasets.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
 from llamarium.errors import OutputError, TrainingError, escape, show_value
 from llamarium.file_names import CHARACTERS, TOKENIZER_CONFIG
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.leftovers import remove_stale
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.train.data.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done, and the share of it that is done, None where that is not known."""

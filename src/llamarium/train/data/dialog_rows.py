@@ -6,8 +6,8 @@ Examples are short and rows long, so several share a row:
     labels     ......4<e>....... hey<e>.....      the next token, where it is learned
     segments   0000000000111111111111112222       the last one is padding
 
-Nothing is cut: half an answer teaches to stop in the middle. An example longer than a row is refused, or dropped on
-request.
+Nothing is cut unasked: half an answer does not teach to stop. An example longer than a row is refused; on request it
+is dropped, or loses its end or its beginning.
 """
 
 import hashlib
@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
 
+from llamarium.datasets.rows import Reading
 from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, TrainingBatch
@@ -29,7 +30,7 @@ from llamarium.train.data.mixture import Mixture
 if TYPE_CHECKING:
     from rich.text import Text
 
-TooLong = Literal["error", "drop"]
+Truncate = Literal["error", "drop", "keep-start", "keep-end"]
 
 # Rows that are filled at the same time: a longer search wastes less room, and mixes the order less.
 _OPEN_ROWS = 32
@@ -52,7 +53,7 @@ class DialogRows:
         context: int,
         *,
         seed: int | None = 0,
-        too_long: TooLong = "error",
+        truncate: Truncate = "error",
         pad_id: int = 0,
         packing: bool = True,
         mixture: Mixture | None = None,
@@ -60,18 +61,20 @@ class DialogRows:
         """Pack at least one example into rows of `context` tokens, filled up with `pad_id`, which is never learned.
 
         `seed` draws the order; None keeps the file's in every epoch, for validation. TrainingError for no example, or
-        for one longer than a row, which "drop" leaves out with a warning. Without `packing` a row holds one example, or
-        one pair. `mixture` is of the examples' sources, all of which fit; it has its own seed.
+        for one longer than a row, which the other values of `truncate` leave out or cut, with a warning. Without
+        `packing` a row holds one example, or one pair. `mixture` is of the examples' sources, all of which fit; it has
+        its own seed.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
-        if too_long not in ("error", "drop"):
-            raise TrainingError(f'too_long is {show_value(too_long)}; expected "error" or "drop"')
-        self.examples = _fitting(examples, context, too_long, self.together)
+        if truncate not in get_args(Truncate):
+            raise TrainingError(f"truncate is {show_value(truncate)}; expected {', '.join(get_args(Truncate))}")
+        self.examples = fitting(examples, context, truncate, self.together)
         self.context = context
         self.mixture = mixture or Mixture({"": 1.0}, [len(self.examples) // self.together], seed)
         self._pad_id = pad_id
         self._packing = packing
+        self._has_weights = any(example.weights is not None for example in self.examples)
         self._packed: dict[int, list[list[int]]] = {}  # by epoch
         self.fingerprint = self._hash()
 
@@ -83,14 +86,15 @@ class DialogRows:
         context: int,
         *,
         seed: int | None = 0,
-        too_long: TooLong = "error",
+        truncate: Truncate = "error",
         chat: bool = True,
         packing: bool = True,
+        reading: Reading | None = None,
     ) -> Self:
         """Read a source, or several and their weights, with `read_dialogs`; other arguments are the constructor's."""
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
-        read = [(f"{escape(name)}: ", cls._read(name, tokenizer, chat=chat)) for name in weights]
-        parts = [_fitting(examples, context, too_long, cls.together, where) for where, examples in read]
+        read = [(f"{escape(name)}: ", cls._read(name, tokenizer, chat=chat, reading=reading)) for name in weights]
+        parts = [fitting(examples, context, truncate, cls.together, where) for where, examples in read]
         pad_id = tokenizer.pad_token_id
         if pad_id is None:
             pad_id = (*tokenizer.eos_token_ids, 0)[0]
@@ -132,6 +136,7 @@ class DialogRows:
         shape = (len(indices), self.context)
         ids_BT, labels_BT = np.full(shape, self._pad_id, np.int64), np.full(shape, IGNORED, np.int64)
         positions_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        weights_BT = np.ones(shape, np.float32) if self._has_weights else None
         for b, index in enumerate(indices):
             start = 0
             for segment, number in enumerate(rows[index]):
@@ -141,10 +146,13 @@ class DialogRows:
                 ids_BT[b, place] = example.ids[:-1]
                 labels_BT[b, place] = np.where(example.learned[1:], example.ids[1:], IGNORED)
                 positions_BT[b, place], segments_BT[b, place] = np.arange(length), segment
+                if weights_BT is not None and example.weights is not None:
+                    weights_BT[b, place] = example.weights[1:]
                 start = place.stop
             positions_BT[b, start:], segments_BT[b, start:] = np.arange(self.context - start), len(rows[index])
         ids, labels, positions, segments = map(torch.from_numpy, (ids_BT, labels_BT, positions_BT, segments_BT))
-        return TrainingBatch(ids, labels, positions, segments if segments.any() else None)
+        weights = None if weights_BT is None else torch.from_numpy(weights_BT)
+        return TrainingBatch(ids, labels, positions, segments if segments.any() else None, weights_BT=weights)
 
     def _rows(self, epoch: int) -> list[list[int]]:
         if epoch not in self._packed:
@@ -164,10 +172,11 @@ class DialogRows:
         shared = "" if self._packing else " one a row"
         label = f"{self._label} {self.context} {self.mixture.seed} {self._pad_id}{shared}{self.mixture.label}"
         digest = hashlib.sha256(label.encode())
-        for ids, learned, _ in self.examples:
+        for ids, learned, _, weights in self.examples:
             digest.update(len(ids).to_bytes(8, "little"))
             digest.update(ids.tobytes())
             digest.update(learned.tobytes())
+            digest.update(b"" if weights is None else weights.tobytes())
         return digest.hexdigest()
 
 
@@ -177,27 +186,58 @@ def _lengths(examples: Sequence[Example], together: int) -> list[int]:
     return [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
 
 
-def _fitting(
-    examples: Sequence[Example], context: int, too_long: TooLong, together: int, where: str = ""
+def fitting(
+    examples: Sequence[Example], context: int, truncate: Truncate, together: int = 1, where: str = ""
 ) -> list[Example]:
     """Return the examples that fit a row together with those that share it; `where` begins messages."""
     if not examples:
         raise TrainingError("there is no example; expected at least one")
     lengths = _lengths(examples, together)
-    fitting = [example for i, example in enumerate(examples) if lengths[i // together] <= context]
     num_long = sum(length > context for length in lengths)
     if not num_long:
-        return fitting
-    what = "examples" if together == 1 else "pairs"
+        return [*examples]
     longest = max(lengths)
     found = (
-        f"{where}{num_long} of {len(lengths)} {what} are longer than a row of {context} tokens; the longest, number "
-        f"{lengths.index(longest) + 1}, has {longest}"
+        f"{where}{num_long} of {len(lengths)} {'examples' if together == 1 else 'pairs'} are longer than a row of "
+        f"{context} tokens; the longest, number {lengths.index(longest) + 1}, has {longest}"
     )
-    if too_long == "error" or not fitting:
-        raise TrainingError(f"{found}; use a longer context, shorten them, or drop them (--too-long drop)")
-    warn_caller(f"{found}; they are left out")
-    return fitting
+    kept: list[Example] = []
+    num_empty = 0
+    for unit, length in enumerate(lengths):
+        parts = examples[unit * together : (unit + 1) * together]
+        if length > context:
+            parts = _cut(parts, context, truncate) if truncate.startswith("keep") else []
+            num_empty += not parts
+        kept += parts
+    if truncate == "error" or not kept:
+        raise TrainingError(
+            f"{found}; use a longer context, shorten them, or drop or cut them (--truncate drop, keep-end)"
+        )
+    if truncate == "drop":
+        warn_caller(f"{found}; they are left out")
+    else:
+        nothing = f", and {num_empty} of them, with nothing left to learn, are left out" if num_empty else ""
+        warn_caller(f"{found}; they lose their {'end' if truncate == 'keep-start' else 'beginning'}{nothing}")
+    return kept
+
+
+def _cut(parts: Sequence[Example], context: int, truncate: Truncate) -> list[Example]:
+    """Cut the examples of one row so that they share it; nothing if one of them would have nothing to learn."""
+    lengths, cut = [len(part.ids) - 1 for part in parts], list[Example]()
+    for i, part in enumerate(parts):
+        others = sum(min(length, context // len(parts)) for k, length in enumerate(lengths) if k != i)
+        count = max(context - others, context // len(parts)) + 1
+        here = slice(count) if truncate == "keep-start" else slice(-count, None)
+        learned = part.learned[here].copy()
+        learned[:1] = False
+        cut.append(part._replace(
+            ids=part.ids[here], learned=learned, weights=None if part.weights is None else part.weights[here]
+        ))  # fmt: skip
+    return cut if all(part.learned.any() for part in cut) and _differ(cut) else []
+
+
+def _differ(parts: Sequence[Example]) -> bool:
+    return len(parts) == 1 or not np.array_equal(parts[0].ids, parts[1].ids)
 
 
 def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
@@ -224,7 +264,7 @@ def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
     from rich.text import Text
 
     shown = Text()
-    for number, (ids, learned, _) in enumerate(_examples(batch, row)):
+    for number, (ids, learned, *_) in enumerate(_examples(batch, row)):
         if not learned.any():
             shown.append(f"── {len(ids)} tokens without anything to learn (padding)\n", "bold")
             continue

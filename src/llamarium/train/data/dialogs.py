@@ -1,40 +1,31 @@
-"""Read dialogs for fine-tuning: the assistant's messages are learned, all others are context.
+"""Encode the examples of a data set: an answer's tokens are learned, all others are context.
 
-A row of the data (see `data/sources.py`) is one example, in one of five forms, which may be mixed:
+`datasets/forms.py` says which rows are examples. Learned are an answer's tokens and the one that ends it, so that a
+model learns to stop; of a text all, as documents are learned in pretraining, with what begins and ends them.
 
-    {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
-    {"prompt": "2+2?", "completion": "4"}
-    {"instruction": "Add.", "input": "2 and 2", "output": "4"}        ("input" may be missing or empty)
-    {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}
-    {"text": "Two and two are four."}                                 (only where the row has no other form)
-
-Learned are an answer's tokens and the one that ends it, so that a model learns to stop; of a text all, as documents
-are learned in pretraining, with what begins and ends them.
+Rows are read and encoded some hundreds at a time, so what stays in memory are ids: 5 bytes a token, 9 with weights.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.errors import TrainingError, escape, show_value
+from llamarium.datasets.forms import Plain, Record, Understand, example_of
+from llamarium.datasets.messages import ASSISTANT, other_keys
+from llamarium.datasets.rows import BadRow, Reading, Row, Tally
+from llamarium.datasets.sources import document_ids, read_rows
+from llamarium.errors import LlamariumError, TrainingError, escape
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat.format import Part
-from llamarium.train.data.sources import at_place, document_ids, read_rows
+from llamarium.tokenizer.chat.format import ChatFormat, Part
 
-Dialog = Sequence[Mapping[str, Any]]
+_ROWS_AT_ONCE = 400
 
-_FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
-QUESTIONS = ("prompt", "messages", "conversations")
-"""The forms of what is to be answered: the keys."""
-
-_TEXT = ("text",)  # no form beside another one: rows of Alpaca have their whole prompt as a text, too
-_ROLES = {"human": "user", "gpt": "assistant", **{role: role for role in ("user", "assistant", "system", "tool")}}
-# What would change the prompt if it were read; an example that has it is not understood without.
-_NOT_READ = ("tools", "functions", "system", "history")
+T = TypeVar("T")
 
 # Source: tatsu-lab/stanford_alpaca, `train.py`, PROMPT_DICT.
 _ALPACA = (
@@ -51,17 +42,14 @@ _ALPACA_INPUT = (
 class Example(NamedTuple):
     """One example: ids, int32 (n,), and which are learned, bool (n,); never the first, as nothing precedes it.
 
-    `form` is the first key of the row's form.
+    `form` is the first field of the row's form. `weights`, float32 (n,), multiply the learned tokens' losses; None is 1
+    for all.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.bool_]
     form: str = ""
-
-
-def _itself(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    refuse_keys(record, ("chosen", "rejected"))
-    return [record]
+    weights: NDArray[np.float32] | None = None
 
 
 def read_dialogs(
@@ -69,134 +57,148 @@ def read_dialogs(
     tokenizer: Tokenizer,
     *,
     chat: bool = True,
-    expand: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = _itself,
+    reading: Reading | None = None,
+    understand: Understand = example_of,
     finish: Callable[[list[Example]], list[Example]] = list,
+    tally: Tally | None = None,
 ) -> list[Example]:
-    """Read the examples of a source: see `read_rows` and the forms above.
+    """Read the examples of a source: see `datasets/forms.py` for the rows that are examples.
 
     Prompts and instructions become dialogs of two messages if the tokenizer has a dialog format and `chat` is true.
     Without one (a base model) the answer follows the prompt directly, and an instruction uses Alpaca's template.
 
-    `expand` turns a row's fields into the records of examples, `finish` selects or checks a row's examples.
+    `understand` turns a row's fields into records, `finish` selects or checks a row's examples. `tally` counts the
+    rows, with its own `reading`; without one, what is not read or skipped is named in a warning.
     TrainingError for a source that cannot be read or holds no example; for a row that is no example, or has nothing to
     learn, with its place.
     """
-    form = tokenizer.chat_format if chat else None
-    dialogs: list[Dialog] = []
-    found: list[tuple[str, str, list[Part] | None]] = []  # place, form, and the parts of what is no dialog
-    for place, row in read_rows(str(source)):
-        with at_place(place):
-            for record in expand(row):
-                keys = _form(record)
-                parts = None if form and keys != _TEXT else _continuation(record, keys, tokenizer)
-                if parts is None:
-                    dialogs.append(_dialog(record, keys))
-                found.append((place, keys[0], parts))
-    if not found:
-        raise TrainingError(f"{escape(source)}: holds no example; expected a JSON object on each line, or rows")
-    parts_of = iter(()) if form is None else form.parts_of(dialogs)
+    counts = tally or Tally(escape(source), reading or Reading())
     examples: list[Example] = []
-    for place, row in groupby(found, key=lambda item: item[0]):
-        with at_place(place):
-            examples += finish([_join(next(parts_of) if parts is None else parts, kind) for _, kind, parts in row])
+    rows = read_rows(str(source), counts)
+    while chunk := [*islice(rows, _ROWS_AT_ONCE)]:
+        for row, records, encoded in encoded_rows(chunk, tokenizer, counts, chat=chat, understand=understand):
+            with counts.at(row.place):
+                examples += finish([_example(record, parts) for record, parts in zip(records, encoded, strict=True)])
+    if not examples:
+        why = f" ({counts.problems[0].place}: {counts.problems[0].problem})" if counts.problems else ""
+        raise TrainingError(f"{escape(source)}: holds no example{why}; expected a JSON object on each line, or rows")
+    if tally is None:
+        counts.warn()
     return examples
 
 
-def refuse_keys(record: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse keys that are not read but would change what is learned."""
-    for name in names:
-        if record.get(name):
-            raise TrainingError(f"has {name!r}, which is not read; write it into the messages, or take it out")
+def encoded_rows(
+    rows: Sequence[Row], tokenizer: Tokenizer, tally: Tally, *, chat: bool, understand: Understand
+) -> Iterator[tuple[Row, Sequence[Record], list[list[Part]]]]:
+    """Yield rows with their records and the parts of these; rows that cannot be encoded are `tally`'s."""
+    form = tokenizer.chat_format if chat else None
+    understood = understood_rows(rows, form, tally, understand)
+
+    # All dialogs at once, as a chat template is a process.
+    dialogs = [record for _, records in understood for record in records if _is_dialog(record, form)]
+    parts_of = iter(()) if form is None else each_or_error(form.parts_of, dialogs)
+    for row, records in understood:
+        found = [next(parts_of) if _is_dialog(record, form) else None for record in records]
+        if problem := next((parts for parts in found if isinstance(parts, LlamariumError)), None):
+            tally.skip(BadRow(row.place, str(problem)))
+            continue
+        encoded: list[list[Part]] = []
+        with tally.at(row.place):
+            for record, parts in zip(records, found, strict=True):
+                encoded.append(parts if isinstance(parts, list) else _continuation(record, tokenizer))
+        if len(encoded) == len(records):
+            yield row, records, encoded
 
 
-def _form(record: Mapping[str, Any]) -> tuple[str, ...]:
-    refuse_keys(record, _NOT_READ)
-    forms = [form for form in _FORMS if all(name in record for name in form)]
-    if not forms and _TEXT[0] in record:
-        return _TEXT
-    if len(forms) != 1:
+def understood_rows(
+    rows: Sequence[Row], form: ChatFormat | None, tally: Tally, understand: Understand
+) -> list[tuple[Row, Sequence[Record]]]:
+    """Return rows with their records, without what a dialog format does not read, which `tally` counts."""
+    found: list[tuple[Row, Sequence[Record]]] = []
+    for row in rows:
+        with tally.at(row.place):
+            records = [_fitting_keys(record, form) for record in understand(row.fields, tally.reading)]
+            tally.unread.update({name for record in records for name in record.unread})
+            found.append((row, records))
+    return found
+
+
+def _is_dialog(record: Record, form: ChatFormat | None) -> bool:
+    return form is not None and record.text is None
+
+
+def _fitting_keys(record: Record, form: ChatFormat | None) -> Record:
+    """Take keys of messages, and variables, that the format does not read out of a dialog."""
+    if form is None:
+        return record
+    others = other_keys(record.messages, form.message_keys)
+    unknown = record.variables.keys() - form.variables
+    if not others and not unknown:
+        return record
+    kept = [{key: value for key, value in message.items() if key not in others} for message in record.messages]
+    variables = {name: value for name, value in record.variables.items() if name not in unknown}
+    names = (*(f"messages.{key}" for key in others), *(f"chat_template_kwargs.{name}" for name in unknown))
+    return replace(record, messages=kept, variables=variables, unread=(*record.unread, *names))
+
+
+def each_or_error(encode: Callable[..., Iterator[T]], dialogs: Sequence[Record]) -> Iterator[T | LlamariumError]:
+    """Yield what a dialog format makes of each dialog, or the error that refuses it.
+
+    `encode` is `ChatFormat.parts_of` or `prompts_of`, which end at an error; they are asked again for the rest.
+    """
+    done = 0
+    while done < len(dialogs):
+        left = dialogs[done:]
+        beside = {"tools": [record.tools for record in left], "variables": [record.variables for record in left]}
+        try:
+            for found in encode([record.messages for record in left], **beside):
+                done += 1
+                yield found
+        except LlamariumError as error:
+            done += 1
+            yield error
+
+
+def _continuation(record: Record, tokenizer: Tokenizer) -> list[Part]:
+    if record.text is not None:  # as pretraining learns documents
+        return [(ids, True) for ids in document_ids(tokenizer, record.text)]
+    plain = record.plain
+    if plain is None:
         raise TrainingError(
-            f"has the keys {show_value(list(record))}; expected messages, or conversations, or prompt and completion, "
-            "or instruction and output (and input), and only one of them; or text"
+            f"is a dialog, and {tokenizer.source} has no dialog format; choose a chat model, or llama3 or chatml where "
+            "its vocabulary has their control tokens"
         )
-    return forms[0]
-
-
-def messages_of(record: Mapping[str, Any]) -> Any:
-    """Return the messages of a row of `messages` or `conversations`; TrainingError for roles that are not known."""
-    if "conversations" not in record:
-        return record["messages"]
-    said = record["conversations"]
-    if not isinstance(said, list):
-        raise TrainingError(f"conversations is {show_value(said)}; expected a list")
-    return [_message(number, message) for number, message in enumerate(cast("list[Any]", said))]
-
-
-def question_of(record: Mapping[str, Any]) -> list[Any]:
-    """Return the messages of a row that end with what is to be answered; TrainingError for others."""
-    messages: Any = messages_of(record)
-    last: Any = messages[-1] if isinstance(messages, list) and messages else None
-    if not isinstance(last, dict) or cast("dict[str, Any]", last).get("role") == "assistant":
-        found = show_value(cast(Any, messages))
-        raise TrainingError(f"messages is {found}; expected a list that ends with what is to be answered")
-    return cast("list[Any]", messages)
-
-
-def _message(number: int, said: Any) -> Mapping[str, Any]:
-    """Return what ShareGPT calls from and value as a message; one that has a role and a content is one already."""
-    where, pairs = f"conversations[{number}]", cast("dict[str, Any]", said if isinstance(said, dict) else {})
-    fields = {name: value for name, value in pairs.items() if value is not None}
-    if fields.keys() >= {"role", "content"}:
-        return fields
-    if fields.keys() != {"from", "value"}:
-        raise TrainingError(f"{where} has the keys {show_value([*fields])}; expected from and value, and no others")
-    if (role := _ROLES.get(str(fields["from"]))) is None:
-        raise TrainingError(f"{where} is from {show_value(fields['from'])}; expected one of {', '.join(_ROLES)}")
-    return {"role": role, "content": fields["value"]}
-
-
-def _dialog(record: Mapping[str, Any], form: tuple[str, ...]) -> Dialog:
-    if len(form) == 1:
-        return messages_of(record)
-    prompt, answer = (_text(record, name) for name in form)
-    context = _context(record, form)
-    question = f"{prompt}\n\n{context}" if context else prompt
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-def _continuation(record: Mapping[str, Any], form: tuple[str, ...], tokenizer: Tokenizer) -> list[Part]:
-    if form == _TEXT:  # as pretraining learns documents
-        return [(ids, True) for ids in document_ids(tokenizer, _text(record, "text"))]
-    if len(form) == 1:
-        raise TrainingError(
-            f"is a dialog, and {tokenizer.source} has no dialog format; choose a chat model, or llama3 or chatml "
-            "where its vocabulary has their control tokens"
-        )
-    prompt, answer = (_text(record, name) for name in form)
-    if form[0] == "instruction":
-        context = _context(record, form)
-        prompt = (_ALPACA_INPUT if context else _ALPACA).format(instruction=prompt, input=context)
     if not tokenizer.eos_token_ids:
         raise TrainingError(f"{tokenizer.source} has no end-of-text token, so where an answer ends cannot be learned")
-    learned = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_ids[0]]
-    return [(tokenizer.encode(prompt), False), (learned, True)]
+    learned = [*tokenizer.encode(plain.completion, add_special_tokens=False), tokenizer.eos_token_ids[0]]
+    return [(tokenizer.encode(written_prompt(plain)), False), (learned, True)]
 
 
-def _context(record: Mapping[str, Any], form: tuple[str, ...]) -> str:
-    return _text(record, "input") if form[0] == "instruction" and record.get("input") is not None else ""
+def written_prompt(plain: Plain) -> str:
+    """Return a prompt as a base model is given it: an instruction within Alpaca's template."""
+    if plain.input is None:
+        return plain.prompt
+    return (_ALPACA_INPUT if plain.input else _ALPACA).format(instruction=plain.prompt, input=plain.input)
 
 
-def _text(record: Mapping[str, Any], name: str) -> str:
-    value = record[name]
-    if not isinstance(value, str):
-        raise TrainingError(f"{name} is {show_value(value)}; expected text")
-    return value
-
-
-def _join(parts: Sequence[Part], form: str) -> Example:
+def _example(record: Record, parts: Sequence[Part]) -> Example:
+    """Join the parts of an example; TrainingError if nothing of it is learned."""
+    answers = [
+        weight for message, weight in zip(record.messages, record.weights, strict=False) if message["role"] == ASSISTANT
+    ]
+    if record.text is not None:
+        answers = [record.weights[0]] * sum(learns for _, learns in parts)
+    if len(answers) != sum(learns for _, learns in parts):
+        raise TrainingError("its answers cannot be told apart in this dialog format, so their weights have no place")
+    given = iter(answers)
     ids = np.array([i for part, _ in parts for i in part], dtype=np.int32)
-    learned = np.array([learns for part, learns in parts for _ in part], dtype=np.bool_)
-    learned[:1] = False
+    weights = np.concatenate(
+        [np.full(len(part), next(given) if learns else 0.0, np.float32) for part, learns in parts] or [np.zeros(0)]
+    ).astype(np.float32)
+    weights[:1] = 0
+    learned = weights > 0
     if not learned.any():
-        raise TrainingError("has nothing to learn: no message is the assistant's, or there is one token")
-    return Example(ids, learned, form)
+        raise TrainingError(
+            "has nothing to learn: no message is the assistant's, all weights are 0, or there is one token"
+        )
+    return Example(ids, learned, record.form, None if (weights[learned] == 1).all() else weights)

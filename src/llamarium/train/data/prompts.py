@@ -1,43 +1,42 @@
-"""Read prompts to be answered and rewarded: one a row of the data, in one of three forms, which may be mixed.
+"""Read prompts to be answered and rewarded: one a row of the data (see `datasets/forms.py`).
 
     {"prompt": "17+25=", "answer": "42"}
-    {"messages": [..., {"role": "user", "content": "17+25?"}], "answer": "42"}
-    {"conversations": [..., {"from": "human", "value": "17+25?"}], "answer": "42"}
 
 Other fields of a row, as "answer" here, are the reward's.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 
-from llamarium.errors import TrainingError, escape, show_value, warn_caller
+from llamarium.datasets.forms import Record, prompt_of
+from llamarium.datasets.rows import Reading, Row, Tally
+from llamarium.datasets.sources import read_rows
+from llamarium.errors import LlamariumError, TrainingError, escape, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
-from llamarium.train.data.dialog_rows import TooLong
-from llamarium.train.data.dialogs import QUESTIONS, messages_of, question_of
+from llamarium.train.data.dialog_rows import Truncate
+from llamarium.train.data.dialogs import each_or_error, understood_rows
 from llamarium.train.data.mixture import Mixture
-from llamarium.train.data.sources import at_place, read_rows
 
-_ANSWERED = ("completion", "chosen", "rejected", "instruction", "output")
-"""What other kinds of data have: answers, which are not read here."""
+_ROWS_AT_ONCE = 400
 
 
 class Prompt(NamedTuple):
-    """One prompt: its ids, its row's fields, which the reward sees, and its place for messages ("data.jsonl:3")."""
+    """One prompt: its ids, its row's fields, which the reward sees, and its place for messages ("data.jsonl:3").
+
+    `text` is what is asked, for people: the prompt, or the last message.
+    """
 
     ids: tuple[int, ...]
     row: Mapping[str, Any]
     place: str
-
-    @property
-    def text(self) -> str:
-        """What is asked, for people: the prompt, or the last message."""
-        return str(self.row["prompt"] if "prompt" in self.row else messages_of(self.row)[-1].get("content"))
+    text: str
 
 
 class PromptRows:
@@ -62,18 +61,20 @@ class PromptRows:
         context: int,
         max_tokens: int,
         *,
-        too_long: TooLong,
+        truncate: Truncate,
         chat: bool,
         seed: int = 0,
+        reading: Reading | None = None,
     ) -> Self:
         """Read the prompts of a source, or of several with weights, which `seed` draws from.
 
         A prompt is written as a dialog's if the tokenizer has a dialog format and `chat` is true. Prompt and answer
-        have `context` tokens at most, an answer `max_tokens`; `too_long` is what becomes of prompts without that room.
+        have `context` tokens at most, an answer `max_tokens`; `truncate` is what becomes of prompts without that room.
         TrainingError for a source that cannot be read or holds no prompt; for a row that is none, with its place.
         """
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
-        parts = [_read(name, tokenizer, context, max_tokens, too_long=too_long, chat=chat) for name in weights]
+        how: Any = {"truncate": truncate, "chat": chat, "reading": reading or Reading()}
+        parts = [_read(name, tokenizer, context, max_tokens, **how) for name in weights]
         mixture = Mixture(weights, [len(part) for part in parts], seed) if len(parts) > 1 else None
         return cls([prompt for part in parts for prompt in part], context, mixture)
 
@@ -108,52 +109,59 @@ class PromptRows:
 
 
 def _read(
-    name: str, tokenizer: Tokenizer, context: int, max_tokens: int, *, too_long: TooLong, chat: bool
+    name: str,
+    tokenizer: Tokenizer,
+    context: int,
+    max_tokens: int,
+    *,
+    truncate: Truncate,
+    chat: bool,
+    reading: Reading,
 ) -> list[Prompt]:
     """Read the prompts of one source; arguments and errors as `PromptRows.from_file`."""
-    form = tokenizer.chat_format if chat else None
-    rows: list[tuple[str, Mapping[str, Any], str | list[Any]]] = []  # place, fields, and the prompt
-    for place, row in read_rows(name):
-        with at_place(place):
-            rows.append((place, row, _prompt(row, tokenizer, has_format=form is not None)))
-
-    # All dialogs at once, as a chat template is a process.
-    dialogs = [prompt for _, _, prompt in rows if not isinstance(prompt, str)]
-    encoded = iter(()) if form is None else form.prompts_of(dialogs)
-    prompts: list[Prompt] = []
-    for place, row, prompt in rows:
-        with at_place(place):
-            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else next(encoded)
-            prompts.append(Prompt(tuple(ids), row, place))
-    fitting = [prompt for prompt in prompts if 0 < len(prompt.ids) <= context - max_tokens]
+    tally, prompts = Tally(escape(name), reading), list[Prompt]()
+    rows = read_rows(name, tally)
+    while chunk := [*islice(rows, _ROWS_AT_ONCE)]:
+        prompts += _encoded(chunk, tokenizer, tally, chat=chat)
+    room = context - max_tokens
+    fitting = [prompt for prompt in prompts if len(prompt.ids) <= room]
     if len(fitting) < len(prompts):
         longest = max(prompts, key=lambda prompt: len(prompt.ids))
         found = (
             f"{escape(name)}: {len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for an answer of "
             f"{max_tokens} tokens in {context}; the longest, {longest.place}, has {len(longest.ids)}"
         )
-        if too_long == "error" or not fitting:
-            raise TrainingError(f"{found}; use a longer context, shorter answers, or drop them (--too-long drop)")
-        warn_caller(f"{found}; they are left out")
+        if truncate == "keep-end":
+            warn_caller(f"{found}; they lose their beginning")
+            fitting = [prompt._replace(ids=prompt.ids[-room:]) for prompt in prompts]
+        elif truncate != "drop" or not fitting:
+            raise TrainingError(
+                f"{found}; use a longer context, shorter answers, or cut or drop them (--truncate keep-end, drop)"
+            )
+        else:
+            warn_caller(f"{found}; they are left out")
     if not fitting:
         raise TrainingError(f"{escape(name)}: holds no prompt; expected a JSON object on each line, or rows")
+    tally.warn()
     return fitting
 
 
-def _prompt(record: Mapping[str, Any], tokenizer: Tokenizer, *, has_format: bool) -> str | list[Any]:
-    """Return a row's prompt: messages, or, without a dialog format, a text."""
-    forms = [name for name in QUESTIONS if name in record]
-    others = [name for name in _ANSWERED if name in record]
-    if len(forms) != 1 or others:
-        raise TrainingError(
-            f"has the keys {show_value(list(record))}; expected one of prompt, messages and conversations, "
-            "and what the reward reads"
-        )
-    if forms != ["prompt"]:
-        if not has_format:
-            raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
-        return question_of(record)
-    prompt = record["prompt"]
-    if not isinstance(prompt, str):
-        raise TrainingError(f"prompt is {show_value(prompt)}; expected text")
-    return [{"role": "user", "content": prompt}] if has_format else prompt
+def _encoded(rows: Sequence[Row], tokenizer: Tokenizer, tally: Tally, *, chat: bool) -> Iterator[Prompt]:
+    form = tokenizer.chat_format if chat else None
+    records = understood_rows(rows, form, tally, prompt_of)
+    dialogs = [record for _, (record,) in records] if form is not None else []
+    encoded = iter(()) if form is None else each_or_error(form.prompts_of, dialogs)
+    for row, (record,) in records:
+        with tally.at(row.place):
+            ids = next(encoded) if form is not None else tokenizer.encode(_prompt(record, tokenizer))
+            if isinstance(ids, LlamariumError):
+                raise ids
+            if ids:
+                yield Prompt(tuple(ids), row.fields, row.place, str(record.messages[-1].get("content")))
+
+
+def _prompt(record: Record, tokenizer: Tokenizer) -> str:
+    """Return a prompt as a text, without a dialog format."""
+    if record.plain is None:
+        raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
+    return record.plain.prompt

@@ -21,8 +21,8 @@ Trunk = Callable[[LlamaForCausalLM, TrainingBatch], Tensor]
 class Objective(Protocol):
     """A loss."""
 
-    def count(self, batch: TrainingBatch) -> int:
-        """Return the number of terms in a batch's sum: learned tokens, or pairs."""
+    def count(self, batch: TrainingBatch) -> float:
+        """Return the number of terms in a batch's sum: learned tokens (the sum of their weights), or pairs."""
         ...
 
     def loss_sum(
@@ -33,17 +33,18 @@ class Objective(Protocol):
 
 
 class NextToken:
-    """-log P of each learned token, in nats."""
+    """-log P of each learned token, in nats, times its weight."""
 
-    def count(self, batch: TrainingBatch) -> int:
-        """Return the number of learned tokens."""
-        return batch.num_learned
+    def count(self, batch: TrainingBatch) -> float:
+        """Return the sum of the learned tokens' weights: their number if all are 1."""
+        return batch.sum_of_weights
 
     def loss_sum(
         self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the sum of -log P over a batch's learned tokens."""
-        return cross_entropy_sum(trunk(model, batch), head_weight(model), batch.labels_BT), {}
+        """Return the weighted sum of -log P over a batch's learned tokens."""
+        hidden_BTD = trunk(model, batch)
+        return cross_entropy_sum(hidden_BTD, head_weight(model), batch.labels_BT, batch.weights_BT), {}
 
 
 NEXT_TOKEN = NextToken()

@@ -23,7 +23,7 @@ _CHUNK_LOGITS = 2**23
 _DEVICE_ROWS = 512
 
 
-def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the sum of -log P(label) over learned positions: a float32 scalar, differentiable, 0 if there are none.
 
     A sum, not a mean, so that micro-batches with different numbers of learned tokens add up to one large batch: divide
@@ -33,11 +33,13 @@ def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor) -> Tensor
         hidden: (..., D); the normalised hidden states. Under autocast the product is computed in its dtype.
         head_VD: The head's weight.
         labels: (...) int64; `IGNORED` where nothing is learned.
+        weights: (...) float32; what each label's term is multiplied by. None is 1 for all.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     hidden_ND = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
-    loss = _CrossEntropySum.apply(hidden_ND, head_VD, labels.reshape(-1))
+    weights_N = None if weights is None else weights.reshape(-1)
+    loss = _CrossEntropySum.apply(hidden_ND, head_VD, labels.reshape(-1), weights_N)
     assert isinstance(loss, Tensor)
     return loss
 
@@ -46,10 +48,11 @@ class _CrossEntropySum(torch.autograd.Function):
     """Compute the gradients in the forward pass, and scale them in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:
-        needs_hidden, needs_head, _ = ctx.needs_input_grad
+    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor, weights_N: Tensor | None) -> Tensor:
+        needs_hidden, needs_head, *_ = ctx.needs_input_grad
         learned_M = (labels_N != IGNORED).nonzero().squeeze(1)  # sync: how many there are
         hidden_MD, labels_M = hidden_ND[learned_M], labels_N[learned_M]
+        weights_M = None if weights_N is None else weights_N[learned_M]
         weight_VD = head_VD.to(hidden_ND.dtype)
         grad_hidden_MD = torch.empty_like(hidden_MD) if needs_hidden else None
         grad_head_VD = torch.zeros_like(head_VD) if needs_head else None
@@ -58,10 +61,16 @@ class _CrossEntropySum(torch.autograd.Function):
             hidden_CD, labels_C = hidden_MD[rows], labels_M[rows]
             logits_CV = F.linear(hidden_CD, weight_VD).float()
             logprobs_CV = logits_CV.log_softmax(dim=-1)
-            total += F.nll_loss(logprobs_CV, labels_C, reduction="sum")
+            if weights_M is None:
+                total += F.nll_loss(logprobs_CV, labels_C, reduction="sum")
+            else:
+                total += F.nll_loss(logprobs_CV, labels_C, reduction="none") @ weights_M[rows]
             if not (needs_hidden or needs_head):
                 continue
-            grad_CV = _grad_logits(logprobs_CV, labels_C).to(hidden_ND.dtype)
+            grad_CV = _grad_logits(logprobs_CV, labels_C)
+            if weights_M is not None:
+                grad_CV *= weights_M[rows].unsqueeze(1)
+            grad_CV = grad_CV.to(hidden_ND.dtype)
             if grad_hidden_MD is not None:
                 torch.mm(grad_CV, weight_VD, out=grad_hidden_MD[rows])
             if grad_head_VD is not None:
@@ -73,13 +82,13 @@ class _CrossEntropySum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (grad,) = grad_outputs
         if ctx.gradients is None:
             raise RuntimeError("the gradients of cross_entropy_sum can be had once; compute the loss anew")
         hidden, head = (None if kept is None else kept.mul_(grad) for kept in ctx.gradients)  # in place: V·D is large
         ctx.gradients = None
-        return hidden, head, None
+        return hidden, head, None, None
 
 
 def _grad_logits(logprobs_CV: Tensor, labels_C: Tensor) -> Tensor:

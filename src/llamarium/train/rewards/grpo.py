@@ -51,8 +51,8 @@ def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) ->
 def read_prompts(config: GRPOConfig, tokenizer: Tokenizer) -> PromptRows:
     """Read the prompts; errors as `PromptRows.from_file`."""
     return PromptRows.from_file(
-        config.data, tokenizer, config.context, config.max_tokens, too_long=config.too_long,
-        chat=config.chat_format != "none", seed=config.seed,
+        config.data, tokenizer, config.context, config.max_tokens, truncate=config.truncate,
+        chat=config.chat_format != "none", seed=config.seed, reading=config.reading,
     )  # fmt: skip
 
 

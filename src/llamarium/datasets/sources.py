@@ -1,28 +1,29 @@
-"""Read documents and examples: the Python manual, files and folders, data sets of the hub.
+"""Read documents and examples: files and folders, rows of Python, data sets of the hub, the Python manual.
 
-| source              | documents                                                                           |
-|---------------------|-------------------------------------------------------------------------------------|
-| None                | the Python manual's topics, as `help()` shows them (`pydoc_data.topics`)            |
-| a file              | one: its text, in UTF-8                                                             |
-| a `.jsonl` file     | one a line: the text in one field                                                   |
-| a `.parquet` file   | one a row: the text in one column (needs `llamarium[train]`)                        |
-| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs     |
-| `shakespeare`       | one: 40,000 lines of his plays, which lie in the package                            |
-| `org/name[:subset]` | one a row of a hub data set's `train` split, streamed (needs `llamarium[hub-data]`) |
+| source              | documents                                                                             |
+|---------------------|---------------------------------------------------------------------------------------|
+| None                | the Python manual's topics, as `help()` shows them (`pydoc_data.topics`)              |
+| a file of rows      | one a row: the text in one field; see `datasets/files.py` for the formats             |
+| another file        | one: its text, in UTF-8                                                               |
+| a folder            | those of its `.txt`, `.md`, `.jsonl` and `.parquet` files, by name; not of runs       |
+| `shakespeare`       | one: 40,000 lines of his plays, which lie in the package                              |
+| `org/name[:subset]` | one a row of a hub data set's `train` split, streamed (needs `llamarium[hub-data]`)   |
+| rows of Python      | one a row: any iterable of dicts, a `datasets.Dataset` or an Arrow table (`named_rows`) |
 
 The first that fits wins, so `org/name` is the folder of that name if there is one; a file called `shakespeare` is read
-with a warning. Rows keep documents apart, as one
+with a warning. Files may be compressed by gzip or Zstandard. Rows keep documents apart, as one
 never explains another. Documents come one at a time, in the same order each time, so one must fit in memory: cut larger
 texts into files or the lines of a `.jsonl`. Invalid text is refused with file and line, or file and row; nothing is
 repaired or skipped silently.
 
-Examples are rows of the same sources: of a folder its `.jsonl` and `.parquet` files; a single file of another name is
+Examples are rows of the same sources: of a folder its files of rows; a single file of another name is
 read as `.jsonl`. A field that is null is one that the row lacks.
 """
 
 import bz2
 import hashlib
 import importlib
+import json
 import os
 import re
 import stat
@@ -33,10 +34,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from llamarium.datasets.arrow import arrow_fields
+from llamarium.datasets.files import COMPRESSED, OF_ROWS, kind_of, read_file_rows, read_text
+from llamarium.datasets.rows import BadRow, Reading, Row, Tally
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.extras import optional
 from llamarium.hub.client import data_commit
-from llamarium.strict_json import NotJson, parse_json, without_nulls
 from llamarium.tokenizer.backends.words import WordBackend
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.pieces import encode_pieces
@@ -50,18 +53,15 @@ Source: the plays of William Shakespeare, which are in the public domain, as col
 
 _BUNDLED_FILE = Path(__file__).with_name("shakespeare.txt.bz2")
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-"""The files of a folder that are read; a single file of any other name is read as text."""
+SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")
+"""The files of a folder that hold documents, compressed or not; a single file of any other name is read as text."""
 
 Data = str | Mapping[str, float]
 """A source, or several and their weights."""
 
-Row = tuple[str, Mapping[str, Any]]
-"""A row's place, for messages ("data.jsonl:3"), and its fields."""
-
-_OF_ROWS = (".jsonl", ".parquet")
+_NO_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json")  # what `save_to_disk` writes beside the rows
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?", re.ASCII)
-_ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row may hold a book
+_HELD: dict[str, list[Row]] = {}  # of Python, by the name that stands for them
 
 
 def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[str]:
@@ -70,14 +70,66 @@ def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[
     `text_field` holds the text where documents have several fields or columns. TrainingError if there is nothing of
     that name, or, while reading, for invalid text; OptionError if a package is missing.
     """
-    rows = _find(source, text_field)[1]()
-    return (text for where, fields in rows if (text := _text_of_row(fields, where, text_field)))
+    return filter(None, (_text_of_row(row, text_field) for row in _find(source, text_field)[1]()))
 
 
-def read_rows(source: str) -> Iterator[Row]:
-    """Yield the rows of a source of examples, in a fixed order; errors as `read_documents`."""
-    for where, fields in _find(source)[1]():
-        yield where, {name: value for name, value in fields.items() if value is not None}
+def read_rows(source: str, tally: Tally | None = None) -> Iterator[Row]:
+    """Yield the rows of a source of examples, in a fixed order; errors as `read_documents`.
+
+    A `tally` counts the rows, renames their fields, and decides what becomes of a row that cannot be read.
+    """
+    tally = tally or Tally(source, Reading())
+    for where, fields in tally.good(_find(source)[1]()):
+        yield Row(where, {name: value for name, value in fields.items() if value is not None})
+
+
+@contextmanager
+def named_rows(data: Any) -> Generator[Any]:
+    """Yield a name by which rows of Python are a source while the body runs; a name, or weights, is yielded as it is.
+
+    `data` is an iterable of dicts, which is read once and held, a `datasets.Dataset` (of a `DatasetDict` its "train")
+    or an Arrow table. TrainingError for other values.
+    """
+    if data is None or isinstance(data, str | Path) or _are_weights(data):
+        yield str(data) if isinstance(data, Path) else data
+        return
+    held = [Row(f"data[{i}]", _fields(row, i, data)) for i, row in enumerate(_iterated(data))]
+    digest = hashlib.sha256()
+    for row in held:
+        digest.update(json.dumps(row.fields, sort_keys=True, default=repr).encode())
+    name = f"rows-of-python:{digest.hexdigest()[:16]}"
+    _HELD[name] = held
+    try:
+        yield name
+    finally:
+        del _HELD[name]
+
+
+def _are_weights(data: Any) -> bool:
+    """Whether data is a table of sources' weights, and no `DatasetDict`."""
+    return isinstance(data, Mapping) and not any(hasattr(value, "column_names") for value in data.values())
+
+
+def _iterated(data: Any) -> Iterable[Any]:
+    if isinstance(data, Mapping):
+        splits = cast("Mapping[str, Any]", data)
+        if "train" not in splits:
+            raise TrainingError(f"data has the splits {show_value([*splits])}, and no train; give one of them")
+        return splits["train"]
+    if hasattr(data, "to_pylist"):  # an Arrow table
+        return data.to_pylist()
+    if not isinstance(data, Iterable):
+        raise TrainingError(f"data is {show_value(data)}; expected a source's name, or an iterable of dicts")
+    return cast("Iterable[Any]", data)
+
+
+def _fields(row: Any, number: int, data: Any) -> Mapping[str, Any]:
+    if not isinstance(row, Mapping):
+        hint = '; of a DataFrame give .to_dict("records")' if hasattr(data, "to_dict") else ""
+        raise TrainingError(f"data[{number}] is {show_value(row)}; expected a dict of fields{hint}")
+    fields = cast("Mapping[str, Any]", row)
+    from_arrow = hasattr(data, "to_pylist") or type(data).__module__.partition(".")[0] == "datasets"
+    return arrow_fields(fields) if from_arrow else dict(fields)
 
 
 @contextmanager
@@ -160,16 +212,22 @@ def _weighted(part: str, data: str) -> tuple[str, Any]:
         return name, weight
 
 
-def _find(source: str | None, text_field: str = "") -> tuple[Callable[[], object], Callable[[], Iterable[Row]]]:
+def _find(
+    source: str | None, text_field: str = ""
+) -> tuple[Callable[[], object], Callable[[], Iterable[Row | BadRow]]]:
     """Return a function for a source's stamp and one that reads its rows, whole or what documents need of them."""
     if source is None:
-        return _python_manual, lambda: [(source_name(None), {text_field: text}) for text in _python_manual()]
+        return _python_manual, lambda: [Row(source_name(None), {text_field: text}) for text in _python_manual()]
+    if source in _HELD:
+        return lambda: source, lambda: _HELD[source]
     if source and os.path.exists(path := os.path.expanduser(source)):  # noqa: PTH110, PTH111 - Path's raise on odd names
         return partial(_stamp_path, Path(path)), partial(_read_path, Path(path), text_field)
     if source in BUNDLED:
         data = _BUNDLED_FILE.read_bytes
-        return data, lambda: [(source, {text_field or "text": bz2.decompress(data()).decode("utf-8")})]
-    if (hub := _HUB_NAME.fullmatch(source)) and not source.endswith(SUFFIXES):  # which is a file that is not there
+        return data, lambda: [Row(source, {text_field or "text": bz2.decompress(data()).decode("utf-8")})]
+    if (hub := _HUB_NAME.fullmatch(source)) and not source.endswith(
+        (*SUFFIXES, *OF_ROWS, *COMPRESSED)
+    ):  # which is a file that is not there
         return partial(_stamp_hub, *hub.group("repo", "subset")), partial(_read_hub, *hub.group("repo", "subset"))
     raise TrainingError(
         f"no data called {show_value(source)}: no file or folder of that name, no text in the package (there is "
@@ -200,8 +258,8 @@ def _stamp_path(path: Path) -> object:
         raise TrainingError(f"{where}: cannot be read: {escape(error.strerror or error)}") from None
 
 
-def _read_path(path: Path, text_field: str) -> Iterator[Row]:
-    suffixes = SUFFIXES if text_field else _OF_ROWS
+def _read_path(path: Path, text_field: str) -> Iterator[Row | BadRow]:
+    suffixes = SUFFIXES if text_field else OF_ROWS
     files, left_out = _files_of(path, suffixes) if path.is_dir() else ([path], "")
     if str(path) in BUNDLED:
         warn_caller(f"{path}: read from here, as something of this name is here; it is also a text in the package")
@@ -214,16 +272,13 @@ def _read_path(path: Path, text_field: str) -> Iterator[Row]:
             raise TrainingError(f"{escape(file)}: cannot be read: {escape(error.strerror or error)}") from None
 
 
-def _read_file(path: Path, text_field: str) -> Iterator[Row]:
+def _read_file(path: Path, text_field: str) -> Iterator[Row | BadRow]:
     if not stat.S_ISREG(path.stat().st_mode):
         raise TrainingError(f"{escape(path)}: neither a file nor a folder; expected text, which can be read twice")
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        yield from _read_parquet(path, text_field)
-    elif suffix == ".jsonl" or not text_field:
-        yield from _read_jsonl(path)
+    if text_field and kind_of(path) not in OF_ROWS:
+        yield Row(escape(path), {text_field: read_text(path)})
     else:
-        yield escape(path), {text_field: _decode(path.read_bytes(), escape(path))}
+        yield from read_file_rows(path, [text_field] if text_field else None)
 
 
 def _files_of(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], str]:
@@ -247,7 +302,7 @@ def _files_of(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[Path], str]
         for name in folders:
             _refuse_loop(Path(parent, name), folder)
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
-            if path.suffix.lower() in suffixes:
+            if kind_of(path) in suffixes and path.name not in _NO_ROWS:
                 found.append(path)
             else:
                 others[path.suffix or path.name] += 1
@@ -271,19 +326,10 @@ def _refuse_loop(path: Path, root: Path) -> None:
         raise TrainingError(f"{escape(path)}: a link back to {escape(target)}, which holds it; remove the link")
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for where, line in ((f"{escape(path)}:{number}", line) for number, line in enumerate(file, 1) if line.strip()):
-            try:
-                row = parse_json(_decode(line, where))
-            except NotJson as error:
-                raise TrainingError(f"{where}: no JSON: {escape(error)}; expected one object a line") from None
-            if not isinstance(row, dict):
-                raise TrainingError(f"{where}: {show_value(row)} is no JSON object; expected one a line")
-            yield where, cast("dict[str, Any]", row)
-
-
-def _text_of_row(row: Mapping[str, Any], where: str, text_field: str) -> str:
+def _text_of_row(found: Row | BadRow, text_field: str) -> str:
+    if isinstance(found, BadRow):
+        raise TrainingError(f"{found.place}: {found.problem}")
+    where, row = found.place, found.fields
     if text_field not in row:
         names = escape(", ".join(map(repr, row))) or "none"
         raise TrainingError(
@@ -295,46 +341,14 @@ def _text_of_row(row: Mapping[str, Any], where: str, text_field: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = f"U+{ord(text[error.start]):04X} at character {error.start}"
+        half = f"U+{ord(text[error.start]):04X} at character {error.start}"
         raise TrainingError(
-            f"{where}: {text_field!r} holds half of a surrogate pair ({found}), which is no text"
+            f"{where}: {text_field!r} holds half of a surrogate pair ({half}), which is no text"
         ) from None
     return text
 
 
-def _decode(data: bytes, where: str) -> str:
-    """Decode UTF-8 text, without its byte-order mark; TrainingError for NUL bytes or invalid UTF-8."""
-    problem, nul = "", data.find(b"\0")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        text, problem = "", f"no UTF-8 at byte {error.start} (0x{data[error.start]:02x})"
-    if nul >= 0:
-        problem = f"a NUL byte at byte {nul}"
-    if problem:
-        raise TrainingError(
-            f"{where}: {problem}; expected text in UTF-8 (convert text in another encoding with "
-            "`iconv -t UTF-8`; take other files away)"
-        )
-    return text
-
-
 # --- optional packages ------------------------------------------------------------------------------------------------
-
-
-def _read_parquet(path: Path, text_field: str) -> Iterator[Row]:
-    parquet = optional("pyarrow.parquet", "train", f"reading {escape(path)}")
-    name = escape(path)
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = [text_field] if text_field in file.schema_arrow.names else None
-            batches = file.iter_batches(_ROWS_AT_ONCE, columns=columns)
-            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
-                yield f"{name}: row {number}", row if text_field else without_nulls(row)
-    except TrainingError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a damaged file's: Arrow's own, OSError, KeyError, UnicodeDecodeError, ...
-        raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None
 
 
 def _stamp_hub(repo: str, subset: str | None) -> object:
@@ -344,12 +358,12 @@ def _stamp_hub(repo: str, subset: str | None) -> object:
         raise _hub_refused(repo, str(error)) from error
 
 
-def _read_hub(repo: str, subset: str | None) -> Iterator[Row]:
+def _read_hub(repo: str, subset: str | None) -> Iterator[Row | BadRow]:
     """Stream the `train` split; datasets of version 4 and newer run no code of the repository."""
     datasets = optional("datasets", "hub-data", f"reading {repo} from the hub")
     try:
         for number, row in enumerate(datasets.load_dataset(repo, subset, split="train", streaming=True), start=1):
-            yield f"{repo}: row {number}", without_nulls(dict(row))
+            yield Row(f"{repo}: row {number}", arrow_fields(row))
     except TrainingError:
         raise
     except Exception as error:  # datasets' own, huggingface_hub's, the HTTP library's

@@ -1,0 +1,298 @@
+"""Read the rows of one file: JSONL, JSON, CSV and Parquet, and the first three compressed by gzip or Zstandard.
+
+| file                         | a row is                                                        | problems name the |
+|------------------------------|-----------------------------------------------------------------|-------------------|
+| `.jsonl`, `.ndjson`          | a line that is an object; blank lines are left out              | line              |
+| `.json`                      | an object of a list, which may be the "data" of an object       | line              |
+| `.csv`, `.tsv`               | a line, or lines if a cell has quotes; empty cells are left out | line              |
+| `.parquet`                   | a row (needs `llamarium[data]`)                                 | row               |
+| any of the first three `.gz` | the same                                                        | line              |
+| ... and `.zst`               | the same (needs `llamarium[data]` before Python 3.14)           | line              |
+
+JSON is strict: a key that stands twice in an object makes a row a bad one. A byte-order mark and either line end are
+read past. A file that is one line a row is read line by line, in the memory of the longest.
+"""
+
+import csv
+import gzip
+import importlib
+import io
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from llamarium.datasets.arrow import arrow_fields
+from llamarium.datasets.rows import BadRow, Row
+from llamarium.errors import LlamariumError, TrainingError, escape, show_value
+from llamarium.extras import optional
+from llamarium.strict_json import BrokenListError, NotJson, parse_json, parse_json_list
+
+COMPRESSED = (".gz", ".zst")
+OF_ROWS = (".jsonl", ".ndjson", ".parquet", ".json", ".csv", ".tsv")
+"""Suffixes of files that hold rows; others are text."""
+
+MAX_LINE_BYTES = 2**28
+MAX_WHOLE_BYTES = 2**31  # of what a compressed file holds, where it is read as a whole
+
+_LISTS = ("data", "train", "rows", "examples", "instances")  # names of the one list that a .json object may hold
+_ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row may hold a book
+_ZSTANDARD_BYTES = 4096  # compressed ones at a time: four of them can stand for 128 KiB
+_UTF8_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def kind_of(path: Path) -> str:
+    """Return a file's suffix, lower case, without that of its compression."""
+    inner = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return inner.suffix.lower()
+
+
+def read_file_rows(path: Path, columns: "list[str] | None" = None) -> Iterator[Row | BadRow]:
+    """Yield the rows of a file, in its order; one of another suffix is read as JSONL.
+
+    `columns` are those that are needed, where a file can be read by columns. TrainingError for a file whose rest cannot
+    be read, MissingPackageError if a package is missing, OSError.
+    """
+    kind = kind_of(path)
+    if kind == ".parquet":
+        if path.suffix.lower() in COMPRESSED:
+            raise TrainingError(f"{escape(path)}: Parquet files are compressed within; decompress it first")
+        yield from _read_parquet(path, columns)
+    elif kind in (".csv", ".tsv"):
+        yield from _read_csv(path, "\t" if kind == ".tsv" else ",")
+    elif kind == ".json":
+        yield from _read_json(path)
+    else:
+        yield from _read_jsonl(path)
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text; errors as `read_file_rows`."""
+    name = escape(path)
+    with open_data(path) as file:
+        data = file.read(MAX_WHOLE_BYTES + 1 if path.suffix.lower() in COMPRESSED else -1)
+    if len(data) > MAX_WHOLE_BYTES and path.suffix.lower() in COMPRESSED:
+        raise TrainingError(f"{name}: holds more than {MAX_WHOLE_BYTES >> 30} GiB of text; write it as .jsonl.gz")
+    return decode(data, name)
+
+
+def decode(data: bytes, where: str) -> str:
+    """Decode UTF-8 text, without its byte-order mark; TrainingError for NUL bytes or invalid UTF-8."""
+    problem, nul = "", data.find(b"\0")
+    text = ""
+    try:
+        text = str(data[3:] if data.startswith(_UTF8_MARK) else data, "utf-8")
+    except UnicodeDecodeError as error:
+        start = error.start + 3 * data.startswith(_UTF8_MARK)
+        problem = f"no UTF-8 at byte {start} (0x{data[start]:02x})"
+    if nul >= 0:
+        problem = f"a NUL byte at byte {nul}"
+    if problem:
+        raise TrainingError(
+            f"{where}: {problem}; expected text in UTF-8 (convert text in another encoding with "
+            "`iconv -t UTF-8`; take other files away)"
+        )
+    return text
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_data(path: Path) -> Generator[IO[bytes]]:
+    """Open a file's bytes, decompressed; TrainingError for one whose compressed rest is damaged, or missing."""
+    suffix = path.suffix.lower()
+    broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    with path.open("rb") as raw:
+        file: Any = raw
+        if suffix == ".gz":
+            file = gzip.GzipFile(fileobj=raw)
+        elif suffix == ".zst":
+            file, broken = _zstandard(raw, path)
+        try:
+            yield file
+        except broken as error:
+            raise TrainingError(
+                f"{escape(path)}: its {suffix[1:]} data is damaged or cut off: {escape(error)}; expected a whole file, "
+                "so nothing of it is used"
+            ) from None
+
+
+def _zstandard(raw: IO[bytes], path: Path) -> tuple[IO[bytes], tuple[type[Exception], ...]]:
+    """Return a decompressing file, and the errors that it raises."""
+    try:
+        own: Any = importlib.import_module("compression.zstd")  # Python 3.14's
+        return own.ZstdFile(raw), (EOFError, own.ZstdError)
+    except ImportError:
+        pass
+    package = optional("zstandard", "data", f"reading {escape(path)}")
+    return io.BufferedReader(_Frames(raw, package)), (EOFError, package.ZstdError)
+
+
+class _Frames(io.RawIOBase):
+    """What the frames of a Zstandard file hold; EOFError where the last one is cut off."""
+
+    def __init__(self, raw: IO[bytes], package: Any) -> None:
+        self._raw, self._package = raw, package
+        self._frame: Any = None  # that is being read, if any
+        self._compressed, self._held = b"", b""
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into a buffer; return the number of bytes, 0 at the end."""
+        while not self._held:
+            if not self._compressed:
+                self._compressed = self._raw.read(_ZSTANDARD_BYTES)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            self._frame = self._frame or self._package.ZstdDecompressor().decompressobj()
+            self._held = self._frame.decompress(self._compressed)
+            self._compressed = b""
+            if self._frame.eof:
+                self._frame, self._compressed = None, self._frame.unused_data
+        count = min(len(buffer), len(self._held))
+        buffer[:count], self._held = self._held[:count], self._held[count:]
+        return count
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
+    name = escape(path)
+    with open_data(path) as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            where = f"{name}:{number}"
+            if number == 1 and line.startswith(_UTF16_MARKS):
+                decode(line, where)
+            if len(line) > MAX_LINE_BYTES:
+                raise TrainingError(f"{where}: a line of more than {MAX_LINE_BYTES >> 20} MiB; expected one row a line")
+            if not line.isspace():
+                yield _parsed(line, where)
+
+
+def _parsed(line: bytes, where: str) -> Row | BadRow:
+    try:
+        row = parse_json(decode(line, where))
+    except NotJson as error:
+        return BadRow(where, f"no JSON: {escape(error)}; expected one object a line")
+    except TrainingError as error:
+        return BadRow(where, str(error).removeprefix(f"{where}: "))
+    if not isinstance(row, dict):
+        return BadRow(where, f"{show_value(row)} is no JSON object; expected one a line")
+    return Row(where, cast("dict[str, Any]", row))
+
+
+def _read_json(path: Path) -> Iterator[Row | BadRow]:
+    """Yield the objects of a list, of a list within an object, one object, or the lines of what is JSONL after all."""
+    name, text = escape(path), read_text(path)
+    start = len(text) - len(text.lstrip(" \t\r\n"))
+    if text[start : start + 1] != "[":
+        try:
+            whole = parse_json(text)
+        except NotJson as error:
+            if "Extra data" in str(error):
+                yield from _read_jsonl(path)
+                return
+            raise TrainingError(f"{name}: no JSON: {escape(error)}; expected a list of objects, or .jsonl") from None
+        yield from _rows_of(whole, name)
+        return
+
+    line, before = 1, 0
+    try:
+        for number, (place, row) in enumerate(parse_json_list(text, start), start=1):
+            line, before = line + text.count("\n", before, place), place
+            if row is None and text[place - 1 : place] == "]":
+                if text[place:].strip(" \t\r\n"):
+                    raise TrainingError(f"{name}:{line}: there is text behind the list; expected its end")
+                return
+            where = f"{name}:{line}"
+            if isinstance(row, dict):
+                yield Row(where, cast("dict[str, Any]", row))
+            else:
+                yield BadRow(where, f"element {number} is {show_value(row)}; expected an object")
+    except BrokenListError as error:
+        line = text.count("\n", 0, error.place) + 1
+        raise TrainingError(
+            f"{name}:{line}: no JSON: {escape(error)}; expected a list of objects. Where a list goes on behind a fault "
+            "is not known, so nothing of the file is used (a .jsonl file loses one line)"
+        ) from None
+
+
+def _rows_of(whole: Any, name: str) -> Iterator[Row | BadRow]:
+    if not isinstance(whole, dict):
+        raise TrainingError(f"{name}: {show_value(whole)} is no row; expected a list of objects")
+    fields = cast("dict[str, Any]", whole)
+    lists = [key for key in _LISTS if isinstance(fields.get(key), list)]
+    if not lists:
+        yield Row(f"{name}:1", fields)
+        return
+    for number, row in enumerate(fields[lists[0]], start=1):
+        where = f"{name}: {lists[0]}[{number - 1}]"
+        yield Row(where, row) if isinstance(row, dict) else BadRow(where, f"{show_value(row)} is no object")
+
+
+def _read_csv(path: Path, delimiter: str) -> Iterator[Row | BadRow]:
+    name = escape(path)
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # the process's; its default is 128 kB a cell
+    with open_data(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        try:
+            header = _header(next(reader, []), name)
+            first = reader.line_num + 1
+            for cells in reader:
+                where, first = f"{name}:{first}", reader.line_num + 1
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    yield BadRow(where, f"{len(cells)} cells; expected {len(header)}, as in the first line")
+                elif "\0" in "".join(cells):
+                    yield BadRow(where, "a NUL character; expected text")
+                else:
+                    yield Row(where, {key: cell for key, cell in zip(header, cells, strict=True) if cell})
+        except UnicodeDecodeError as error:
+            raise TrainingError(
+                f"{name}: no UTF-8 after line {reader.line_num} (0x{error.object[error.start]:02x}); expected text in "
+                "UTF-8 (convert it with `iconv -t UTF-8`)"
+            ) from None
+        except csv.Error as error:
+            raise TrainingError(
+                f"{name}:{reader.line_num}: no CSV: {escape(error)}; where the next row begins is not known, so "
+                "nothing of the file is used"
+            ) from None
+        finally:
+            text.detach()
+
+
+def _header(cells: list[str], name: str) -> list[str]:
+    if twice := [cell for i, cell in enumerate(cells) if cell in cells[:i]]:
+        raise TrainingError(f"{name}:1: the column {show_value(twice[0])} stands twice; rename one of them")
+    if not any(cells):
+        raise TrainingError(f"{name}:1: no names of columns; expected them in the first line")
+    return cells
+
+
+def _read_parquet(path: Path, names: list[str] | None) -> Iterator[Row | BadRow]:
+    name = escape(path)
+    parquet = optional("pyarrow.parquet", "data", f"reading {name}")
+    try:
+        with parquet.ParquetFile(path) as file:
+            held = file.schema_arrow.names
+            columns = names if names and all(column in held for column in names) else None
+            batches = file.iter_batches(_ROWS_AT_ONCE, columns=columns)
+            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+                yield Row(f"{name}: row {number}", arrow_fields(row))
+    except LlamariumError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a damaged file's: Arrow's own, OSError, KeyError, UnicodeDecodeError, ...
+        raise TrainingError(f"{name}: no parquet file that can be read: {escape(error)}") from None

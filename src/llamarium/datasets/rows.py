@@ -1,0 +1,139 @@
+"""Rows of a data set: their places and fields, how they are to be read, and a tally of what was not."""
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
+
+_PROBLEMS_KEPT = 20
+_PROBLEMS_NAMED = 3
+_KEYS_NAMED = 12
+
+
+class Row(NamedTuple):
+    """A row's place, for messages ("data.jsonl:3"), and its fields."""
+
+    place: str
+    fields: Mapping[str, Any]
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be read, after which reading can go on: its place, and what is wrong with it."""
+
+    place: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How rows are read.
+
+    Attributes:
+        columns: The data's name of a field, by the name that it has here: {"prompt": "question"}.
+        roles: The role of a message, by the data's name of it: {"human": "user"}.
+        skip_bad: Leave out rows that cannot be used, and count them, instead of raising an error.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    roles: Mapping[str, str] = field(default_factory=dict[str, str])
+    skip_bad: bool = False
+
+    @classmethod
+    def parse(cls, columns: str = "", roles: str = "", *, skip_bad: bool = False) -> "Reading":
+        """Read "prompt=question,completion=answer" and "human=user,gpt=assistant"; TrainingError for other texts."""
+        return cls(_pairs("columns", columns), _pairs("roles", roles), skip_bad)
+
+    def renamed(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a row's fields by their names here; TrainingError where a name is another column's already."""
+        if not self.columns:
+            return fields
+        theirs = {name: own for own, name in self.columns.items()}
+        found: dict[str, Any] = {}
+        for name, value in fields.items():
+            own = theirs.get(name, name)
+            other = self.columns.get(own, own)
+            if own != name and own in fields and own not in theirs:
+                raise TrainingError(
+                    f"has {own!r} and {name!r}, and --columns reads both as {own!r}; take one out of the data, or give "
+                    f"the other a name, too (--columns {own}={other},other={own})"
+                )
+            found[own] = value
+        return found
+
+
+def _pairs(option: str, text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value):
+            raise TrainingError(
+                f"{option} is {show_value(text)}; expected NAME=NAME,NAME=NAME, such as "
+                + ("prompt=question,completion=answer" if option == "columns" else "human=user,gpt=assistant")
+            )
+        if name in found or (option == "columns" and value in found.values()):
+            twice = name if name in found else value
+            raise TrainingError(f"{option} names {show_value(twice)} twice; expected each once")
+        found[name] = value
+    return found
+
+
+class Tally:
+    """Counts of a source's rows: those that were used, skipped, and what of them was not read.
+
+    Attributes:
+        num_rows: Rows that could be parsed, and those that could not.
+        num_skipped: Rows that were left out.
+        problems: The first of these.
+        unread: How many rows have a field, or a key of a message, that is not read.
+    """
+
+    def __init__(self, source: str, reading: Reading) -> None:
+        self.source, self.reading = source, reading
+        self.num_rows = self.num_skipped = 0
+        self.problems: list[BadRow] = []
+        self.unread: Counter[str] = Counter()
+
+    def good(self, rows: "Iterable[Row | BadRow]") -> Iterator[Row]:
+        """Yield the rows that could be parsed, their fields renamed; see `skip` for the others."""
+        for row in rows:
+            self.num_rows += 1
+            if isinstance(row, BadRow):
+                self.skip(row)
+                continue
+            try:
+                fields = self.reading.renamed(row.fields)
+            except TrainingError as error:
+                self.skip(BadRow(row.place, str(error)))
+            else:
+                yield Row(row.place, fields)
+
+    def skip(self, row: BadRow) -> None:
+        """Count a bad row if bad rows are skipped; else TrainingError."""
+        if not self.reading.skip_bad:
+            raise TrainingError(f"{row.place}: {row.problem}")
+        self.num_skipped += 1
+        if len(self.problems) < _PROBLEMS_KEPT:
+            self.problems.append(row)
+
+    @contextmanager
+    def at(self, place: str) -> Generator[None]:
+        """Count an error of the body as that of the row at `place`, or raise it with the place; see `skip`."""
+        try:
+            yield
+        except LlamariumError as error:
+            self.skip(BadRow(place, str(error)))
+
+    def warn(self) -> None:
+        """Name what was not read, and what was skipped, in one warning each."""
+        if self.unread:
+            most = self.unread.most_common()
+            names = ", ".join(f"{escape(name)} ({count} row{'s' * (count != 1)})" for name, count in most[:_KEYS_NAMED])
+            more = f", and {len(most) - _KEYS_NAMED} more" if len(most) > _KEYS_NAMED else ""
+            warn_caller(f"{self.source}: not read: {names}{more}")
+        if self.num_skipped:
+            shown = "; ".join(f"{row.place}: {row.problem}" for row in self.problems[:_PROBLEMS_NAMED])
+            more = f"; and {self.num_skipped - _PROBLEMS_NAMED} more" if self.num_skipped > _PROBLEMS_NAMED else ""
+            warn_caller(f"{self.source}: {self.num_skipped} of {self.num_rows} rows skipped: {shown}{more}")

@@ -1,0 +1,316 @@
+"""One reader of data sets: the same rows give the same examples in every format, and what is wrong is named."""
+
+import csv
+import gzip
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from llamarium.datasets.forms import Record, example_of, pair_of, prompt_of
+from llamarium.datasets.rows import Reading, Tally
+from llamarium.datasets.sources import named_rows, read_documents, read_rows
+from llamarium.errors import TrainingError
+
+USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "day": {"type": "string"}}},
+    },
+}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows in the format that a file's name has."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    name = path.name
+    if name.endswith(".parquet"):
+        names = dict.fromkeys(key for row in rows for key in row)
+        pq.write_table(pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), path)
+    elif name.endswith(".json"):
+        path.write_text(json.dumps(rows, indent=1))
+    elif name.endswith((".csv", ".tsv")):
+        with path.open("w", newline="") as file:
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            writer = csv.writer(file, delimiter="\t" if name.endswith(".tsv") else ",")
+            writer.writerow(columns)
+            for row in rows:
+                cells = (row.get(key) for key in columns)
+                writer.writerow([cell if isinstance(cell, str) or cell is None else json.dumps(cell) for cell in cells])
+    else:
+        packed = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(path.suffix, bytes)
+        path.write_bytes(packed(lines))
+    return path
+
+
+def examples(source: Any, reading: Reading | None = None) -> list[Record]:
+    reading = reading or Reading()
+    with named_rows(source) as name:
+        tally = Tally("data", reading)
+        return [record for row in read_rows(str(name), tally) for record in example_of(row.fields, reading)]
+
+
+FORMATS = ["a.jsonl", "a.ndjson", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.jsonl.zst"]
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome", "day": None}}}
+ROWS: list[dict[str, Any]] = [
+    {"messages": [USER, ASSISTANT]},
+    {
+        "messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "sun"}],
+        "tools": [TOOL],
+    },
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, ASSISTANT]},
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_rows_are_the_same_examples(name: str, tmp_path: Path) -> None:
+    """Contents of one type, as Arrow wants them; parts are in a test of their own."""
+    expected = examples(ROWS[:2])
+    found = examples(write(tmp_path / name, ROWS[:2]))
+    assert found == expected
+    call = found[1].messages[1]["tool_calls"][0]
+    assert call["function"]["arguments"] == {"city": "Rome", "day": None}, "a null within arguments is a value"
+    assert found[1].tools[0].name == "weather" and found[0].tools == ()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.jsonl.gz"])
+def test_parts_and_plain_columns(name: str, tmp_path: Path) -> None:
+    plain = [{"prompt": 'a, "b"\r\nc', "completion": " d"}, {"instruction": "i", "input": "", "output": "o"}]
+    assert examples(write(tmp_path / name, plain)) == examples(plain)
+    assert examples(write(tmp_path / name, ROWS)) == examples(ROWS)
+
+
+def test_nulls_that_a_schema_adds_are_absent(tmp_path: Path) -> None:
+    """Arrow gives every struct the keys of all others; JSONL with nulls in the same places reads alike."""
+    other = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    rows = [*ROWS[:2], {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [other]}]}]
+    (_, weather, add) = examples(write(tmp_path / "a.parquet", rows))
+    assert weather.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Rome", "day": None}
+    assert add.messages[1]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    nulls = {"role": "user", "content": "q", "tool_calls": None, "name": None}
+    assert examples([{"messages": [nulls, {**ASSISTANT, "tool_calls": None}]}]) == examples(ROWS[:1])
+
+
+def test_python_and_datasets(tmp_path: Path) -> None:
+    assert examples(iter(ROWS[:1])) == examples(tuple(ROWS[:1])) == examples(pa.Table.from_pylist(ROWS[:1]))
+
+    class Split(list[Any]):
+        column_names = ("messages",)
+
+    assert examples({"train": Split(ROWS[:1]), "test": Split()}) == examples(ROWS[:1])
+    for data, word in (([3], r"data\[0\] is 3"), (7, "data is 7"), ({"test": Split()}, "no train")):
+        with pytest.raises(TrainingError, match=word):
+            examples(data)
+    with named_rows(ROWS) as name:
+        assert len(list(read_rows(name))) == 3
+    with pytest.raises(TrainingError, match="no data called"):
+        list(read_rows(name))
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+def learned(record: Record) -> list[str]:
+    return [message["content"] for message, weight in zip(record.messages, record.weights, strict=True) if weight]
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "answers", "count"),
+    [
+        ({"messages": [USER, ASSISTANT, USER, {**ASSISTANT, "content": "b"}]}, "messages", ["a", "b"], 4),
+        ({"prompt": [USER, ASSISTANT, USER], "completion": [{**ASSISTANT, "content": "b"}]}, "prompt", ["b"], 4),
+        ({"prompt": "q", "completion": "a"}, "prompt", ["a"], 2),
+        ({"prompt": "q", "completion": ASSISTANT}, "prompt", ["a"], 2),
+        ({"instruction": "i", "input": "x", "output": "a", "system": "s"}, "instruction", ["a"], 3),
+        ({"instruction": "i", "output": "a", "history": [["p", "o"]]}, "instruction", ["o", "a"], 4),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"},
+         "conversations", ["a"], 3),
+        ({"messages": {"role": ["user", "assistant"], "content": ["q", "a"]}}, "messages", ["a"], 2),
+        ({"messages": [USER, {**ASSISTANT, "weight": 0}, USER, {**ASSISTANT, "content": "b", "weight": 1}]},
+         "messages", ["b"], 4),
+        ({"messages": [USER, {**ASSISTANT, "train": False}, {**ASSISTANT, "content": "b", "train": True}]},
+         "messages", ["b"], 3),
+    ],
+)  # fmt: skip
+def test_forms(row: dict[str, Any], form: str, answers: list[str], count: int) -> None:
+    (record,) = example_of(row, Reading())
+    assert (record.form, learned(record), len(record.messages)) == (form, answers, count)
+    assert not record.unread
+
+
+def test_sharegpt_calls_and_results() -> None:
+    row = {
+        "conversations": [
+            {"from": "human", "value": "q"},
+            {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Rome"}}'},
+            {"from": "observation", "value": "sun"},
+            {"from": "gpt", "value": "a"},
+        ],
+        "tools": json.dumps([TOOL["function"]]),
+    }
+    (record,) = example_of(row, Reading())
+    assert [message["role"] for message in record.messages] == ["user", "assistant", "tool", "assistant"]
+    assert record.messages[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Rome"}}
+    assert record.weights == [0, 1, 0, 1] and record.tools[0].parameters["properties"].keys() == {"city", "day"}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answers"),
+    [
+        ({"prompt": "q", "chosen": "good", "rejected": "bad"}, "q", ["good", "bad"]),
+        ({"prompt": [USER], "chosen": [ASSISTANT], "rejected": [{**ASSISTANT, "content": "b"}]}, "q", ["a", "b"]),
+        ({"chosen": [USER, ASSISTANT], "rejected": [USER, {**ASSISTANT, "content": "b"}]}, "q", ["a", "b"]),
+        ({"chosen": "The sky is blue.", "rejected": "The sky is black."}, "The sky is", [" blue.", " black."]),
+        ({"prompt": "q", "chosen": [USER, ASSISTANT], "rejected": [USER, {**ASSISTANT, "content": "b"}]}, "q",
+         ["a", "b"]),
+        ({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"},
+          "rejected": {"from": "gpt", "value": "b"}}, "q", ["a", "b"]),
+        ({"instruction": "q", "chosen": "a", "rejected": "b"}, "q", ["a", "b"]),
+    ],
+)  # fmt: skip
+def test_pairs(row: dict[str, Any], prompt: str, answers: list[str]) -> None:
+    pair = pair_of(row, Reading())
+    assert [record.messages[0]["content"] for record in pair] == [prompt] * 2
+    assert [learned(record) for record in pair] == [[answer] for answer in answers]
+
+
+def test_prompts_keep_what_the_reward_reads() -> None:
+    for row in ({"prompt": "q", "answer": 1}, {"prompt": [USER]}, {"conversations": [{"from": "human", "value": "q"}]}):
+        (record,) = prompt_of(row, Reading())
+        assert record.messages == [USER] and not record.unread
+    with pytest.raises(TrainingError, match="ends with what is to be answered"):
+        prompt_of({"messages": [ASSISTANT]}, Reading())
+
+
+def test_names_of_columns_and_roles(tmp_path: Path) -> None:
+    reading = Reading.parse("prompt=question, completion=answer", "client=user")
+    assert examples([{"question": "q", "answer": "a"}], reading) == examples([{"prompt": "q", "completion": "a"}])
+    said = [{"from": "client", "value": "q"}, {"from": "gpt", "value": "a"}]
+    (record,) = examples([{"conversations": said}], reading)
+    assert record.messages == [USER, ASSISTANT]
+    with pytest.raises(TrainingError, match=r"data\[0\]: has 'prompt' and 'question', .*take one out"):
+        examples([{"question": "q", "answer": "a", "prompt": "p"}], reading)
+    swapped = Reading.parse("prompt=completion,completion=prompt")
+    assert examples([{"prompt": "a", "completion": "q"}], swapped) == examples([{"prompt": "q", "completion": "a"}])
+    for text in ("prompt", "prompt=", "a=b,a=c", "a=x,b=x"):
+        with pytest.raises(TrainingError, match="columns"):
+            Reading.parse(text)
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def problems(path: Path) -> Tally:
+    tally = Tally("data", Reading(skip_bad=True))
+    for _ in read_rows(str(path), tally):
+        pass
+    return tally
+
+
+def test_bad_lines_are_named_or_counted(tmp_path: Path) -> None:
+    lines = [
+        b'\xef\xbb\xbf{"text": "a"}\r',
+        b"",
+        b"{",
+        b"null",
+        b'{"text": "a", "text": "b"}',
+        b"\xff\xfe",
+        b'{"text": "\\u00e9"}',
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    tally = problems(path)
+    assert [problem.place.rpartition(":")[2] for problem in tally.problems] == ["3", "4", "5", "6"]
+    assert (tally.num_rows, tally.num_skipped) == (6, 4)
+    with pytest.raises(TrainingError, match=r"a\.jsonl:3: no JSON"):
+        list(read_rows(str(path)))
+    with pytest.warns(UserWarning, match=r"data: 4 of 6 rows skipped: .*:3: no JSON.*; and 1 more"):
+        tally.warn()
+
+
+def test_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "x" * 10_000_000}, {"text": "y"}])
+    assert [len(text) for text in read_documents(str(path))] == [10_000_000, 1]
+    monkeypatch.setattr("llamarium.datasets.files.MAX_LINE_BYTES", 1000)
+    with pytest.raises(TrainingError, match=r"a\.jsonl:1: a line of more than"):
+        list(read_rows(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("a.json", '[{"text": "a"},\n {"text": "b"},\n {"text": ]', r"a\.json:3: no JSON.*nothing of the file is used"),
+        ("a.json", '[{"text": "a"}] x', r"a\.json:1: there is text behind"),
+        ("a.json", '[{"text": "a"}', r"a\.json:1: no JSON: the text ends within the list"),
+        ("a.json", '[{"text": "a"}\n{"text": "b"}]', r"a\.json:2: no JSON: Expecting ',' delimiter"),
+        ("a.json", '[{"text": "a", "text": "b"}]', r"a\.json:1: .*'text' twice"),
+        ("a.json", "3", "3 is no row"),
+        ("a.csv", "text,text\na,b\n", r"a\.csv:1: the column 'text' stands twice"),
+        ("a.csv", "text\na\nb,c\n", r"a\.csv:3: 2 cells; expected 1"),
+        ("a.csv", 'text\na\n"b\n', r"a\.csv:3: no CSV"),
+        ("a.csv", "", r"a\.csv:1: no names of columns"),
+    ],
+)
+def test_broken_files(name: str, text: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(TrainingError, match=word):
+        list(read_rows(str(path)))
+
+
+def test_json_in_other_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for text in (
+        '{"data": [{"text": "a"}]}',
+        '{"text": "a"}',
+        '{"text": "a"}\n{"text": "a"}',
+        '\ufeff[{"text": "a"}]',
+        "[]",
+    ):
+        path.write_text(text)
+        assert all(text == "a" for text in read_documents(str(path)))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_compressed_files_that_are_cut_off_or_damaged(suffix: str, tmp_path: Path) -> None:
+    rows = [{"text": f"{i} {i * i}"} for i in range(20_000)]
+    path = write(tmp_path / f"a.jsonl{suffix}", rows)
+    whole = path.read_bytes()
+    assert len(list(read_rows(str(path)))) == len(rows)
+    path.write_bytes(whole + whole)
+    assert len(list(read_rows(str(path)))) == 2 * len(rows), "frames and members follow each other"
+    for data in (whole[:-20], whole[: len(whole) // 2], whole[:9], b"no such data"):
+        path.write_bytes(data)
+        with pytest.raises(TrainingError, match="damaged or cut off"):
+            problems(path)
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llamarium.errors import MissingPackageError
+
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
+    with pytest.raises(MissingPackageError, match=r"zstandard: pip install 'llamarium\[data\]'"):
+        list(read_rows(str(write(tmp_path / "a.jsonl.zst", [{"text": "a"}]))))
+
+
+def test_a_row_that_is_two_forms_is_refused_unless_columns_choose() -> None:
+    row = {"messages": [USER, ASSISTANT], "prompt": "p", "completion": "c"}
+    with pytest.raises(TrainingError, match="only one of them"):
+        example_of(row, Reading())
+    (record,) = example_of(row, Reading.parse("messages=messages"))
+    assert record.form == "messages" and set(record.unread) == {"prompt", "completion"}
+
+
+def test_extra_keys_are_counted() -> None:
+    (record,) = example_of({"messages": [USER, ASSISTANT], "id": 1, "chosen": [], "prompt": "p"}, Reading())
+    assert set(record.unread) == {"id", "chosen", "prompt"}
