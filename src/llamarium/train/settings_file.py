@@ -11,6 +11,7 @@ _EARLIER_NAMES = {"too_long": "truncate"}
 
 
 def read_toml(file: Path) -> dict[str, Any]:
+    """Return a file's settings, by their names of today; TrainingError if it cannot be read."""
     try:
         return renamed(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
@@ -25,6 +26,7 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def toml_value(value: Any) -> str:
+    """Return a setting's value as TOML spells it."""
     if isinstance(value, Mapping):
         pairs = cast("Mapping[str, float]", value).items()
         return f"{{{', '.join(f'{toml_value(name)} = {weight}' for name, weight in pairs)}}}"
