@@ -65,6 +65,29 @@ INLINE __m256i add_four(__m256i sum, __m256i codes, __m256i input, const int kin
     return _mm256_add_epi32(sum, _mm256_madd_epi16(ones, products));
 }
 
+/* The products of half a group's codes and inputs, added up. */
+INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sums[4];
+    if (is_signed(kind)) {
+        __m256i sum = _mm256_setzero_si256();
+        for (int j = 0; j < 4; j++) sum = add_four(sum, codes[j], four(q + 4 * j), kind);
+        return sum;
+    }
+    for (int j = 0; j < 4; j++) sums[j] = _mm256_maddubs_epi16(codes[j], four(q + 4 * j));
+    const __m256i left = _mm256_add_epi16(sums[0], sums[1]), right = _mm256_add_epi16(sums[2], sums[3]);
+    if (FORMATS[kind].code_bits <= 5) return _mm256_madd_epi16(ones, _mm256_add_epi16(left, right));
+    return _mm256_add_epi32(_mm256_madd_epi16(ones, left), _mm256_madd_epi16(ones, right));
+}
+
+/* The products of a group's codes and inputs, added up. */
+INLINE __m256i whole_group(const __m256i codes[8], const int8_t *q, const int kind) {
+    if (!is_narrow(kind)) return _mm256_add_epi32(half_group(codes, q, kind), half_group(codes + 4, q + 16, kind));
+    __m256i sum = _mm256_setzero_si256();
+    for (int j = 0; j < 8; j++) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[j], four(q + 4 * j)));
+    return _mm256_madd_epi16(_mm256_set1_epi16(1), sum);
+}
+
 /* sum + what the upper bits of the outlier's codes add to it. */
 INLINE __m256i add_outlier(__m256i sum, const __m256i codes[8], const lm_block *block, const int kind) {
     const __m256i high = add_four(_mm256_setzero_si256(), codes[block->outlier], four(block->high), kind);
@@ -73,8 +96,7 @@ INLINE __m256i add_outlier(__m256i sum, const __m256i codes[8], const lm_block *
 
 /* 8 of a tile's 16 rows (`half` 0 or 1) times `rows` rows of inputs. */
 INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, float *out, const int kind, const int rows) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const int narrow = is_narrow(kind), has_minimum = FORMATS[kind].has_minimum;
+    const int has_minimum = FORMATS[kind].has_minimum;
     const int zero = is_signed(kind) ? 0 : FORMATS[kind].zero; /* what is left to be taken off */
     __m256i codes[8];
     load_codes(codes_of(kind, tile, 0), half, t->w, kind, codes);
@@ -83,16 +105,7 @@ INLINE void half_tile_rows(const tile_column *t, const uint8_t *tile, int half, 
     const __m256 scale = halves_at(scales), minimum = has_minimum ? halves_at(minima_of(kind, tile) + 8 * half) : _mm256_setzero_ps();
     for (int m = 0; m < rows; m++, out += LM_TILE_ROWS) {
         const lm_block *block = &t->x[(size_t)m * t->groups];
-        __m256i sum = _mm256_setzero_si256();
-        for (int j = 0; j < 8; j++) {
-            const __m256i input = four(block->q + 4 * j);
-            if (narrow)
-                sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[j], input));
-            else
-                sum = add_four(sum, codes[j], input, kind);
-        }
-        if (narrow) sum = _mm256_madd_epi16(ones, sum);
-        sum = add_outlier(sum, codes, block, kind);
+        __m256i sum = add_outlier(whole_group(codes, block->q, kind), codes, block, kind);
         if (zero) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(zero * block->negated_sum));
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(block->scale));
         __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), both, sums_at(t, out + 8 * half));
@@ -110,31 +123,19 @@ INLINE void tile_rows(const tile_column *t, const int kind, const int rows) {
 /* Two scales for a group: one for each half of its columns, as Q6_K has them. */
 INLINE int has_two_scales(const int kind) { return FORMATS[kind].small_scales == 2; }
 
-/* The products of half a group's codes and inputs, added up. */
-INLINE __m256i half_group(const __m256i *codes, const int8_t *q, const int kind) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sums[4];
-    if (is_signed(kind)) {
-        __m256i sum = _mm256_setzero_si256();
-        for (int j = 0; j < 4; j++) sum = add_four(sum, codes[j], four(q + 4 * j), kind);
-        return sum;
-    }
-    for (int j = 0; j < 4; j++) sums[j] = _mm256_maddubs_epi16(codes[j], four(q + 4 * j));
-    const __m256i left = _mm256_add_epi16(sums[0], sums[1]), right = _mm256_add_epi16(sums[2], sums[3]);
-    if (FORMATS[kind].code_bits <= 5) return _mm256_madd_epi16(ones, _mm256_add_epi16(left, right));
-    return _mm256_add_epi32(_mm256_madd_epi16(ones, left), _mm256_madd_epi16(ones, right));
-}
-
 /* A group's product before the float16 scale and the inputs'. */
 INLINE __m256 super_value(
     const __m256i codes[8], const lm_block *block, const int kind, __m256 scale, __m256 right_scale) {
+    if (!has_two_scales(kind)) {
+        const __m256i sum = add_outlier(whole_group(codes, block->q, kind), codes, block, kind);
+        return _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
+    }
     __m256i left = half_group(codes, block->q, kind), right = half_group(codes + 4, block->q + 16, kind);
     const int zero = FORMATS[kind].zero;
     if (block->outlier < 4)
         left = add_outlier(left, codes, block, kind);
     else
         right = add_outlier(right, codes, block, kind);
-    if (!has_two_scales(kind)) return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(left, right)), scale);
     left = _mm256_add_epi32(left, _mm256_set1_epi32(zero * block->negated_halves[0]));
     right = _mm256_add_epi32(right, _mm256_set1_epi32(zero * block->negated_halves[1]));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(left), scale, _mm256_mul_ps(_mm256_cvtepi32_ps(right), right_scale));
