@@ -2,6 +2,7 @@
 
 import copy
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from llamarium.api import Llama
+from llamarium.server.prefix.explainer import PrefixExplainer
 from llamarium.server.prefix.memory import BYTES_PER_BLOCK
 from llamarium.tokenizer.chat.choose import with_template
 from serving import CHAT, Running, serving, small_llama
@@ -319,3 +321,37 @@ def test_a_request_that_cannot_be_compared_is_refused_by_its_path(
     response = running.post("/v1/cache/explain", **body)
     assert 400 <= response.status_code < 500
     assert response.json()["error"]["param"].startswith(param)
+
+
+def test_the_comparison_of_two_requests_needs_a_key_as_all_questions_do(llama: Llama) -> None:
+    body = {"earlier": BASE, "now": BASE | {"messages": TRANSCRIPT[1:]}}
+    with serving(llama, api_keys=("a", "b")) as running:
+        url = f"{running.url}/v1/cache/explain"
+        for headers in ({}, {"authorization": "Bearer c"}):
+            response = httpx.post(url, json=body, headers=headers, timeout=30)
+            assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+
+        found = [httpx.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=30) for key in "ab"]
+        assert [one.status_code for one in found] == [200, 200] and found[0].json() == found[1].json()
+        assert running.service.explainer.counts == {} and running.service.explainer.num_bytes == 0, "none is kept"
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_answers_to_long_prompts_are_kept_beside_the_event_loop(
+    llama: Llama, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    finished, threads = PrefixExplainer.finished, list[threading.Thread]()
+
+    def noted(self: PrefixExplainer, *how: Any) -> None:
+        threads.append(threading.current_thread())
+        finished(self, *how)
+
+    monkeypatch.setattr(PrefixExplainer, "finished", noted)
+    if is_long:
+        monkeypatch.setattr("llamarium.server.prefix.explainer.LONG_PROMPT", 8)
+    with serving(llama) as running:
+        said = running.post(**BASE).json()["choices"][0]["message"]
+        after = [*TRANSCRIPT, said, {"role": "user", "content": "And now?"}]
+        header = running.post(**BASE | {"messages": after}).headers["x-llamarium-prefix"]
+    assert "reason=retokenized; field=messages[8].content" in header, "the answer is known when the next prompt comes"
+    assert len(threads) == 2 and (running._thread in threads) == (not is_long)

@@ -5,10 +5,12 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from llamarium.api import Llama
@@ -17,7 +19,7 @@ from llamarium.errors import InputError, OptionError
 from llamarium.generation.record import RecordedPrompt, RecordedStart, read_record
 from llamarium.server.openai.responses.store import ResponseStore
 from llamarium.server.recorder import Recorder
-from serving import NEVER_TORCH, Running, save_small_model, serving
+from serving import CHAT, NEVER_TORCH, Running, save_small_model, serving
 
 WEATHER = {
     "type": "function",
@@ -186,6 +188,52 @@ def test_a_full_disk_costs_lines_and_no_answer(
         response = running.post(messages=[{"role": "user", "content": "Hello!"}], max_tokens=2)
         assert response.status_code == 200
     assert "not_recorded=No space left on device" in capsys.readouterr().err
+
+
+def test_a_record_of_full_size_ends_with_one_warning_and_no_answer_waits(
+    llama: Llama, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.jsonl"
+    most = 1000
+    for _ in range(2):  # a second start, after which there is no room either
+        with serving(llama, recorder=Recorder(file, most)) as running:
+            for _ in range(8):
+                assert running.post(messages=[{"role": "user", "content": "Hello!"}], max_tokens=2).status_code == 200
+            running.wait(lambda: "nothing more is recorded" in capsys.readouterr().err)
+            for _ in range(8):
+                assert running.post(messages=[{"role": "user", "content": "Hello!"}], max_tokens=2).status_code == 200
+        told = capsys.readouterr().err
+        assert "nothing more is recorded" not in told and "not_recorded" not in told, "it is said once"
+        assert most / 2 < file.stat().st_size <= most
+    assert 1 <= len(entries(file)) < 8
+
+
+def test_a_size_without_a_record_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--record-size", "1MiB"]) == 2
+    assert "--record" in capsys.readouterr().err
+
+
+def test_a_record_is_written_beside_the_event_loop(
+    llama: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, goes_on, threads = Recorder.write, threading.Event(), list[threading.Thread]()
+
+    def slow(self: Recorder, *how: Any) -> str:
+        threads.append(threading.current_thread())
+        assert goes_on.wait(20)
+        return write(self, *how)
+
+    monkeypatch.setattr(Recorder, "write", slow)
+    file = tmp_path / "answers.jsonl"
+    with serving(llama, recorder=Recorder(file)) as running:
+        asked = running.begin(CHAT, messages=[{"role": "user", "content": "Hello!"}], max_tokens=2)
+        running.wait(lambda: threads)
+        assert httpx.get(f"{running.url}/health", timeout=10).status_code == 200, "the event loop goes on"
+        asked.close()
+        goes_on.set()
+        running.wait(lambda: file.stat().st_size)
+        running.wait(lambda: len(entries(file)) == 1)
+    assert running._thread not in threads
 
 
 def test_branches_of_a_response_share_their_prefix_and_are_replayed(

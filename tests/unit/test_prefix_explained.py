@@ -95,7 +95,7 @@ def test_the_memory_holds_its_bound_and_forgets_the_oldest_and_what_is_continued
 
     def record(owner: bytes, number: int, blocks: int) -> PromptRecord:
         keys = [bytes([number % 256, i % 256]) * 8 for i in range(blocks)]
-        return PromptRecord.of(owner, b"root", keys, [number], 10, digest_fields(PromptParts().values()), 4)
+        return PromptRecord.of(owner, b"root", keys, [number], 10, pack(digest_fields(PromptParts().values())), 4)
 
     for number in range(200):
         memory.add(record(b"a", number, 8))

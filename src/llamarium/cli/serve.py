@@ -75,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "refuse fields that have no effect; else the answer's header x-llamarium-no-effect names them"
     parser.add_argument("--strict-fields", action="store_true", help=text)
     what = "record prompts and answers there, for `llamarium replay` (mode 0600, not those with store: false)"
-    add_values(parser, ("--record", Path, "FILE", None, what))
+    most = ("--record-size", size, "SIZE", None, "maximum size of that file; then recording stops (default: 1GiB)")
+    add_values(parser, ("--record", Path, "FILE", None, what), most)
     text = "explain in the usage why a prompt's prefix was not cached, with the texts that differ"
     parser.add_argument("--explain-cache", action="store_true", help=text)
     add_page(parser, access)
@@ -261,7 +262,7 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
 
 def _settings(args: argparse.Namespace) -> Settings:
     from llamarium.server.openai.responses.store import ResponseStore
-    from llamarium.server.recorder import Recorder
+    from llamarium.server.recorder import MAX_BYTES, Recorder
 
     given = [name for name in ("host", "port") if getattr(args, name) is not None]
     if args.uds is not None and given:
@@ -271,11 +272,13 @@ def _settings(args: argparse.Namespace) -> Settings:
     keys = _keys(args, host)
     if args.store_file is not None and args.store_responses is None:
         raise UsageError("argument --store-file: say how large it may become, by --store-responses")
+    if args.record_size is not None and args.record is None:
+        raise UsageError("argument --record-size: say which file, by --record")
     responses = None if args.store_responses is None else ResponseStore(args.store_responses, args.store_file)
     return Settings.of(
         args, host=host, port=port, uds=args.uds, api_keys=keys, responses=responses, adapter_dir=args.adapter_dir,
         allow_interventions=args.allow_interventions, explain_cache=args.explain_cache,
-        recorder=None if args.record is None else Recorder(args.record),
+        recorder=None if args.record is None else Recorder(args.record, args.record_size or MAX_BYTES),
     )  # fmt: skip
 
 

@@ -16,17 +16,29 @@ if TYPE_CHECKING:
     from llamarium.generation.text_engine import TextEngine
     from llamarium.generation.text_model import TextModel
 
+MAX_BYTES = 2**30
+"""Of a record, by default: some 150 million tokens."""
+
 _BEGINNING = b'{"llamarium_record":'
+
+
+class _RecordFullError(Exception):
+    """A line would make the record longer than it may become."""
 
 
 class Recorder:
     """Appends answers to `file`. OptionError if it cannot be written, or is something else than a record.
 
-    A full disk loses lines, and no answer.
+    A full disk loses lines, and no answer. With the first line that would make the file longer than `max_bytes` the
+    recording ends.
+
+    Attributes:
+        is_full: It has ended so.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, max_bytes: int = MAX_BYTES) -> None:
         self._lock, self._has_start = threading.Lock(), False
+        self._max_bytes, self.is_full = max_bytes, False
         try:
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
             weakref.finalize(self, os.close, self._descriptor)
@@ -41,9 +53,8 @@ class Recorder:
         self._ends_line = seen.st_size == 0 or os.pread(self._descriptor, 1, seen.st_size - 1) == b"\n"
 
     def write(self, name: str, answers: "Answers", model: "TextModel", engine: "TextEngine") -> str:
-        """Append a prompt with its answers, and return why it was not written, or ""; `name` is the request's id."""
-        line = prompt_line(name, answers)
-        if line is None:
+        """Append a prompt with its answers, and return why that failed, or ""; `name` is the request's id."""
+        if self.is_full or (line := prompt_line(name, answers)) is None:
             return ""
         with self._lock:
             try:
@@ -52,12 +63,16 @@ class Recorder:
                     self._append(start_line(RecordedStart(shape, runner, engine.kv_cache_dtype)))
                     self._has_start = True
                 self._append(line)
+            except _RecordFullError:
+                self.is_full = True
             except OSError as error:
                 return error.strerror or "unknown"
         return ""
 
     def _append(self, line: bytes) -> None:
         data = line if self._ends_line else b"\n" + line
+        if os.fstat(self._descriptor).st_size + len(data) > self._max_bytes:
+            raise _RecordFullError
         written = os.write(self._descriptor, data)
         self._ends_line = written == len(data)
         if not self._ends_line:

@@ -166,15 +166,22 @@ class _Reply:
             used = self.usage
             notes = {"prompt": used.prompt, "cached": used.cached, "generated": used.generated}
             self._request.scope["notes"].update(notes)
-            for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
-                service.explainer.finished(explained, answers)
-            if service.settings.recorder is not None and self._is_kept:
-                await asyncio.shield(asyncio.to_thread(self._record, service))  # written even if the client is gone
+            if self._is_long_to_keep(service):
+                await asyncio.shield(asyncio.to_thread(self._keep, service))  # kept even if the client is gone
+            else:
+                self._keep(service)
 
-    def _record(self, service: Service) -> None:
-        """Record the answers, if that is wanted; a long one takes its time."""
+    def _is_long_to_keep(self, service: Service) -> bool:
+        is_recorded = service.settings.recorder is not None and self._is_kept
+        return is_recorded or any(one.is_long for one in self._submitted.explained)
+
+    def _keep(self, service: Service) -> None:
+        """Keep what later prompts are compared with, and record the answers, if that is wanted."""
+        for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
+            service.explainer.finished(explained, answers)
+
         recorder, loaded = service.settings.recorder, service.loaded
-        if recorder is None or loaded is None:
+        if recorder is None or loaded is None or not self._is_kept:
             return
         for answers in self._submitted.answers:
             failure = recorder.write(self._request.scope["request_id"], answers, *loaded)

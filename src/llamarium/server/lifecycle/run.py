@@ -74,6 +74,7 @@ class Server(uvicorn.Server):
         self._service = service
         self._log, self._live = log, StatusLine(service, log)
         self._watcher: asyncio.Task[None] | None = None
+        self._knows_full_record = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections, and to watch the engine."""
@@ -123,6 +124,7 @@ class Server(uvicorn.Server):
             if failure and not before:
                 self._log.event(f"warning: the prefix cache on disk cannot be written, so nothing is kept: {failure}")
             dropped.look(disk)
+            self._look_at_record()
             self._live.show()
             await asyncio.sleep(_LOOK_S)
         self._log.status("")
@@ -132,6 +134,13 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_BREAKING_S)
         else:
             await self._drain()
+
+    def _look_at_record(self) -> None:
+        """Log once that nothing more is recorded."""
+        recorder = self._service.settings.recorder
+        if recorder is not None and recorder.is_full and not self._knows_full_record:
+            self._knows_full_record = True
+            self._log.event("warning: the record of answers has its full size, and nothing more is recorded")
 
     async def _drain(self) -> None:
         service, limit_s, num_answers = self._service, self._service.settings.drain_timeout_s, self._service.in_flight

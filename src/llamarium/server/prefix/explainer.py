@@ -23,6 +23,9 @@ MAX_KEPT_ANSWERS = 4
 MAX_SHOWN = 64
 """Explanations that are kept for `PrefixExplainer.newest`, over all keys."""
 
+LONG_PROMPT = 2**14
+"""Tokens of a prompt from which on it takes longer to keep its answers than an event loop should wait: 0.1 ms."""
+
 HEADER = "x-llamarium-prefix"
 """The header with the explanation of a request with one prompt."""
 
@@ -44,6 +47,11 @@ class Explained:
     num_messages: int
     has_new_message: bool
     shows_texts: bool
+
+    @property
+    def is_long(self) -> bool:
+        """Whether `PrefixExplainer.finished` belongs in a thread."""
+        return len(self.prompt.ids) > LONG_PROMPT
 
     def header(self) -> str:
         """Return the explanation as a header's value."""

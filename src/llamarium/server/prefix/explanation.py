@@ -7,7 +7,7 @@ from typing import Any
 
 from llamarium.engine.prefix import Key, block_keys
 from llamarium.server.prefix.compare import Difference, Reason, Shared, differences, shared_tokens
-from llamarium.server.prefix.fields import Field, PromptParts, Value, digest_fields
+from llamarium.server.prefix.fields import Field, PromptParts, Value, digest_fields, pack
 from llamarium.server.prefix.memory import PromptRecord
 from llamarium.tokenizer.base import Tokenizer
 
@@ -116,7 +116,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that is compared with earlier ones: its ids, their prefix keys, and its fields."""
+    """A prompt that is compared with earlier ones: its ids, their prefix keys, and its fields, also packed."""
 
     owner: Key
     root: Key
@@ -124,25 +124,24 @@ class Prompt:
     block_size: int
     values: list[Value]
     fields: list[Field]
+    packed: bytes
     keys: list[Key] = field(default_factory=list[Key])
 
     @classmethod
     def of(cls, owner: Key, root: Key, ids: Sequence[int], block_size: int, parts: PromptParts) -> "Prompt":
         """Return a prompt of an owner, whose first block goes on from the key `root`."""
         values = parts.values()
-        return cls(
-            owner, root, tuple(ids), block_size, values, digest_fields(values, owner.hex()),
-            block_keys(root, ids, block_size),
-        )  # fmt: skip
+        fields, keys = digest_fields(values, owner.hex()), block_keys(root, ids, block_size)
+        return cls(owner, root, tuple(ids), block_size, values, fields, pack(fields), keys)
 
     def record(self, answer_ids: Sequence[int] = (), answer: Sequence[Value] = ()) -> PromptRecord:
         """Return what is kept of it, with an answer; its last token is never in the cache."""
-        ids, size = (*self.ids, *answer_ids[:-1]), self.block_size
-        start = len(self.keys) * size
-        keys = [*self.keys, *block_keys(self.keys[-1] if self.keys else self.root, ids[start:], size)]
-        fields = [*self.fields, *digest_fields(answer, self.owner.hex())]
+        size, start = self.block_size, len(self.keys) * self.block_size
+        rest = (*self.ids[start:], *answer_ids[:-1])  # after the prompt's last whole block
+        new = block_keys(self.keys[-1] if self.keys else self.root, rest, size)
+        packed = self.packed + pack(digest_fields(answer, self.owner.hex()))
         return PromptRecord.of(
-            self.owner, self.root, keys, ids[len(keys) * size :], len(self.ids), fields, len(self.fields)
+            self.owner, self.root, self.keys + new, rest[len(new) * size :], len(self.ids), packed, len(self.fields)
         )
 
 

@@ -219,6 +219,11 @@ def unpack(packed: bytes) -> list[Field]:
     ]
 
 
+def exact_digests(packed: bytes) -> set[int]:
+    """Return the exact digests of packed fields."""
+    return {one[0] for one in _PACKED.iter_unpack(packed)}
+
+
 def _digest(owner: str) -> Callable[[str], int]:
     salt = hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from llamarium.engine.prefix import Key
-from llamarium.server.prefix.fields import Field, pack, unpack
+from llamarium.server.prefix.fields import Field, exact_digests, unpack
 
 BYTES_PER_BLOCK = 64
 """Of the memory of earlier prompts, for each block of the prefix cache."""
@@ -44,7 +44,7 @@ class PromptRecord:
     _exact: "array[int]" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_exact", array("Q", {one.exact for one in unpack(self.packed)}))
+        object.__setattr__(self, "_exact", array("Q", exact_digests(self.packed)))
 
     @classmethod
     def of(
@@ -54,11 +54,11 @@ class PromptRecord:
         keys: Sequence[Key],
         tail: Sequence[int],
         num_prompt: int,
-        fields: Sequence[Field],
+        packed: bytes,
         num_prompt_fields: int,
     ) -> "PromptRecord":
-        """Return a record of a prompt's keys, its last tokens and its fields."""
-        return cls(owner, root, b"".join(keys), array("i", tail), num_prompt, pack(fields), num_prompt_fields)
+        """Return a record of a prompt's keys, its last tokens and its packed fields."""
+        return cls(owner, root, b"".join(keys), array("i", tail), num_prompt, packed, num_prompt_fields)
 
     @property
     def fields(self) -> list[Field]:
