@@ -185,7 +185,7 @@ def test_what_changes_nothing_here_is_taken(running: Running, path: str, more: d
         {"mirostat": 2}, {"dry_multiplier": 0.8}, {"bad_words": ["x"]}, {"typical_p": 0.9}, {"top_n_sigma": 1.5},
         {"skip_special_tokens": False}, {"include_stop_str_in_output": True}, {"extra_body": {"top_k": 1}},
         {"chat_template": "{{ messages }}"}, {"repeat_penalty": 1.1}, {"truncate_prompt_tokens": 5},
-        {"regex": "a"}, {"choice": ["a"]}, {"lark": 'start: "a"'}, {"json_object": True}, {"response_schema": {}},
+        {"structural_tag": {}}, {"choice": ["a"]}, {"lark": 'start: "a"'}, {"json_object": True}, {"response_schema": {}},
         {"stop_regex": "a"}, {"sampling_seed": 1}, {"temp": 0.5}, {"num_return_sequences": 3},
         {"custom_logit_processor": "x"}, {"enable_thinking": False}, {"parameters": {"max_new_tokens": 3}},
         {"sampling_params": {"temperature": 0}},

@@ -84,10 +84,14 @@ def test_forms_as_vllm_has_them_hold_everywhere(running: Running, form: dict[str
     ("fields", "pattern"),
     [
         ({"json_schema": {"const": [1, "x"]}}, r'\s*\[\s*1\s*,\s*"x"\s*\]'),
+        ({"json_schema": '{"const": [1, "x"]}'}, r'\s*\[\s*1\s*,\s*"x"\s*\]'),
         ({"grammar": 'root ::= "a" [xy] "."'}, r"a[xy]\."),
+        ({"ebnf": 'root ::= "a" [xy] "."', "grammar": ""}, r"a[xy]\."),
+        ({"ebnf": 'start: "a" /[xy]/ "."'}, r"a[xy]\."),
+        ({"regex": "[a-f]{4}-[0-9]{2}", "json_schema": None}, "[a-f]{4}-[0-9]{2}"),
     ],
 )
-def test_forms_as_llama_server_has_them(running: Running, fields: dict[str, Any], pattern: str) -> None:
+def test_forms_as_llama_server_and_sglang_have_them(running: Running, fields: dict[str, Any], pattern: str) -> None:
     chat = running.post(**WILD, **fields, seed=1).json()["choices"][0]["message"]["content"]
     plain = running.post("/v1/completions", prompt="A", temperature=1.5, max_tokens=150, **fields).json()
     assert re.fullmatch(pattern, chat) and re.fullmatch(pattern, plain["choices"][0]["text"])

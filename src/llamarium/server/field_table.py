@@ -128,7 +128,7 @@ GENERATION: Row = {
     **_refused("give seed", random_seed=(), sampling_seed=()),
     **_refused("give n", num_return_sequences=1),
     **_refused("give logprobs", n_probs=0, post_sampling_probs=False),
-    **_refused("give structured_outputs", ebnf=(), structural_tag=(), format="", regex="", choice=[], lark=""),
+    **_refused("give structured_outputs", ebnf="", structural_tag=(), format="", regex="", choice=[], lark=""),
     **_refused("give response_format", guided_json_object=False, json_object=False, response_schema=()),
     **_refused("give a system message", safe_prompt=False),
     **_refused("answers hold nothing of the prompt", return_full_text=False),

@@ -52,9 +52,11 @@ class Formed(Sampling):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # as llama-server has them
-    json_schema: dict[str, Any] | None = None
+    # as llama-server and SGLang have them
+    json_schema: dict[str, Any] | str | None = None
     grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     # as earlier versions of vLLM had them
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -63,8 +65,8 @@ class Formed(Sampling):
 
 
 def form_of(body: Formed) -> Form | None:
-    """Return the form of a request's answer, or None for any text."""
-    given = {name: value for name in _FORMS if (value := getattr(body, name)) is not None}
+    """Return the form of a request's answer, or None for any text, as which an empty text counts."""
+    given = {name: value for name in _FORMS if (value := getattr(body, name)) not in (None, "")}
     if body.response_format is not None and body.response_format.type == "text":
         if body.response_format.json_schema is not None:
             raise misplaced("response_format.json_schema", "is given, and response_format.type is text")
@@ -121,6 +123,8 @@ _FORMS: Mapping[str, str] = {
     "structured_outputs": "",
     "json_schema": "json",
     "grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
