@@ -85,6 +85,13 @@ def test_forms_as_vllm_has_them_hold_everywhere(running: Running, form: dict[str
     [
         ({"json_schema": {"const": [1, "x"]}}, r'\s*\[\s*1\s*,\s*"x"\s*\]'),
         ({"json_schema": '{"const": [1, "x"]}'}, r'\s*\[\s*1\s*,\s*"x"\s*\]'),
+        ({"response_format": {"type": "json_object", "schema": {"const": [1, "x"]}}}, r'\s*\[\s*1\s*,\s*"x"\s*\]'),
+        ({"response_format": {"type": "json_schema", "schema": {"const": [1, "x"]}}}, r'\s*\[\s*1\s*,\s*"x"\s*\]'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {"const": 1}}}},
+            r"\s*1",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 1}}}}, r"\s*1"),
         ({"grammar": 'root ::= "a" [xy] "."'}, r"a[xy]\."),
         ({"ebnf": 'root ::= "a" [xy] "."', "grammar": ""}, r"a[xy]\."),
         ({"ebnf": 'start: "a" /[xy]/ "."'}, r"a[xy]\."),
@@ -138,6 +145,13 @@ def test_an_object_that_says_nothing_of_others_is_closed_by_strict_and_opened_by
             "response_format.json_schema.schema",
             "uniqueItems",
         ),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "type is text"),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"name": "x", "schema": {}}}},
+            "response_format.schema",
+            "give one",
+        ),
+        ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format.schema", "compiled"),
         ({"structured_outputs": {"regex": "(", "choice": ["a"]}}, "structured_outputs", "2 are given"),
         ({"json_schema": {"not": {}}}, "json_schema", "cannot be compiled"),
         ({"grammar": "root"}, "grammar", "cannot be read"),

@@ -201,7 +201,7 @@ def test_bytes_are_refused_or_honoured(client: httpx.Client) -> None:
         (HELLO | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (HELLO | {"cache_salt": ""}, "cache_salt"),
         (HELLO | {"response_format": {"type": "xml"}}, "response_format.type"),
-        (HELLO | {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
+        (HELLO | {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
         (HELLO | {"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": HELLO["messages"], "max_completion_tokens": 0}, "max_completion_tokens"),
         (HELLO | {"messages": []}, "messages"),

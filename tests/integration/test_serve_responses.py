@@ -445,7 +445,7 @@ DEEP_PATH = "tools[0].parameters" + ".properties.a" * 16 + ".type"
         ({"input": [*DIALOG, *CALLS, RESULT]}, "input[2].call_id"),
         ({"input": [*DIALOG, CALLS[0] | {"arguments": "3"}, RESULT]}, "input[1].arguments"),
         ({"input": [*DIALOG, *CALLS[:1], CALLS[1] | {"arguments": "[1]"}, RESULT]}, "input[2].arguments"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "name": "x"}}}, "text.format.name"),
         (

@@ -13,7 +13,6 @@ from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.openai.fields import Sampling
 
-_MAX_NAME_CHARACTERS = 64
 _LARK_RULE = re.compile(r"^\s*[?!]?\w+(\.\d+)?\s*:", re.MULTILINE)
 
 
@@ -23,17 +22,18 @@ class JsonSchema(Body):
     `strict` refuses those keywords, and closes objects (`--open-objects`).
     """
 
-    name: str = Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARACTERS}}}$")
+    name: str | None = None  # of no effect
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(Body):
-    """OpenAI's form: any text, any JSON object, or a JSON schema."""
+    """OpenAI's form: any text, any JSON object, or a JSON schema; `schema` is llama-server's place for it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class StructuredOutputs(Body):
@@ -68,8 +68,8 @@ def form_of(body: Formed) -> Form | None:
     """Return the form of a request's answer, or None for any text, as which an empty text counts."""
     given = {name: value for name in _FORMS if (value := getattr(body, name)) not in (None, "")}
     if body.response_format is not None and body.response_format.type == "text":
-        if body.response_format.json_schema is not None:
-            raise misplaced("response_format.json_schema", "is given, and response_format.type is text")
+        for name in _schemas_in(body.response_format):
+            raise misplaced(f"response_format.{name}", "is given, and response_format.type is text")
         del given["response_format"]
     if len(given) > 1:
         one, other = [*given][:2]
@@ -84,7 +84,16 @@ def form_of(body: Formed) -> Form | None:
     return name, _READERS[_FORMS[name]](value)
 
 
+def _schemas_in(asked: ResponseFormat) -> list[str]:
+    values = {"json_schema": asked.json_schema, "schema": asked.schema_}
+    return [name for name, value in values.items() if value is not None]
+
+
 def _of_openai(asked: ResponseFormat) -> Form:
+    if len(_schemas_in(asked)) > 1:
+        raise misplaced("response_format.schema", "is given beside response_format.json_schema; give one")
+    if asked.schema_ is not None:
+        return "response_format.schema", schema_reader(asked.schema_)
     if asked.json_schema is None:
         if asked.type == "json_schema":
             raise missing("response_format.json_schema")
@@ -93,7 +102,7 @@ def _of_openai(asked: ResponseFormat) -> Form:
         raise misplaced("response_format.json_schema", f"is given, and response_format.type is {asked.type}")
     schema = asked.json_schema.schema_
     if schema is None:
-        raise ApiError(400, "the schema is missing", param="response_format.json_schema.schema")
+        raise missing("response_format.json_schema.schema")
     return "response_format.json_schema.schema", schema_reader(schema, asked.json_schema.strict)
 
 

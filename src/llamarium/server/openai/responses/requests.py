@@ -83,7 +83,7 @@ class TextFormat(Body):
     """
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: str | None = None  # of no effect
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -150,7 +150,6 @@ def form_of(body: ResponseRequest) -> Form | None:
                 param = f"text.format.{name}"
                 raise ApiError(400, f"{param} is given, and text.format.type is {asked.type}", param=param)
         return None if asked.type == "text" else ("text.format", lambda _: Grammar.json_object())
-    for name in ("name", "schema"):
-        if own[name] is None:
-            raise missing(f"text.format.{name}")
-    return "text.format.schema", schema_reader(asked.schema_ or {}, asked.strict)
+    if asked.schema_ is None:
+        raise missing("text.format.schema")
+    return "text.format.schema", schema_reader(asked.schema_, asked.strict)
