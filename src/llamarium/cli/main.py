@@ -65,6 +65,7 @@ COMMANDS: Mapping[str, str] = {
     "finetune": "teach a model by examples: all weights, LoRA or QLoRA",
     "dpo": "teach a model by preferences: of two answers, the better one",
     "grpo": "teach a model by rewards: a function rates its answers",
+    "data": "show how training data is understood, and what is wrong with it",
     "merge": "merge a LoRA adapter into its base model",
     "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",
@@ -82,7 +83,7 @@ TRAINING = frozenset({"pretrain", "experiment", "finetune", "dpo", "grpo"})
 
 PEERS_OPTIONS: Mapping[str, str] = {
     "--lora-r": "--rank", "--lora-rank": "--rank", "--lora-alpha": "--alpha", "--lora-dropout": "--dropout",
-    "--lr": "--learning-rate", "--epochs": "--steps", "--batch-size": "--batch-rows", "--max-seq-len": "--context",
+    "--lr": "--learning-rate", "--too-long": "--truncate", "--batch-size": "--batch-rows", "--max-seq-len": "--context",
     "--max-new-tokens": "--max-tokens", "--n-predict": "--max-tokens", "--temp": "--temperature",
     "--repeat-penalty": "--repetition-penalty", "--ctx-size": "--max-context", "--max-model-len": "--max-context",
     "--parallel": "--max-num-seqs", "--lora": "--adapter", "--tokens": "--positions", "--n": "--num-answers",

@@ -25,6 +25,7 @@ from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example, read_dialogs
+from llamarium.train.data.marked import add_marked
 from llamarium.train.data.mixture import Mixture
 
 if TYPE_CHECKING:
@@ -257,10 +258,7 @@ def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[
 
 
 def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
-    """Format a row: learned text in green and within ⟦ ⟧, context dim.
-
-    Control tokens are spelled out, and characters that could control a terminal are escaped.
-    """
+    """Format a row, its learned tokens marked; see `add_marked`."""
     from rich.text import Text
 
     shown = Text()
@@ -268,15 +266,7 @@ def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
         if not learned.any():
             shown.append(f"── {len(ids)} tokens without anything to learn (padding)\n", "bold")
             continue
-        shown.append(f"── example {number + 1}: {len(ids)} tokens, {int(learned.sum())} learned\n", "bold")
-        borders = np.flatnonzero(np.diff(learned)) + 1
-        for part, learns in zip(np.split(ids, borders), np.split(learned, borders), strict=True):
-            text = visible(tokenizer.decode(part.tolist(), skip_special_tokens=False))
-            if learns[0]:
-                shown.append(f"⟦{text}⟧", "bold green")
-            else:
-                shown.append(text, "dim")
-        shown.append("\n")
+        add_marked(shown, f"example {number + 1}", ids, learned, tokenizer)
     return shown
 
 
@@ -290,8 +280,3 @@ def _examples(batch: TrainingBatch, row: int) -> Iterator[Example]:
         tokens = np.concatenate((ids[start:stop], [last]))
         count = len(tokens) if last != IGNORED else len(tokens) - 1
         yield Example(tokens[:count], learned[:count])
-
-
-def visible(text: str) -> str:
-    """Return a text for a terminal, its control characters escaped."""
-    return "".join(c if c.isprintable() or c == "\n" else escape(c) for c in text)

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.datasets.forms import Plain, Record, Understand, example_of
+from llamarium.datasets.forms import Plain, Record, Understand, example_of, prompt_of
 from llamarium.datasets.messages import ASSISTANT, other_keys
 from llamarium.datasets.rows import BadRow, Reading, Row, Tally
 from llamarium.datasets.sources import document_ids, read_rows
@@ -23,7 +23,8 @@ from llamarium.errors import LlamariumError, TrainingError, escape
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.format import ChatFormat, Part
 
-_ROWS_AT_ONCE = 400
+ROWS_AT_ONCE = 400
+"""Rows that are encoded together: a chat template is a process."""
 
 T = TypeVar("T")
 
@@ -75,10 +76,10 @@ def read_dialogs(
     counts = tally or Tally(escape(source), reading or Reading())
     examples: list[Example] = []
     rows = read_rows(str(source), counts)
-    while chunk := [*islice(rows, _ROWS_AT_ONCE)]:
+    while chunk := [*islice(rows, ROWS_AT_ONCE)]:
         for row, records, encoded in encoded_rows(chunk, tokenizer, counts, chat=chat, understand=understand):
             with counts.at(row.place):
-                examples += finish([_example(record, parts) for record, parts in zip(records, encoded, strict=True)])
+                examples += finish([joined(record, parts) for record, parts in zip(records, encoded, strict=True)])
     if not examples:
         why = f" ({counts.problems[0].place}: {counts.problems[0].problem})" if counts.problems else ""
         raise TrainingError(f"{escape(source)}: holds no example{why}; expected a JSON object on each line, or rows")
@@ -108,6 +109,25 @@ def encoded_rows(
                 encoded.append(parts if isinstance(parts, list) else _continuation(record, tokenizer))
         if len(encoded) == len(records):
             yield row, records, encoded
+
+
+def encoded_prompts(
+    rows: Sequence[Row], tokenizer: Tokenizer, tally: Tally, *, chat: bool
+) -> Iterator[tuple[Row, Record, list[int]]]:
+    """Yield rows that are prompts, with their records and ids; rows that cannot be encoded are `tally`'s."""
+    form = tokenizer.chat_format if chat else None
+    understood = understood_rows(rows, form, tally, prompt_of)
+    dialogs = [record for _, (record,) in understood] if form is not None else []
+    encoded = iter(()) if form is None else each_or_error(form.prompts_of, dialogs)
+    for row, (record,) in understood:
+        ids: list[int] = []
+        with tally.at(row.place):
+            found = next(encoded) if form is not None else tokenizer.encode(_plain_prompt(record, tokenizer))
+            if isinstance(found, LlamariumError):
+                raise found
+            ids = found
+        if ids:
+            yield row, record, ids
 
 
 def understood_rows(
@@ -174,6 +194,13 @@ def _continuation(record: Record, tokenizer: Tokenizer) -> list[Part]:
     return [(tokenizer.encode(written_prompt(plain)), False), (learned, True)]
 
 
+def _plain_prompt(record: Record, tokenizer: Tokenizer) -> str:
+    """Return a prompt as a text, without a dialog format."""
+    if record.plain is None:
+        raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
+    return written_prompt(record.plain)
+
+
 def written_prompt(plain: Plain) -> str:
     """Return a prompt as a base model is given it: an instruction within Alpaca's template."""
     if plain.input is None:
@@ -181,7 +208,7 @@ def written_prompt(plain: Plain) -> str:
     return (_ALPACA_INPUT if plain.input else _ALPACA).format(instruction=plain.prompt, input=plain.input)
 
 
-def _example(record: Record, parts: Sequence[Part]) -> Example:
+def joined(record: Record, parts: Sequence[Part]) -> Example:
     """Join the parts of an example; TrainingError if nothing of it is learned."""
     answers = [
         weight for message, weight in zip(record.messages, record.weights, strict=False) if message["role"] == ASSISTANT
@@ -202,3 +229,15 @@ def _example(record: Record, parts: Sequence[Part]) -> Example:
             "has nothing to learn: no message is the assistant's, all weights are 0, or there is one token"
         )
     return Example(ids, learned, record.form, None if (weights[learned] == 1).all() else weights)
+
+
+def checked_pair(pair: list[Example]) -> list[Example]:
+    """Return a pair of which one answer can be preferred; TrainingError for others."""
+    chosen, rejected = pair
+    if np.array_equal(chosen.ids, rejected.ids):
+        raise TrainingError("chosen and rejected are the same tokens, of which neither can be preferred")
+    if chosen.ids[0] != rejected.ids[0]:
+        raise TrainingError(
+            "nothing stands before the answers, whose first tokens cannot be learned then; write a prompt"
+        )
+    return pair

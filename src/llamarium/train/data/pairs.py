@@ -8,28 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from llamarium.datasets.forms import pair_of
-from llamarium.errors import TrainingError
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.dialog_rows import DialogRows
-from llamarium.train.data.dialogs import Example, read_dialogs
-
-
-def checked_pair(pair: list[Example]) -> list[Example]:
-    """Return a pair of which one answer can be preferred; TrainingError for others."""
-    chosen, rejected = pair
-    if np.array_equal(chosen.ids, rejected.ids):
-        raise TrainingError("chosen and rejected are the same tokens, of which neither can be preferred")
-    if chosen.ids[0] != rejected.ids[0]:
-        raise TrainingError(
-            "nothing stands before the answers, whose first tokens cannot be learned then; write a prompt"
-        )
-    return pair
-
+from llamarium.train.data.dialogs import checked_pair, read_dialogs
 
 read_pairs = partial(read_dialogs, understand=pair_of, finish=checked_pair)
 """Read the pairs of a source: two examples of each row, the chosen one first. See `read_dialogs`."""

@@ -7,24 +7,21 @@ Other fields of a row, as "answer" here, are the reward's.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 
-from llamarium.datasets.forms import Record, prompt_of
-from llamarium.datasets.rows import Reading, Row, Tally
+from llamarium.datasets.rows import Reading, Tally
 from llamarium.datasets.sources import read_rows
-from llamarium.errors import LlamariumError, TrainingError, escape, warn_caller
+from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.dialog_rows import Truncate
-from llamarium.train.data.dialogs import each_or_error, understood_rows
+from llamarium.train.data.dialogs import ROWS_AT_ONCE, encoded_prompts
 from llamarium.train.data.mixture import Mixture
-
-_ROWS_AT_ONCE = 400
 
 
 class Prompt(NamedTuple):
@@ -121,8 +118,9 @@ def _read(
     """Read the prompts of one source; arguments and errors as `PromptRows.from_file`."""
     tally, prompts = Tally(escape(name), reading), list[Prompt]()
     rows = read_rows(name, tally)
-    while chunk := [*islice(rows, _ROWS_AT_ONCE)]:
-        prompts += _encoded(chunk, tokenizer, tally, chat=chat)
+    while chunk := [*islice(rows, ROWS_AT_ONCE)]:
+        for row, record, ids in encoded_prompts(chunk, tokenizer, tally, chat=chat):
+            prompts.append(Prompt(tuple(ids), row.fields, row.place, str(record.messages[-1].get("content"))))
     room = context - max_tokens
     fitting = [prompt for prompt in prompts if len(prompt.ids) <= room]
     if len(fitting) < len(prompts):
@@ -144,24 +142,3 @@ def _read(
         raise TrainingError(f"{escape(name)}: holds no prompt; expected a JSON object on each line, or rows")
     tally.warn()
     return fitting
-
-
-def _encoded(rows: Sequence[Row], tokenizer: Tokenizer, tally: Tally, *, chat: bool) -> Iterator[Prompt]:
-    form = tokenizer.chat_format if chat else None
-    records = understood_rows(rows, form, tally, prompt_of)
-    dialogs = [record for _, (record,) in records] if form is not None else []
-    encoded = iter(()) if form is None else each_or_error(form.prompts_of, dialogs)
-    for row, (record,) in records:
-        with tally.at(row.place):
-            ids = next(encoded) if form is not None else tokenizer.encode(_prompt(record, tokenizer))
-            if isinstance(ids, LlamariumError):
-                raise ids
-            if ids:
-                yield Prompt(tuple(ids), row.fields, row.place, str(record.messages[-1].get("content")))
-
-
-def _prompt(record: Record, tokenizer: Tokenizer) -> str:
-    """Return a prompt as a text, without a dialog format."""
-    if record.plain is None:
-        raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
-    return record.plain.prompt

@@ -16,7 +16,7 @@ from llamarium.errors import TrainingError, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train import finetune
 from llamarium.train.config import GRPOConfig
-from llamarium.train.data.dialog_rows import visible
+from llamarium.train.data.marked import visible
 from llamarium.train.data.prompts import PromptRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.group_policy import GroupPolicy

@@ -1,0 +1,166 @@
+"""Look at a data set before it is trained on: what its rows are, how long, and what is wrong with them."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from llamarium.datasets.forms import Record, Understand, example_of, pair_of, prompt_of
+from llamarium.datasets.rows import Reading, Row, Tally
+from llamarium.datasets.sources import read_rows
+from llamarium.errors import LlamariumError, TrainingError, escape, show_value
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.chat.format import Part
+from llamarium.train.data.dialogs import (
+    ROWS_AT_ONCE,
+    Example,
+    checked_pair,
+    encoded_prompts,
+    encoded_rows,
+    joined,
+)
+
+Purpose = Literal["auto", "finetune", "dpo", "grpo"]
+
+_UNDERSTAND: Mapping[str, Understand] = {"finetune": example_of, "dpo": pair_of, "grpo": prompt_of}
+_SHARES = (0.0, 0.5, 0.95, 1.0)
+
+
+class Sample(NamedTuple):
+    """One of the examples that are shown: where it stands, and its ids."""
+
+    place: str
+    example: Example
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is known of a data set.
+
+    Attributes:
+        source: Its name.
+        purpose: The command that it is for.
+        tally: Counts of rows, problems, and what is not read.
+        forms: Numbers of rows by the first field of their form.
+        roles: Numbers of messages by role.
+        num_with_tools: Rows that describe tools.
+        lengths: Of each example in tokens; a pair is two.
+        num_learned: Learned tokens of all examples.
+        samples: The first examples.
+    """
+
+    source: str
+    purpose: str
+    tally: Tally
+    forms: Counter[str] = field(default_factory=Counter[str])
+    roles: Counter[str] = field(default_factory=Counter[str])
+    num_with_tools: int = 0
+    lengths: "array[int]" = field(default_factory=lambda: array("i"))
+    num_learned: int = 0
+    samples: list[Sample] = field(default_factory=list[Sample])
+
+    @property
+    def quantiles(self) -> list[int]:
+        """The shortest length, the median, the one that 95 % do not exceed, and the longest; none without examples."""
+        if not self.lengths:
+            return []
+        return [int(value) for value in np.quantile(np.array(self.lengths), _SHARES, method="inverted_cdf")]
+
+    def num_longer(self, context: int) -> int:
+        """Return the number of examples that no row of `context` tokens holds."""
+        return int((np.array(self.lengths) - 1 > context).sum())
+
+    def add(self, row: Row, records: Sequence[Record], examples: Sequence[Example], num_samples: int) -> None:
+        """Count a row; the examples of the first rows are kept."""
+        self.forms[records[0].form] += 1
+        self.num_with_tools += bool(records[0].tools)
+        for record, example in zip(records, examples, strict=True):
+            self.roles.update(message["role"] for message in record.messages)
+            self.lengths.append(len(example.ids))
+            self.num_learned += int(example.learned.sum())
+            if len(self.samples) < num_samples:
+                self.samples.append(Sample(row.place, example))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        tally = self.tally
+        return {
+            "source": self.source,
+            "purpose": self.purpose,
+            "rows": tally.num_rows,
+            "bad_rows": tally.num_skipped,
+            "problems": [{"place": bad.place, "problem": bad.problem} for bad in tally.problems],
+            "forms": dict(self.forms),
+            "roles": dict(self.roles),
+            "rows_with_tools": self.num_with_tools,
+            "not_read": dict(tally.unread),
+            "tokens": sum(self.lengths),
+            "learned_tokens": self.num_learned,
+            "lengths": dict(zip(("min", "median", "p95", "max"), self.quantiles, strict=False)),
+        }
+
+
+def survey(
+    source: str,
+    tokenizer: Tokenizer,
+    *,
+    purpose: Purpose = "auto",
+    reading: Reading | None = None,
+    chat: bool = True,
+    max_rows: int | None = None,
+    num_samples: int = 3,
+) -> Survey:
+    """Read a data set as training does, and count; rows that cannot be used are problems of the tally.
+
+    Only lengths are kept of the rows, 4 bytes each, so a data set may be larger than memory. `purpose` "auto" is that
+    of the first row. TrainingError for a source that cannot be read to its end.
+    """
+    if purpose not in get_args(Purpose):
+        raise TrainingError(f"purpose is {show_value(purpose)}; expected {', '.join(get_args(Purpose))}")
+    given = reading or Reading()
+    tally = Tally(escape(source), Reading(given.columns, given.roles, skip_bad=True))
+    found = Survey(source, purpose, tally)
+    rows = islice(read_rows(source, tally), max_rows)
+    while chunk := [*islice(rows, ROWS_AT_ONCE)]:
+        if found.purpose == "auto":
+            found.purpose = _purpose_of(chunk[0].fields, tally.reading)
+        for row, records, examples in _examples(found, chunk, tokenizer, chat=chat):
+            with tally.at(row.place):
+                found.add(row, records, examples(), num_samples)
+    found.purpose = "finetune" if found.purpose == "auto" else found.purpose
+    return found
+
+
+def _purpose_of(fields: Mapping[str, Any], reading: Reading) -> str:
+    """Return the command that the first row is for."""
+    for purpose in ("dpo", "finetune", "grpo"):
+        try:
+            _UNDERSTAND[purpose](fields, reading)
+        except LlamariumError:
+            continue
+        return purpose
+    return "finetune"
+
+
+def _examples(
+    found: Survey, rows: Sequence[Row], tokenizer: Tokenizer, *, chat: bool
+) -> Iterator[tuple[Row, Sequence[Record], Callable[[], list[Example]]]]:
+    """Yield rows, their records and a function for their examples, which may raise; of a prompt nothing is learned."""
+    if found.purpose == "grpo":
+        for row, record, ids in encoded_prompts(rows, tokenizer, found.tally, chat=chat):
+            example = Example(np.array(ids, np.int32), np.zeros(len(ids), np.bool_), record.form)
+            yield row, [record], partial(list[Example], [example])
+        return
+    how = {"chat": chat, "understand": _UNDERSTAND[found.purpose]}
+    for row, records, encoded in encoded_rows(rows, tokenizer, found.tally, **how):  # pyright: ignore[reportArgumentType]
+        yield row, records, partial(_joined, records, encoded, is_pair=found.purpose == "dpo")
+
+
+def _joined(records: Sequence[Record], encoded: Sequence[list[Part]], *, is_pair: bool) -> list[Example]:
+    examples = [joined(record, parts) for record, parts in zip(records, encoded, strict=True)]
+    return checked_pair(examples) if is_pair else examples
