@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llamarium.cli.options import add_type, named_folder
 from llamarium.errors import escape
-from llamarium.train.config import RunConfig, kind_of
+from llamarium.train.config import RunConfig
 from llamarium.train.report.trackers import TRACKERS
+from llamarium.train.setting_checks import kind_of
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -25,18 +25,30 @@ from llamarium.train.setup import Setup
 def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[ProcessGroup], Setup]) -> int:
     """Run to the end and return the exit code: 0, or 128 and the signal that ended it early."""
     set_threads(config.threads)
+
+    def prepared(process_group: ProcessGroup) -> Setup:
+        nonlocal config
+        setup = prepare(process_group)
+        config = setup.config  # whose steps are counted, if they were given as epochs or tokens
+        return setup
+
+    @contextmanager
+    def watch(tracking: Iterable[Emit]) -> Generator[Emit]:
+        with watching(config.steps, tracking, json=args.json) as tell:
+            yield tell
+
     with init_process_group(config) as process_group:
         is_first, named, out = process_group.is_rank_zero, args.out, args.out.absolute()  # whatever a reward changes to
         if is_first and args.resume and not out.exists():
             note(f"no run in {named} yet: this begins one")
         with trackers(args.report_to if is_first else (), out) as tracking:
             ending = conduct(
-                lambda: prepare(process_group),
+                lambda: prepared(process_group),
                 out,
                 process_group=process_group,
                 resume=args.resume,
                 allow_changes=args.allow_changes,
-                watch=watching(config.steps, tracking, json=args.json),
+                watch=watch(tracking),
             )
         if is_first and (args.report or is_report(out / "report.html")):
             note(f"report: {named / write_report(out).name}")

@@ -61,6 +61,7 @@ Data = str | Mapping[str, float]
 
 _NO_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json")  # what `save_to_disk` writes beside the rows
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?", re.ASCII)
+_OF_PYTHON = "rows-of-python:"
 _HELD: dict[str, list[Row]] = {}  # of Python, by the name that stands for them
 
 
@@ -97,7 +98,7 @@ def named_rows(data: Any) -> Generator[Any]:
     digest = hashlib.sha256()
     for row in held:
         digest.update(json.dumps(row.fields, sort_keys=True, default=repr).encode())
-    name = f"rows-of-python:{digest.hexdigest()[:16]}"
+    name = f"{_OF_PYTHON}{digest.hexdigest()[:16]}"
     _HELD[name] = held
     try:
         yield name
@@ -229,6 +230,8 @@ def _find(
         (*SUFFIXES, *OF_ROWS, *COMPRESSED)
     ):  # which is a file that is not there
         return partial(_stamp_hub, *hub.group("repo", "subset")), partial(_read_hub, *hub.group("repo", "subset"))
+    if source.startswith(_OF_PYTHON):
+        raise TrainingError("data is rows of Python, which are not kept; give them again, in Python (data=...)")
     raise TrainingError(
         f"no data called {show_value(source)}: no file or folder of that name, no text in the package (there is "
         f"{BUNDLED[0]}), and not spelled like a hub data set (org/name or org/name:subset)"

@@ -5,25 +5,23 @@ starts the same run again.
 """
 
 import dataclasses
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_type_hints
 
 from llamarium.datasets.rows import Reading
 from llamarium.datasets.sources import Data, parse_data
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.quant.formats import chosen_type
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
+from llamarium.train.setting_checks import check_setting
 from llamarium.train.settings_file import read_toml, renamed, toml_value
 
 DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
 ROWS_HELP = "a .jsonl or .parquet file, a folder, org/name on the hub, or several (a.jsonl=2,b.jsonl=1), of rows with "
 
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
-_LARGEST = 2**63  # of numbers that have no bound of their own
-_HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
 
 SHAPE = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -31,6 +29,7 @@ SHAPE = (
 )  # fmt: skip
 """Settings that change a preset's shape."""
 
+_LENGTHS = ("steps", "epochs", "tokens")
 _OF_SCRATCH = ("preset", "tokenizer", "vocab_size", *SHAPE)
 _OF_ADAPTERS = ("rank", "alpha", "target_modules", "rslora", "dora")
 # Settings that count only where another one has one of these values.
@@ -54,6 +53,8 @@ class RunConfig:
 
     # the recipe
     steps: int = _setting(2000, "optimizer steps", 1)
+    epochs: float | None = _setting(None, "passes over the data, instead of steps", 1e-6, 1e6)
+    tokens: int | None = _setting(None, "tokens that are trained on, instead of steps", 1)
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
     optimizer: OptimizerName | None = _setting(
@@ -100,13 +101,15 @@ class RunConfig:
             object.__setattr__(self, "data", parse_data(data))
         hints = get_type_hints(type(self))
         for item in dataclasses.fields(self):
-            _check(item, hints[item.name], getattr(self, item.name))
+            check_setting(item, hints[item.name], getattr(self, item.name))
         for name, (other, wanted) in _NEEDS.items():
             if hasattr(self, name) and self.changed([name]) and getattr(self, other) not in wanted:
                 raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
         if self.patience and not getattr(self, "validation", 1):
             raise TrainingError("patience: of no effect where validation is 0; leave it out")
         _refuse_brought(self)
+        if len(lengths := self.changed(_LENGTHS)) > 1:
+            raise TrainingError(f"{' and '.join(lengths)} are given; expected one of {', '.join(_LENGTHS)}")
         if self.num_warmup_steps > self.steps:
             raise TrainingError(f"warmup_steps is {self.warmup_steps}; expected at most steps, which is {self.steps}")
 
@@ -144,6 +147,8 @@ class RunConfig:
         known = [item.name for item in dataclasses.fields(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
+        if any(name in flags for name in _LENGTHS):  # a flag takes the place of all that the file says of the length
+            settings = {name: value for name, value in settings.items() if name not in _LENGTHS}
         name, before = flags.get("optimizer"), settings.get("optimizer")
         if name and before not in (None, name) and "learning_rate" in settings.keys() - flags.keys():
             raise TrainingError(f"{where}learning_rate is that of {escape(before)}; give one beside optimizer {name}")
@@ -355,6 +360,12 @@ class ExperimentConfig(PretrainConfig):
         None, "tied: two more runs whose embedding begins with this deviation; nn.Embedding's is 1", 1e-6, 100.0
     )
 
+    def __post_init__(self) -> None:
+        """Check types and ranges; the runs of an experiment have the same number of steps."""
+        RunConfig.__post_init__(self)
+        if given := self.changed(["epochs", "tokens"]):
+            raise TrainingError(f"{given[0]}: of no effect on an experiment; give steps")
+
 
 def _refuse_brought(config: RunConfig, given: Collection[str] | None = None) -> None:
     """Refuse what a model or an adapter brings: settings that are `given`, else those that are not defaults."""
@@ -362,32 +373,3 @@ def _refuse_brought(config: RunConfig, given: Collection[str] | None = None) -> 
         if hasattr(config, names[0]) and getattr(config, other):
             for name in config.changed(names) if given is None else filter(given.__contains__, names):
                 raise TrainingError(f"{name}: of no effect beside {other}, which has its own; leave it out")
-
-
-def kind_of(hint: Any) -> Any:
-    """Return an annotation without its `| None`."""
-    kinds = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
-    return next(kind for kind in kinds if kind is not type(None))
-
-
-def _check(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
-    low, high = item.metadata["low"], item.metadata["high"]
-    if value is None and type(None) in get_args(hint):
-        return
-    kind = kind_of(hint)
-    if item.name == "data" and isinstance(value, Mapping):
-        value = ", ".join(cast("Mapping[str, float]", value))
-    if get_origin(kind) is Literal:
-        fits, expected = value in get_args(kind), ", ".join(get_args(kind))
-    elif kind in (int, float):
-        least, most = -_LARGEST if low is None else low, _LARGEST if high is None else high  # NaN is not within
-        fits = isinstance(value, int | kind) and not isinstance(value, bool) and least <= value <= most
-        expected = ("a whole number" if kind is int else "a number") + ("" if low is None else f" from {low:g}")
-        expected += " to 2^63" if high is None else f" to {high:g}"
-    elif kind is bool:
-        fits, expected = isinstance(value, bool), "true or false"
-    else:
-        fits = isinstance(value, str) and _HALF_PAIR.search(value) is None
-        expected = "a text that is valid Unicode (rename a file whose name is not)"
-    if not fits:
-        raise TrainingError(f"{item.name} is {show_value(value)}; expected {expected}")

@@ -38,7 +38,7 @@ from llamarium.train.data.batch import SplitRows
 from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.pretrain import SaveAndRestore, fitting_tokenizer, load_whole, train_all
-from llamarium.train.setup import Setup, with_precision
+from llamarium.train.setup import Setup, with_precision, with_steps
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -61,6 +61,7 @@ def prepare(
     rows, validation = (read_rows(config, tokenizer, DialogRows) if read is None else read(config, tokenizer)), None
     if config.validation > 0:
         rows, validation = rows.split(config.validation)
+    config = with_steps(config, rows)
     chat = tokenizer.chat_format is not None and config.chat_format != "none"
     device = str(choose_device(config.device))
     if config.method == "full":

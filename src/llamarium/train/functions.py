@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from llamarium.datasets.sources import Data
+from llamarium.datasets.sources import Data, named_rows
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
@@ -26,6 +26,8 @@ class RunSettings(TypedDict, total=False):
     """Settings of every run; `RunConfig` has their defaults and ranges; a test holds names and types equal."""
 
     steps: int
+    epochs: float | None
+    tokens: int | None
     batch_rows: int
     gradient_accumulation_steps: int
     muon_learning_rate: float | None
@@ -162,7 +164,8 @@ def finetune(
 ) -> "TrainingResult":
     """Fine-tune a model on examples, `data`: adapters beside it, or with `method="full"` all of its weights.
 
-    Arguments and errors are those of `pretrain`; settings are those of `FinetuneConfig`.
+    Arguments and errors are those of `pretrain`; settings are those of `FinetuneConfig`. `data` may also be rows of
+    Python: any iterable of dicts, a `datasets.Dataset`, or an Arrow table.
     """
     return _train(FinetuneConfig, Path(out), resume, allow_changes, watch, settings)
 
@@ -206,17 +209,25 @@ def _train(
     settings: Mapping[str, Any],
 ) -> "TrainingResult":
     need_torch("training", "train")
+    out = out.absolute()  # whatever a reward changes to
+    file = out / "train.toml"
+    with named_rows(settings.get("data")) as data:
+        named = {**settings, "data": data} if "data" in settings else settings
+        config = kind.resolve(file if resume and file.exists() else None, named)
+        return _conduct(config, out, resume, allow_changes, watch)
+
+
+def _conduct(
+    config: RunConfig, out: Path, resume: bool, allow_changes: bool, watch: "Callable[[Event], None] | None"
+) -> "TrainingResult":
     from llamarium.train import pretrain
     from llamarium.train.conduct import conduct, init_process_group
 
-    out = out.absolute()  # whatever a reward changes to
-    file = out / "train.toml"
-    config = kind.resolve(file if resume and file.exists() else None, settings)
     with computing_with(config.threads), init_process_group(config) as group:
         if isinstance(config, PretrainConfig):
             make = partial(pretrain.prepare, config, out, process_group=group)
         else:
-            make = partial(tuning_of(kind).prepare, config, group)
+            make = partial(tuning_of(type(config)).prepare, config, group)
         watching = nullcontext(watch or (lambda event: None))
         return conduct(make, out, process_group=group, resume=resume, allow_changes=allow_changes, watch=watching)
 

@@ -38,7 +38,7 @@ from llamarium.train.data.bpe import train_bpe, train_characters, train_words
 from llamarium.train.data.corpus import Corpus, Learner, Progress, tokenize_corpus
 from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from llamarium.train.setup import Setup, with_optimizer, with_precision
+from llamarium.train.setup import Setup, with_optimizer, with_precision, with_steps
 from llamarium.train.state.checkpoint import latest_checkpoint
 from llamarium.train.state.resume import load_resume
 
@@ -71,6 +71,7 @@ def prepare(
     else:
         model = init_weights(LlamaForCausalLM(resolve_model(config, tokenizer)).to(device), config.seed)
     train, validation = _rows(corpus, config, config.context or whole)
+    config = with_steps(config, train)
     save, restore = train_all(model, tokenizer, base.generation_config if base else {}, process_group)
     newest = None if config.optimizer and config.learning_rate else latest_checkpoint(out)
     before = load_resume(newest)[1].get("settings") if newest else None

@@ -1,6 +1,7 @@
 """A prepared run, and the events that it emits. `pretrain` and `finetune` make it; `run` consumes it."""
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.choices import OptimizerName
-from llamarium.train.config import PretrainConfig, RunConfig
+from llamarium.train.config import GRPOConfig, PretrainConfig, RunConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
@@ -69,6 +70,23 @@ def with_precision(config: _Config, process_group: ProcessGroup) -> _Config:
         return config
     is_faster = process_group.world_size == 1 and choose_device(config.device) == "cpu" and multiplies_bfloat16()
     return replace(config, precision="bfloat16" if is_faster else "float32")
+
+
+def with_steps(config: _Config, rows: Rows) -> _Config:
+    """Return settings that count optimizer steps, for `rows` to train on, in place of epochs or tokens."""
+    if config.epochs is None and config.tokens is None:
+        return config
+    per_step = config.rows_per_step
+    if config.tokens is not None:
+        steps = math.ceil(config.tokens / (per_step * rows.context))
+    else:
+        assert config.epochs is not None
+        if isinstance(config, GRPOConfig):
+            per_step //= config.group_size  # rows of the data are prompts
+        whole, part = divmod(config.epochs, 1)
+        num_rows = sum(rows.num_rows(epoch) for epoch in range(int(whole)))
+        steps = math.ceil((num_rows + part * rows.num_rows(int(whole))) / per_step)
+    return replace(config, steps=max(1, steps), epochs=None, tokens=None)
 
 
 def with_optimizer(
