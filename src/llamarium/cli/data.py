@@ -69,7 +69,7 @@ def _show(found: "Survey", context: int | None) -> None:
     rows = [("rows", f"{tally.num_rows - tally.num_skipped:,} of {tally.num_rows:,} can be used by {found.purpose}")]
     rows.append(("forms", _counts(found.forms)))
     if found.roles:
-        tools = f"; {found.num_with_tools:,} rows with tools" if found.num_with_tools else ""
+        tools = f"; rows with tools {found.num_with_tools:,}" if found.num_with_tools else ""
         rows.append(("messages", _counts(found.roles) + tools))
     if lengths:
         learned = "" if found.purpose == "grpo" else f", {found.num_learned:,} of them learned"
@@ -104,4 +104,5 @@ def _show_samples(found: "Survey", tokenizer: "Tokenizer") -> None:
         add_marked(shown, place, example.ids, example.learned, tokenizer, _CHARACTERS)
     if found.samples:
         print()
+        shown.rstrip()
         show(shown)

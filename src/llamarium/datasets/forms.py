@@ -40,6 +40,7 @@ _FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruc
 _PAIRED = ("chosen", "rejected")
 _DIALOGS = ("messages", "conversations")
 _BESIDE = ("system", "tools", "functions", "history", "chat_template_kwargs", "weight")
+_NOTHING = Messages([], [])
 _EXPECTED = (
     "expected messages, or conversations, or prompt and completion, or instruction and output (and input), and only "
     "one of them; or text (other names: --columns prompt=NAME,completion=NAME)"
@@ -153,11 +154,12 @@ def _record(
     row: Mapping[str, Any], form: Sequence[str], dialog: Messages, plain: Plain | None, reading: Reading
 ) -> Record:
     """Return a dialog with what stands beside it in its row."""
-    messages, given = [*dialog.messages], [*dialog.weights]
+    messages, given = dialog
     before = _before(row, reading)
     if before.messages and messages and messages[0]["role"] == SYSTEM and before.messages[0]["role"] == SYSTEM:
         raise TrainingError("has system, and a system message in the dialog; leave one of them out")
-    messages, given = [*before.messages, *messages], [*before.weights, *given]
+    if before.messages:
+        messages, given = _followed(before, dialog)
     share = _row_weight(row)
     weights = [
         share * (1.0 if weight is None else weight) if message["role"] == ASSISTANT else 0.0
@@ -284,6 +286,8 @@ def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: R
 
 def _before(row: Mapping[str, Any], reading: Reading) -> Messages:
     """Return the messages of `system` and `history`."""
+    if not row.get("system") and not row.get("history"):
+        return _NOTHING
     messages: list[dict[str, Any]] = []
     if row.get("system"):
         messages.append({"role": SYSTEM, "content": _text(row, "system")})

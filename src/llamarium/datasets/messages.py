@@ -50,13 +50,23 @@ def read_messages(value: Any, where: str, roles: Mapping[str, str]) -> Messages:
         value = _by_row(cast("Mapping[str, Any]", value), where)
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TrainingError(f"{where} is {show_value(value)}; expected a list of messages")
-    known = {**ROLES, **roles}
-    read = [read_message(said, f"{where}[{i}]", known) for i, said in enumerate(cast("Sequence[Any]", value))]
-    return Messages([message for message, _ in read], [weight for _, weight in read])
+    known = {**ROLES, **roles} if roles else ROLES
+    messages: list[dict[str, Any]] = []
+    weights: list[float | None] = []
+    for i, said in enumerate(cast("Sequence[Any]", value)):
+        message, weight = read_message(said, f"{where}[{i}]", known)
+        messages.append(message)
+        weights.append(weight)
+    return Messages(messages, weights)
 
 
 def read_message(said: Any, where: str, roles: Mapping[str, str] = ROLES) -> tuple[dict[str, Any], float | None]:
     """Return one message and its weight; errors as `read_messages`."""
+    if type(said) is dict and len(plain := cast("dict[str, Any]", said)) == 2:  # nearly all messages
+        name, content = plain.get("role", plain.get("from")), plain.get("content", plain.get("value"))
+        role = roles.get(name) if type(name) is str else None
+        if role is not None and role != _CALL and type(content) is str:
+            return {"role": role, "content": content}, None
     if not isinstance(said, Mapping):
         raise TrainingError(
             f"{where} is {show_value(said)}; expected an object with role and content, or from and value"

@@ -96,9 +96,12 @@ def encoded_rows(
     understood = understood_rows(rows, form, tally, understand)
 
     # All dialogs at once, as a chat template is a process.
-    dialogs = [record for _, records in understood for record in records if _is_dialog(record, form)]
+    dialogs = [record for _, records in understood for record in _usable(records) if _is_dialog(record, form)]
     parts_of = iter(()) if form is None else each_or_error(form.parts_of, dialogs)
     for row, records in understood:
+        if isinstance(records, BadRow):
+            tally.skip(records)
+            continue
         found = [next(parts_of) if _is_dialog(record, form) else None for record in records]
         if problem := next((parts for parts in found if isinstance(parts, LlamariumError)), None):
             tally.skip(BadRow(row.place, str(problem)))
@@ -117,10 +120,13 @@ def encoded_prompts(
     """Yield rows that are prompts, with their records and ids; rows that cannot be encoded are `tally`'s."""
     form = tokenizer.chat_format if chat else None
     understood = understood_rows(rows, form, tally, prompt_of)
-    dialogs = [record for _, (record,) in understood] if form is not None else []
+    dialogs = [record for _, records in understood for record in _usable(records)] if form is not None else []
     encoded = iter(()) if form is None else each_or_error(form.prompts_of, dialogs)
-    for row, (record,) in understood:
-        ids: list[int] = []
+    for row, records in understood:
+        if isinstance(records, BadRow):
+            tally.skip(records)
+            continue
+        (record,), ids = records, list[int]()
         with tally.at(row.place):
             found = next(encoded) if form is not None else tokenizer.encode(_plain_prompt(record, tokenizer))
             if isinstance(found, LlamariumError):
@@ -132,15 +138,25 @@ def encoded_prompts(
 
 def understood_rows(
     rows: Sequence[Row], form: ChatFormat | None, tally: Tally, understand: Understand
-) -> list[tuple[Row, Sequence[Record]]]:
-    """Return rows with their records, without what a dialog format does not read, which `tally` counts."""
-    found: list[tuple[Row, Sequence[Record]]] = []
+) -> list[tuple[Row, Sequence[Record] | BadRow]]:
+    """Return rows with their records, without what a dialog format does not read, which `tally` counts.
+
+    A row that is none stands in its place as a bad one, so that errors come in the order of the rows.
+    """
+    found: list[tuple[Row, Sequence[Record] | BadRow]] = []
     for row in rows:
-        with tally.at(row.place):
+        try:
             records = [_fitting_keys(record, form) for record in understand(row.fields, tally.reading)]
-            tally.unread.update({name for record in records for name in record.unread})
-            found.append((row, records))
+        except LlamariumError as error:
+            found.append((row, BadRow(row.place, str(error))))
+            continue
+        tally.unread.update({name for record in records for name in record.unread})
+        found.append((row, records))
     return found
+
+
+def _usable(records: Sequence[Record] | BadRow) -> Sequence[Record]:
+    return () if isinstance(records, BadRow) else records
 
 
 def _is_dialog(record: Record, form: ChatFormat | None) -> bool:

@@ -1,0 +1,169 @@
+"""Examples of a data set: weights in the loss, cut examples, and lengths of runs in epochs and tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import llamarium
+from llamarium.cli.main import main
+from llamarium.datasets.rows import Reading
+from llamarium.errors import TrainingError
+from llamarium.tokenizer.backends.characters import CharacterBackend
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.special import SpecialTokens
+from llamarium.train.config import FinetuneConfig, GRPOConfig, PretrainConfig
+from llamarium.train.data.batch import IGNORED, join
+from llamarium.train.data.dialog_rows import DialogRows
+from llamarium.train.data.dialogs import Example, read_dialogs
+from llamarium.train.data.pairs import PairRows
+from llamarium.train.data.prompts import PromptRows
+from llamarium.train.objectives.cross_entropy import cross_entropy_sum
+from llamarium.train.setup import with_steps
+
+CHARACTERS = [chr(c) for c in range(32, 127)] + ["\n"]
+
+
+@pytest.fixture
+def chatml() -> Tokenizer:
+    """Characters with ChatML's control tokens."""
+    names = ["<|im_start|>", "<|im_end|>"]
+    special = SpecialTokens(ids={name: 96 + i for i, name in enumerate(names)}, eos=(97,))
+    backend = CharacterBackend([*CHARACTERS, "\ue000", "\ue001"], "characters")
+    return Tokenizer(backend, special, vocab_size=98, source="characters")
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def asked(answer: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer, **more}]
+
+
+def test_weights_of_messages_and_rows(chatml: Tokenizer, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [*asked("aa", weight=0.5), *asked("bbb"), *asked("c", train=False)]},
+        {"messages": asked("dd"), "weight": 2},
+        {"prompt": "q", "completion": "e"},
+    ]
+    weighted, doubled, plain = read_dialogs(write(tmp_path / "a.jsonl", *rows), chatml)
+    assert weighted.weights is not None and doubled.weights is not None and plain.weights is None
+    assert weighted.weights[weighted.learned].tolist() == [0.5] * 3 + [1.0] * 4
+    assert doubled.weights[doubled.learned].tolist() == [2.0] * 3
+    batch = DialogRows([weighted, doubled, plain], 256, seed=None).batch(0, [0])
+    assert batch.weights_BT is not None
+    assert batch.weights_BT[batch.labels_BT != IGNORED].tolist() == [0.5] * 3 + [1.0] * 4 + [2.0] * 3 + [1.0] * 2
+    assert (batch.sum_of_weights, batch.num_learned) == (13.5, 12)
+    assert DialogRows([plain], 256).batch(0, [0]).weights_BT is None
+    both = join([batch, DialogRows([plain], 256).batch(0, [0])])
+    assert both.weights_BT is not None and both.sum_of_weights == 15.5
+
+
+def test_the_weighted_loss_and_its_gradient_are_the_formulas() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(9, 8, generator=generator, requires_grad=True)
+    head = torch.randn(11, 8, generator=generator, requires_grad=True)
+    labels, weights = torch.arange(9), torch.rand(9, generator=generator)
+    labels[2] = IGNORED
+    found = cross_entropy_sum(hidden, head, labels, weights)
+    each = F.cross_entropy(hidden @ head.T, labels, ignore_index=IGNORED, reduction="none")
+    torch.testing.assert_close(found, (each * weights).sum())
+    expected = torch.autograd.grad((each * weights).sum(), (hidden, head))
+    for one, other in zip(torch.autograd.grad(found, (hidden, head)), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_bad_rows_are_skipped_wherever_they_turn_out_bad(chatml: Tokenizer, tmp_path: Path) -> None:
+    good = {"messages": asked("a")}
+    path = write(tmp_path / "a.jsonl", good, {"messages": [{"role": "king", "content": "x"}]}, good, {"a": 1}, good)
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: messages\[0\].role is 'king'"):
+        read_dialogs(path, chatml)
+    with pytest.warns(UserWarning, match=r"2 of 5 rows skipped: .*a\.jsonl:[24]"):
+        assert len(read_dialogs(path, chatml, reading=Reading(skip_bad=True))) == 3
+    with pytest.raises(TrainingError, match=r"holds no example \(.*a\.jsonl:1: has the keys"):
+        read_dialogs(write(tmp_path / "b.jsonl", {"a": 1}), chatml, reading=Reading(skip_bad=True))
+
+
+def test_examples_are_cut_where_it_is_asked_for() -> None:
+    long = Example(np.arange(20, dtype=np.int32), np.arange(20) >= 15, weights=np.arange(20, dtype=np.float32))
+    short = Example(np.arange(5, dtype=np.int32), np.arange(5) > 2)
+    with pytest.warns(UserWarning, match="1 of 2 examples .* lose their beginning"):
+        kept = DialogRows([long, short], 10, truncate="keep-end").examples
+    assert kept[0].ids.tolist() == list(range(9, 20)) and int(kept[0].learned.sum()) == 5
+    assert kept[0].weights is not None and kept[0].weights.tolist() == list(range(9, 20))
+    with pytest.warns(UserWarning, match="lose their end, and 1 of them, with nothing left to learn, are left out"):
+        assert DialogRows([long, short], 10, truncate="keep-start").examples == [short]
+    with pytest.warns(UserWarning, match="lose their beginning"):
+        pair = PairRows([long, short._replace(ids=long.ids[:5])], 14, truncate="keep-end").examples
+    assert [len(part.ids) for part in pair] == [11, 5]
+
+
+def test_prompts_lose_their_beginning(chatml: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"question": "x" * 50}, {"question": "y"})
+    how: Any = {"chat": False, "reading": Reading.parse("prompt=question")}
+    with pytest.warns(UserWarning, match="1 of 2 prompts .* lose their beginning"):
+        rows = PromptRows.from_file(path, chatml, 20, 8, truncate="keep-end", **how)
+    assert [len(prompt.ids) for prompt in rows.prompts] == [12, 1] and rows.prompts[1].row == {"prompt": "y"}
+    with pytest.raises(TrainingError, match="no room for an answer"):
+        PromptRows.from_file(path, chatml, 20, 8, truncate="keep-start", **how)
+
+
+def test_epochs_and_tokens_are_steps() -> None:
+    examples = [Example(np.arange(9, dtype=np.int32), np.arange(9) > 3)] * 20
+    rows: Any = DialogRows(examples, 8)
+    assert rows.num_rows(0) == 20
+    for given, steps in (({"epochs": 2}, 10), ({"epochs": 0.3}, 2), ({"tokens": 65}, 3), ({"steps": 7}, 7)):
+        found = with_steps(FinetuneConfig(data="a", batch_rows=4, **given), rows)
+        assert (found.steps, found.epochs, found.tokens) == (steps, None, None)
+    assert with_steps(GRPOConfig(data="a", reward="exact", epochs=1, group_size=8, batch_rows=16), rows).steps == 3
+    for given in ({"epochs": 1, "steps": 5}, {"epochs": 1, "tokens": 5}):
+        with pytest.raises(TrainingError, match="expected one of steps, epochs, tokens"):
+            PretrainConfig(**given)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_flag_takes_the_place_of_a_files_length(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text('data = "a"\nsteps = 30\ntoo_long = "drop"\n')
+    found = FinetuneConfig.resolve(file, {"epochs": 2.0})
+    assert (found.epochs, found.steps, found.truncate) == (2.0, FinetuneConfig.default("steps"), "drop")
+    assert FinetuneConfig.resolve(file, {}).steps == 30
+    assert FinetuneConfig.resolve(file, {}).differences({"data": "a", "steps": 30, "too_long": "drop"}) == []
+
+
+def test_rows_of_python_are_trained_on(tmp_path: Path) -> None:
+    rows = [{"text": f"{name}:"} for name in ("ROMEO", "JULIET", "PARIS", "PETER", "TYBALT", "SAMPSON")]
+    how: Any = {
+        "model": "shakespeare-char", "method": "full", "chat_format": "none", "context": 16, "batch_rows": 4,
+        "validation": 0, "sample_every": 0, "precision": "float32", "threads": 1, "epochs": 1, "packing": False,
+    }  # fmt: skip
+    ended = llamarium.finetune(tmp_path / "rows", data=(row for row in rows), **how)
+    file = llamarium.finetune(tmp_path / "file", data=str(write(tmp_path / "a.jsonl", *rows)), **how)
+    assert ended.position.step == file.position.step == 2
+    weights = [folder.checkpoint / "model.safetensors" for folder in (ended, file)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    with pytest.raises(TrainingError, match="rows of Python, which are not kept"):
+        llamarium.finetune(tmp_path / "rows", resume=True, allow_changes=True, steps=3)
+
+
+def test_data_shows_what_is_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pair = {"question": "q", "chosen": "good", "rejected": "bad", "id": 3}
+    path = write(tmp_path / "pairs.jsonl", pair, pair, {"question": "q"})
+    command = ["data", str(path), "-m", "smollm2-135m", "--columns", "prompt=question"]
+    assert main(command) == 1
+    shown = capsys.readouterr().out
+    assert "2 of 3 can be used by dpo" in shown and "id 4" not in shown and "id 2" in shown
+    assert "⟦good<|im_end|>⟧" in shown and "⟦bad<|im_end|>⟧" in shown and "pairs.jsonl:3:" in "".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80 and "\x1b" not in shown
+    assert main([*command, "--json", "--skip-bad", "--context", "10"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    assert (counts["rows"], counts["bad_rows"], counts["not_read"], counts["longer"]) == (3, 1, {"id": 2}, 4)
+    assert counts["problems"][0]["place"].endswith(":3") and counts["purpose"] == "dpo"
