@@ -112,7 +112,7 @@ def test_python_and_datasets(tmp_path: Path) -> None:
             examples(data)
     with named_rows(ROWS) as name:
         assert len(list(read_rows(name))) == 3
-    with pytest.raises(TrainingError, match="no data called"):
+    with pytest.raises(TrainingError, match="rows of Python, which are not kept"):
         list(read_rows(name))
 
 

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", default="", metavar="NAMES", help=text)
     text = "roles of messages by the data's names, such as human=user,gpt=assistant"
     parser.add_argument("--roles", default="", metavar="NAMES", help=text)
-    parser.add_argument("--chat-format", default="auto", choices=get_args(ChatFormatName), help="the dialog format")
+    text = "the dialog format; none: prompts go on as text (default: the model's own)"
+    parser.add_argument("--chat-format", default="auto", choices=get_args(ChatFormatName), metavar="NAME", help=text)
     parser.add_argument("--context", type=int, metavar="N", help="count the examples that are longer than N tokens")
     parser.add_argument("--rows", type=int, metavar="N", help="look at the first N rows only")
     parser.add_argument("--skip-bad", action="store_true", help="exit with 0 although rows cannot be used")

@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, str] = {
     "finetune": "teach a model by examples: all weights, LoRA or QLoRA",
     "dpo": "teach a model by preferences: of two answers, the better one",
     "grpo": "teach a model by rewards: a function rates its answers",
-    "data": "show how training data is understood, and what is wrong with it",
+    "data": "show how training data is understood",
     "merge": "merge a LoRA adapter into its base model",
     "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",

@@ -81,8 +81,9 @@ def read_dialogs(
             with counts.at(row.place):
                 examples += finish([joined(record, parts) for record, parts in zip(records, encoded, strict=True)])
     if not examples:
-        why = f" ({counts.problems[0].place}: {counts.problems[0].problem})" if counts.problems else ""
-        raise TrainingError(f"{escape(source)}: holds no example{why}; expected a JSON object on each line, or rows")
+        first = counts.problems[0] if counts.problems else None
+        why = f": {first.place}: {first.problem}" if first else "; expected a JSON object on each line, or rows"
+        raise TrainingError(f"{escape(source)}: holds no example{why}")
     if tally is None:
         counts.warn()
     return examples
