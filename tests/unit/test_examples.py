@@ -86,7 +86,7 @@ def test_bad_rows_are_skipped_wherever_they_turn_out_bad(chatml: Tokenizer, tmp_
         read_dialogs(path, chatml)
     with pytest.warns(UserWarning, match=r"2 of 5 rows skipped: .*a\.jsonl:[24]"):
         assert len(read_dialogs(path, chatml, reading=Reading(skip_bad=True))) == 3
-    with pytest.raises(TrainingError, match=r"holds no example .*b\.jsonl:1: has the keys"):
+    with pytest.raises(TrainingError, match=r"holds no example: .*b\.jsonl:1: has the keys"):
         read_dialogs(write(tmp_path / "b.jsonl", {"a": 1}), chatml, reading=Reading(skip_bad=True))
 
 
