@@ -23,7 +23,7 @@ from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import PARAMETERS, GenerationOptions, Taker, parameters_of
-from llamarium.server.answering import AnswerRequest, refusal_of
+from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, refusal_of
 from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
 from llamarium.server.dialogs import Dialog
@@ -208,19 +208,16 @@ def test_a_protocol_may_call_a_tools_field_otherwise() -> None:
         return path.replace(".function.parameters", ".input_schema")
 
     tool = ToolDefinition("f", parameters={"properties": {"a": {"uniqueItems": True}}}, strict=True)
+    tools = ToolRequest((tool,), "required")
     asked = AnswerRequest(
         model=ModelChoice("small"),
-        encode=lambda _: [],
-        options={},
-        max_tokens=None,
-        num_prompts=1,
-        prompt_field="messages",
-        length_field="max_tokens",
-        tools=ToolRequest((tool,), "required"),
-        path_of=path_of,
+        prompts=Prompts(encode=lambda _: []),
+        options=AnswerOptions(sampler={}, max_tokens=None),
+        names=FieldNames("messages", "max_tokens", path_of),
+        constraint=Constraint.of(None, tools),
     )
     with pytest.raises(ToolError) as caught:
-        grammar_of_answer(asked.tools, "hermes")
+        grammar_of_answer(tools, "hermes")
     refusal = refusal_of(caught.value, asked, "")
     assert refusal.param == "tools[0].input_schema" and refusal.message.startswith("tools[0].input_schema cannot be")
 

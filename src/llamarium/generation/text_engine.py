@@ -176,7 +176,7 @@ class TextEngine:
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
         begins = new_text or begins_text(self._tokenizer, prompt_ids)
         rows, _ = row_texts(self._tokenizer, [params], stops, [begins], tools)
-        grammar = grammar or compiled(self._model, params)
+        grammar = grammar or (params.grammar and compiled(self._model, params))
         most = MAX_BUFFERED if must_keep_up else math.inf
         answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=most)
         with self.choices.number(adapter) as number:

@@ -164,7 +164,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
-        grammar = checked_grammar(self.grammar)
+        grammar = None if self.grammar is None else checked_grammar(self.grammar)
         if grammar is not None and not grammar.has_free_text and self.stop:
             raise SamplingError(
                 f"stop is {show_value([*self.stop])} beside a grammar; the answer ends where the grammar does: give one"

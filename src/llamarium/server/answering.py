@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
 
@@ -31,6 +31,7 @@ from llamarium.server.prefix.explainer import Explained
 from llamarium.server.prefix.fields import PromptParts
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
 
 T = TypeVar("T")
@@ -45,7 +46,71 @@ Inside = Callable[[ServedModel, TextEngine, int, int], tuple[tuple[Edit, ...], P
 """Returns the edits for a prompt, and the places of its hidden states that are wanted, by the tokens of the prompt, and
 the most that it has with an answer."""
 
-NO_TOOLS = ToolRequest()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """The prompts of a request.
+
+    Attributes:
+        encode: Returns their ids.
+        count: How many there are.
+        messages: The dialog, as OpenAI's API has it, or nothing.
+        variables: Of the chat template.
+        begun: The beginning of the answer, which the prompt ends with.
+    """
+
+    encode: Encode
+    count: int = 1
+    messages: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    begun: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How the tokens of each answer are chosen, and where it ends.
+
+    Attributes:
+        sampler: Of the sampler, without `max_tokens`.
+        max_tokens: None is the model's generation config's, else the rest of the context.
+        ignore_eos: Only the client's own stops end an answer.
+        new_text: The answer is a text of its own.
+    """
+
+    sampler: GenerationOptions
+    max_tokens: int | None
+    ignore_eos: bool = False
+    new_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer may be: a form, calls of tools (which are part of the prompt's ids), or either."""
+
+    form: Form | None
+    tools: ToolRequest
+
+    @classmethod
+    def of(cls, form: Form | None, tools: ToolRequest | None) -> "Constraint | None":
+        """Return the constraint of a request; None without a form and tools: then nothing is read of either."""
+        if form is None and (tools is None or not tools.tools):
+            return None
+        return cls(form, tools or ToolRequest())
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """A protocol's names of fields, for errors.
+
+    Attributes:
+        prompt: The field with the prompts.
+        length: The field with the answer's length.
+        path_of: Translates a path from OpenAI's chat completions, as in `tools[0].function.parameters`.
+    """
+
+    prompt: str
+    length: str
+    path_of: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,59 +118,42 @@ class AnswerRequest:
     """A request for answers, of any protocol.
 
     Attributes:
-        encode: Returns the prompts' ids.
-        options: Of the sampler, without `max_tokens`.
-        max_tokens: Of each answer; None is the model's generation config's, else the rest of the context.
-        prompt_field: Its name in the protocol, for messages.
-        length_field: Its name in the protocol, for messages.
-        num_prompts: How many `encode` returns.
-        form: Of the answer, or None.
-        tools: That may be called; they are part of the ids.
-        messages: The dialog, as OpenAI's API has it, or nothing.
-        path_of: Translates a field's path from OpenAI's chat completions, as in `tools[0].function.parameters`.
-        new_text: The answer is a text of its own.
-        ignore_eos: Only the client's own stops end an answer.
+        constraint: None is any text.
         salt: Keys and values are shared only with requests of the same salt.
-        variables: Of the chat template.
-        begun: The beginning of the answer, which the prompt ends with.
         is_kept: It may be recorded (`--record`), and kept to find later drafts in.
         inside: What is done inside of the model, or looked at; None is nothing.
     """
 
     model: ModelChoice
-    encode: Encode
-    options: GenerationOptions
-    max_tokens: int | None
-    prompt_field: str
-    length_field: str
-    num_prompts: int = 1
-    form: Form | None = None
-    tools: ToolRequest = NO_TOOLS
-    messages: Sequence[Mapping[str, Any]] = ()
-    path_of: Callable[[str], str] = str
-    new_text: bool = False
-    ignore_eos: bool = False
+    prompts: Prompts
+    options: AnswerOptions
+    names: FieldNames
+    constraint: Constraint | None = None
     salt: str = ""
-    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    begun: str | None = None
-    inside: Inside | None = None
     is_kept: bool = True
+    inside: Inside | None = None
 
     @property
     def num_answers(self) -> int:
         """Over all prompts."""
-        return self.num_prompts * (self.options.get("n") or 1)
+        return self.prompts.count * (self.options.sampler.get("n") or 1)
+
+    @property
+    def offered(self) -> tuple[ToolDefinition, ...]:
+        """The tools that are described to the model."""
+        return () if self.constraint is None else self.constraint.tools.offered
 
     def parts(self, edits: tuple[Edit, ...]) -> PromptParts:
         """Return what its prompts are made of, with the edits of one of them."""
         changed = edits_key(edits).hex() if edits else ""
-        tools, adapter = self.tools.offered, self.model.adapter or ""
-        return PromptParts(adapter, self.salt, changed, self.variables, tools, self.messages, self.begun)
+        adapter, prompts = self.model.adapter or "", self.prompts
+        dialog = prompts.variables, self.offered, prompts.messages, prompts.begun
+        return PromptParts(adapter, self.salt, changed, *dialog)
 
     @property
     def number_field(self) -> str:
         """The field with the number of answers, for messages."""
-        return "n" if self.num_answers > self.num_prompts else self.prompt_field
+        return "n" if self.num_answers > self.prompts.count else self.names.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +180,9 @@ async def submit(service: Service, asked: AnswerRequest, owner: str, no_effect: 
     if asked.num_answers > MAX_ANSWERS:
         message = f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
         raise ApiError(400, message, param=asked.number_field)
-    if asked.form is not None or asked.tools.is_held or asked.inside is not None:
+    held = asked.constraint
+    is_slow = held is not None and (held.form is not None or held.tools.is_held)
+    if is_slow or asked.inside is not None:
         return await in_own_thread(partial(_submit, service, asked, owner, no_effect))
     return await asyncio.to_thread(_submit, service, asked, owner, no_effect)
 
@@ -146,44 +196,69 @@ def _submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEff
     model, engine = service.loaded or service.require()
     begun: list[Answers] = []
     explained: list[Explained] = []
-    field = asked.prompt_field
+    field = asked.names.prompt
     try:
-        prompts = asked.encode(model.tokenizer)
-        tools = asked.tools if asked.form is None else asked.tools.after(asked.messages)
-        with nullcontext() if asked.form is None and not tools.tools else engine.turns.working():
-            form, grammar = held_form(model, asked.form, tools, service.settings)
-        note_unenforced(form, asked, no_effect)
+        prompts = asked.prompts.encode(model.tokenizer)
+        held = _NOTHING_HELD if asked.constraint is None else _held(asked, model, engine, service.settings, no_effect)
         for place, ids in enumerate(prompts):
-            field = place_of(asked.prompt_field, place, len(prompts))
-            check_prompt(model.config, ids, room=0 if asked.max_tokens == 0 else 1)  # before a token is looked up
-            params = _params(model, asked, form, len(ids), service.max_tokens, no_effect)
+            field = place_of(asked.names.prompt, place, len(prompts))
+            check_prompt(
+                model.config, ids, room=0 if asked.options.max_tokens == 0 else 1
+            )  # before a token is looked up
+            params = _params(model, asked, held.form, len(ids), service.max_tokens, no_effect)
             num_tokens = len(ids) + params.max_tokens
             edits, places = ((), None) if asked.inside is None else asked.inside(model, engine, len(ids), num_tokens)
             begun.append(
                 engine.submit(
                     ids,
                     params,
-                    new_text=asked.new_text,
-                    stop_ids=() if asked.ignore_eos else None,
+                    new_text=asked.options.new_text,
+                    stop_ids=() if asked.options.ignore_eos else None,
                     timeout_s=service.settings.request_timeout_s,
                     adapter=asked.model.adapter,
                     salt=asked.salt,
                     ngram_pool=owner if asked.is_kept else None,
                     must_keep_up=True,
-                    grammar=grammar,
-                    tools=tools,
+                    grammar=held.grammar,
+                    tools=held.tools,
                     edits=edits,
                     places=places,
                 )
             )
-            parts = asked.parts(edits)
-            explained.append(service.explainer.opened(owner, begun[-1], parts, engine, model.tokenizer, asked.path_of))
+            path_of, parts = asked.names.path_of, asked.parts(edits)
+            explained.append(service.explainer.opened(owner, begun[-1], parts, engine, model.tokenizer, path_of))
     except BaseException as error:
         close(begun)
         if isinstance(error, LlamariumError):
-            raise refusal_of(error, replace(asked, prompt_field=field), model.tokenizer.source) from None
+            raise refusal_of(error, asked, model.tokenizer.source, field) from None
         raise
     return Submitted(begun, explained)
+
+
+class _Held(NamedTuple):
+    """What an answer is held to: a grammar and its compiled form, and the tools that it may call."""
+
+    form: Grammar | None = None
+    grammar: CompiledGrammar | None = None
+    tools: ToolRequest | None = None
+
+
+_NOTHING_HELD = _Held()
+
+
+def _held(
+    asked: AnswerRequest, model: ServedModel, engine: TextEngine, settings: Settings, no_effect: NoEffect
+) -> _Held:
+    """Compile a request's constraint; what it does not enforce is noted in `no_effect`."""
+    assert asked.constraint is not None
+    form, tools = asked.constraint.form, asked.constraint.tools
+    tools = tools if form is None else tools.after(asked.prompts.messages)
+    with engine.turns.working():
+        grammar, compiled = held_form(model, form, tools, settings)
+    for keyword in () if grammar is None else grammar.unenforced:
+        named = keyword if form is None else keyword.inside(form[0])
+        no_effect.add(asked.names.path_of(str(named)))
+    return _Held(grammar, compiled, tools)
 
 
 def held_form(
@@ -211,46 +286,41 @@ def wanted_forms(
         raise _of_form(error, form[0]) if form is not None else error from None
 
 
-def note_unenforced(form: Grammar | None, asked: AnswerRequest, no_effect: NoEffect) -> None:
-    """Note the keywords of schemas that an answer's grammar does not hold, by the client's fields."""
-    for keyword in () if form is None else form.unenforced:
-        named = keyword if asked.form is None else keyword.inside(asked.form[0])
-        no_effect.add(asked.path_of(str(named)))
-
-
 def _of_form(error: GrammarError, field: str) -> ApiError:
     refusal = of_library(error)
     refusal.param = field
     return refusal
 
 
-def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str) -> ApiError:
-    """Translate an error of the library, by the client's field."""
-    if isinstance(error, GrammarError) and asked.form is not None:
-        return _of_form(error, asked.form[0])
-    refusal = of_library(error, field=asked.prompt_field, source=source)
-    return renamed(refusal, lambda name: asked.length_field if name == "max_tokens" else asked.path_of(name))
+def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str, field: str | None = None) -> ApiError:
+    """Translate an error of the library, by the client's field; `field` is that of one of several prompts."""
+    names, held = asked.names, asked.constraint
+    if isinstance(error, GrammarError) and held is not None and held.form is not None:
+        return _of_form(error, held.form[0])
+    refusal = of_library(error, field=field or names.prompt, source=source)
+    return renamed(refusal, lambda name: names.length if name == "max_tokens" else names.path_of(name))
 
 
 def _params(
     model: ServedModel, asked: AnswerRequest, form: Grammar | None, num_prompt: int, most: int, no_effect: NoEffect
 ) -> SamplingParams:
     """Return the parameters of a prompt's answers; stop strings within a form have no effect."""
-    options = asked.options.copy()
+    options, wanted = asked.options.sampler.copy(), asked.options.max_tokens
     if form is not None:
         options["grammar"] = form
         if options.get("stop") and not form.has_free_text:
-            no_effect.add(asked.path_of("stop"))
+            no_effect.add(asked.names.path_of("stop"))
             options["stop"] = None
     recommended = model.generation_config.get("max_new_tokens")
-    wanted = asked.max_tokens
     if num_prompt + (1 if wanted is None else wanted) > most:
         raise too_long(num_prompt, wanted, most)
     if wanted is None:
         wanted = min(most - num_prompt, most if recommended is None else recommended)
     options["max_tokens"] = wanted
     params = model.sampling_params(**options)
-    return params.derived(stop_token_ids=tuple(options.get("stop_token_ids") or ())) if asked.ignore_eos else params
+    if not asked.options.ignore_eos:
+        return params
+    return params.derived(stop_token_ids=tuple(options.get("stop_token_ids") or ()))
 
 
 def close(answers: Iterable[Answers]) -> None:

@@ -93,14 +93,15 @@ def encode_dialog(
     that is the server's to set, and with `--strict-fields` for one that the template does not read.
     """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
-    checked = _checked(documents or [])
-    tokenizer.check_length("".join((*_texts(messages), *_strings(checked))), service.max_tokens)
+    checked = _checked(documents) if documents else []
+    given_texts = _strings(checked) if checked else ()
+    tokenizer.check_length("".join((*_texts(messages), *given_texts)), service.max_tokens)
     form = tokenizer.chat_format
     if form is not None:  # the keys that it does not read are hints
         read = form.message_keys.union(_KEYS)
         messages = [{key: said for key, said in one.items() if key in read} for one in messages]
     read = frozenset[str]() if form is None else form.variables
-    given = _variables(variables or {}, read, is_strict=service.settings.strict_fields)
+    given = _variables(variables, read, is_strict=service.settings.strict_fields) if variables else {}
     if checked and "documents" not in read:
         message = "documents is not supported: the model's chat template does not read it; leave it out"
         raise ApiError(400, message, code="unsupported_parameter", param="documents")
@@ -159,9 +160,9 @@ def _strings(value: Any) -> Iterator[str]:
         yield from (text for item in cast("list[Any]", value) for text in _strings(item))
 
 
-def check_begun(where: str, form: str | None, tools: ToolRequest, *, is_alone: bool) -> None:
+def check_begun(where: str, form: str | None, tools: ToolRequest | None, *, is_alone: bool) -> None:
     """Refuse a last message that is the beginning of an answer, beside tools, a form's field, or without a dialog."""
-    if tools.offered:
+    if tools is not None and tools.offered:
         raise misplaced(where, "is the beginning of an answer, which is not supported beside tools")
     if is_alone:
         raise misplaced("messages", "has the beginning of an answer alone; expected what it answers before it")

@@ -136,7 +136,7 @@ def _form(
     body: schema.SamplerRequest, llama: "Llama", settings: Settings
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
     form = form_of(Formed.model_validate({"response_format": body.response_format}))
-    tools = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools, _ = tool_request(body.tools, body.tool_choice, body.parallel_tool_calls)
     try:
         return held_form(llama, form, tools, settings)
     except GrammarError as error:

@@ -6,7 +6,17 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, Form, variables_of, wanted_forms, with_tokenizer
+from llamarium.server.answering import (
+    AnswerOptions,
+    AnswerRequest,
+    Constraint,
+    FieldNames,
+    Form,
+    Prompts,
+    variables_of,
+    wanted_forms,
+    with_tokenizer,
+)
 from llamarium.server.anthropic.dialog import read_prompt
 from llamarium.server.anthropic.formatter import MessageFormatter
 from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
@@ -27,21 +37,19 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     model = chosen_model(request, body.model)
     service: Service = request.app.state.service
     prompt = await asyncio.to_thread(read_prompt, body)
+    dialog = prompt.dialog
     asked = AnswerRequest(
         model=model,
-        encode=lambda _: [prompt.ids(service)],
-        options=_options(body),
-        form=_form(body),
-        tools=prompt.tools,
-        messages=prompt.dialog.messages,
-        max_tokens=body.max_tokens,
-        prompt_field="messages",
-        length_field="max_tokens",
-        path_of=prompt.dialog.path_of,
-        new_text=prompt.begun is None,
+        prompts=Prompts(
+            encode=lambda _: [prompt.ids(service)],
+            messages=dialog.messages,
+            variables=variables_of(effort=prompt.effort),
+            begun=prompt.begun,
+        ),
+        options=AnswerOptions(sampler=_options(body), max_tokens=body.max_tokens, new_text=prompt.begun is None),
+        names=FieldNames("messages", "max_tokens", dialog.path_of),
+        constraint=Constraint.of(_form(body), prompt.tools),
         salt=body.cache_salt or "",
-        variables=variables_of(effort=prompt.effort),
-        begun=prompt.begun,
     )
     formatter = MessageFormatter(model.name, request.scope["request_id"])
     return await reply(request, asked, formatter, streams=body.stream or False)

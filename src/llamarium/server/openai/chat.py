@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.generation.completion import Generation, Piece
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, Form, variables_of
+from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, variables_of
 from llamarium.server.dialogs import check_begun, encode_dialog, misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
@@ -21,12 +21,10 @@ from llamarium.server.openai.interventions import inside_of
 from llamarium.server.openai.logprobs import check_reported, for_chat
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
-from llamarium.server.other_tools import functions_of
 from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.content import joined
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
-from llamarium.tokenizer.tools.request import ToolRequest
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -93,7 +91,7 @@ def _delta_json(delta: Delta) -> str:
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answer a dialog."""
     asked = await answer_request(request, body)
-    formatter = ChatFormatter(request, body, asked.model, bool(asked.tools.offered))
+    formatter = ChatFormatter(request, body, asked.model, bool(asked.offered))
     return await reply(request, asked, formatter, streams=body.stream or False)
 
 
@@ -105,9 +103,12 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         message = "max_tokens and max_completion_tokens are the same, and differ here; give one"
         raise ApiError(400, message, param="max_tokens")
     service: Service = request.app.state.service
-    tools = await asyncio.to_thread(tool_request, body.tools, body.tool_choice, body.parallel_tool_calls)
-    form = form_of(body)
-    begun = _begun(body, form, tools)
+    tools, path_of = None, str
+    if body.tools is not None or body.tool_choice is not None:
+        given = body.tools, body.tool_choice, body.parallel_tool_calls
+        tools, path_of = await asyncio.to_thread(tool_request, *given)
+    constraint = Constraint.of(form_of(body), tools)
+    begun = _begun(body, constraint)
     messages = await asyncio.to_thread(plain, body.messages[: -1 if body.continue_final_message else None])
     how: Any = {
         "documents": body.documents,
@@ -116,35 +117,41 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         "begun": begun,
     }
     begins = body.add_generation_prompt is not False or begun is not None
+    offered = () if constraint is None else constraint.tools.offered
 
     def encode_prompt(_: Tokenizer) -> list[list[int]]:
-        ids = encode_dialog(service, messages, tools.offered, add_generation_prompt=begins, **how)
+        ids = encode_dialog(service, messages, offered, add_generation_prompt=begins, **how)
         if body.prompt_logprobs is not None:
             check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
         return [ids]
 
     return AnswerRequest(
         model=model,
-        encode=encode_prompt,
-        options=_options(body),
-        form=form,
-        tools=tools,
-        messages=messages,
-        path_of=functions_of(body.tools)[1],
-        max_tokens=length_of(next(iter(lengths), None)),
-        prompt_field="messages",
-        length_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
-        new_text=begins and begun is None,
-        ignore_eos=body.ignore_eos or False,
+        prompts=Prompts(
+            encode=encode_prompt,
+            messages=messages,
+            variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, body.documents),
+            begun=begun,
+        ),
+        options=AnswerOptions(
+            sampler=_options(body),
+            max_tokens=length_of(next(iter(lengths), None)),
+            ignore_eos=body.ignore_eos or False,
+            new_text=begins and begun is None,
+        ),
+        names=FieldNames(
+            prompt="messages",
+            length="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+            path_of=path_of,
+        ),
+        constraint=constraint,
         salt=body.cache_salt or "",
         is_kept=getattr(body, "store", None) is not False,
-        variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, body.documents),
-        begun=begun,
         inside=inside_of(service, body, model, body.n or 1),
     )
 
 
-def _begun(body: ChatRequest, form: Form | None, tools: ToolRequest) -> str | None:
+def _begun(body: ChatRequest, constraint: Constraint | None) -> str | None:
     """Return the text of the last message if the answer goes on where it ends."""
     if not body.continue_final_message:
         return None
@@ -154,6 +161,7 @@ def _begun(body: ChatRequest, form: Form | None, tools: ToolRequest) -> str | No
     text = joined(last.plain(f"messages[{place}]")["content"])
     if last.role != "assistant" or last.tool_calls:
         raise misplaced("continue_final_message", "is true, and the last message is no text of the assistant")
+    form, tools = (None, None) if constraint is None else (constraint.form, constraint.tools)
     check_begun(f"messages[{place}]", form and form[0], tools, is_alone=place == 0)
     return text
 

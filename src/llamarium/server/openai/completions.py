@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from llamarium.errors import LlamariumError
 from llamarium.generation.completion import Generation, Piece, PromptLogprobs
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, place_of
+from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, place_of
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
@@ -121,14 +121,14 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 
     asked = AnswerRequest(
         model=model,
-        encode=encode_prompts,
-        options=options,
-        form=form_of(body),
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else length_of(body.max_tokens),
-        num_prompts=len(prompts),
-        prompt_field="prompt",
-        length_field="max_tokens",
-        ignore_eos=body.ignore_eos or False,
+        prompts=Prompts(encode=encode_prompts, count=len(prompts)),
+        options=AnswerOptions(
+            sampler=options,
+            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else length_of(body.max_tokens),
+            ignore_eos=body.ignore_eos or False,
+        ),
+        names=FieldNames("prompt", "max_tokens"),
+        constraint=Constraint.of(form_of(body), None),
         salt=body.cache_salt or "",
         is_kept=getattr(body, "store", None) is not False,
         inside=inside_of(request.app.state.service, body, model, len(prompts) * (body.n or 1)),

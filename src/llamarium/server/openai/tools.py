@@ -1,6 +1,6 @@
 """Fields about tools: the tools, and which of them may or must be called."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -69,8 +69,11 @@ ToolChoice = Literal["auto", "none", "required"] | ChosenTools
 
 def tool_request(
     tools: Sequence[Tool | OtherTool] | None, choice: ToolChoice | None, parallel: bool | None
-) -> ToolRequest:
-    """Read a request's fields about tools; ApiError 400 if they force a call that cannot be made."""
+) -> tuple[ToolRequest, Callable[[str], str]]:
+    """Read a request's fields about tools; ApiError 400 if they force a call that cannot be made.
+
+    Besides, return what translates a path among the tools that are kept to the client's own.
+    """
     functions, path_of = functions_of(tools)
     listed = (
         None
@@ -78,7 +81,7 @@ def tool_request(
         else [{"type": "function", "function": tool.function.model_dump()} for tool in functions]
     )
     try:
-        return ToolRequest.read(listed, _chosen(choice), parallel)
+        return ToolRequest.read(listed, _chosen(choice), parallel), path_of
     except ToolError as error:
         raise renamed(of_library(error), path_of) from None
 

@@ -70,7 +70,7 @@ def _prompt(asked: AnswerRequest, service: Service) -> Prompt:
     model, engine = service.loaded or service.require()
     edits: tuple[Edit, ...] = ()
     try:
-        (ids,) = asked.encode(model.tokenizer)
+        (ids,) = asked.prompts.encode(model.tokenizer)
         if asked.inside is not None:
             edits, _ = asked.inside(model, engine, len(ids), service.max_tokens)
     except LlamariumError as error:

@@ -65,7 +65,7 @@ class TemplateRequest(Body):
 
 
 def _offered(tools: list[AnyTool] | None) -> Sequence[ToolDefinition]:
-    return tool_request(tools, None, None).offered
+    return tool_request(tools, None, None)[0].offered
 
 
 @router.post("/tokenize")

@@ -16,6 +16,8 @@ def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: Too
     """Return the turns of a dialog as `ChatFormat.encode` takes it, tools described in them."""
     check_form(form)
     read = [_read_message(message, i) for i, message in enumerate(check_list(messages))]
+    if not tools and not any(message.get("tool_calls") or message["role"] == "tool" for message in read):
+        return [Turn(message["role"], message["content"] or "", "") for message in read]
     calls = [call_list(message, i) for i, message in enumerate(read)]
     order = order_of_results(read, calls)
     turns = [Turn(read[i]["role"], read[i]["content"] or "", _write(calls[i], form, i)) for i in order]

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from llamarium.errors import escape, show_value
 from llamarium.sampling.params import GenerationOptions
-from llamarium.server.answering import AnswerRequest, variables_of
+from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, variables_of
 from llamarium.server.dialogs import Dialog, encode_dialog, misplaced
 from llamarium.server.errors import JSON, ApiError
 from llamarium.server.fields import parameters_in
@@ -44,18 +44,15 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     effort = None if body.reasoning is None else body.reasoning.effort
     asked = AnswerRequest(
         model=model,
-        encode=lambda _: [encode_dialog(service, dialog.messages, tools.offered, effort=effort)],
-        options=_options(body),
-        form=form_of(body),
-        tools=tools,
-        messages=dialog.messages,
-        path_of=dialog.path_of,
-        max_tokens=body.max_output_tokens,
-        prompt_field="input",
-        length_field="max_output_tokens",
-        new_text=True,
+        prompts=Prompts(
+            encode=lambda _: [encode_dialog(service, dialog.messages, tools.offered, effort=effort)],
+            messages=dialog.messages,
+            variables=variables_of(effort=effort),
+        ),
+        options=AnswerOptions(sampler=_options(body), max_tokens=body.max_output_tokens, new_text=True),
+        names=FieldNames("input", "max_output_tokens", dialog.path_of),
+        constraint=Constraint.of(form_of(body), tools),
         salt=body.cache_salt or "",
-        variables=variables_of(effort=effort),
         is_kept=body.store is not False,
     )
 
