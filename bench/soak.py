@@ -10,7 +10,9 @@
 | bad         | sends no JSON, a wrong or unknown field, a prompt that does not fit, to no such route, ...          |
 
 Twice as many clients ask as are answered side by side, so half of those who leave at a random moment leave the queue.
-The server keeps its prefix cache on disk, too, in a folder of 1 MiB at most, which is measured on the way.
+The server keeps its prefix cache on disk, too, in a folder of 1 MiB at most, which is measured on the way. It
+records its answers, stores 1 MiB of responses, explains why prefixes missed, and drafts from a pool of earlier texts of
+1 MiB. Whole and streamed requests have what real programs send (`soak_requests.py`).
 The model is random, 2 layers of 64 with SmolLM2's vocabulary and dialogs, unless --model names another: what is looked
 for is what a request leaves behind, and that does not depend on how long it computes.
 
@@ -18,145 +20,38 @@ Of the server's process is reported, from Linux: resident memory after every hun
 request over the second half (a straight line through the measurements); descriptors, threads (without asyncio's pool,
 which has some more than processors at most, and begins them as it needs them), and from inside asyncio's tasks, the
 collector's objects and Python's allocations (which grow with the texts of tokens that are kept, one for each of the
-vocabulary at most), before and after, while nothing is asked. Then what /metrics and /health say, whether a question
-gets the answer that it got before, and the exit code after SIGTERM.
+vocabulary at most), before and after, while nothing is asked. The same, and how much the server's tables hold, is
+reported after 2,000, 10,000 and 20,000 requests, while others run. Then what /metrics and /health say, whether a
+question gets the answer that it got before, and the exit code after SIGTERM.
 """
 
 import argparse
 import asyncio
-import dataclasses
 import json
-import os
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import common
 from llamarium.errors import ServerError
-from llamarium.load_test.client import Client, Target
+from llamarium.load_test.client import Client
 from llamarium.load_test.connections import Connections, Response
-from soak_requests import COMPLETIONS, Asking, askings
+from soak_requests import COMPLETIONS, RESPONSES, Asking, askings
+from soak_server import SLOTS, Server, started, write_model
 
-INSIDE = """
-import asyncio, gc, json, os, signal, sys, threading
-
-def tell(*_):
-    gc.collect()
-    things = gc.get_objects()
-    tasks = sum(isinstance(thing, asyncio.Task) and not thing.done() for thing in things)
-    pool = sum(thread.name.startswith(("asyncio", "uvloop")) for thread in threading.enumerate())
-    held = {"tasks": tasks, "pool": pool, "objects": len(things), "allocations": sys.getallocatedblocks()}
-    os.write(int(sys.argv[1]), json.dumps(held).encode() + b"\\n")
-
-signal.signal(signal.SIGUSR1, tell)
-from llamarium.cli.main import main
-sys.exit(main(sys.argv[2:]))
-"""
-"""`llamarium`, which tells on SIGUSR1 what it holds."""
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
 EVERY = 100  # requests from one measurement of the memory to the next
 RANDOM = "random, 2 layers of 64, SmolLM2's vocabulary and dialogs"
-SLOTS = 12  # answers side by side
 SCARCE = "192KiB"  # of the random model's keys and values: 24 blocks, so that answers wait for room
-DISK_BYTES = 2**20  # of the prefix cache on disk: blocks come and go
+CHECKPOINTS = (2_000, 10_000, 20_000)
+MAX_BRANCHED, MAX_DEPTH = 16, 3  # responses that others go on from: the newest, which are still stored
 PROBE: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
-
-
-# --- the server -------------------------------------------------------------------------------------------------------
-
-
-def write_model(folder: Path) -> Path:
-    """Write a random model that costs little."""
-    import torch
-
-    import llamarium
-    from llamarium.checkpoints.save import save_model
-    from llamarium.hub.resolve import resolve
-    from llamarium.model import LlamaForCausalLM
-    from llamarium.model.init import init_weights
-    from llamarium.presets import preset
-
-    config = dataclasses.replace(
-        preset("smollm2-135m"),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        initializer_range=0.2,
-        max_position_embeddings=512,
-    )
-    tokenizer = llamarium.load_tokenizer(resolve("smollm2-135m"))
-    model = init_weights(LlamaForCausalLM(config), seed=1)
-    save_model(model, folder / "random", tokenizer=tokenizer, dtype=torch.bfloat16)
-    return folder / "random"
-
-
-@dataclass(frozen=True)
-class Server:
-    """One that runs in a process of its own."""
-
-    process: "subprocess.Popen[bytes]"
-    target: Target
-    told: int  # a descriptor at which it says what it holds
-    cache: Path  # its prefix cache on disk
-
-    @property
-    def resident_bytes(self) -> int:
-        """Memory that is there, not on a disk."""
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE
-
-    @property
-    def disk_bytes(self) -> int:
-        """What its prefix cache takes on disk, as the system counts it."""
-        with suppress(FileNotFoundError):  # it removes a file meanwhile
-            return sum(512 * path.stat().st_blocks for path in self.cache.iterdir())
-        return self.disk_bytes
-
-    def held(self) -> dict[str, int]:
-        """Return what it holds."""
-        self.process.send_signal(signal.SIGUSR1)
-        inside, place = json.loads(os.read(self.told, 4096)), Path(f"/proc/{self.process.pid}")
-        return {
-            "resident_bytes": self.resident_bytes,
-            "descriptors": len(list((place / "fd").iterdir())),
-            "threads": len(list((place / "task").iterdir())) - inside.pop("pool"),
-            **inside,
-        }
-
-
-@contextmanager
-def started(model: str, memory: str, log: Path) -> Generator[Server]:
-    """Start a server with so much memory for keys and values, and end it afterwards."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    told, tells = os.pipe()
-    cache = log.with_name("cache")
-    options = f"--port {port} --threads 1 --max-num-seqs {SLOTS} --kv-memory {memory} --served-model-name soaked"
-    options += f" --cache-dir {cache} --cache-disk {DISK_BYTES}"
-    command = [sys.executable, "-c", INSIDE, str(tells), "serve", "-m", model, *options.split()]
-    with log.open("wb") as lines:
-        process = subprocess.Popen(command, stderr=lines, pass_fds=[tells])
-        os.close(tells)
-        try:
-            yield Server(process, Target(url=f"http://127.0.0.1:{port}", model="soaked"), told, cache)
-        finally:
-            process.kill()
-            process.wait()
-            os.close(told)
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -174,6 +69,8 @@ class Soak:
         outcomes: How often which kind of request ended how.
         memory: After how many requests how many bytes were resident.
         disk: How many bytes the prefix cache had on disk then.
+        held_after: What the server held after so many requests, others running.
+        responses: The newest responses that others may go on from, and how many came before each.
         unexpected: What should not have been, at most ten of them.
         typical_s: How long an answer takes, at present.
     """
@@ -186,6 +83,8 @@ class Soak:
     unexpected: list[str] = field(default_factory=list[str])
     num_done: int = 0
     typical_s: float = 0.1
+    held_after: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    responses: deque[tuple[str, int]] = field(default_factory=lambda: deque[tuple[str, int]](maxlen=MAX_BRANCHED))
 
     async def ask_all(self, asked: Iterator[Asking], num_clients: int) -> None:
         """Ask with so many clients at once."""
@@ -198,6 +97,9 @@ class Soak:
                 if self.num_done % EVERY == 0:
                     self.memory.append((self.num_done, self.server.resident_bytes))
                     self.disk.append(self.server.disk_bytes)
+                if self.num_done in CHECKPOINTS:
+                    self.held_after[self.num_done] = held = self.server.held()
+                    print(f"after {self.num_done}: {json.dumps(held)}", file=sys.stderr, flush=True)
 
         await asyncio.gather(*(ask_on() for _ in range(num_clients)))
 
@@ -206,6 +108,7 @@ class Soak:
         if asking.leaves == "sending":
             return await self._leave_while_sending(asking)
         parts: list[bytes] = []
+        sent, depth = self._continued(asking)
 
         def receive(response: Response, now: float, body: bytes) -> None:
             parts.append(body)
@@ -216,7 +119,7 @@ class Soak:
         begun = time.perf_counter()
         try:
             async with asyncio.timeout(limit_s):
-                response = await self.connections.send("POST", asking.path, asking.body, receive)
+                response = await self.connections.send("POST", asking.path, sent, receive)
         except Left:
             return "left among events"
         except TimeoutError:
@@ -226,12 +129,24 @@ class Soak:
             return "no answer"
         if asking.kind in ("whole", "stream"):
             self.typical_s += (time.perf_counter() - begun - self.typical_s) / 16
-        self._check(asking, response, b"".join(parts))
+        body = b"".join(parts)
+        self._check(asking, response, body)
+        if asking.path == RESPONSES and asking.kind == "whole" and response.status == 200 and depth < MAX_DEPTH:
+            self.responses.append((json.loads(body)["id"], depth))
         return str(response.status)
+
+    def _continued(self, asking: Asking) -> tuple[bytes, int]:
+        """Return the body, going on from an earlier response if it branches, and how many came before it."""
+        if asking.branch is None or not self.responses:
+            return asking.body, 0
+        previous, depth = self.responses[int(asking.branch * len(self.responses))]
+        return json.dumps({**json.loads(asking.body), "previous_response_id": previous}).encode(), depth + 1
 
     def _check(self, asking: Asking, response: Response, body: bytes) -> None:
         """Note an answer that is not as it should be; who wanted to leave may have been answered before."""
         is_whole = not body.startswith(b"data: ") or body.endswith(b"data: [DONE]\n\n")
+        if body.startswith(b"event: "):
+            is_whole = b"event: response.completed" in body or b"event: response.incomplete" in body
         if response.status != (asking.expected or 200) or not is_whole:
             self._note(asking, f"{response.status} {body[-300:]!r}")
 
@@ -277,7 +192,7 @@ async def idle(connections: Connections) -> dict[str, float]:
         await asyncio.sleep(0.05)
 
 
-async def settled(server: Server, descriptors: int = 0) -> dict[str, int]:
+async def settled(server: Server, descriptors: int = 0) -> dict[str, Any]:
     """Return what a server holds once it has closed its clients' connections, for which it has some seconds."""
     for _ in range(24 if descriptors else 4):
         await asyncio.sleep(0.5)
@@ -326,6 +241,7 @@ async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> 
         "preemptions": _metric(metrics, "num_preemptions_total"),
         "bytes on disk, at most": max(run.disk),
         "tokens from disk": _metric(metrics, "prefix_cache_disk_hits_total"),
+        "held after": run.held_after,
         "left in the engine": left,
         "health": [status, json.loads(health)["status"]],
         "same answer as before": is_same,
@@ -353,8 +269,9 @@ def measure(number: int, num_clients: int, model: str | None = None, seed: int =
         with started(path, memory, folder / "log") as server:
             found = asyncio.run(soak(server, number, num_clients, seed))
             found["exit code"] = end(server)
-        log = (folder / "log").read_text()
+        log, recorded = (folder / "log").read_text(), (folder / "record").stat().st_size
     found["model"] = RANDOM if model is None else model
+    found["bytes recorded"] = recorded
     found["log"] = {word: log.count(word) for word in ("Traceback", "internal_error", "Exception")}
     return found
 
@@ -373,6 +290,8 @@ def main() -> None:
         raise SystemExit(f"the server does not start: {error}") from None
     names = ("resident_bytes", "descriptors", "threads", "tasks", "objects", "allocations")
     rows = [{"what": name, "before": found["before"][name], "after": found["after"][name]} for name in names]
+    tables = found["after"]["tables"]
+    rows += [{"what": name, "before": found["before"]["tables"].get(name), "after": tables[name]} for name in tables]
     rows += [{"what": name, "before": None, "after": count} for name, count in found["outcomes"].items()]
     rows += [
         {"what": f"{name}", "before": None, "after": found[name]}

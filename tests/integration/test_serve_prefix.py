@@ -283,6 +283,23 @@ def test_paths_are_those_of_the_clients_protocol(running: Running) -> None:
     assert heads[1].endswith("reason=changed; field=prompt")
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_a_tool_of_the_earlier_request_alone_is_named_beside_tools_that_are_left_out(
+    running: Running, path: str
+) -> None:
+    """Its place is that of the earlier request; this one has no such place."""
+    function = TOOLS[0] if path == CHAT else {"type": "function", **TOOLS[0]["function"]}
+    said: dict[str, Any] = {"input": "a", "max_output_tokens": 2}
+    if path == CHAT:
+        said = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    body = said | {"cache_salt": f"left out {path}"}
+    hosted = {"type": "web_search"}
+    assert running.post(path, **body, tools=[function, hosted]).status_code == 200
+    answer = running.post(path, **body, tools=[hosted])
+    assert answer.status_code == 200
+    assert "reason=removed; field=tools[0]" in answer.headers["x-llamarium-prefix"]
+
+
 def test_the_memory_of_earlier_prompts_is_bounded(running: Running) -> None:
     explainer, blocks = running.service.explainer, running.engine.snapshot.num_blocks
     for i in range(40):

@@ -19,7 +19,7 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import soak
 
     yield soak
-    for name in ("soak", "soak_requests", "common"):
+    for name in ("soak", "soak_requests", "soak_server", "common"):
         sys.modules.pop(name, None)
 
 

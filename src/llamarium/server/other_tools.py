@@ -59,14 +59,19 @@ def _looks_like_function(tool: dict[str, Any]) -> bool:
 
 
 def functions_of(tools: Sequence[ToolT | OtherTool] | None) -> tuple[list[ToolT] | None, Callable[[str], str]]:
-    """Return the functions among some tools, and what translates a path among these to the client's own."""
+    """Return the functions among some tools, and what translates a path among these to the client's own.
+
+    A place that this request does not have is an earlier request's, and stays.
+    """
     if tools is None:
         return None, str
     places = [i for i, tool in enumerate(tools) if not isinstance(tool, OtherTool)]
 
     def path_of(path: str) -> str:
         found = re.match(r"tools\[(\d+)\]", path)
-        return path if found is None else f"tools[{places[int(found[1])]}]{path[found.end() :]}"
+        if found is None or int(found[1]) >= len(places):
+            return path
+        return f"tools[{places[int(found[1])]}]{path[found.end() :]}"
 
     kept = [tool for tool in tools if not isinstance(tool, OtherTool)]
     return kept, str if len(kept) == len(tools) else path_of

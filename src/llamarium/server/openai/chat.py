@@ -108,36 +108,15 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         given = body.tools, body.tool_choice, body.parallel_tool_calls
         tools, path_of = await asyncio.to_thread(tool_request, *given)
     constraint = Constraint.of(form_of(body), tools)
-    begun = _begun(body, constraint)
-    messages = await asyncio.to_thread(plain, body.messages[: -1 if body.continue_final_message else None])
-    how: Any = {
-        "documents": body.documents,
-        "variables": body.chat_template_kwargs,
-        "effort": body.reasoning_effort,
-        "begun": begun,
-    }
-    begins = body.add_generation_prompt is not False or begun is not None
-    offered = () if constraint is None else constraint.tools.offered
-
-    def encode_prompt(_: Tokenizer) -> list[list[int]]:
-        ids = encode_dialog(service, messages, offered, add_generation_prompt=begins, **how)
-        if body.prompt_logprobs is not None:
-            check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
-        return [ids]
-
+    prompts = await asyncio.to_thread(_prompts, service, body, constraint)
     return AnswerRequest(
         model=model,
-        prompts=Prompts(
-            encode=encode_prompt,
-            messages=messages,
-            variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, body.documents),
-            begun=begun,
-        ),
+        prompts=prompts,
         options=AnswerOptions(
             sampler=_options(body),
             max_tokens=length_of(next(iter(lengths), None)),
             ignore_eos=body.ignore_eos or False,
-            new_text=begins and begun is None,
+            new_text=body.add_generation_prompt is not False and prompts.begun is None,
         ),
         names=FieldNames(
             prompt="messages",
@@ -149,6 +128,29 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         is_kept=getattr(body, "store", None) is not False,
         inside=inside_of(service, body, model, body.n or 1),
     )
+
+
+def _prompts(service: Service, body: ChatRequest, constraint: Constraint | None) -> Prompts:
+    """Return the dialog as a prompt."""
+    begun = _begun(body, constraint)
+    messages = plain(body.messages[: -1 if body.continue_final_message else None])
+    how: Any = {
+        "add_generation_prompt": body.add_generation_prompt is not False or begun is not None,
+        "documents": body.documents,
+        "variables": body.chat_template_kwargs,
+        "effort": body.reasoning_effort,
+        "begun": begun,
+    }
+    offered = () if constraint is None else constraint.tools.offered
+
+    def encode(_: Tokenizer) -> list[list[int]]:
+        ids = encode_dialog(service, messages, offered, **how)
+        if body.prompt_logprobs is not None:
+            check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
+        return [ids]
+
+    variables = variables_of(body.chat_template_kwargs, body.reasoning_effort, body.documents)
+    return Prompts(encode=encode, messages=messages, variables=variables, begun=begun)
 
 
 def _begun(body: ChatRequest, constraint: Constraint | None) -> str | None:
