@@ -36,6 +36,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ import common
 from llamarium.errors import ServerError
 from llamarium.load_test.client import Client
 from llamarium.load_test.connections import Connections, Response
-from soak_requests import COMPLETIONS, RESPONSES, Asking, askings
+from soak_requests import COMPLETIONS, RESPONSES, Asking, askings, of_each_kind
 from soak_server import SLOTS, Server, started, write_model
 
 EVERY = 100  # requests from one measurement of the memory to the next
@@ -215,7 +216,8 @@ async def soak(server: Server, number: int, num_clients: int, seed: int = 0) -> 
         await client.ready(120)
     connections = Connections(server.target.url, {"Content-Type": "application/json"})
     warm = Soak(server, connections)
-    await warm.ask_all(askings(20 * num_clients, seed + 1), num_clients)  # every thread and buffer is there
+    first = chain(of_each_kind(), askings(20 * num_clients, seed + 1))
+    await warm.ask_all(first, num_clients)  # every thread, module and buffer is there
     said, _ = await probe(connections), await idle(connections)
     connections.close()
     before = await settled(server)

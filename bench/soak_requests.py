@@ -169,6 +169,25 @@ BADS: tuple[tuple[str, str, int], ...] = (
 )
 
 
+def of_each_kind() -> Iterator[Asking]:
+    """Yield a request with each form, schema and kind of tool, so that what they need is imported."""
+    source, said = random.Random(0), {"max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
+    forms = [form(source) for form in FORMS]
+    for schema in SCHEMAS:
+        named = {"name": "answer", "schema": schema}
+        forms.append({"response_format": {"type": "json_schema", "json_schema": named}, "stop": ["END"]})
+        for choice in ("auto", "required"):
+            function = {"type": "function", "function": {"name": "look_up", "parameters": schema}}
+            forms.append({"tools": [FOREIGN[0], function], "tool_choice": choice})
+    for streams in (False, True):
+        for form in forms:
+            yield Asking("whole", CHAT, json.dumps(said | form | {"stream": streams}).encode())
+        yield response(source, streams=streams)
+    yield explanation(source)
+    for path, body, status in BADS:
+        yield Asking("bad", path, body.encode(), status)
+
+
 def askings(number: int, seed: int = 0) -> Iterator[Asking]:
     """Yield requests of all kinds, the same for the same seed."""
     source = random.Random(seed)

@@ -165,7 +165,8 @@ class Engine:
             raise no_room(request, self.num_blocks * self.cache.block_size, self.max_tokens)
         if request.edits and not self.runner.takes_edits:
             raise OptionError(f"{self.runner.name} take no edits; load the model whose weights they use")
-        check_inside(config, request)
+        if request.edits or request.places is not None:
+            check_inside(config, request)
         stops = frozenset((*request.stop_ids, *params.stop_token_ids))
         number, limit = next(self._numbers), limit_of(config, request)
         root = self.root_of(request)

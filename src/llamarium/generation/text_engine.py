@@ -222,8 +222,10 @@ class TextEngine:
     def _deadline(self, timeout_s: float | None) -> float:
         if self._model.runner is not self._base:
             raise OptionError("the model was edited after the engine was made; call llama.engine() again")
+        if timeout_s is None:
+            return math.inf
         check_timeout(timeout_s)
-        return math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return time.monotonic() + timeout_s
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more requests, finish the live ones, and stop; as `EngineThread.close`."""

@@ -209,8 +209,9 @@ class SamplingParams:
                 raise SamplingError("max_new_tokens and max_tokens are the same parameter; give one")
             given["max_tokens"] = given.pop("max_new_tokens")
         _check_names(given)
-        given = {name: value for name, value in given.items() if name not in GRAMMAR_OPTIONS}
-        given["grammar"] = Grammar.from_options(options)
+        if not given.keys().isdisjoint(GRAMMAR_OPTIONS):
+            given = {name: value for name, value in given.items() if name not in GRAMMAR_OPTIONS}
+            given["grammar"] = Grammar.from_options(options)
         if isinstance(given.get("stop"), str):
             given["stop"] = (given["stop"],)
         params = cls.from_generation_config(generation_config, **given)

@@ -16,8 +16,8 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import length_of, plain, sampler_options
-from llamarium.server.openai.forms import form_of
-from llamarium.server.openai.interventions import inside_of
+from llamarium.server.openai.forms import FORM_FIELDS, form_of
+from llamarium.server.openai.interventions import INSIDE_FIELDS, inside_of
 from llamarium.server.openai.logprobs import check_reported, for_chat
 from llamarium.server.openai.requests import ChatRequest
 from llamarium.server.openai.tools import tool_request
@@ -105,9 +105,11 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
     service: Service = request.app.state.service
     tools, path_of = None, str
     if body.tools is not None or body.tool_choice is not None:
-        given = body.tools, body.tool_choice, body.parallel_tool_calls
-        tools, path_of = await asyncio.to_thread(tool_request, *given)
-    constraint = Constraint.of(form_of(body), tools)
+        about_tools = body.tools, body.tool_choice, body.parallel_tool_calls
+        tools, path_of = await asyncio.to_thread(tool_request, *about_tools)
+    given = body.model_fields_set
+    form = None if given.isdisjoint(FORM_FIELDS) else form_of(body)
+    constraint = Constraint.of(form, tools)
     prompts = await asyncio.to_thread(_prompts, service, body, constraint)
     return AnswerRequest(
         model=model,
@@ -126,7 +128,7 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         constraint=constraint,
         salt=body.cache_salt or "",
         is_kept=getattr(body, "store", None) is not False,
-        inside=inside_of(service, body, model, body.n or 1),
+        inside=None if given.isdisjoint(INSIDE_FIELDS) else inside_of(service, body, model, body.n or 1),
     )
 
 

@@ -15,8 +15,8 @@ from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.naming import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import length_of, sampler_options
-from llamarium.server.openai.forms import form_of
-from llamarium.server.openai.interventions import inside_of
+from llamarium.server.openai.forms import FORM_FIELDS, form_of
+from llamarium.server.openai.interventions import INSIDE_FIELDS, inside_of
 from llamarium.server.openai.logprobs import CompletionLogprobs, check_reported
 from llamarium.server.openai.requests import CompletionRequest
 from llamarium.server.replying import reply
@@ -119,6 +119,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
             echoes[:] = for_each(prompts, "prompt", tokenizer, lambda prompt, _: _text_of(tokenizer, prompt))
         return ids
 
+    given, num_answers = body.model_fields_set, len(prompts) * (body.n or 1)
     asked = AnswerRequest(
         model=model,
         prompts=Prompts(encode=encode_prompts, count=len(prompts)),
@@ -128,10 +129,12 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
             ignore_eos=body.ignore_eos or False,
         ),
         names=FieldNames("prompt", "max_tokens"),
-        constraint=Constraint.of(form_of(body), None),
+        constraint=None if given.isdisjoint(FORM_FIELDS) else Constraint.of(form_of(body), None),
         salt=body.cache_salt or "",
         is_kept=getattr(body, "store", None) is not False,
-        inside=inside_of(request.app.state.service, body, model, len(prompts) * (body.n or 1)),
+        inside=None
+        if given.isdisjoint(INSIDE_FIELDS)
+        else inside_of(request.app.state.service, body, model, num_answers),
     )
     formatter = CompletionFormatter(request, body, model, prompts, echoes)
     return await reply(request, asked, formatter, streams=body.stream or False)

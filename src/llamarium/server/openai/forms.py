@@ -141,6 +141,9 @@ _FORMS: Mapping[str, str] = {
 }
 """The fields that ask for a form, and the readers of those that are one."""
 
+FORM_FIELDS = frozenset(_FORMS)
+"""A request without any of these has no form, and needs no `form_of`."""
+
 
 def _only_one(wanted: StructuredOutputs) -> Form:
     names = {field.alias or name: name for name, field in StructuredOutputs.model_fields.items()}

@@ -87,6 +87,10 @@ class Intervened(Formed):
     lens: WantedLens | None = None
 
 
+INSIDE_FIELDS = frozenset(Intervened.__annotations__)
+"""A request without any of these does nothing inside of the model, and needs no `inside_of`."""
+
+
 def inside_of(service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> "Inside | None":
     """Return what a request does inside of the model; ApiError where that is not allowed, or shows too much."""
     given = [name for name in Intervened.__annotations__ if getattr(body, name) is not None]
