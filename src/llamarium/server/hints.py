@@ -1,6 +1,6 @@
 """What of a request had no effect: named in the answer's header and in the log, or refused by `--strict-fields`.
 
-These are the hints of the table (`server/field_table.py`), names that nobody knows, and what turned out to have no
+These are the hints of the table (`server/field_table.py`), unknown names, and what turned out to have no
 effect while the request was read: tools of a kind that does not run here, schemas that cannot be enforced.
 """
 

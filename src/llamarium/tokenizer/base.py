@@ -351,7 +351,7 @@ class Tokenizer:
                 "this is a base model's tokenizer: continue a text (`llamarium generate`), or choose a chat model"
             )
         is_read = "documents" in self.chat_format.variables
-        if documents or (documents is not None and is_read):  # an empty list needs nobody to read it
+        if documents or (documents is not None and is_read):  # an empty list needs no template that reads it
             from llamarium.tokenizer.chat.messages import check_documents
 
             variables = {**(variables or {}), "documents": check_documents(documents)}

@@ -16,8 +16,8 @@ _BYTES_AT_ONCE = 2**20
 def find_short_strings(data: bytes, count: int) -> list[int] | None:
     """Find where each of `count` strings begins, with its length, and where the last one ends.
 
-    Where all are shorter than 256 bytes, their lengths are the only small numbers of eight bytes, so that nobody needs
-    to go from one to the next.
+    If all are shorter than 256 bytes, their lengths are the only small numbers of eight bytes, so all are found at
+    once, not one after the other.
 
     Args:
         data: Begins with the first string; something else may follow the last one.

@@ -23,7 +23,7 @@ from llamarium.tokenizer.base import Tokenizer
 
 router = APIRouter(route_class=StrictRoute)
 
-_NOBODY = b""
+_NO_OWNER = b""
 
 
 class ExplainRequest(Body):
@@ -77,7 +77,7 @@ def _prompt(asked: AnswerRequest, service: Service) -> Prompt:
         raise refusal_of(error, asked, model.tokenizer.source) from None
     parts = asked.parts(edits)
     root = root_key(parts.model, parts.salt, *([edits_key(edits)] if edits else ()))
-    return Prompt.of(_NOBODY, root, ids, engine.prefix_index.pool.block_size, parts)
+    return Prompt.of(_NO_OWNER, root, ids, engine.prefix_index.pool.block_size, parts)
 
 
 def _compared(earlier: Prompt, now: Prompt, tokenizer: Tokenizer) -> dict[str, Any]:
