@@ -187,28 +187,29 @@ static int add_node(merging *m, int32_t symbol, int64_t begin) {
     return 0;
 }
 
-/* Find the longest user-defined piece that a text begins with: its id, or TRIE_NONE, and its size in bytes. */
-static int32_t find_kept(const lm_segmenter *s, const uint8_t *text, int64_t length, int64_t *size) {
-    int32_t found = TRIE_NONE;
-    if (!s->has_kept || !s->begins_kept[text[0]]) return found;
-    int64_t at = TRIE_ROOT;
-    for (int64_t i = 0; i < length && (at = trie_step(&s->kept, at, text[i])) != TRIE_NONE; i++)
-        if (s->kept.values[at] != TRIE_NONE) found = s->kept.values[at], *size = i + 1;
-    return found;
+/* Find the longest user-defined piece that begins at each place of a text, or TRIE_NONE: an automaton reads it from its end, so that
+ * the time does not depend on how long such pieces are. Returns NULL if there is no memory for it. */
+static int32_t *find_kept(const lm_segmenter *s, const uint8_t *text, int64_t length) {
+    int32_t *kept = malloc((size_t)length * sizeof *kept);
+    int64_t state = TRIE_ROOT;
+    for (int64_t i = length - 1; kept && i >= 0; i--) {
+        state = state == TRIE_ROOT && !s->ends_kept[text[i]] ? TRIE_ROOT : next_state(s, state, text[i]);
+        const link *here = s->links + state;
+        kept[i] = here->piece != TRIE_NONE ? here->piece : s->links[here->shorter].piece;
+    }
+    return kept;
 }
 
-/* How unused pieces are taken apart depends on all pairs of a text, so a vocabulary with such has texts of one part. */
-static int merge_parts(merging *m, int64_t length) {
+/* `kept` is as of `find_kept`, or NULL without user-defined pieces. How unused pieces are taken apart depends on all pairs of a text, so
+ * a vocabulary with such has texts of one part. */
+static int merge_parts(merging *m, int64_t length, const int32_t *kept) {
     const lm_segmenter *s = m->out->s;
     const uint8_t *text = m->out->text;
     int32_t last = NO_SYMBOL;
-    for (int64_t at = 0, size = 0; at < length; at += size) {
-        const int32_t kept = find_kept(s, text + at, length - at, &size);
-        int32_t symbol = KEPT_BEFORE - kept;
-        if (kept == TRIE_NONE) {
-            size = character_size(text[at]);
-            symbol = symbol_of(s, character_at(text + at, (int)size));
-        }
+    for (int64_t at = 0, size; at < length; at += size) {
+        const int is_kept = kept && kept[at] != TRIE_NONE;
+        size = is_kept ? s->lengths[kept[at]] : character_size(text[at]);
+        const int32_t symbol = is_kept ? KEPT_BEFORE - kept[at] : symbol_of(s, character_at(text + at, (int)size));
         if (!s->has_unused && m->count && !find_pair(&s->neighbors, last, symbol) && finish_part(m)) return -1;
         if (add_node(m, symbol, at)) return -1;
         last = symbol;
@@ -227,7 +228,8 @@ int lm_merge(output *out, int64_t length) {
         else
             failed = -1;
     }
-    failed = failed || merge_parts(&m, length);
-    free(m.nodes), free(m.heap), free(m.halves), free(m.waiting);
+    int32_t *kept = out->s->has_kept && length ? find_kept(out->s, out->text, length) : NULL;
+    failed = failed || (out->s->has_kept && length && !kept) || merge_parts(&m, length, kept);
+    free(m.nodes), free(m.heap), free(m.halves), free(m.waiting), free(kept);
     return failed ? -1 : 0;
 }

@@ -28,6 +28,53 @@ static int add_pair(pair_table *t, pair added) {
     return 0;
 }
 
+/* --- the automaton ----------------------------------------------------------------------------------------------- */
+
+/* Number the nodes by their depth, which is smaller the nearer to the root: `order`. */
+static void sort_by_depth(const link *links, int64_t num_nodes, int32_t *order, int64_t *counts, int64_t deepest) {
+    for (int64_t node = 0; node < num_nodes; node++) counts[links[node].depth + 1]++;
+    for (int64_t depth = 0; depth < deepest; depth++) counts[depth + 1] += counts[depth];
+    for (int64_t node = 0; node < num_nodes; node++) order[counts[links[node].depth]++] = (int32_t)node;
+}
+
+/* Make the links of the pieces' trie, a node's after those of all nodes nearer to the root. */
+static void fill_links(lm_segmenter *s, const uint64_t *edges, const int32_t *order) {
+    link *links = s->links;
+    for (int64_t i = 1; i < s->pieces.num_nodes; i++) {
+        link *own = links + order[i];
+        const uint64_t key = edges[order[i]];
+        const int64_t parent = (int64_t)(key >> 8);
+        if (parent != TRIE_ROOT) own->back = (int32_t)next_state(s, links[parent].back, (uint8_t)key);
+        const link *back = links + own->back;
+        own->shorter = back->piece != TRIE_NONE ? own->back : back->shorter;
+    }
+}
+
+static int build_links(lm_segmenter *s) {
+    const trie *t = &s->pieces;
+    const size_t count = (size_t)t->num_nodes;
+    s->links = calloc(count, sizeof *s->links);
+    uint64_t *edges = malloc(count * sizeof *edges); /* to each node */
+    int32_t *order = malloc(count * sizeof *order);
+    int64_t *counts = NULL, deepest = 0;
+    if (s->links && edges && order) {
+        for (uint64_t i = 0; i < (uint64_t)1 << t->edge_bits; i++)
+            if (t->edges[i]) edges[t->edges[i] & (MAX_NODES - 1)] = t->edges[i] >> NODE_BITS;
+        for (int64_t node = 0; node < t->num_nodes; node++) { /* a node has a greater number than the one before it */
+            s->links[node].piece = t->values[node];
+            if (node) s->links[node].depth = s->links[edges[node] >> 8].depth + 1;
+            if (s->links[node].depth > deepest) deepest = s->links[node].depth;
+        }
+        counts = calloc((size_t)deepest + 2, sizeof *counts);
+    }
+    if (counts) {
+        sort_by_depth(s->links, t->num_nodes, order, counts, deepest);
+        fill_links(s, edges, order);
+    }
+    free(edges), free(order), free(counts);
+    return counts ? 0 : -1;
+}
+
 /* --- BPE --------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -117,9 +164,9 @@ static int build_pairs(building *b) {
         const uint8_t *text = text_of(v, piece);
         const int64_t length = s->lengths[piece];
         s->has_unused |= v->types[piece] == LM_PIECE_UNUSED;
-        if (v->types[piece] == LM_PIECE_USER_DEFINED) {
-            if (trie_add(&s->kept, text, length, 0, piece)) return -1;
-            s->has_kept = s->begins_kept[*text] = 1;
+        if (v->types[piece] == LM_PIECE_USER_DEFINED && length) {
+            if (trie_add(&s->pieces, text, length, 1, piece)) return -1;
+            s->has_kept = s->ends_kept[text[length - 1]] = 1;
         }
         if (!is_joined(v->types[piece])) continue;
         if (trie_add(&b->forward, text, length, 0, piece) || trie_add(&b->backward, text, length, 1, piece)) return -1;
@@ -133,58 +180,13 @@ static int build_pairs(building *b) {
 static int build_bpe(lm_segmenter *s, const lm_vocabulary *v) {
     building b = {.s = s, .v = v, .num_symbols = v->num_pieces};
     s->pairs.seed = s->neighbors.seed = v->seed;
-    const int failed = trie_make(&s->kept, v->seed) || trie_make(&b.forward, v->seed) || trie_make(&b.backward, v->seed) ||
-                       build_pairs(&b);
+    const int failed = trie_make(&s->pieces, v->seed) || trie_make(&b.forward, v->seed) || trie_make(&b.backward, v->seed) ||
+                       build_pairs(&b) || (s->has_kept && build_links(s));
     trie_free(&b.forward), trie_free(&b.backward), free(b.symbols);
     return failed;
 }
 
 /* --- Unigram ----------------------------------------------------------------------------------------------------- */
-
-/* Number the nodes by their depth, which is smaller the nearer to the root: `order`. */
-static void sort_by_depth(const link *links, int64_t num_nodes, int32_t *order, int64_t *counts, int64_t deepest) {
-    for (int64_t node = 0; node < num_nodes; node++) counts[links[node].depth + 1]++;
-    for (int64_t depth = 0; depth < deepest; depth++) counts[depth + 1] += counts[depth];
-    for (int64_t node = 0; node < num_nodes; node++) order[counts[links[node].depth]++] = (int32_t)node;
-}
-
-/* Make the links of the pieces' trie, a node's after those of all nodes nearer to the root. */
-static void fill_links(lm_segmenter *s, const uint64_t *edges, const int32_t *order) {
-    link *links = s->links;
-    for (int64_t i = 1; i < s->pieces.num_nodes; i++) {
-        link *own = links + order[i];
-        const uint64_t key = edges[order[i]];
-        const int64_t parent = (int64_t)(key >> 8);
-        if (parent != TRIE_ROOT) own->back = (int32_t)next_state(s, links[parent].back, (uint8_t)key);
-        const link *back = links + own->back;
-        own->shorter = back->piece != TRIE_NONE ? own->back : back->shorter;
-    }
-}
-
-static int build_links(lm_segmenter *s) {
-    const trie *t = &s->pieces;
-    const size_t count = (size_t)t->num_nodes;
-    s->links = calloc(count, sizeof *s->links);
-    uint64_t *edges = malloc(count * sizeof *edges); /* to each node */
-    int32_t *order = malloc(count * sizeof *order);
-    int64_t *counts = NULL, deepest = 0;
-    if (s->links && edges && order) {
-        for (uint64_t i = 0; i < (uint64_t)1 << t->edge_bits; i++)
-            if (t->edges[i]) edges[t->edges[i] & (MAX_NODES - 1)] = t->edges[i] >> NODE_BITS;
-        for (int64_t node = 0; node < t->num_nodes; node++) { /* a node has a greater number than the one before it */
-            s->links[node].piece = t->values[node];
-            if (node) s->links[node].depth = s->links[edges[node] >> 8].depth + 1;
-            if (s->links[node].depth > deepest) deepest = s->links[node].depth;
-        }
-        counts = calloc((size_t)deepest + 2, sizeof *counts);
-    }
-    if (counts) {
-        sort_by_depth(s->links, t->num_nodes, order, counts, deepest);
-        fill_links(s, edges, order);
-    }
-    free(edges), free(order), free(counts);
-    return counts ? 0 : -1;
-}
 
 static int build_unigram(lm_segmenter *s, const lm_vocabulary *v) {
     s->scores = malloc((size_t)v->num_pieces * sizeof *s->scores);
@@ -227,7 +229,7 @@ lm_segmenter *lm_make_segmenter(const lm_vocabulary *v) {
 
 void lm_free_segmenter(lm_segmenter *s) {
     for (int page = 0; page < NUM_PAGES; page++) free(s->pages[page]);
-    trie_free(&s->kept), trie_free(&s->pieces);
+    trie_free(&s->pieces);
     free(s->types), free(s->lengths), free(s->byte_ids), free(s->scores), free(s->links), free(s->pairs.places), free(s->neighbors.places);
     free(s);
 }

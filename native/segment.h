@@ -25,7 +25,7 @@ typedef struct {
     uint64_t seed;
 } pair_table;
 
-/* What follows a node of the trie of all pieces, when no longer piece goes on. */
+/* What follows a node of the trie of pieces, when no longer piece goes on. */
 typedef struct {
     int32_t piece;   /* that ends here, or TRIE_NONE */
     int32_t shorter; /* the node of the longest piece that ends here, too; TRIE_ROOT: none */
@@ -42,11 +42,11 @@ struct lm_segmenter {
     /* BPE */
     int32_t *pages[NUM_PAGES]; /* the symbol of each character; NULL where all have none */
     pair_table pairs, neighbors; /* neighbors: symbols of characters that stand side by side in a piece */
-    trie kept;                   /* user-defined pieces, which no other is joined with */
-    int has_kept, has_unused;
-    uint8_t begins_kept[256];
+    int has_kept, has_unused;    /* has_kept: user-defined pieces, which no other is joined with */
+    uint8_t ends_kept[256];      /* whether one of them ends with a byte */
     /* Unigram */
     float *scores, unknown_score;
+    /* Aho and Corasick's automaton: for Unigram of all pieces, for BPE of the user-defined ones, read from their ends */
     trie pieces;
     link *links; /* of each node */
 };
@@ -74,7 +74,7 @@ static inline void put_unknown(output *out, int64_t begin, int64_t end) {
     out->was_unknown = 1;
 }
 
-/* Return the node of the longest end of a text that a piece begins with, one byte further. */
+/* Return the node of the longest end of what has been read that a piece begins with, one byte further. */
 static inline int64_t next_state(const lm_segmenter *s, int64_t node, uint8_t byte) {
     for (int64_t next;; node = s->links[node].back)
         if ((next = trie_step(&s->pieces, node, byte)) != TRIE_NONE || node == TRIE_ROOT) return next == TRIE_NONE ? TRIE_ROOT : next;

@@ -169,6 +169,19 @@ def test_pieces_of_every_length(kind: str):
     assert segmenter.ids(text) == PythonSegmenter(model).ids(text)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_time_of_a_text_does_not_depend_on_how_long_user_defined_pieces_are(kind: str):
+    pieces, scores, types = ["a", "b", "aa"], [-2, -2, -1], [1, 1, 1]
+    plain = make_segmenter(vocabulary(kind, pieces, scores, types))
+    kept = ["a" * 1000 + "b", *("a" * size + "c" for size in range(1, 2000, 7))]
+    model = vocabulary(kind, [*pieces, *kept], [*scores, *[0] * len(kept)], [*types, *[4] * len(kept)])
+    segmenter, text = make_segmenter(model), "a" * 200_000
+    assert isinstance(segmenter, Segmenter)
+    assert seconds(segmenter, text) < 8 * seconds(plain, text) + 0.02
+    for text in ("a" * 1999 + "c", "b" + "a" * 2500 + "b" + "a" * 701 + "ca", "a" * 1500 + "ba" * 9 + "aacc"):
+        assert segmenter.ids(text) == PythonSegmenter(model).ids(text)
+
+
 HOSTILE = """
 import random, resource, sys, time
 from llamarium.tokenizer.sentencepiece.model import SentencePieceModel

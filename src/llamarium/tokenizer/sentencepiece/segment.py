@@ -38,17 +38,15 @@ class Segmenter(Protocol):
 
 
 _MAX_C_CHARACTERS = 8 * 2**20  # of all pieces; a vocabulary of 256,000 has 2 million
-_MAX_C_KEPT = 1024  # of a user-defined piece
 
 
 def make_segmenter(model: SentencePieceModel) -> Segmenter:
     """Return the vocabulary's segmenter: in C, unless the library is missing, or the pieces are unlike any model's.
 
-    The tables in C take up to 90 bytes for each byte of the pieces, and a kept piece is tried at every character.
+    The tables in C take up to 90 bytes for each byte of the pieces.
     """
     is_huge = sum(map(len, model.pieces)) > _MAX_C_CHARACTERS
-    kept = (piece for piece, kind in zip(model.pieces, model.types, strict=True) if kind == PieceType.USER_DEFINED)
-    if library() is None or is_huge or any(len(piece) > _MAX_C_KEPT for piece in kept):
+    if library() is None or is_huge:
         return PythonSegmenter(model)
     is_unigram = model.kind == "unigram"
     scores, unknown_score = unigram_scores(model) if is_unigram else (None, 0.0)
