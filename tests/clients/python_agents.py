@@ -27,15 +27,24 @@ def llama_index() -> None:
     print(asyncio.run(run()))
 
 
-def crewai_crew() -> None:
-    """crewai: a crew of one agent."""
+def _crew(**options: str) -> None:
     from crewai import LLM, Agent, Crew, Task
     from crewai.tools import tool
 
-    model = LLM(model=f"openai/{MODEL}", base_url=URL, api_key=KEY)
+    model = LLM(model=f"openai/{MODEL}", base_url=URL, api_key=KEY, **options)
     agent = Agent(role="joiner", goal="Join texts", backstory="You join texts.", llm=model, tools=[tool("join")(join)])
     task = Task(description=TASK, expected_output="The joined text", agent=agent)
     print(Crew(agents=[agent], tasks=[task]).kickoff())
+
+
+def crewai_chat() -> None:
+    """crewai: a crew of one agent, over chat completions."""
+    _crew()
+
+
+def crewai_responses() -> None:
+    """crewai: a crew of one agent, over responses."""
+    _crew(api="responses")
 
 
 def autogen_agent() -> None:
@@ -55,13 +64,25 @@ def autogen_agent() -> None:
     print(asyncio.run(agent.run(task=TASK)).messages[-1].content)
 
 
-def agno_agent() -> None:
-    """agno, with a model of its class for servers like OpenAI's."""
+def _agno(model_class: Any) -> None:
     from agno.agent import Agent
+
+    agent = Agent(model=model_class(id=MODEL, base_url=URL, api_key=KEY), tools=[join], telemetry=False)
+    print(agent.run(TASK).content)
+
+
+def agno_chat() -> None:
+    """agno, with a model of its class for servers like OpenAI's."""
     from agno.models.openai.like import OpenAILike
 
-    agent = Agent(model=OpenAILike(id=MODEL, base_url=URL, api_key=KEY), tools=[join], telemetry=False)
-    print(agent.run(TASK).content)
+    _agno(OpenAILike)
+
+
+def agno_responses() -> None:
+    """agno, over responses."""
+    from agno.models.openai import OpenAIResponses
+
+    _agno(OpenAIResponses)
 
 
 def strands_agent() -> None:
@@ -73,17 +94,26 @@ def strands_agent() -> None:
     print(Agent(model=model, tools=[tool(join)], callback_handler=None)(TASK))
 
 
-def haystack_agent() -> None:
-    """haystack-ai: its agent."""
+def _haystack(generator: str) -> None:
     from haystack.components.agents import Agent
-    from haystack.components.generators.chat import OpenAIChatGenerator
+    from haystack.components.generators import chat
     from haystack.dataclasses import ChatMessage
     from haystack.tools import create_tool_from_function
     from haystack.utils import Secret
 
-    model = OpenAIChatGenerator(model=MODEL, api_base_url=URL, api_key=Secret.from_token(KEY))
+    model = getattr(chat, generator)(model=MODEL, api_base_url=URL, api_key=Secret.from_token(KEY))
     agent = Agent(chat_generator=model, tools=[create_tool_from_function(join)])
     print(agent.run(messages=[ChatMessage.from_user(TASK)])["messages"][-1].text)
+
+
+def haystack_chat() -> None:
+    """haystack-ai's agent, over chat completions."""
+    _haystack("OpenAIChatGenerator")
+
+
+def haystack_responses() -> None:
+    """haystack-ai's agent, over responses."""
+    _haystack("OpenAIResponsesChatGenerator")
 
 
 def semantic_kernel_agent() -> None:
@@ -105,12 +135,21 @@ def semantic_kernel_agent() -> None:
     print(asyncio.run(run()))
 
 
-def smolagents_code() -> None:
-    """smolagents' agent that writes code and runs it."""
+def _smolagents(**options: Any) -> None:
     from smolagents import CodeAgent, OpenAIServerModel, tool
 
     model = OpenAIServerModel(MODEL, api_base=URL, api_key=KEY)
-    print(CodeAgent(tools=[tool(join)], model=model, max_steps=3).run(TASK))
+    print(CodeAgent(tools=[tool(join)], model=model, max_steps=3, **options).run(TASK))
+
+
+def smolagents_code() -> None:
+    """smolagents' agent that writes code and runs it."""
+    _smolagents()
+
+
+def smolagents_code_json() -> None:
+    """The same, with the code in a JSON object, by a schema and with stop strings."""
+    _smolagents(use_structured_outputs_internally=True)
 
 
 if __name__ == "__main__":

@@ -30,14 +30,28 @@ def instructor_tools() -> None:
     _repeat(client.chat.completions.create(model=MODEL, response_model=form, messages=said))
 
 
-def outlines_model() -> None:
-    """outlines: an object, by a schema."""
+def _outlines(server: str) -> None:
     import outlines
     from openai import OpenAI
 
-    model: Any = outlines.from_openai(OpenAI(), MODEL)
+    model: Any = getattr(outlines, f"from_{server}")(OpenAI(), MODEL)
     made = Join.model_validate_json(model(TASK, Join))
     print(model(made.told()))
+
+
+def outlines_openai() -> None:
+    """outlines: an object, by a schema."""
+    _outlines("openai")
+
+
+def outlines_vllm() -> None:
+    """The same, as outlines asks vLLM."""
+    _outlines("vllm")
+
+
+def outlines_sglang() -> None:
+    """The same, as outlines asks SGLang."""
+    _outlines("sglang")
 
 
 def guidance_program() -> None:

@@ -53,6 +53,10 @@ FORMS: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]] = (
         {"next_thought": "That is all.", "next_tool_name": "finish", "next_tool_args": {}},
     ),
     ({}, {"reasoning": "The tool said it.", "answer": PRINTED}),
+    (
+        {"thought": "Join them.", "code": 'print(join("llamarium", "7421"))'},
+        {"thought": "That is all.", "code": f'final_answer("{PRINTED}")'},
+    ),
 )
 """Values, before and after the result is there, for schemas and prompts that name all their properties."""
 
