@@ -20,7 +20,7 @@ from llamarium.kernels.native import library as native_library
 from llamarium.kernels.segmenter import Segmenter
 from llamarium.tokenizer.sentencepiece.encoder import Encoder
 from llamarium.tokenizer.sentencepiece.model import SentencePieceModel, byte_piece, read_model, write_model
-from llamarium.tokenizer.sentencepiece.normalize import Normalizer
+from llamarium.tokenizer.sentencepiece.normalize import KeptTexts, Normalizer, split_matches
 from llamarium.tokenizer.sentencepiece.segment import PythonSegmenter, make_segmenter
 from sentencepiece_models import TEXT, TEXTS, USER_DEFINED, library, trained
 
@@ -180,6 +180,23 @@ def test_the_time_of_a_text_does_not_depend_on_how_long_user_defined_pieces_are(
     assert seconds(segmenter, text) < 8 * seconds(plain, text) + 0.02
     for text in ("a" * 1999 + "c", "b" + "a" * 2500 + "b" + "a" * 701 + "ca", "a" * 1500 + "ba" * 9 + "aacc"):
         assert segmenter.ids(text) == PythonSegmenter(model).ids(text)
+
+
+def test_normalization_takes_the_same_time_for_user_defined_pieces_of_many_lengths():
+    texts = ["a" * size + "c" for size in range(1, 1001)]
+    start = time.process_time()
+    (plain,) = split_matches("a" * 20_000, (KeptTexts(texts),))
+    assert time.process_time() - start < 2 and plain == ("a" * 20_000, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_longest_kept_text_is_found(seed: int):
+    rng = random.Random(seed)
+    texts = {"".join(rng.choices("ab", k=rng.randrange(1, 9))) for _ in range(rng.randrange(1, 60))}
+    kept, text = KeptTexts(texts), "".join(rng.choices("aabbc", k=500))
+    for start in range(len(text)):
+        expected = max((one for one in texts if text.startswith(one, start)), key=len, default="")
+        assert kept.longest(text, start) == (len(expected), expected)
 
 
 HOSTILE = """

@@ -4,6 +4,7 @@ Source: google/sentencepiece, `src/normalizer.cc`.
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -36,18 +37,26 @@ class KeptTexts:
 
     def __init__(self, texts: Iterable[str]) -> None:
         """Take the texts."""
-        self._texts = frozenset(texts)
-        lengths: dict[str, set[int]] = {}
-        for text in self._texts:
-            lengths.setdefault(text[0], set()).add(len(text))
-        self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
+        self._sorted: dict[str, list[str]] = {}  # by their first character
+        for text in sorted(set(texts)):
+            self._sorted.setdefault(text[0], []).append(text)
+        self._longest = {first: max(map(len, group)) for first, group in self._sorted.items()}
+
+        self._lengths: dict[str, list[int]] = {}  # of those that a text begins with, itself included
+        for group in self._sorted.values():
+            beginnings: list[str] = []
+            for text in group:
+                while beginnings and not text.startswith(beginnings[-1]):
+                    beginnings.pop()
+                beginnings.append(text)
+                self._lengths[text] = list(map(len, beginnings))
 
     def __bool__(self) -> bool:
-        return bool(self._texts)
+        return bool(self._sorted)
 
     def starts(self, character: str) -> bool:
         """Whether one of the texts begins with this character."""
-        return character in self._lengths
+        return character in self._sorted
 
     def needs_more(self, character: str) -> bool:
         """Return False: such texts are few."""
@@ -55,11 +64,19 @@ class KeptTexts:
 
     def longest(self, text: str, start: int) -> tuple[int, str]:
         """Return the length of the longest of the texts at `start`, and it; 0 if none is there."""
-        for size in self._lengths.get(text[start], ()):
-            found = text[start : start + size]
-            if found in self._texts:
-                return len(found), found
-        return 0, ""
+        if (group := self._sorted.get(text[start])) is None:
+            return 0, ""
+        here = text[start : start + self._longest[text[start]]]
+        place = bisect_right(group, here)
+        if place == 0:
+            return 0, ""
+
+        # What `here` begins with sorts before it, and all that sorts between the two begins with the same.
+        nearest = group[place - 1]
+        lengths = self._lengths[nearest]
+        num_equal = bisect_left(lengths, True, key=lambda size: here[:size] != nearest[:size])
+        size = lengths[num_equal - 1] if num_equal else 0
+        return size, nearest[:size]
 
 
 def split_matches(text: str, rules: Sequence[Rules]) -> Iterator[tuple[str, str | None]]:
