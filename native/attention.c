@@ -58,91 +58,14 @@ INLINE void score_some(const int dtype, const int heads, const int count, const 
     for (int s = 0; s < count; s++) scores[slot + s * distance] = found[s];
 }
 
-/* sums[s][h] += a query's codes from `i` on, times `shorts` registers of slot s's codes. */
-INLINE void add_codes(const int heads, const int count, const int shorts, const short_pairs keys[][16 / LANES], const paired *q,
-                      int head_dim, int i, lane_ints *sums) {
-    for (int j = 0; j < shorts; j++)
-        for (int h = 0; h < heads; h++) {
-            const short_pairs query = load_shorts(codes_of_query(q + (size_t)h * head_dim) + i + j * PAIR);
-            for (int s = 0; s < count; s++) sums[s * HEADS_AT_ONCE + h] = add_products(sums[s * HEADS_AT_ONCE + h], keys[s][j], query);
-        }
-}
-
-/* The same of less than a register: `left` codes, one by one. */
-INLINE void add_left(const int dtype, const int heads, const uint8_t *codes, int left, const paired *q, int head_dim, int i,
-                     lane_ints *sums) {
-    for (int n = 0; n < left; n++) {
-        const int byte = codes[n % GROUP_BYTES];
-        const int code = dtype == LM_INT8 ? (int8_t)codes[n] : (n < GROUP_BYTES ? byte & 15 : byte >> 4) - 8;
-        for (int h = 0; h < heads; h++) sums[h][0] += code * codes_of_query(q + (size_t)h * head_dim)[i + n];
-    }
-}
-
-/* As `score_some`, of keys that are codes. Sums of their products with the queries' are exact. */
-INLINE void score_codes(const int dtype, const int heads, const int count, const kv_chunk *at, int slot, int distance,
-                        const paired *q, quad query_scales, quad *scores) {
-    const int head_dim = at->head_dim, groups = nibble_groups(head_dim);
-    const uint8_t *places[SLOTS_AT_ONCE];
-    size_t slots[SLOTS_AT_ONCE];
-    short_pairs keys[SLOTS_AT_ONCE][16 / LANES];
-    lanes sums[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
-    lane_ints own[SLOTS_AT_ONCE * HEADS_AT_ONCE] = {{0}};
-    for (int s = 0; s < count; s++) {
-        slots[s] = slot_at(at, slot + s * distance);
-        places[s] = (const uint8_t *)at->k + slots[s] * vector_bytes(dtype, head_dim);
-    }
-    int i = 0;
-    for (; dtype == LM_INT8 && i + PAIR <= head_dim; i += PAIR) {
-        for (int s = 0; s < count; s++) keys[s][0] = load_bytes_as_shorts(places[s] + i);
-        add_codes(heads, count, 1, keys, q, head_dim, i, own);
-    }
-    for (int s = 0; dtype == LM_INT8 && s < count; s++) {
-        add_left(dtype, heads, places[s] + i, head_dim - i, q, head_dim, i, own + s * HEADS_AT_ONCE);
-        for (int h = 0; h < heads; h++) sums[s * HEADS_AT_ONCE + h] = __builtin_convertvector(own[s * HEADS_AT_ONCE + h], lanes);
-    }
-    for (int g = 0; dtype == LM_INT4 && g < groups; g++, i += NIBBLE_GROUP) {
-        const int size = size_of_group(head_dim, g);
-        for (int n = 0; n < SLOTS_AT_ONCE * HEADS_AT_ONCE; n++) own[n] = (lane_ints){0};
-        for (int s = 0; s < count && size == NIBBLE_GROUP; s++) load_nibbles(places[s] + g * GROUP_BYTES, keys[s]);
-        if (size == NIBBLE_GROUP) add_codes(heads, count, 16 / LANES, keys, q, head_dim, i, own);
-        for (int s = 0; s < count; s++) {
-            if (size < NIBBLE_GROUP) add_left(dtype, heads, places[s] + g * GROUP_BYTES, size, q, head_dim, i, own + s * HEADS_AT_ONCE);
-            const float scale = from_bf16(((const uint16_t *)at->k_scales)[slots[s] * groups + g]);
-            for (int h = 0; h < heads; h++)
-                sums[s * HEADS_AT_ONCE + h] += __builtin_convertvector(own[s * HEADS_AT_ONCE + h], lanes) * scale;
-        }
-    }
-    quad found[SLOTS_AT_ONCE];
-    put_sums(sums, count, found);
-    for (int s = 0; s < count; s++) {
-        const quad scales = dtype == LM_INT8 ? query_scales * ((const float *)at->k_scales)[slots[s]] : query_scales;
-        scores[slot + s * distance] = found[s] * scales;
-    }
-}
-
-#define SLOTS_AHEAD 8 /* keys of codes are multiplied faster than they come without being asked for */
-
 /* Four slots far from each other at a time, since a core reads several pages side by side faster (docs/decisions/0009). */
 INLINE void score_slots(const int dtype, const int heads, const kv_chunk *at, const paired *q, quad *scores) {
     const int quarter = (at->slots - at->first) / 4;
-    quad query_scales = {0};
-    for (int h = 0; h < heads && is_codes(dtype); h++) query_scales[h] = scale_of_query(q + (size_t)h * at->head_dim, at->head_dim);
     for (int slot = at->first; slot < at->first + quarter; slot++) {
-        for (int s = 0; s < 4; s++) {
-            prefetch_slot(is_codes(dtype) ? at->v_dtype : dtype, at, at->v, slot + s * quarter);
-            if (is_codes(dtype)) prefetch_slot(dtype, at, at->k, min_int(slot + s * quarter + SLOTS_AHEAD, at->slots - 1));
-        }
-        for (int s = 0; s < 4; s += SLOTS_AT_ONCE)
-            if (is_codes(dtype))
-                score_codes(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, query_scales, scores);
-            else
-                score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
+        for (int s = 0; s < 4; s++) prefetch_slot(dtype, at, at->v, slot + s * quarter);
+        for (int s = 0; s < 4; s += SLOTS_AT_ONCE) score_some(dtype, heads, SLOTS_AT_ONCE, at, slot + s * quarter, quarter, q, scores);
     }
-    for (int slot = at->first + 4 * quarter; slot < at->slots; slot++)
-        if (is_codes(dtype))
-            score_codes(dtype, heads, 1, at, slot, 0, q, query_scales, scores);
-        else
-            score_some(dtype, heads, 1, at, slot, 0, q, scores);
+    for (int slot = at->first + 4 * quarter; slot < at->slots; slot++) score_some(dtype, heads, 1, at, slot, 0, q, scores);
 }
 
 /* The softmax of four heads' scores, which become its weights. */
@@ -206,94 +129,7 @@ INLINE void mix_lanes(const int dtype, const int heads, const kv_chunk *at, int 
     for (int h = 0; h < heads; h++) memcpy(out[h]->mixture + i, &sums[h], sizeof(lanes));
 }
 
-/* Weights as codes of 16 bits, of two slots in a number, what they are multiplied with, and the sums of codes. */
-typedef struct {
-    quad_ints pairs[CHUNK / 2], total;
-    quad scale;
-} weight_codes;
-
-/* The weights of values of group `g`, of LM_INT8 of all, times their scales. Slots that are not seen, of pairs whose other one is, get 0. */
-INLINE void round_weights(const int dtype, const kv_chunk *at, int g, const quad *weights, weight_codes *w) {
-    const int groups = nibble_groups(at->head_dim);
-    quad scaled[CHUNK], largest = {0}, bad = {0};
-    scaled[at->first & ~1] = scaled[(at->slots - 1) | 1] = (quad){0};
-    for (int s = at->first; s < at->slots; s++) {
-        const size_t slot = slot_at(at, s);
-        const float scale = dtype == LM_INT8 ? ((const float *)at->v_scales)[slot] : from_bf16(((const uint16_t *)at->v_scales)[slot * groups + g]);
-        scaled[s] = weights[s] * scale;
-        const quad size = (quad)((quad_ints)scaled[s] & INT32_MAX);
-        largest = select_quad(size > largest, size, largest);
-        bad += scaled[s] * 0;
-    }
-    const quad inverse = select_quad(largest > 1e-30f, INT16_MAX / largest, (quad){0}); /* less is nothing, and has no inverse */
-    w->scale = largest / INT16_MAX + bad;
-    w->total = (quad_ints){0};
-    for (int s = at->first & ~1; s < at->slots; s += 2) {
-        const quad_ints first = nearest_four(scaled[s] * inverse), second = nearest_four(scaled[s + 1] * inverse);
-        w->pairs[s / 2] = (first & 0xffff) | second << 16;
-        w->total += first + second;
-    }
-}
-
-#define PAIRS_OF_CODES(heads) ((heads) > 2 && LANES < 16 ? 2 : 4) /* registers of a value, as far as there are some for their sums */
-
-/* out[h] (head_dim) from element `i` on, `count` registers of it, of which the first is the `part`th of values that begin at `codes` in
- * the cache: the sum over slots of weights times codes, which is exact. */
-INLINE void mix_some_codes(const int dtype, const int heads, const int count, const kv_chunk *at, size_t place, int part, int i,
-                           const weight_codes *w, partial *const *out) {
-    const size_t bytes = vector_bytes(dtype, at->head_dim);
-    const int end = (at->slots + 1) & ~1, per_group = 8 / PAIR_LANES;
-    pair_ints sums[HEADS_AT_ONCE][4] = {{{0}}};
-    for (int s = at->first & ~1; s < end;) {
-        const uint8_t *codes = (const uint8_t *)at->v + slot_at(at, s) * bytes + place;
-        for (const int stop = min_int(((s >> at->block_bits) + 1) << at->block_bits, end); s < stop; s += 2, codes += 2 * bytes) {
-            pair_ints values[4];
-            for (int j = 0; j < count; j++)
-                values[j] = dtype == LM_INT8 ? load_byte_pairs(codes + (size_t)(part + j) * 2 * PAIR_LANES)
-                                             : load_nibble_pairs(codes + (part + j) % per_group * sizeof(pair_ints), (part + j) / per_group);
-            for (int h = 0; h < heads; h++) {
-                const pair_ints weight = (pair_ints){0} + w->pairs[s / 2][h];
-                for (int j = 0; j < count; j++) sums[h][j] = add_pairs(sums[h][j], values[j], weight);
-            }
-        }
-    }
-    for (int h = 0; h < heads; h++)
-        for (int j = 0; j < count; j++) {
-            const int zeros = dtype == LM_INT4 ? 8 * w->total[h] : 0;
-            const pair_floats found = __builtin_convertvector(sums[h][j] - zeros, pair_floats) * w->scale[h];
-            const int left = min_int(at->head_dim - i - j * PAIR_LANES, PAIR_LANES); /* a last group in 4 bits may have fewer */
-            if (left > 0) memcpy(out[h]->mixture + i + j * PAIR_LANES, &found, left * sizeof(float));
-        }
-}
-
-/* What is left of values in 8 bits behind all registers. */
-INLINE void mix_left(const int heads, const kv_chunk *at, int i, const weight_codes *w, partial *const *out) {
-    for (int h = 0; h < heads; h++) {
-        int32_t sum = 0;
-        for (int s = at->first; s < at->slots; s++) {
-            const size_t slot = slot_at(at, s);
-            const int8_t *pair = (const int8_t *)at->v + (slot & ~(size_t)1) * at->head_dim;
-            sum += pair[2 * i + (s & 1)] * (int16_t)(w->pairs[s / 2][h] >> 16 * (s & 1));
-        }
-        out[h]->mixture[i].value = (float)sum * w->scale[h];
-    }
-}
-
-/* out[h] (head_dim): the sum over slots of values that are codes, times weights[s][h] of 16 bits. */
-INLINE void mix_codes(const int dtype, const int heads, const kv_chunk *at, const quad *weights, partial *const *out) {
-    const int groups = dtype == LM_INT8 ? 1 : nibble_groups(at->head_dim), size = dtype == LM_INT8 ? at->head_dim : NIBBLE_GROUP;
-    for (int g = 0; g < groups; g++) {
-        weight_codes w;
-        round_weights(dtype, at, g, weights, &w);
-        const size_t place = (size_t)g * NIBBLE_GROUP; /* two slots' */
-        int part = 0, i = g * NIBBLE_GROUP;
-        for (; (part + PAIRS_OF_CODES(heads)) * PAIR_LANES <= size; part += PAIRS_OF_CODES(heads), i += PAIRS_OF_CODES(heads) * PAIR_LANES)
-            mix_some_codes(dtype, heads, PAIRS_OF_CODES(heads), at, place, part, i, &w, out);
-        for (; (part + 1) * PAIR_LANES <= size; part++, i += PAIR_LANES) mix_some_codes(dtype, heads, 1, at, place, part, i, &w, out);
-        for (; dtype == LM_INT8 && i < at->head_dim; i++) mix_left(heads, at, i, &w, out);
-    }
-}
-
+/* out[h] (head_dim): the sum over slots of values times weights[s][h]. */
 INLINE void mix_slots(const int dtype, const int heads, const kv_chunk *at, const quad *weights, partial *const *out) {
     int i = 0;
     for (; i + PAIRS_AT_ONCE * PAIR <= at->head_dim; i += PAIRS_AT_ONCE * PAIR)
@@ -319,10 +155,7 @@ INLINE void mix_scores(const int dtype, const int heads, const kv_chunk *at, qua
         out[h]->largest = largest[h];
         out[h]->sum = sum[h];
     }
-    if (is_codes(dtype))
-        mix_codes(dtype, heads, at, scores, out);
-    else
-        mix_slots(dtype, heads, at, scores, out);
+    mix_slots(dtype, heads, at, scores, out);
 }
 
 /* --- many rows of one sequence ---------------------------------------------------------------------------------- */
@@ -467,43 +300,16 @@ INLINE void attend_floats(const int dtype, const int heads, const kv_chunk *at, 
     }
 }
 
-/* Prefetch the scales of all slots of a chunk. */
-static void prefetch_scales(const kv_chunk *at) {
-    const int groups = nibble_groups(at->head_dim);
-    const size_t of_key = at->k_dtype == LM_INT8 ? sizeof(float) : groups * sizeof(uint16_t);
-    const size_t of_value = at->v_dtype == LM_INT8 ? sizeof(float) : groups * sizeof(uint16_t);
-    for (int slot = at->first & ~15; slot < at->slots; slot += LEAST_BLOCK) {
-        const size_t place = slot_at(at, slot);
-        for (size_t byte = 0; byte < LEAST_BLOCK * of_key; byte += 64) __builtin_prefetch((const char *)at->k_scales + place * of_key + byte, 0, 2);
-        for (size_t byte = 0; byte < LEAST_BLOCK * of_value; byte += 64)
-            __builtin_prefetch((const char *)at->v_scales + place * of_value + byte, 0, 2);
-    }
-}
-
-/* The same of codes, row by row: whole numbers are multiplied so fast that to transpose keys for many rows does not pay. */
-INLINE void attend_codes(const int heads, const kv_chunk *at, const row_run *rows) {
-    prefetch_scales(at);
-    for (int m = 0; m < rows->count; m++) {
-        quad scores[CHUNK];
-        const kv_chunk seen = seen_by(at, rows, m);
-        if (seen.slots <= seen.first) continue;
-        if (at->k_dtype == LM_INT8)
-            score_slots(LM_INT8, heads, &seen, rows->q + m * rows->stride, scores);
-        else
-            score_slots(LM_INT4, heads, &seen, rows->q + m * rows->stride, scores);
-        if (at->v_dtype == LM_INT8)
-            mix_scores(LM_INT8, heads, &seen, scores, rows->out[m]);
-        else
-            mix_scores(LM_INT4, heads, &seen, scores, rows->out[m]);
-    }
-}
+#include "code_attention.h"
 
 void attend_chunk(int heads, const kv_chunk *at, const row_run *rows) {
+    if (is_codes(at->k_dtype)) {
+        attend_codes(heads, at, rows);
+        return;
+    }
 #define ATTEND(HEADS)                                   \
     if (heads == HEADS) {                               \
-        if (is_codes(at->k_dtype))                      \
-            attend_codes(HEADS, at, rows);              \
-        else if (at->k_dtype == LM_BFLOAT16)            \
+        if (at->k_dtype == LM_BFLOAT16)                 \
             attend_floats(LM_BFLOAT16, HEADS, at, rows); \
         else                                            \
             attend_floats(LM_FLOAT32, HEADS, at, rows); \

@@ -78,12 +78,18 @@ static inline void into_codes(float *values, int head_dim) {
     memcpy(codes + head_dim, &scale, sizeof scale);
 }
 
-/* Round a key or value to 8 bits, each code `apart` bytes after the last one; returns its scale. NaN and infinities make that NaN.
- * Each step is one operation that IEEE rounds, so that `to_bytes` in attention/codes.py gives the same codes. */
-static inline float to_codes(const float *values, int head_dim, int8_t *codes, int apart) {
+/* Where codes of a key or value in 8 bits lie: neighbours of a pair, and pairs, that many bytes apart. */
+typedef struct {
+    int codes, pairs;
+} bytes_apart;
+
+/* Round a key or value to 8 bits; returns its scale. NaN and infinities make that NaN. Each step is one operation that IEEE rounds, so
+ * that `to_bytes` in attention/codes.py gives the same codes. */
+static inline float to_codes(const float *values, int head_dim, int8_t *codes, bytes_apart apart) {
     float poison;
     const float scale = largest_size(values, head_dim, &poison) / 127 + poison;
-    for (int i = 0; i < head_dim; i++) codes[i * apart] = (int8_t)nearest_code(scale > 0 ? values[i] / scale : 0);
+    for (int i = 0; i < head_dim; i++)
+        codes[i / 2 * apart.pairs + i % 2 * apart.codes] = (int8_t)nearest_code(scale > 0 ? values[i] / scale : 0);
     return scale;
 }
 
@@ -105,9 +111,13 @@ static inline uint16_t to_nibbles(const float *values, int count, uint8_t codes[
     return bits;
 }
 
-/* The codes of a group of 4 bits to where a key's lie. */
-static inline void put_key_nibbles(const uint8_t *codes, uint8_t *to) {
-    for (int i = 0; i < GROUP_BYTES; i++) to[i] = (uint8_t)(codes[i] | codes[GROUP_BYTES + i] << 4);
+/* The codes of a group of 4 bits to where a key's lie: four words, between which lie those of a strip's other slots. */
+static inline void put_key_nibbles(const uint8_t *codes, uint32_t *to) {
+    for (int w = 0; w < 4; w++) {
+        uint32_t word = 0;
+        for (int i = 0; i < 8; i++) word |= (uint32_t)codes[8 * w + i] << (4 * (i / 2) + 16 * (i % 2));
+        to[w * STRIP] = word;
+    }
 }
 
 /* The same of a value's, in the 32 bytes that two slots have together. */
@@ -118,20 +128,22 @@ static inline void put_value_nibbles(const uint8_t *codes, uint16_t *to, int is_
 
 /* Put one head's key or value into its slot as codes; it is spread first, where it lies. */
 static inline void store_codes(int dtype, int is_value, char *to, void *scales, size_t slot, float *values, int head_dim) {
-    const int groups = nibble_groups(head_dim), is_second = is_value && slot % 2;
-    char *place = to + (slot - is_second) * vector_bytes(dtype, head_dim);
+    const int groups = nibble_groups(head_dim), nth = slot % (is_value ? 2 : STRIP); /* of those that lie together */
+    char *place = to + (slot - nth) * vector_bytes(dtype, head_dim);
     spread(values, head_dim);
     if (dtype == LM_INT8) {
-        ((float *)scales)[slot] = to_codes(values, head_dim, (int8_t *)place + is_second, is_value ? 2 : 1);
+        const bytes_apart apart = is_value ? (bytes_apart){2, 4} : (bytes_apart){1, 2 * STRIP};
+        ((float *)scales)[slot] = to_codes(values, head_dim, (int8_t *)place + nth * (is_value ? 1 : 2), apart);
         return;
     }
+    uint16_t *own = (uint16_t *)scales + slot / STRIP * STRIP * groups + slot % STRIP;
     for (int g = 0; g < groups; g++) {
         uint8_t codes[NIBBLE_GROUP];
-        ((uint16_t *)scales)[slot * groups + g] = to_nibbles(values + g * NIBBLE_GROUP, size_of_group(head_dim, g), codes);
+        own[g * STRIP] = to_nibbles(values + g * NIBBLE_GROUP, size_of_group(head_dim, g), codes);
         if (is_value)
-            put_value_nibbles(codes, (uint16_t *)(place + g * NIBBLE_GROUP), is_second);
+            put_value_nibbles(codes, (uint16_t *)(place + g * NIBBLE_GROUP), nth);
         else
-            put_key_nibbles(codes, (uint8_t *)place + g * GROUP_BYTES);
+            put_key_nibbles(codes, (uint32_t *)place + g * 4 * STRIP + nth);
     }
 }
 

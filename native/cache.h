@@ -6,6 +6,7 @@
 
 #define CHUNK 256    /* slots that one piece of attention looks at, a "KV chunk": a sequence's positions 256 c to 256 c + 255 */
 #define LEAST_BLOCK 16
+#define STRIP 16 /* slots whose keys lie together, if they are codes */
 
 /* A paged cache: `block_slots` apart begins the next block, `head_slots` apart a block's next kv head. */
 typedef struct {

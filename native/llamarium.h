@@ -79,15 +79,18 @@ typedef struct {
  * a vector. LM_INT4: codes of -8 to 7 in groups of 32, the last one perhaps fewer, each of 16 bytes and a scale, the bits of a bfloat16.
  * Either both of k_dtype and v_dtype are codes, or they are equal.
  *
- * Of a key in 4 bits, byte i of a group has code i, plus 8, in its low half, and code 16 + i in its high one. The values of two slots,
- * an even one and the next, lie together, so that both are multiplied at once. In 8 bits: code i of the first one, then of the
- * second. In 4: a group has eight words of 32 bits, whose low half has codes j, 8 + j, 16 + j and 24 + j of the first one, plus 8, the
- * lowest bits first, and whose high half has those of the second. */
+ * The keys of 16 slots that follow each other, a strip, lie together, so that a register has several slots' numbers. In 8 bits: codes 0
+ * and 1 of the first slot, of the second and so on, then codes 2 and 3 of each. In 4: a word of 32 bits of each slot, then the next
+ * word of each. Bits 4p to 4p + 3 of word w have code 8w + 2p, plus 8, and those 16 bits above code 8w + 2p + 1. The values of two
+ * slots, an even one and the next, lie together, so that both are multiplied at once. In 8 bits: code i of the first one, then of
+ * the second. In 4: a group has eight words of 32 bits, whose low half has codes j, 8 + j, 16 + j and 24 + j of the first one, plus 8,
+ * the lowest bits first, and whose high half has those of the second. Scales of groups: of a strip's 16 slots the first group's, then
+ * the second one's. */
 typedef struct {
     int32_t k_dtype, v_dtype, num_blocks;
     int32_t block_size; /* a power of two from 16 to 256 */
     void **k, **v;
-    void **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size, scales of a vector), of codes only */
+    void **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size, scales of a vector), but for strips; of codes only */
 } lm_cache;
 
 /* What a part of the model computes for a token, x, becomes factor * x + add. */
@@ -282,7 +285,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 25
+#define LM_INTERFACE 26
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

@@ -53,6 +53,8 @@ static inline lanes select_lanes(lane_ints mask, lanes a, lanes b) {
 static inline lanes larger_lanes(lanes a, lanes b) {
 #if defined __AVX512F__
     return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined __AVX2__ /* one instruction, of the same meaning */
+    return (lanes)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return select_lanes(a > b, a, b);
 #endif
@@ -128,27 +130,39 @@ static inline lanes load_bytes(const void *from) {
 
 /* --- codes of 8 and 4 bits --------------------------------------------------------------------------------------- */
 
-#if LANES == 16
-static inline short_pairs widen_bytes(__m256i bytes) { return (short_pairs)_mm512_cvtepi8_epi16(bytes); }
-static inline short_pairs load_bytes_as_shorts(const void *from) { return widen_bytes(_mm256_loadu_si256(from)); }
-#elif LANES == 8
-static inline short_pairs widen_bytes(__m128i bytes) { return (short_pairs)_mm256_cvtepi8_epi16(bytes); }
-static inline short_pairs load_bytes_as_shorts(const void *from) { return widen_bytes(_mm_loadu_si128(from)); }
-#else
 static inline short_pairs load_bytes_as_shorts(const void *from) {
+#if LANES == 16
+    return (short_pairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256(from));
+#elif LANES == 8
+    return (short_pairs)_mm256_cvtepi8_epi16(_mm_loadu_si128(from));
+#else
     int8_t __attribute__((vector_size(2 * LANES))) bytes;
     memcpy(&bytes, from, sizeof bytes);
     return __builtin_convertvector(bytes, short_pairs);
-}
 #endif
-
-static inline short_pairs load_shorts(const int16_t *from) {
-    short_pairs values;
-    memcpy(&values, from, sizeof values);
-    return values;
 }
 
-/* sums + each lane's two products; in which lane a product is counted depends on the set. */
+/* Sixteen numbers of 16 bits to memory. */
+static inline void put_shorts(const lane_ints values[16 / LANES], int16_t *to) {
+#if LANES == 8
+    const __m256i quads = _mm256_packs_epi32((__m256i)values[0], (__m256i)values[1]); /* in the order 0 2 1 3 */
+    _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(quads, 0xd8));
+#else
+    for (int i = 0; i < 16 / LANES; i++) {
+        const lane_shorts own = __builtin_convertvector(values[i], lane_shorts);
+        memcpy(to + i * LANES, &own, sizeof own);
+    }
+#endif
+}
+
+/* Two codes of 16 bits, in each lane. */
+static inline short_pairs repeat_pair(const int16_t *from) {
+    int32_t word;
+    memcpy(&word, from, sizeof word);
+    return (short_pairs)((lane_ints){0} + word);
+}
+
+/* sums + each lane's two products. */
 static inline lane_ints add_products(lane_ints sums, short_pairs a, short_pairs b) {
 #if LANES == 16
     return (lane_ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
@@ -157,35 +171,26 @@ static inline lane_ints add_products(lane_ints sums, short_pairs a, short_pairs 
 #elif defined __SSE2__
     return sums + (lane_ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #elif defined __ARM_NEON
-    const int32x4_t low = vmlal_s16((int32x4_t)sums, vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b));
-    return (lane_ints)vmlal_s16(low, vget_high_s16((int16x8_t)a), vget_high_s16((int16x8_t)b));
+    const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+    const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y)), high = vmull_s16(vget_high_s16(x), vget_high_s16(y));
+    return sums + (lane_ints)vpaddq_s32(low, high);
 #else
     for (int i = 0; i < LANES; i++) sums[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
     return sums;
 #endif
 }
 
-/* A group of 32 codes of LM_INT4, in their order. */
-static inline void load_nibbles(const uint8_t *from, short_pairs codes[16 / LANES]) {
-#if LANES >= 8
-    const __m128i bytes = _mm_loadu_si128((const __m128i *)from), mask = _mm_set1_epi8(15), zero = _mm_set1_epi8(8);
-    const __m128i low = _mm_sub_epi8(_mm_and_si128(bytes, mask), zero);
-    const __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(bytes, 4), mask), zero);
-#if LANES == 16
-    codes[0] = widen_bytes(_mm256_set_m128i(high, low));
+static inline lane_ints larger_ints(lane_ints a, lane_ints b) {
+#if LANES == 8
+    return (lane_ints)_mm256_max_epi32((__m256i)a, (__m256i)b);
 #else
-    codes[0] = widen_bytes(low);
-    codes[1] = widen_bytes(high);
-#endif
-#else
-    uint8_t __attribute__((vector_size(2 * LANES))) bytes;
-    for (int i = 0; i < 2; i++) {
-        memcpy(&bytes, from + 8 * i, sizeof bytes);
-        codes[i] = __builtin_convertvector(bytes & 15, short_pairs) - 8;
-        codes[2 + i] = __builtin_convertvector(bytes >> 4, short_pairs) - 8;
-    }
+    const lane_ints mask = a > b;
+    return (mask & a) | (~mask & b);
 #endif
 }
+
+/* Pairs of codes of 4 bits, plus 8: `part` of those that are in some words of 32 bits. */
+static inline short_pairs nibble_pairs(lane_bits words, int part) { return (short_pairs)(words >> 4 * part & 0x000f000f); }
 
 /* Codes of two values side by side: as many pairs of 16 bits as an instruction multiplies. Sums of AVX-512 are those of AVX2, by one
  * instruction instead of two. */
@@ -196,12 +201,8 @@ typedef float pair_floats __attribute__((vector_size(4 * PAIR_LANES)));
 static inline pair_ints add_pairs(pair_ints sums, pair_ints a, pair_ints b) {
 #if LANES == 16
     return (pair_ints)_mm256_dpwssd_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
-#elif LANES == 8
-    return sums + (pair_ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined __SSE2__
-    return sums + (pair_ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-    return sums + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+    return (pair_ints)add_products((lane_ints)sums, (short_pairs)a, (short_pairs)b);
 #endif
 }
 
@@ -214,7 +215,7 @@ static inline pair_ints load_byte_pairs(const uint8_t *from) {
 #endif
 }
 
-/* Pairs of codes of 4 bits, plus 8: `part` of those that are in some words of 32 bits. */
+/* As `nibble_pairs`, of words in memory. */
 static inline pair_ints load_nibble_pairs(const uint8_t *from, int part) {
     pair_ints words;
     memcpy(&words, from, sizeof words);

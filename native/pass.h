@@ -212,10 +212,12 @@ static void lay_out(pass *p, arena *a, forms wanted, int num_threads) {
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-/* Whether a row's past holds the slot that the row before it stores, as where tokens of one text are run again. */
+/* Whether a row's past holds the slot that the row before it stores, as where tokens of one text are run again. Of codes, slots are read
+ * that are not seen, in the same block. */
 static int sees_row_before(const pass *p, int row) {
-    const int block_bits = p->cache.block_bits, stored = p->positions[row - 1];
-    return stored < p->positions[row] && table_of(p, row)[stored >> block_bits] == table_of(p, row - 1)[stored >> block_bits];
+    const int block_bits = p->cache.block_bits, stored = p->positions[row - 1], position = p->positions[row];
+    const int is_read = is_codes(p->cache.k_dtype) ? stored >> block_bits <= position >> block_bits : stored < position;
+    return is_read && table_of(p, row)[stored >> block_bits] == table_of(p, row - 1)[stored >> block_bits];
 }
 
 /* Whether no row sees what another one stores: each is of a sequence of its own, as when several answers are continued. */

@@ -450,8 +450,9 @@ static char *encode(const float *filled, size_t count, int dtype) {
 }
 
 /* A vector of `bytes` for each sequence, kv head and position, those of `codes` one after another, whatever the blocks' size and
- * order. Where no position lies all bits are set, which is NaN for floats. */
-static void *fill_blocks(const tiny_cache *c, size_t bytes, const char *codes) {
+ * order; of each 16 positions the first `unit` bytes lie together, then the next. Where no position lies all bits are set, which is NaN
+ * for floats. */
+static void *fill_blocks(const tiny_cache *c, size_t bytes, size_t unit, const char *codes) {
     const int size = c->cache.block_size, of_each = c->cache.num_blocks / SEQUENCES;
     const size_t whole = (size_t)c->cache.num_blocks * KV_HEADS * size * bytes;
     char *memory = ARRAY(char, whole);
@@ -459,7 +460,9 @@ static void *fill_blocks(const tiny_cache *c, size_t bytes, const char *codes) {
     for (int vector = 0; vector < VECTORS; vector++) {
         const int position = vector % POSITIONS, head = vector / POSITIONS % KV_HEADS, sequence = vector / POSITIONS / KV_HEADS;
         const size_t block = c->tables[sequence * of_each + position / size];
-        memcpy(memory + ((block * KV_HEADS + head) * size + position % size) * bytes, codes + vector * bytes, bytes);
+        char *strip = memory + ((block * KV_HEADS + head) * size + position % size / 16 * 16) * bytes;
+        for (size_t byte = 0; byte < bytes; byte += unit)
+            memcpy(strip + 16 * byte + position % 16 * unit, codes + vector * bytes + byte, unit);
     }
     return memory;
 }
@@ -484,8 +487,10 @@ static void make_cache(tiny_cache *c, int dtype, int block_size, int head_dim, c
         }
         for (int i = 0; i < LAYERS; i++) {
             const int place = part * LAYERS + i;
-            kept[part][i] = fill_blocks(c, vector_size(own, head_dim), codes + place * apart);
-            scales[part][i] = fill_blocks(c, scales_size(own, head_dim), numbers + place * scales_size(own, head_dim));
+            const size_t bytes = vector_size(own, head_dim), of_scales = scales_size(own, head_dim);
+            const int in_strips = part == 0 && (own == LM_INT8 || own == LM_INT4);
+            kept[part][i] = fill_blocks(c, bytes, !in_strips ? bytes : own == LM_INT8 ? 2 : 4, codes + place * apart);
+            scales[part][i] = fill_blocks(c, of_scales, own == LM_INT4 ? 2 : of_scales, numbers + place * of_scales);
         }
         free(codes);
         free(numbers);

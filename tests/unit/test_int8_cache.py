@@ -201,6 +201,8 @@ def of_sequence(cache: Any, which: str, blocks: list[int], count: int) -> np.nda
     kept = kept[blocks]
     if which == "v":  # two slots' codes in turn
         kept = kept.reshape(*kept.shape[:2], -1, kept.shape[3], 2).swapaxes(3, 4).reshape(kept.shape)
+    elif which == "k":  # two codes of each of 16 slots in turn
+        kept = kept.reshape(*kept.shape[:2], -1, kept.shape[3] // 2, 16, 2).swapaxes(3, 4).reshape(kept.shape)
     by_slot = np.moveaxis(kept, 2, 1)
     return by_slot.reshape(-1, *by_slot.shape[2:])[:count].reshape(count, kept.shape[1], -1)
 
@@ -221,6 +223,8 @@ def fill(cache: Any) -> None:
                 by_head = np.moveaxis(values.reshape(-1, BLOCK_SIZE, *shape[1:]), 1, 2)
                 if name == "v":  # two slots' codes in turn
                     by_head = by_head.reshape(*by_head.shape[:2], -1, 2, shape[2]).swapaxes(3, 4)
+                elif name == "k":  # two codes of each of 16 slots in turn
+                    by_head = by_head.reshape(*by_head.shape[:2], -1, 16, shape[2] // 2, 2).swapaxes(3, 4)
                 kept[:] = by_head.reshape(kept.shape)
 
 

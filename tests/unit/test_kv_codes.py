@@ -61,14 +61,16 @@ def nibbles(group: NDArray[np.float64]) -> tuple[list[int], float]:
 
 def code_at(part: str, kept: NDArray[Any], slot: int, i: int) -> NDArray[np.int64]:
     """Code i of the keys ("k") or values ("v") in a slot of each block of a `NativeCache`, (B, K, P, bytes)."""
-    pairs = kept.reshape(*kept.shape[:2], -1, 2 * kept.shape[-1])  # of slots, (B, K, P / 2, 2 * bytes)
-    pair, second = slot // 2, slot % 2
+    together = 16 if part == "k" else 2  # slots
+    places = kept.reshape(*kept.shape[:2], -1, together * kept.shape[-1])[..., slot // together, :]
+    nth = slot % together
     if kept.dtype == np.int8:
-        return (kept[..., slot, i] if part == "k" else pairs[..., pair, 2 * i + second]).astype(np.int64)
+        return places[..., i // 2 * 32 + 2 * nth + i % 2 if part == "k" else 2 * i + nth].astype(np.int64)
     if part == "k":
-        return (kept[..., slot, i // 32 * 16 + i % 16].astype(np.int64) >> i % 32 // 16 * 4 & 15) - 8
-    byte = i // 32 * 32 + i % 8 * 4 + second * 2 + i % 32 // 16
-    return (pairs[..., pair, byte].astype(np.int64) >> i % 16 // 8 * 4 & 15) - 8
+        byte, is_high = i // 8 * 64 + 4 * nth + i % 2 * 2 + i % 8 // 4, i % 4 // 2
+    else:
+        byte, is_high = i // 32 * 32 + i % 8 * 4 + nth * 2 + i % 32 // 16, i % 16 // 8
+    return (places[..., byte].astype(np.int64) >> 4 * is_high & 15) - 8
 
 
 def decoded(part: str, kept: NDArray[Any], scales: NDArray[Any], head_dim: int) -> NDArray[np.float64]:
@@ -76,9 +78,10 @@ def decoded(part: str, kept: NDArray[Any], scales: NDArray[Any], head_dim: int) 
     numbers = np.zeros((*kept.shape[:-1], head_dim))
     is_bytes = kept.dtype == np.int8
     floats = scales if is_bytes else (scales.astype(np.uint32) << 16).view(np.float32)
+    strips = floats.reshape(*floats.shape[:2], -1, floats.shape[-1], 16)
     for slot in range(kept.shape[2]):
         for i in range(head_dim):
-            scale = floats[..., slot, 0 if is_bytes else i // 32].astype(np.float64)
+            scale = strips[..., slot // 16, 0 if is_bytes else i // 32, slot % 16].astype(np.float64)
             numbers[..., slot, i] = code_at(part, kept, slot, i) * scale
     return numbers @ rotation(head_dim)
 

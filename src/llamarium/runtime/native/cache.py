@@ -21,6 +21,11 @@ from llamarium.runtime.runner import Floats
 _STORED = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8, "int4": np.uint8}
 _SCALES = {"int8": np.float32, "int4": np.uint16}  # numpy has no bfloat16, but its bits
 
+STRIP = 16
+"""Slots whose keys lie together, if they are codes."""
+
+_SHIFTS = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)  # of a word's codes, in their order
+
 C_DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 4}
 """The header's numbers for what keys, values and norms are kept in."""
 
@@ -38,7 +43,8 @@ class NativeCache:
     Attributes:
         k: L arrays of (num_blocks, K, P, H), as `v` is; bfloat16 as its bits, uint16; two codes of 4 bits in a byte.
         k_scales: Of codes, L arrays of (num_blocks, K, P, scales of a vector), as `v_scales`: float32 for 8 bits,
-            bfloat16's bits for 4; `kv_codes.py` says what they are. Else none.
+            bfloat16's bits for 4; `kv_codes.py` says what they are. Else none. How codes and scales lie in a block,
+            `lm_cache` in native/llamarium.h says.
         described: ctypes view of this cache.
     """
 
@@ -108,12 +114,29 @@ class NativeCache:
         head_dim = self.config.head_dim
         if not blocks:
             return np.zeros((0, *kept.shape[1:3], head_dim), np.float32)
-        kept = _one_by_one(kept) if part == "v" else kept
-        return hadamard(np, values_of(np, kept, _floats(scales[layer_idx][blocks]), head_dim))
+        kept = _codes_of_values(kept) if part == "v" else _codes_of_keys(kept)
+        return hadamard(np, values_of(np, kept, _floats(_scales_by_slot(scales[layer_idx][blocks])), head_dim))
 
 
-def _one_by_one(pairs_BKPX: NDArray[Any]) -> NDArray[Any]:
-    """Return the codes of values as those of keys lie, each slot's by themselves; `lm_cache` in the header says how."""
+def _codes_of_keys(strips_BKPX: NDArray[Any]) -> NDArray[Any]:
+    """Return each slot's codes by themselves, as `kv_codes.py` has them; `lm_cache` in the header says how they lie."""
+    shape, word = strips_BKPX.shape, np.uint16 if strips_BKPX.dtype == np.int8 else np.uint32
+    words = strips_BKPX.reshape(*shape[:2], -1, STRIP * shape[3]).view(word)
+    words = words.reshape(*words.shape[:3], -1, STRIP).swapaxes(3, 4)  # strip, slot, word
+    if word is np.uint16:
+        return np.ascontiguousarray(words).view(np.int8).reshape(shape)
+    codes = (words[..., None] >> _SHIFTS & 15).astype(np.uint8).reshape(*shape[:3], -1, GROUP)
+    return (codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4).reshape(shape)
+
+
+def _scales_by_slot(strips_BKPG: NDArray[Any]) -> NDArray[Any]:
+    """Return each slot's scales by themselves."""
+    shape = strips_BKPG.shape
+    return strips_BKPG.reshape(*shape[:2], -1, shape[3], STRIP).swapaxes(3, 4).reshape(shape)
+
+
+def _codes_of_values(pairs_BKPX: NDArray[Any]) -> NDArray[Any]:
+    """As `_codes_of_keys`, of values."""
     shape = pairs_BKPX.shape
     if pairs_BKPX.dtype == np.int8:
         return pairs_BKPX.reshape(*shape[:2], -1, shape[3], 2).swapaxes(3, 4).reshape(shape)
