@@ -79,16 +79,17 @@ TEXTS: Mapping[str, tuple[str, str]] = {
 """Texts, before and after the result is there, for prompts that have a mark."""
 
 
-def answer_to(prompt: str, tools: ToolRequest, form: str = "") -> str:
+def answer_to(prompt: str, tools: ToolRequest | None, form: str = "") -> str:
     """Return the answer to a prompt.
 
     Args:
         prompt: With the tools' definitions.
-        tools: Those of the request.
+        tools: Those of the request, if it has any.
         form: The grammar of the answer as text, where it has one.
     """
     is_said = PRINTED in prompt
-    offered = {tool.name.rpartition("-")[2]: tool.name for tool in tools.offered}  # semantic-kernel's have a plugin's
+    names = [tool.name for tool in tools.offered] if tools else []
+    offered = {name.rpartition("-")[2]: name for name in names}  # semantic-kernel's have a plugin's before them
     for name, arguments in CALLS.items():
         if name in offered and (name == "final_answer") == is_said:
             call = {"name": offered[name], "arguments": arguments}
@@ -111,7 +112,7 @@ class ScriptedEngine(TextEngine):
         """Answer with one text."""
         model: Any = self._model
         form = params.grammar.text if params.grammar else ""
-        text = answer_to(model.tokenizer.decode(prompt_ids, skip_special_tokens=False), options["tools"], form)
+        text = answer_to(model.tokenizer.decode(prompt_ids, skip_special_tokens=False), options.get("tools"), form)
         grammar = Grammar.lark(f"start: {json.dumps(text)}")
         options["grammar"] = model.grammars.compile(grammar)
         return super().submit(

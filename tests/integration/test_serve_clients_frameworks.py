@@ -7,6 +7,7 @@ way of its own; with these small models the call has to be made, by `tool_choice
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
+from clients.scripted_server import CALLS, PRINTED, scripted_server
 from serving import CHAT, Running
 
 NO_EFFECT = "x-llamarium-no-effect"
@@ -206,6 +208,19 @@ def test_a_package_gets_an_answer_with_a_form(talker: Running, name: str) -> Non
     assert (reason, no_effect) == ("stop", {"stop"} & FORMS[name].keys())
     value = json.loads(message["content"])
     jsonschema.validate(value, {"type": "object"} if name == "dspy" else CITY)
+
+
+def test_the_server_that_programs_are_run_against_answers_as_is_written(smollm2_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "texts-join", "parameters": CITY}}
+    form = {"type": "json_schema", "json_schema": {"schema": {"properties": {"left": PLACE, "right": PLACE}}}}
+    with scripted_server(smollm2_path) as (running, requests):
+        ask_it = {"messages": [{"role": "user", "content": "Join."}]}
+        message, reason, _ = ask(running, ask_it | {"tools": [tool]})
+        assert (message["tool_calls"][0]["function"]["name"], reason) == ("texts-join", "tool_calls")
+        assert json.loads(ask(running, ask_it | {"response_format": form})[0]["content"]) == CALLS["join"]
+        assert ask(running, ask_it)[0]["content"] == "Hello."
+        assert PRINTED in ask(running, {"messages": [{"role": "user", "content": PRINTED}]})[0]["content"]
+        assert [request["status"] for request in requests] == [200] * 4
 
 
 def test_code_agents_stop_where_their_code_ends(talker: Running) -> None:
