@@ -3,6 +3,7 @@
 # make test-clients run real programs against the server: CLIENTS="--install aider dspy" installs and chooses
 # make native compile the CPU kernels, if they have changed
 # make page   build the page of `llamarium inspect`, if it has changed
+# make peers  measure this library and its peers on the same files, on a quiet machine
 # make wheels build the wheels that are published, into dist/
 # Each makes what it needs; PYTHON=python3.12 chooses the interpreter, WORKERS=1 how many tests run side by side.
 
@@ -13,7 +14,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo test test-clients check format native page wheels clean
+.PHONY: demo test test-clients check format native page peers wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -57,6 +58,11 @@ native:
 page:
 	@test -x $(BIN)/python || $(MAKE) .venv/.dev
 	$(BIN)/python hatch_page.py
+
+# Each model takes about ten minutes; MODELS="--model '1B Q4_0'" chooses some.
+MODELS ?=
+peers: .venv/.dev
+	$(BIN)/python bench/peer_table.py $(MODELS)
 
 wheels: .venv-wheels/.made
 	$(SAY) "Building wheels for Linux and macOS (two minutes the first time) ..."

@@ -1,4 +1,6 @@
-"""A model on a CPU against other programs, on the same weights, alternating.
+"""A model on a CPU against programs that were built for it, on the same weights, alternating.
+
+`make peers` compares with wheels, which pip installs; this takes builds of one's own.
 
     python bench/compare_cpu.py --model FILE.gguf --llama-bench PATH [--peer NAME="PATH OPTIONS"] ...
 
@@ -6,7 +8,6 @@
 |-----------------------|----------------------------------------------------------------------------------------------|
 | --llama-bench         | llama.cpp's `llama-bench`                                                                    |
 | --peer                | any other `llama-bench`: --peer ik_llama.cpp="ik/llama-bench -rtr 1 -fa 1"                   |
-| --openvino-python     | OpenVINO, by an interpreter that has openvino-genai (`openvino_peer.py`)                     |
 | --transformers        | `transformers` in bfloat16, on this Hugging Face folder of the same model                    |
 | --llama-batched-bench | llama.cpp's, for the answers side by side that --streams asks for                            |
 
@@ -110,29 +111,6 @@ def _output(command: list[str]) -> str:
 # --- the others -------------------------------------------------------------------------------------------------------
 
 
-def openvino_side(options: argparse.Namespace, path: Path) -> Side:
-    """Start OpenVINO's program, and return what asks it."""
-    peer = Path(__file__).with_name("openvino_peer.py")
-    words = [options.openvino_python, peer, path, resolve("smollm2-135m"), options.threads]  # ids go in: any tokenizer
-    process = subprocess.Popen(list(map(str, words)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    asking, answers = process.stdin, process.stdout
-    assert asking is not None and answers is not None
-
-    def ask(num_prompt: int, num_new: int) -> list[float]:
-        print(json.dumps([num_prompt, num_new]), file=asking, flush=True)
-        return json.loads(answers.readline())
-
-    def run() -> dict[str, float]:
-        ask(options.prompt_tokens, 1)  # to warm up
-        first, _ = ask(options.prompt_tokens, 0)
-        _, each = ask(options.depth, options.new_tokens)
-        return {"prefill": options.prompt_tokens / first, "decode": 1 / each}
-
-    if answers.readline() != "ready\n":
-        raise SystemExit(f"OpenVINO cannot run {path}: see above")
-    return run
-
-
 def transformers_side(options: argparse.Namespace) -> Side:
     """Load `transformers`' model, and return what measures it."""
     import transformers
@@ -172,8 +150,6 @@ def sides_of(options: argparse.Namespace, path: Path) -> dict[str, Side]:
         sides["llama.cpp"] = partial(llama_bench, options, path, options.llama_bench, batched)
     for name, command in options.peer:
         sides[name] = partial(llama_bench, options, path, command)
-    if options.openvino_python:
-        sides["openvino"] = openvino_side(options, path)
     if options.transformers:
         sides["transformers"] = transformers_side(options)
     return sides
@@ -186,7 +162,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--llama-bench", metavar="PATH")
     parser.add_argument("--llama-batched-bench", metavar="PATH")
     parser.add_argument("--peer", type=common.named, action="append", default=[], metavar='NAME="PATH OPTIONS"')
-    parser.add_argument("--openvino-python", metavar="PATH")
     parser.add_argument("--transformers", type=Path, metavar="FOLDER")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=64)

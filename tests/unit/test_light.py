@@ -26,6 +26,7 @@ LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "unit/test_constraint.py",
     "unit/test_drawings.py",
     "unit/test_native_run.py",
+    "unit/test_peer_table.py",
     "unit/test_page_schema.py",
     "unit/test_sampling_params.py",
     "unit/test_text_engine.py",
