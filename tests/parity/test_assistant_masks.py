@@ -101,3 +101,30 @@ def test_300_dialogs(folder: Path, tmp_path: Path) -> None:
         )
         assert example.ids.tolist() == expected["input_ids"]
         assert example.learned.tolist() == [bool(mask) for mask in expected["assistant_masks"]]
+
+
+def test_what_a_template_marks_is_believed(folder: Path, tmp_path: Path) -> None:
+    """Also where it marks no end, and where it writes earlier answers anew once there are later ones."""
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    theirs.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content if loop.last else m.content | upper }}{% endgeneration %}<|im_end|>"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    theirs.save_pretrained(tmp_path / "other")
+    ours: Tokenizer = load_tokenizer(str(tmp_path / "other"))
+    messages = [
+        {"role": "user", "content": "q <|im_end|>"}, {"role": "assistant", "content": "the cat"},
+        {"role": "user", "content": "why"}, {"role": "assistant", "content": "it sat"},
+    ]  # fmt: skip
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": messages}))
+    (example,) = read_dialogs(path, ours)
+    runs = ours.decode(example.ids[example.learned].tolist(), skip_special_tokens=False)
+    assert runs == "THE CATit sat"
+    messages[0]["content"] = "q"
+    path.write_text(json.dumps({"messages": messages}))
+    (example,) = read_dialogs(path, ours)
+    expected: Any = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    assert example.ids.tolist() == expected["input_ids"]
+    assert example.learned.tolist() == [bool(mask) for mask in expected["assistant_masks"]]

@@ -98,17 +98,24 @@ class Tally:
 
     def good(self, rows: "Iterable[Row | BadRow]") -> Iterator[Row]:
         """Yield the rows that could be parsed, their fields renamed; see `skip` for the others."""
+        unseen = {*self.reading.columns.values()}
         for row in rows:
             self.num_rows += 1
             if isinstance(row, BadRow):
                 self.skip(row)
                 continue
+            unseen -= row.fields.keys()
             try:
                 fields = self.reading.renamed(row.fields)
             except TrainingError as error:
                 self.skip(BadRow(row.place, str(error)))
             else:
                 yield Row(row.place, fields)
+        if unseen and self.num_rows:
+            names = ", ".join(map(show_value, sorted(unseen)))
+            raise TrainingError(
+                f"{self.source}: columns names {names}, which no row has; see `llamarium data` for the names"
+            )
 
     def skip(self, row: BadRow) -> None:
         """Count a bad row if bad rows are skipped; else TrainingError."""

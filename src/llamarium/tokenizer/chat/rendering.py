@@ -34,15 +34,18 @@ class TemplateRenderer:
         self._template = template
         self._fixed = fixed
 
-    def render(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[str]:
-        """Yield what the template writes for each of `variables`; ChatFormatError if it refuses one, or is stopped."""
-        written = self._request(variables, now)
+    def render(self, variables: Sequence[Mapping[str, Any]], now: datetime, borders: str = "") -> Iterator[str]:
+        """Yield what the template writes for each of `variables`; ChatFormatError if it refuses one, or is stopped.
+
+        `borders` are two characters that stand around what the template marks as the assistant's, or none.
+        """
+        written = self._request(variables, now, borders)
         is_one = len(variables) == 1
         answers = self._run(written) if is_one or len(written) < _REQUEST_CHARACTERS else None
         if answers is None and not is_one:  # too much for one process, or one of them has ended it
             half = len(variables) // 2
-            yield from self.render(variables[:half], now)
-            yield from self.render(variables[half:], now)
+            yield from self.render(variables[:half], now, borders)
+            yield from self.render(variables[half:], now, borders)
             return
         if answers is None:
             raise ChatFormatError(
@@ -58,7 +61,7 @@ class TemplateRenderer:
         """Return a text or an error for each of `variables`, from one process; nothing if it was stopped."""
         return self._run(self._request(variables, now)) or ()
 
-    def _request(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> bytes:
+    def _request(self, variables: Sequence[Mapping[str, Any]], now: datetime, borders: str = "") -> bytes:
         longest = max(len(json.dumps(one, ensure_ascii=False)) for one in variables)
         request = {
             "path": sys.path,
@@ -66,6 +69,7 @@ class TemplateRenderer:
             "fixed": self._fixed,
             "variables": variables,
             "now": now.isoformat(),
+            "borders": borders,
             "cpu_s": CPU_LIMIT_S,
             "memory_bytes": MEMORY_LIMIT_BYTES,
             "output_characters": _OUTPUT_CHARACTERS + _OUTPUT_RATIO * (len(self._template) + longest),

@@ -27,25 +27,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from llamarium.errors import ChatFormatError, ToolError, show_value
 from llamarium.file_names import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
-from llamarium.tokenizer.chat.format import Part, Vocabulary, beside
-from llamarium.tokenizer.chat.messages import REASONING, TemplateMessages, fit_forms, has_parts
+from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written
+from llamarium.tokenizer.chat.messages import TemplateMessages, fit_forms, has_parts
 from llamarium.tokenizer.chat.rendering import TRAINING_DAY, TemplateRenderer
+from llamarium.tokenizer.chat.renderings import Dialog, Item, Marked, Prefix, Rendering
 from llamarium.tokenizer.chat.template_worker import read_sought, read_variables
 from llamarium.tokenizer.chat.turn_ends import read_turn_ends
 from llamarium.tokenizer.chat.turns import read_turns
-from llamarium.tokenizer.chat.values import Spellings, map_text, plain_value
-from llamarium.tokenizer.special import split_spellings
+from llamarium.tokenizer.chat.values import Spellings, plain_value
+from llamarium.tokenizer.special import Parts
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
 
 MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
 _DIALOGS_AT_ONCE = 200
-_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDEE)]
+_BORDERS = "\ufdee\ufdef"  # of what a template marks as the assistant's
+_MARKS_ANSWERS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _NAMES_TOOLS = re.compile(r"\btools\b")
 _READ_KEYS = re.compile(r"([\w\]]+)(?:\.get\(|\.|\[)\s*['\"]?(\w+)")
 T = TypeVar("T")
@@ -133,11 +136,15 @@ class TemplateFormat:
     ) -> Iterator[list[Part]]:
         """Yield the pieces of each dialog; see `ChatFormat.parts_of`. It is always `TRAINING_DAY`.
 
-        A template does not say what is whose, so it is asked: what it writes up to an answer, and what with it. An
+        A template that marks what is the assistant's, by `{% generation %}`, is believed. Others do not say what is
+        whose, so they are asked: what they write up to an answer, and what with it. An
         answer is known if each begins with the one before, and if a token that ends answers stands in what is new.
         Otherwise it is refused: the template changes earlier turns when there are later ones, say.
         """
         items = self._items(dialogs, tools, variables)
+        if _MARKS_ANSWERS.search(self._template):
+            yield from self._marked_parts(items)
+            return
         for start in range(0, len(items), _DIALOGS_AT_ONCE):
             asked, refused = _until_refused(self._prefixes, items[start : start + _DIALOGS_AT_ONCE])
             ids = self._encode_each([call for calls in asked for call in calls.values()], TRAINING_DAY)
@@ -145,6 +152,39 @@ class TemplateFormat:
                 yield self._divide(item.messages, {prefix: next(ids) for prefix in calls})
             if refused is not None:
                 raise refused
+
+    def _marked_parts(self, items: "Sequence[Item]") -> Iterator[list[Part]]:
+        """Yield the pieces of each dialog as the template itself marks them."""
+
+        def whole(item: Item) -> Rendering:
+            if any(border in json.dumps(item, default=str, ensure_ascii=False) for border in _BORDERS):
+                raise ChatFormatError("the dialog holds U+FDEE or U+FDEF, which are noncharacters; take them out")
+            return self._marked(*item).call(len(item.messages), False)
+
+        for start in range(0, len(items), _DIALOGS_AT_ONCE):
+            asked, refused = _until_refused(whole, items[start : start + _DIALOGS_AT_ONCE])
+            variants = [variables for call in asked for variables in call.variants]
+            outputs = self._renderer.render(variants, TRAINING_DAY, _BORDERS)
+            for call in asked:
+                parts = self._checked(call, *(next(outputs) for _ in call.variants))
+                yield encode_written(self._tokenizer, self._between_borders(parts))
+            if refused is not None:
+                raise refused
+
+    def _between_borders(self, parts: Parts) -> list[Written]:
+        """Return a dialog's parts cut at the borders; what stands between two is an answer."""
+        written: list[Written] = []
+        run: list[str | int] = []
+        is_answer = False
+        for part in parts:
+            pieces = re.split(f"([{_BORDERS}])", part) if isinstance(part, str) else [part]
+            for piece in pieces:
+                if isinstance(piece, int) or piece not in (*_BORDERS, ""):
+                    run.append(piece)
+                elif piece:
+                    written.append((run, is_answer))
+                    run, is_answer = [], piece == _BORDERS[0]
+        return [(part, learns) for part, learns in [*written, (run, is_answer)] if part]
 
     def prompts_of(
         self,
@@ -155,7 +195,7 @@ class TemplateFormat:
     ) -> Iterator[list[int]]:
         """Yield the ids of each dialog up to an answer; see `ChatFormat.prompts_of`. It is always `TRAINING_DAY`."""
 
-        def prompt(item: _Item) -> _Rendering:
+        def prompt(item: Item) -> Rendering:
             return self._marked(*item).call(len(item.messages), True)
 
         items = self._items(dialogs, tools, variables)
@@ -170,30 +210,30 @@ class TemplateFormat:
         dialogs: Sequence[Sequence[Mapping[str, Any]]],
         tools: Sequence[Sequence[ToolDefinition]],
         variables: Sequence[Mapping[str, Any]],
-    ) -> "list[_Item]":
+    ) -> "list[Item]":
         count = len(dialogs)
         given = zip(dialogs, beside(tools, (), count), beside(variables, {}, count), strict=True)
-        return [self._in_texts(_Item(*item)) for item in given]
+        return [self._in_texts(Item(*item)) for item in given]
 
-    def _in_texts(self, item: "_Item") -> "_Item":
+    def _in_texts(self, item: "Item") -> "Item":
         """Write tools and calls into the messages of an example if the template has no place for them."""
         calls = any(message.get("tool_calls") for message in item.messages)
         lacks_calls = calls and "tool_calls" not in self._template
         if not lacks_calls and not (item.tools and not _NAMES_TOOLS.search(self._template)):
             return item
         turns = read_turns(item.messages, item.tools, self.tool_form or "hermes")
-        return _Item([{"role": turn.role, "content": turn.text} for turn in turns], (), item.variables)
+        return Item([{"role": turn.role, "content": turn.text} for turn in turns], (), item.variables)
 
-    def _prefixes(self, item: "_Item") -> "dict[_Prefix, _Rendering]":
+    def _prefixes(self, item: "Item") -> "dict[Prefix, Rendering]":
         """Return what has to be rendered to find the answers: the dialog, and it up to each answer and with it."""
         messages, marked = item.messages, self._marked(*item)
-        prefixes: list[_Prefix] = [(len(messages), False)]
+        prefixes: list[Prefix] = [(len(messages), False)]
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 prefixes += [(i, True), (i + 1, False)] if i else [(1, False)]
         return {prefix: marked.call(*prefix) for prefix in prefixes}
 
-    def _divide(self, messages: Sequence[Mapping[str, Any]], ids: "Mapping[_Prefix, list[int]]") -> list[Part]:
+    def _divide(self, messages: Sequence[Mapping[str, Any]], ids: "Mapping[Prefix, list[int]]") -> list[Part]:
         whole = ids[len(messages), False]
         parts: list[Part] = []
         stop_ids = self.stop_ids
@@ -217,7 +257,7 @@ class TemplateFormat:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[ToolDefinition] = (),
         variables: Mapping[str, Any] | None = None,
-    ) -> "_Marked":
+    ) -> "Marked":
         described = [plain_value(self._described(tool), f"tools[{i}]") for i, tool in enumerate(tools)]
         read = self._messages.read(messages)
         has_calls = any("tool_calls" in message for message in read)
@@ -225,14 +265,14 @@ class TemplateFormat:
             raise self._unwritten("messages", "calls")
         if has_calls or has_parts(read) or may_differ(self._template):
             read = fit_forms(read, self._forms)
-        dialog = _Dialog(read, described or None, plain_value(variables or {}, "the template's variables"))
+        dialog = Dialog(read, described or None, plain_value(variables or {}, "the template's variables"))
         words = json.dumps(dialog, ensure_ascii=False) + self._template
         mark = next((m for m in _MARKS if m not in words), None)
         if mark is None:
-            raise ChatFormatError("the dialog holds all 32 noncharacters U+FDD0 to U+FDEF, of which one must be free")
+            raise ChatFormatError("the dialog holds all 30 noncharacters U+FDD0 to U+FDED, of which one must be free")
         marked = dialog.changed(lambda text: self._spellings.mark(text, mark), self._sought)
         swapped = dialog.changed(lambda text: self._spellings.swap_ends(text, mark), self._sought)
-        return _Marked(mark, marked, dialog, swapped)
+        return Marked(mark, marked, dialog, swapped)
 
     def _described(self, tool: ToolDefinition) -> dict[str, Any]:
         """Return a tool as it was given, with what it leaves out if the template reads that without asking."""
@@ -241,12 +281,16 @@ class TemplateFormat:
         missing = {key: tool.function()[key] for key in needed if key not in given["function"]}
         return given | {"function": {**given["function"], **missing}}
 
-    def _encode_each(self, calls: "Sequence[_Rendering]", now: datetime) -> Iterator[list[int]]:
+    def _encode_each(self, calls: "Sequence[Rendering]", now: datetime) -> Iterator[list[int]]:
         outputs = self._renderer.render([variables for call in calls for variables in call.variants], now)
         for call in calls:
             yield self._read(call, *(next(outputs) for _ in call.variants))
 
-    def _read(self, call: "_Rendering", output: str, *proofs: str) -> list[int]:
+    def _read(self, call: "Rendering", output: str, *proofs: str) -> list[int]:
+        return self._tokenizer.encode_parts(self._checked(call, output, *proofs))
+
+    def _checked(self, call: "Rendering", output: str, *proofs: str) -> Parts:
+        """Return texts and control tokens of a rendering that tells them apart; ChatFormatError for others."""
         parts = self._tokenizer.split_special(output)
         written = output.replace(call.mark, "")
         if missing := [name for name in call.tools if name not in written]:
@@ -259,12 +303,8 @@ class TemplateFormat:
                     f"{self._source}: a message spells a control token, and the chat template looks into the "
                     "texts, so the two cannot be told apart; take the control token out of the message"
                 )
-        return self._encode_parts(parts, call.mark)
-
-    def _encode_parts(self, parts: list[str], mark: str) -> list[int]:
         control = self._tokenizer.special.ids
-        written = [control[part] if place % 2 else part.replace(mark, "") for place, part in enumerate(parts)]
-        return self._tokenizer.encode_parts(written)
+        return [control[part] if place % 2 else part.replace(call.mark, "") for place, part in enumerate(parts)]
 
     @cached_property
     def _spellings(self) -> Spellings:
@@ -294,63 +334,7 @@ class TemplateFormat:
         return {"documents": None, **spelled}
 
 
-_Prefix = tuple[int, bool]
-"""How many messages of a dialog, and whether the header of an answer follows."""
-
-
-class _Rendering(NamedTuple):
-    """What is rendered for one list of ids.
-
-    Attributes:
-        mark: The mark that is set into the texts.
-        variants: The template's variables: the marked dialog, and for each of `proofs` another of the same dialog.
-        proofs: "plain" and "swapped", as far as they differ from the marked one.
-        tools: The names that have to be in what the template writes.
-    """
-
-    mark: str
-    variants: list[dict[str, Any]]
-    proofs: list[str]
-    tools: list[str]
-
-
-class _Item(NamedTuple):
-    """One dialog of a data set."""
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[ToolDefinition]
-    variables: Mapping[str, Any]
-
-
-class _Dialog(NamedTuple):
-    """What a template is given; tools are as OpenAI's API has them."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    variables: dict[str, Any]
-
-    def changed(self, change: Callable[[str], str], sought: Mapping[str, int]) -> "_Dialog":
-        """Apply `change` to every text that people wrote; roles, types and names of fields are the template's.
-
-        In an answer, which a model wrote, the tokens stay that the template looks for (`sought`): by them it tells
-        reasoning from the rest.
-        """
-
-        def changed_answer(text: str) -> str:
-            pieces = split_spellings(text, sought)
-            return "".join(piece if place % 2 else change(piece) for place, piece in enumerate(pieces))
-
-        messages = [
-            {
-                key: value if key == "role" else map_text(value, changed_answer if _is_answer(message, key) else change)
-                for key, value in message.items()
-            }
-            for message in self.messages
-        ]
-        return _Dialog(messages, map_text(self.tools, change), map_text(self.variables, change))
-
-
-def _until_refused(make: Callable[[_Item], T], items: Sequence[_Item]) -> tuple[list[T], ChatFormatError | None]:
+def _until_refused(make: Callable[[Item], T], items: Sequence[Item]) -> tuple[list[T], ChatFormatError | None]:
     """Return what `make` makes of each dialog up to the first that it refuses, and that error.
 
     It is to be raised when the dialogs before it have been yielded.
@@ -362,29 +346,6 @@ def _until_refused(make: Callable[[_Item], T], items: Sequence[_Item]) -> tuple[
     except ChatFormatError as error:
         return made, error
     return made, None
-
-
-def _is_answer(message: Mapping[str, Any], key: str) -> bool:
-    return message["role"] == "assistant" and key in ("content", *REASONING)
-
-
-class _Marked(NamedTuple):
-    """A dialog in the three forms that are rendered."""
-
-    mark: str
-    marked: _Dialog
-    plain: _Dialog
-    swapped: _Dialog
-
-    def call(self, count: int, add_generation_prompt: bool) -> _Rendering:
-        """Return what to render for the first `count` messages."""
-        forms = {"marked": self.marked, "plain": self.plain, "swapped": self.swapped}
-        cut = {name: dialog._replace(messages=dialog.messages[:count]) for name, dialog in forms.items()}
-        kept = {name: dialog for name, dialog in cut.items() if name == "marked" or dialog != cut["marked"]}
-        begins = {"add_generation_prompt": add_generation_prompt}
-        variants = [{**one.variables, "messages": one.messages, "tools": one.tools, **begins} for one in kept.values()]
-        names = [tool["function"]["name"] for tool in self.plain.tools or ()]
-        return _Rendering(self.mark, variants, list(kept)[1:], names)
 
 
 def _file_of_template(tokenizer_file: str) -> str:

@@ -5,7 +5,8 @@ nested loops, doubled strings and huge powers are ordinary template code. A proc
 ended, where a thread cannot.
 
 Reads one JSON object from stdin: `path` (sys.path), `template`, `fixed` (variables), `variables` (a list of more; the
-template is rendered for each), `now` (what its clock shows, ISO 8601), `cpu_s` (of one rendering), `memory_bytes`,
+template is rendered for each), `now` (what its clock shows, ISO 8601), `borders` (two characters that stand around what
+`{% generation %}` marks, or none), `cpu_s` (of one rendering), `memory_bytes`,
 `output_characters` (of one). Writes one JSON list to stdout, for each rendering `{"text": ...}` or `{"error": ...}`.
 
 Source: the variables, filters and extensions are those of transformers' `apply_chat_template`.
@@ -55,14 +56,14 @@ def limit_time(cpu_s: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF, unhandled, ends the process, even inside C code
 
 
-def sandbox(now: str) -> Any:
+def sandbox(now: str, borders: str = "") -> Any:
     """Return Jinja's immutable sandbox, its clock at `now` (ISO 8601); it bounds neither time nor memory."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """`{% generation %}` marks what the assistant says, for training; rendering shows it as it is.
+        """`{% generation %}` marks what the assistant says, for training; rendering shows it between the borders.
 
         Its body is a scope, as in transformers: what is set in it is gone after it.
         """
@@ -75,7 +76,7 @@ def sandbox(now: str) -> Any:
             return nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
 
         def _write(self, caller: Callable[[], str]) -> str:
-            return caller()
+            return f"{borders[:1]}{caller()}{borders[1:]}"
 
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
@@ -121,7 +122,7 @@ def read_sought(template: str) -> frozenset[str]:
 
 def render(request: dict[str, Any]) -> list[dict[str, str]]:
     """Return a `text` or an `error` for each of `variables`, within the limits of memory, time and length."""
-    environment = sandbox(request["now"])
+    environment = sandbox(request["now"], request["borders"])
     compiled: list[Any] = []
 
     def write(variables: dict[str, Any]) -> str:

@@ -232,7 +232,10 @@ def joined(record: Record, parts: Sequence[Part]) -> Example:
     ]
     if record.text is not None:
         answers = [record.weights[0]] * sum(learns for _, learns in parts)
-    if len(answers) != sum(learns for _, learns in parts):
+    num_parts = sum(learns for _, learns in parts)
+    if len(answers) != num_parts and len({*answers}) == 1:  # a template may mark several parts of an answer
+        answers = answers[:1] * num_parts
+    if len(answers) != num_parts:
         raise TrainingError("its answers cannot be told apart in this dialog format, so their weights have no place")
     given = iter(answers)
     ids = np.array([i for part, _ in parts for i in part], dtype=np.int32)
