@@ -201,8 +201,11 @@ def test_names_of_columns_and_roles(tmp_path: Path) -> None:
         examples([{"question": "q", "answer": "a", "prompt": "p"}], reading)
     swapped = Reading.parse("prompt=completion,completion=prompt")
     assert examples([{"prompt": "a", "completion": "q"}], swapped) == examples([{"prompt": "q", "completion": "a"}])
-    with pytest.raises(TrainingError, match="columns names 'w', which no row has"):
-        examples([{"prompt": "q", "completion": "a"}], Reading.parse("weight=w"))
+    tally = Tally("data", Reading.parse("weight=w,prompt=question"))
+    with named_rows([{"question": "q"}]) as name:
+        list(read_rows(name, tally))
+    with pytest.warns(UserWarning, match="data: no row has 'w', which columns names$"):
+        tally.warn()
     for text in ("prompt", "prompt=", "a=b,a=c", "a=x,b=x"):
         with pytest.raises(TrainingError, match="columns"):
             Reading.parse(text)

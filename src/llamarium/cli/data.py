@@ -79,6 +79,8 @@ def _show(found: "Survey", context: int | None) -> None:
         rows.append(("lengths", f"{shortest:,} to {longest:,}; median {median:,}, 95 % up to {most:,}"))
     if context is not None:
         rows.append(("too long", f"{found.num_longer(context):,} of {len(found.lengths):,} for a row of {context:,}"))
+    if tally.missing:
+        rows.append(("missing", ", ".join(map(escape, sorted(tally.missing))) + ", which --columns names"))
     if tally.unread:
         rows.append(("not read", _counts(tally.unread)))
     if tally.num_skipped:

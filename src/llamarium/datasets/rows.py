@@ -87,6 +87,7 @@ class Tally:
         num_rows: Rows that could be parsed, and those that could not.
         num_skipped: Rows that were left out.
         problems: The first of these.
+        missing: Names of `reading.columns` that no row has had.
         unread: How many rows have a field, or a key of a message, that is not read.
     """
 
@@ -95,27 +96,22 @@ class Tally:
         self.num_rows = self.num_skipped = 0
         self.problems: list[BadRow] = []
         self.unread: Counter[str] = Counter()
+        self.missing = {*reading.columns.values()}
 
     def good(self, rows: "Iterable[Row | BadRow]") -> Iterator[Row]:
         """Yield the rows that could be parsed, their fields renamed; see `skip` for the others."""
-        unseen = {*self.reading.columns.values()}
         for row in rows:
             self.num_rows += 1
             if isinstance(row, BadRow):
                 self.skip(row)
                 continue
-            unseen -= row.fields.keys()
+            self.missing -= row.fields.keys()
             try:
                 fields = self.reading.renamed(row.fields)
             except TrainingError as error:
                 self.skip(BadRow(row.place, str(error)))
             else:
                 yield Row(row.place, fields)
-        if unseen and self.num_rows:
-            names = ", ".join(map(show_value, sorted(unseen)))
-            raise TrainingError(
-                f"{self.source}: columns names {names}, which no row has; see `llamarium data` for the names"
-            )
 
     def skip(self, row: BadRow) -> None:
         """Count a bad row if bad rows are skipped; else TrainingError."""
@@ -140,6 +136,10 @@ class Tally:
             names = ", ".join(f"{escape(name)} ({count} row{'s' * (count != 1)})" for name, count in most[:_KEYS_NAMED])
             more = f", and {len(most) - _KEYS_NAMED} more" if len(most) > _KEYS_NAMED else ""
             warn_caller(f"{self.source}: not read: {names}{more}")
+        if self.missing:
+            warn_caller(
+                f"{self.source}: no row has {', '.join(map(show_value, sorted(self.missing)))}, which columns names"
+            )
         if self.num_skipped:
             shown = "; ".join(f"{row.place}: {row.problem}" for row in self.problems[:_PROBLEMS_NAMED])
             more = f"; and {self.num_skipped - _PROBLEMS_NAMED} more" if self.num_skipped > _PROBLEMS_NAMED else ""

@@ -99,6 +99,7 @@ class Survey:
             "roles": dict(self.roles),
             "rows_with_tools": self.num_with_tools,
             "not_read": dict(tally.unread),
+            "missing": sorted(tally.missing),
             "tokens": sum(self.lengths),
             "learned_tokens": self.num_learned,
             "lengths": dict(zip(("min", "median", "p95", "max"), self.quantiles, strict=False)),
