@@ -20,6 +20,7 @@ from llamarium.adapters.lora import apply_lora, lora_linears
 from llamarium.adapters.merge import merge_adapters
 from llamarium.adapters.modules import load_adapter
 from llamarium.adapters.save import save_adapter
+from llamarium.errors import CheckpointError, UnsupportedFormatError
 from llamarium.file_names import ADAPTER, ADAPTER_CONFIG
 from llamarium.inspect.forward import logits_of
 from llamarium.kernels import native
@@ -308,23 +309,32 @@ def resized(base: Path, num_rows: int) -> Any:
     return model
 
 
+RESIZED: dict[str, dict[str, Any]] = {
+    "layers": {},
+    "modules": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "corrected": {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    "corrected with DoRA": {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True},
+    "tokens": {"trainable_token_indices": [7, 249]},
+}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("num_rows", [259, 250])
-@pytest.mark.parametrize("whole", [None, ["embed_tokens", "lm_head"]], ids=["layers", "modules"])
+@pytest.mark.parametrize("kind", RESIZED)
 @torch.no_grad()
 def test_a_resized_vocabulary(
-    whole: list[str] | None, num_rows: int, tied: bool, model_files: Callable[..., Any], tmp_path: Path
+    kind: str, num_rows: int, tied: bool, model_files: Callable[..., Any], tmp_path: Path
 ) -> None:
     base = model_files(dtype=torch.float32, tie_word_embeddings=tied).huggingface()
     torch.manual_seed(0)
-    config = peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False, modules_to_save=whole)
-    config.target_modules = {"q_proj"}
+    fields = {"target_modules": ["q_proj"], **RESIZED[kind]}
+    config = peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False, **fields)
     wrapped = peft.get_peft_model(resized(base, num_rows), config).eval()
-    if whole is None:
+    if kind == "layers":
         embedding = wrapped.get_input_embeddings().weight
         embedding.add_(torch.randn_like(embedding) * 0.1)
-    wrapped.save_pretrained(tmp_path / "a", save_embedding_layers=whole is None)
+    wrapped.save_pretrained(tmp_path / "a")
     ids = IDS[:1].clamp(max=num_rows - 1)
     expected = wrapped(ids).logits[0]
     llama = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32")
@@ -333,6 +343,63 @@ def test_a_resized_vocabulary(
         torch.from_numpy(np.concatenate([*logits_of(llama.runner, ids[0].tolist())])), expected, **CLOSE
     )
     torch.testing.assert_close(llama.model(ids)[0], expected, **CLOSE)
+    model = llamarium.load(base, device="cpu", dtype="float32").model
+    load_adapter(model, tmp_path / "a")
+    torch.testing.assert_close(model(ids)[0], expected, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("targets", [["embed_tokens"], ["lm_head"], r".*(q_proj|embed_tokens)"], ids=str)
+@pytest.mark.parametrize("patterns", [{}, {"rank_pattern": {"embed_tokens|lm_head": 3}}], ids=["plain", "patterns"])
+@torch.no_grad()
+def test_corrections_that_are_tied_on_purpose(
+    targets: Any, patterns: dict[str, Any], model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(dtype=torch.float32, tie_word_embeddings=True).huggingface()
+    fields = {"target_modules": targets, "ensure_weight_tying": True, "lora_alpha": 4, **patterns}
+    expected = randomized(base, VARIANTS["rslora"], fields, tmp_path / "a")(IDS).logits
+    llama = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32")
+    found = torch.from_numpy(np.concatenate([*logits_of(llama.runner, IDS[0].tolist())]))
+    torch.testing.assert_close(found, expected[0], **CLOSE)
+    torch.testing.assert_close(llama.model(IDS), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("bias", ["lora_only", "all"])
+@pytest.mark.parametrize("has_biases", [True, False], ids=["biases", "no biases"])
+@torch.no_grad()
+def test_trained_biases(bias: str, has_biases: bool, model_files: Callable[..., Any], tmp_path: Path) -> None:
+    base = model_files(dtype=torch.float32, attention_bias=has_biases).huggingface()
+    expected = randomized(base, VARIANTS["dora"], {"target_modules": ["q_proj"], "bias": bias}, tmp_path / "a")(IDS)
+    llama = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32")
+    found = torch.from_numpy(np.concatenate([*logits_of(llama.runner, IDS[0].tolist())]))
+    torch.testing.assert_close(found, expected.logits[0], **CLOSE)
+    torch.testing.assert_close(llama.model(IDS), expected.logits, **CLOSE)
+
+    model = llamarium.load(base, device="cpu", dtype="float32").model
+    if not has_biases:
+        load_adapter(model, tmp_path / "a", trainable=True)
+        return
+    with pytest.raises(UnsupportedFormatError, match="biases"):
+        load_adapter(model, tmp_path / "a", trainable=True)
+    load_adapter(model, tmp_path / "a")
+    torch.testing.assert_close(merge_adapters(model)(IDS), expected.logits, **CLOSE)
+    tensors = load_file(tmp_path / "a" / ADAPTER)
+    name = next(name for name in tensors if name.endswith(".bias"))
+    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / "a" / ADAPTER)
+    with pytest.raises(CheckpointError, match="missing"):
+        llamarium.load(base, adapter=tmp_path / "a", device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_two_copies_of_a_module_must_agree(model_files: Callable[..., Any], tmp_path: Path) -> None:
+    base = model_files(dtype=torch.float32, tie_word_embeddings=False).huggingface()
+    randomized(base, {}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, tmp_path / "a")
+    tensors = load_file(tmp_path / "a" / ADAPTER)
+    head = tensors["base_model.model.lm_head.weight"]
+    save_file(tensors | {"base_model.model.lm_head.modules_to_save.weight": head + 1}, tmp_path / "a" / ADAPTER)
+    with pytest.raises(CheckpointError, match="twice"):
+        llamarium.load(base, adapter=tmp_path / "a", device="cpu")
 
 
 @pytest.mark.filterwarnings("ignore")

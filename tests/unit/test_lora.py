@@ -497,7 +497,7 @@ def test_a_pattern_that_backtracks_forever_is_refused_in_time(adapter: Path, fie
     [
         ({"peft_type": "IA3"}, UnsupportedFormatError, "peft_type is 'IA3'"),
         ({"task_type": "SEQ_CLS"}, UnsupportedFormatError, "task_type is 'SEQ_CLS'"),
-        ({"bias": "all"}, UnsupportedFormatError, "bias is 'all'"),
+        ({"bias": "some"}, UnsupportedFormatError, "bias is 'some'"),
         ({"modules_to_save": ["lm_head"]}, CheckpointError, "missing: lm_head.weight"),
         ({"rank_pattern": {"q_proj": 3}}, CheckpointError, "q_proj.lora_A.weight has shape"),
         ({"rank_pattern": {"q_proj": 0}}, CheckpointError, "rank_pattern"),

@@ -66,6 +66,7 @@ class SavedAdapter:
             number of rows.
         token_rows: Token ids by module, `model.embed_tokens` or `lm_head`, and the new rows of these tokens.
         keeps_head_tied: Whole weights of a tied embedding are the head's as well.
+        has_biases: Among `weights` are biases that were trained without their Linears' weights.
     """
 
     folder: Path
@@ -79,6 +80,7 @@ class SavedAdapter:
     weights: Mapping[str, _Floats]
     token_rows: Mapping[str, tuple[list[int], _Floats]]
     keeps_head_tied: bool
+    has_biases: bool
 
     @property
     def replaces_weights(self) -> bool:
@@ -112,8 +114,11 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
     settings, token_ids = lora_config(raw, folder / ADAPTER_CONFIG), token_indices(raw, folder / ADAPTER_CONFIG)
     path, table, metadata = _open(folder)
     tensors = _tensors_by_key(path, table)
-    whole = _whole_weights(path, config, settings, tensors)
     ranks, scales, names = _low_rank(folder, config, settings)
+    if raw.get("ensure_weight_tying") and config.tie_word_embeddings and (EMBED_TOKENS in names) != (LM_HEAD in names):
+        settings = _with_partner(settings, ranks, scales, names)
+    biases = _trained_biases(raw.get("bias"), config, names)
+    whole = _whole_weights(path, config, settings, tensors, biases)
 
     sized = _with_rows(path, config, whole, tensors)
     rows = _modules_of_tokens(path, sized, token_ids, tensors)
@@ -135,6 +140,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> SavedAdapter:
         token_rows={name: (ids, values[f"{name}.{_ROWS}"]) for name, ids in rows.items()},
         keeps_head_tied=bool(raw.get("ensure_weight_tying"))
         or not (settings.saves(EMBED_TOKENS) or settings.saves(LM_HEAD)),
+        has_biases=bool(biases),
     )
 
 
@@ -152,6 +158,38 @@ def _low_rank(
     if not names and not settings.modules_to_save:
         raise CheckpointError(f"{escape(folder / ADAPTER_CONFIG)}: target_modules match no module of this base")
     return ranks, scales, names
+
+
+def _with_partner(
+    settings: LoRAConfig, ranks: dict[str, int], scales: dict[str, float], names: list[str]
+) -> LoRAConfig:
+    """Correct both the embedding and a head that is tied to it, where only one is targeted; return the settings.
+
+    The matrices are the same, transposed; each module has the scale that its own name gets.
+
+    Source: peft, `tuners/lora/model.py`, `ensure_weight_tying`.
+    """
+    name, partner = (EMBED_TOKENS, LM_HEAD) if EMBED_TOKENS in names else (LM_HEAD, EMBED_TOKENS)
+    names.append(partner)
+    ranks[partner], scales[partner] = ranks[name], settings.scale_of(partner)
+    targets = settings.target_modules
+    both = (*targets, partner) if isinstance(targets, tuple) else f"(?:{targets})|{re.escape(partner)}"
+    rank = ranks[partner]
+    alpha = scales[partner] * (rank**0.5 if settings.use_rslora else rank)
+    return replace(
+        settings,
+        target_modules=both,
+        rank_pattern={partner: rank, **settings.rank_pattern},
+        alpha_pattern={partner: alpha, **settings.alpha_pattern},
+    )
+
+
+def _trained_biases(bias: str | None, config: ModelConfig, names: list[str]) -> list[str]:
+    """Return the keys of the biases that `bias` says are trained; none where the base has none."""
+    biases = [key for key in expected_shapes(config) if key.endswith(".bias")]
+    if bias == "lora_only":
+        return [key for key in biases if key.removesuffix(".bias") in names]
+    return biases if bias == "all" else []
 
 
 def base_name(folder: Path) -> str | None:
@@ -211,16 +249,29 @@ def _open(folder: Path) -> tuple[Path, _Table, Mapping[str, str]]:
 
 
 def _tensors_by_key(path: Path, table: _Table) -> dict[str, Located]:
-    """Return the trained tensors by the model's own keys; CheckpointError for two of one key."""
+    """Return the trained tensors by the model's own keys; CheckpointError for two of one key that differ.
+
+    PEFT writes a saved module twice where the vocabulary was resized.
+    """
     tensors: dict[str, Located] = {}
     for name, tensor in table.items():
         if _NOT_TRAINED.search(name):
             continue
         key = _model_key(name)
-        if key in tensors:
-            raise CheckpointError(f"{escape(path)}: {escape(key, 80)} is there twice, once as {escape(name, 80)}")
+        if key in tensors and not _are_equal(tensors[key], tensor):
+            raise CheckpointError(
+                f"{escape(path)}: {escape(key, 80)} is there twice with different values, once as {escape(name, 80)}"
+            )
         tensors[key] = tensor
     return tensors
+
+
+def _are_equal(left: Located, right: Located) -> bool:
+    a, b = left[1], right[1]
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATS:
+        return False
+    left_values, right_values = (file.array(t.offset, t.shape, FLOATS[t.dtype]) for file, t in (left, right))
+    return np.array_equal(left_values, right_values)
 
 
 def _model_key(name: str) -> str:
@@ -233,10 +284,13 @@ def _model_key(name: str) -> str:
     return f"model.{name}" if re.match(r"(layers|embed_tokens|norm)\.", name) else name
 
 
-def _whole_weights(path: Path, config: ModelConfig, settings: LoRAConfig, tensors: _Table) -> list[str]:
+def _whole_weights(
+    path: Path, config: ModelConfig, settings: LoRAConfig, tensors: _Table, biases: list[str]
+) -> list[str]:
     """Return the keys of whole weights in an adapter; CheckpointError if one is missing, or has another shape."""
     shapes = expected_shapes(config) | {HEAD: (config.vocab_size, config.hidden_size)}
-    missing = [key for key in shapes if settings.saves(key.rpartition(".")[0]) and key not in tensors]
+    needed = [key for key in shapes if settings.saves(key.rpartition(".")[0]) or key in biases]
+    missing = [key for key in needed if key not in tensors]
     if missing:
         raise CheckpointError(f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}")
 
@@ -277,6 +331,8 @@ def _modules_of_tokens(
             )
         if names[0] == EMBED_TOKENS or f"{LM_HEAD}.{_ROWS}" in tensors or not config.tie_word_embeddings:
             rows[names[0]] = ids
+    if config.tie_word_embeddings and EMBED_TOKENS in rows and f"{LM_HEAD}.{_ROWS}" in tensors:
+        rows.setdefault(LM_HEAD, rows[EMBED_TOKENS])  # the same rows once more, as PEFT writes a resized vocabulary
     return rows
 
 

@@ -41,11 +41,12 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     def put_on_modules(model: Any) -> None:
         from llamarium.adapters.modules import put_on, put_weights
 
-        put_on(model, saved, check_base=False)  # it is checked already
         if replacement is not None:
             put_weights(model, replacement.config, weights)
+        put_on(model, saved, check_base=False)  # it is checked already
 
-    return loaded.with_runner(adapted.with_adapters([base.adapter()], default=0), put_on_modules)
+    corrections = WeightBase(adapted, saved).adapter()  # of the replaced weights, which may have more rows
+    return loaded.with_runner(adapted.with_adapters([corrections], default=0), put_on_modules)
 
 
 def read_beside(folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> tuple[SavedAdapter, Adapter]:

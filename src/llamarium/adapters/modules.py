@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from llamarium.adapters import base_check
 from llamarium.adapters.base_check import Share, sampled_embedding, sampled_linear, sha256
-from llamarium.adapters.config import ALL_PROJECTIONS, EMBED_TOKENS, LoRAConfig
+from llamarium.adapters.config import ALL_PROJECTIONS, EMBED_TOKENS, LM_HEAD, LoRAConfig
 from llamarium.adapters.files import SavedAdapter, read_adapter
 from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, meta_linear, rows_of
-from llamarium.adapters.replacement import replacement_of
+from llamarium.adapters.replacement import Replacement, replacement_of
 from llamarium.checkpoints.modules import put_weight
 from llamarium.checkpoints.weights import float_weights
 from llamarium.config import EMBEDDING, ModelConfig
-from llamarium.errors import CheckpointError
+from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
@@ -35,13 +35,24 @@ def load_adapter(
     """Read an adapter and put it on its base, plain or quantized, in place; after an error the model is unchanged.
 
     Adapters, and the weights that they replace, stay frozen unless `trainable`; `check_base` refuses another base, and
-    one that contains the adapter. LlamariumError as `read_adapter` and `check_base`, or if the model has adapters.
+    one that contains the adapter. LlamariumError as `read_adapter` and `check_base`, if the model has adapters, or if
+    trained biases would be `trainable`.
     """
     saved = read_adapter(folder, model.config)
-    put_on(model, saved, check_base=check_base)
+    if trainable and saved.has_biases:
+        raise UnsupportedFormatError(
+            f"{escape(folder)}: the adapter has biases, which cannot be trained further; merge it (llamarium merge), "
+            "and train a new adapter"
+        )
     replacement = replacement_of(saved, model.config, partial(_whole_weight, model))
-    if replacement is not None:
-        put_weights(model, replacement.config, float_weights(replacement.weights, _TYPES[model.dtype]))
+    has_new_head = replacement is not None and replacement.config.vocab_size != model.config.vocab_size
+    has_new_head = has_new_head and LM_HEAD in saved.linears
+    # A corrected head with other rows must be there before its correction. No such file names its base by its numbers.
+    if replacement is not None and has_new_head:
+        _put_replacement(model, replacement)
+    put_on(model, saved, check_base=check_base and not has_new_head)
+    if replacement is not None and not has_new_head:
+        _put_replacement(model, replacement)
     if trainable:
         for key, parameter in model.named_parameters():
             parameter.requires_grad_(".lora_" in key or saves(model, key))
@@ -66,6 +77,10 @@ def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = T
     model.requires_grad_(False)
 
 
+def _put_replacement(model: LlamaForCausalLM, replacement: Replacement) -> None:
+    put_weights(model, replacement.config, float_weights(replacement.weights, _TYPES[model.dtype]))
+
+
 def put_weights(model: LlamaForCausalLM, config: ModelConfig, weights: Mapping[str, Weight]) -> None:
     """Put whole weights in the place of a model's, in place, over the same memory on a CPU; `config` is theirs."""
     dtype, device = model.dtype, str(model.device)
@@ -80,8 +95,9 @@ def put_weights(model: LlamaForCausalLM, config: ModelConfig, weights: Mapping[s
         put_weight(model, replace(weight, key=f"{name}.{key.rpartition('.')[2]}"), dtype, device)
     model.config = config
     if EMBEDDING in weights and config.tie_word_embeddings:
-        head: Any = model.lm_head
-        getattr(head, "base_layer", head).weight = model.model.embed_tokens.weight
+        head: Any = getattr(model.lm_head, "base_layer", model.lm_head)
+        head.weight = model.model.embed_tokens.weight
+        head.out_features = config.vocab_size
 
 
 def saves(model: LlamaForCausalLM, key: str) -> bool:

@@ -27,7 +27,7 @@ _WITHOUT_EFFECT = frozenset(
 _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM",),
-    "bias": ("none",),
+    "bias": ("none", "lora_only", "all"),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
 }
 # Fields with which an adapter computes something else.
