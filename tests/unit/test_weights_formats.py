@@ -129,3 +129,11 @@ def test_smollm2(smollm2_path: Path):
     checkpoint = open_checkpoint(smollm2_path)
     assert checkpoint.config == preset("smollm2-135m")
     assert {e.dtype for e in checkpoint.entries.values()} == {"Q8_0", "Q4_1", "F32"}
+
+
+def test_float64_is_read_as_float32(model_files):
+    files = model_files(dtype=torch.float64)
+    checkpoint = open_checkpoint(files.huggingface())
+    for key, weight in files.weights.items():
+        assert checkpoint.entries[key].dtype == "F32"
+        assert torch.equal(read(checkpoint, key), weight.float())

@@ -56,6 +56,7 @@ class HuggingFaceCheckpoint:
         self._groups: Mapping[str, WeightGroup] = {}
         if quantization is not None:
             self._groups = read_groups(quantization, source, self._tensors, self.config)
+        self._round_float64()
         self.entries: Mapping[str, TensorEntry] = select_weights(path, self.config, self._all_entries(), self._is_zero)
         self._check_dtypes()
         check_shapes(path, self.config, {key: entry.shape for key, entry in self.entries.items()})
@@ -104,6 +105,15 @@ class HuggingFaceCheckpoint:
                 f"{escape(self.path)}: config.json says tie_word_embeddings true, but {HEAD} ({head}) differs "
                 f"from {EMBEDDING} ({table}); set it to false to use that head, or remove {HEAD} from the weights"
             )
+
+    def _round_float64(self) -> None:
+        """Read float64 weights as float32, as those of `.bin` files; components keep their bits."""
+        parts = {name for group in self._groups.values() for name in group.names}
+        for name, (file, tensor) in self._tensors.items():
+            if tensor.dtype == "F64" and name not in parts:
+                from llamarium.checkpoints.pytorch.tensors import in_float32
+
+                self._tensors[name] = in_float32(file, tensor)
 
     def _all_entries(self) -> dict[str, TensorEntry]:
         entries: dict[str, TensorEntry] = {}

@@ -65,6 +65,13 @@ class RowsOf(TensorFile):
         return np.array(strided, order="C").reshape(-1).view(np.uint8)  # a copy, whatever the layout was
 
 
+def in_float32(file: TensorFile, tensor: SafetensorsTensor) -> Located:
+    """Return a float64 tensor that lies row by row as one of float32."""
+    strides = tuple(math.prod(tensor.shape[i + 1 :]) for i in range(len(tensor.shape)))
+    rows = RowsOf(file, tensor.offset, ITEM_DTYPES["F64"], tensor.shape, strides)
+    return rows, SafetensorsTensor(tensor.name, "F32", tensor.shape, 0, rows.size)
+
+
 def read_torch_file(path: Path) -> dict[str, Located]:
     """Return the tensors of a file that `torch.save` wrote, by name, each with the file that it is to be read from.
 
