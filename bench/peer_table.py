@@ -9,12 +9,13 @@ of the process, the model read from the page cache; memory is the process's peak
 below `bench/generated/peers`; their row says which instructions they were compiled for.
 
 A result is written only if the machine was quiet: other programs, and a hypervisor's other guests, took less than a
-tenth of it, and no figure of ours varied by more than a third between rounds. It goes to `bench/results/peers-*.json`,
+tenth of a core, and no speed of ours varied by more than 35 % between rounds. It goes to `bench/results/peers-*.json`,
 one file for each model and processor, and all of them into `docs/reference/benchmarks.md`.
 """
 
 import argparse
 import json
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -57,32 +58,40 @@ DEEP = {"behind 4,000 tokens": Task(4000, 24)}
 
 
 def measure(command: list[str], tasks: dict[str, Task]) -> tuple[dict[str, float], str]:
-    """Start a side; return its figures, and what it says that it runs with.
+    """Start a side; return its figures, and what it says that it runs with; SystemExit if it ends before.
 
     They are tokens/s by task, the seconds to its first token, and its peak memory in MB.
     """
     begin = time.perf_counter()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    asking, answers = process.stdin, process.stdout
-    assert asking is not None and answers is not None
+    ) as process:
+        asking, answers = process.stdin, process.stdout
+        assert asking is not None and answers is not None
 
-    def ask(task: Task) -> list[float] | None:
-        print(json.dumps([task.num_prompt, task.num_new, task.num_rows]), file=asking, flush=True)
-        return json.loads(answers.readline())
+        def answer() -> Any:
+            if not (line := answers.readline()):
+                raise SystemExit(f"{shlex.join(command)} ended with {process.wait()}; run it to see what it says")
+            return json.loads(line)
 
-    about = json.loads(answers.readline())
-    ask(Task(16, 0))
-    found = {"first token": time.perf_counter() - begin}
-    ask(Task(64, 4))  # to warm up
-    for name, task in tasks.items():
-        if (seconds := ask(task)) is not None:
-            found[name] = task.tokens_per_s(*seconds)
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    found["memory"] = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1000
-    process.communicate()  # it ends where its input does
+        def ask(task: Task) -> list[float] | None:
+            print(json.dumps([task.num_prompt, task.num_new, task.num_rows]), file=asking, flush=True)
+            return answer()
+
+        about = answer()
+        ask(Task(16, 0))
+        found = {"first token": time.perf_counter() - begin}
+        ask(Task(64, 4))  # to warm up
+        for name, task in tasks.items():
+            if (seconds := ask(task)) is not None:
+                found[name] = task.tokens_per_s(*seconds)
+        found["memory"] = _peak_mb(process.pid)
     return found, about
+
+
+def _peak_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1000
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ typedef struct pass {
     int *runs, num_runs; /* first rows of what attention takes together, and behind the last one num_rows */
     size_t *chunks;      /* (num_rows + 1): how many KV chunks the rows before see together */
     int most_chunks;     /* that the rows of a run see together */
-    float *scratch;      /* each thread's, for a run of several rows */
+    float *scratch;      /* each thread's, for a run of several rows, or of one over codes */
     float *attended;     /* NULL where heads are made of whole groups */
     inputs *normed;      /* of each thread for a few rows, else one for all */
     inputs *last;        /* the same of the rows whose logits are wanted */

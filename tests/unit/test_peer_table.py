@@ -47,6 +47,11 @@ def test_a_side_is_asked_for_each_task_and_what_it_cannot_do_is_left_out(
     assert [json.loads(line) for line in asked.read_text().splitlines()[2:]] == [[512, 0, 1], [16, 64, 1], [16, 32, 8]]
 
 
+def test_a_side_that_ends_is_named(peer_table: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="ended with 3"):
+        peer_table.measure([sys.executable, "-c", "raise SystemExit(3)"], peer_table.TASKS)
+
+
 def result(**figures: Any) -> dict[str, Any]:
     return {
         "benchmark": "peers 1B Q4_0",
