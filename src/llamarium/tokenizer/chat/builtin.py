@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llamarium.errors import ChatFormatError, show_value
-from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written
+from llamarium.errors import ChatFormatError, LlamariumError, show_value
+from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written, value_or_error
 from llamarium.tokenizer.chat.named import CHATML_TOKENS, LLAMA3_TOKENS
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -16,6 +16,7 @@ class _BuiltIn(ABC):
     name: str
     tool_form: ToolForm
     variables = frozenset[str]()
+    marks_answers = False
     message_keys = frozenset(("role", "content", "tool_calls", "tool_call_id"))
 
     def __init__(self, tokenizer: Vocabulary) -> None:
@@ -45,10 +46,13 @@ class _BuiltIn(ABC):
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part]]:
-        for messages, own in zip(dialogs, beside(tools, (), len(dialogs)), strict=True):
+    ) -> Iterator[list[Part] | LlamariumError]:
+        def encoded(messages: Sequence[Mapping[str, Any]], own: Sequence[ToolDefinition]) -> list[Part]:
             written = self._write(read_turns(messages, own, self.tool_form), self.tool_form)
-            yield encode_written(self._tokenizer, written)
+            return encode_written(self._tokenizer, written)
+
+        for messages, own in zip(dialogs, beside(tools, (), len(dialogs)), strict=True):
+            yield value_or_error(encoded, messages, own)
 
     def prompts_of(
         self,
@@ -56,9 +60,9 @@ class _BuiltIn(ABC):
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int]]:
+    ) -> Iterator[list[int] | LlamariumError]:
         for messages, own in zip(dialogs, beside(tools, (), len(dialogs)), strict=True):
-            yield self.encode(messages, tools=own)
+            yield value_or_error(self.encode, messages, tools=own)
 
     @abstractmethod
     def _header(self, role: str) -> list[str | int]:

@@ -6,9 +6,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamarium.errors import ChatFormatError, escape, show_value
+from llamarium.errors import ChatFormatError, LlamariumError, escape, show_value
 from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
-from llamarium.tokenizer.chat.format import ChatFormat, Part, Vocabulary, beside
+from llamarium.tokenizer.chat.format import ChatFormat, Part, Vocabulary, beside, value_or_error
 from llamarium.tokenizer.chat.named import (
     CHATML_TOKENS,
     KNOWN_TEMPLATES,
@@ -86,6 +86,10 @@ class _ByTools:
         return frozenset[str]().union(*(one.variables for one in self._formats))
 
     @property
+    def marks_answers(self) -> bool:
+        return any(one.marks_answers for one in self._formats)
+
+    @property
     def message_keys(self) -> frozenset[str]:
         return frozenset[str]().union(*(one.message_keys for one in self._formats))
 
@@ -109,9 +113,12 @@ class _ByTools:
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part]]:
+    ) -> Iterator[list[Part] | LlamariumError]:
         for form, part in self._runs(dialogs, tools, variables):
-            yield from form.parts_of(**part)
+            if isinstance(form, LlamariumError):
+                yield from [form] * len(part["dialogs"])
+            else:
+                yield from form.parts_of(**part)
 
     def prompts_of(
         self,
@@ -119,20 +126,26 @@ class _ByTools:
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int]]:
+    ) -> Iterator[list[int] | LlamariumError]:
         for form, part in self._runs(dialogs, tools, variables):
-            yield from form.prompts_of(**part)
+            if isinstance(form, LlamariumError):
+                yield from [form] * len(part["dialogs"])
+            else:
+                yield from form.prompts_of(**part)
 
     def _runs(
         self, dialogs: Sequence[Any], tools: Sequence[Any], variables: Sequence[Any]
-    ) -> Iterator[tuple[ChatFormat, dict[str, Any]]]:
-        """Yield dialogs that follow each other and have the same template, with what stands beside them."""
+    ) -> Iterator[tuple[ChatFormat | LlamariumError, dict[str, Any]]]:
+        """Yield dialogs that follow each other and have the same template, with what stands beside them.
+
+        An error stands for the template that is missing.
+        """
         tools, variables = beside(tools, (), len(dialogs)), beside(variables, {}, len(dialogs))
         for has_tools, group in groupby(range(len(dialogs)), key=lambda i: bool(tools[i])):
             places = [*group]
             part = slice(places[0], places[-1] + 1)
             given = {"dialogs": dialogs[part], "tools": tools[part], "variables": variables[part]}
-            yield self._chosen(has_tools=has_tools), given
+            yield value_or_error(self._chosen, has_tools=has_tools), given
 
     def _chosen(self, *, has_tools: bool) -> ChatFormat:
         chosen = self._with_tools if has_tools else self._default

@@ -1,14 +1,16 @@
 """The protocol of dialog formats, and what they need of a tokenizer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
+from llamarium.errors import LlamariumError
 from llamarium.tokenizer.chat.templates import ChatTemplates
 from llamarium.tokenizer.special import Parts, SpecialTokens
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 Part = tuple[list[int], bool]
 """Ids of one part of a dialog, and whether they are an answer (with the token that ends it)."""
@@ -65,6 +67,11 @@ class ChatFormat(Protocol):
         ...
 
     @property
+    def marks_answers(self) -> bool:
+        """Whether a template marks what is learned: then an answer may have several pieces in `parts_of`, or none."""
+        ...
+
+    @property
     def message_keys(self) -> frozenset[str]:
         """The keys of messages that it reads, and maybe others."""
         ...
@@ -96,13 +103,14 @@ class ChatFormat(Protocol):
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part]]:
+    ) -> Iterator[list[Part] | LlamariumError]:
         """Yield the ids of each dialog in pieces, so that the assistant's can be learned: one piece for each answer.
 
-        `tools` and `variables` are each dialog's, as `encode` takes them; of tools that the format has no place for,
-        the messages have texts.
-        An answer is encoded as a model writes it: by itself, after its header. `ChatFormatError` if the format cannot
-        tell the pieces apart. Many dialogs at once take few processes of a template.
+        A dialog that is refused has its error in its place, as `encode` raises it, or `ChatFormatError` if the format
+        cannot tell the pieces apart. `tools` and `variables` are each dialog's, as `encode` takes them; of tools that
+        the format has no place for, the messages have texts.
+        An answer is encoded as a model writes it: by itself, after its header. Many dialogs at once take few processes
+        of a template.
         """
         ...
 
@@ -112,12 +120,27 @@ class ChatFormat(Protocol):
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int]]:
-        """Yield the ids of each dialog up to the header of an answer, for training; errors as `encode`.
+    ) -> Iterator[list[int] | LlamariumError]:
+        """Yield the ids of each dialog up to the header of an answer, for training, or the error that refuses it.
 
         As for `parts_of`, many dialogs at once take few processes, and the day is always the same.
         """
         ...
+
+
+def value_or_error(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | LlamariumError:
+    """Return what a function makes, or the error that it raises."""
+    try:
+        return make(*args, **kwargs)
+    except LlamariumError as error:
+        return error
+
+
+def value_of(made: T | LlamariumError) -> T:
+    """Return what has been made, or raise the error that stands in its place."""
+    if isinstance(made, LlamariumError):
+        raise made
+    return made
 
 
 def beside(given: Sequence[T], default: T, count: int) -> Sequence[T]:

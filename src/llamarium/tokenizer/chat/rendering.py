@@ -34,10 +34,13 @@ class TemplateRenderer:
         self._template = template
         self._fixed = fixed
 
-    def render(self, variables: Sequence[Mapping[str, Any]], now: datetime, borders: str = "") -> Iterator[str]:
-        """Yield what the template writes for each of `variables`; ChatFormatError if it refuses one, or is stopped.
+    def render(
+        self, variables: Sequence[Mapping[str, Any]], now: datetime, borders: str = ""
+    ) -> Iterator[str | ChatFormatError]:
+        """Yield what the template writes for each of `variables`, or the error if it refuses this one, or is stopped.
 
-        `borders` are two characters that stand around what the template marks as the assistant's, or none.
+        ChatFormatError is raised if no process can be started. `borders` are two characters that stand around what the
+        template marks as the assistant's, or none.
         """
         written = self._request(variables, now, borders)
         is_one = len(variables) == 1
@@ -48,14 +51,16 @@ class TemplateRenderer:
             yield from self.render(variables[half:], now, borders)
             return
         if answers is None:
-            raise ChatFormatError(
+            yield ChatFormatError(
                 f"{self.source}: the chat template was stopped: it did not end within {CPU_LIMIT_S} s of computing, "
                 "or took the process down; expected a template that ends"
             )
+            return
         for answer in answers:
             if "error" in answer:
-                raise ChatFormatError(f"{self.source}: chat template: {escape(answer['error'])}")
-            yield answer["text"]
+                yield ChatFormatError(f"{self.source}: chat template: {escape(answer['error'])}")
+            else:
+                yield answer["text"]
 
     def attempt(self, variables: Sequence[Mapping[str, Any]], now: datetime) -> Sequence[Answer]:
         """Return a text or an error for each of `variables`, from one process; nothing if it was stopped."""

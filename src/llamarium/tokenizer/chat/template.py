@@ -23,16 +23,16 @@ depend on the day on which it is read, so there the day is always `TRAINING_DAY`
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamarium.errors import ChatFormatError, ToolError, show_value
+from llamarium.errors import ChatFormatError, LlamariumError, ToolError, show_value
 from llamarium.file_names import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
-from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written
+from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written, value_of, value_or_error
 from llamarium.tokenizer.chat.messages import TemplateMessages, fit_forms, has_parts
 from llamarium.tokenizer.chat.rendering import TRAINING_DAY, TemplateRenderer
 from llamarium.tokenizer.chat.renderings import Dialog, Item, Marked, Prefix, Rendering
@@ -108,12 +108,18 @@ class TemplateFormat:
                 f"{self._source}: its chat template does not read {show_value(unknown)}; leave it out"
             )
         call = self._marked(messages, tools, variables).call(len(messages), add_generation_prompt)
-        return next(self._encode_each([call], datetime.now()))
+        outputs = self._renderer.render(call.variants, datetime.now())
+        return self._tokenizer.encode_parts(self._checked(call, outputs))
 
     @property
     def variables(self) -> frozenset[str]:
         """The variables that the template reads, besides those of every dialog; none where it cannot be parsed."""
         return read_variables(self._template)
+
+    @property
+    def marks_answers(self) -> bool:
+        """Whether the template says what is the assistant's, by `{% generation %}`."""
+        return _MARKS_ANSWERS.search(self._template) is not None
 
     @property
     def message_keys(self) -> frozenset[str]:
@@ -133,7 +139,7 @@ class TemplateFormat:
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part]]:
+    ) -> Iterator[list[Part] | LlamariumError]:
         """Yield the pieces of each dialog; see `ChatFormat.parts_of`. It is always `TRAINING_DAY`.
 
         A template that marks what is the assistant's, by `{% generation %}`, is believed. Others do not say what is
@@ -141,35 +147,19 @@ class TemplateFormat:
         answer is known if each begins with the one before, and if a token that ends answers stands in what is new.
         Otherwise it is refused: the template changes earlier turns when there are later ones, say.
         """
-        items = self._items(dialogs, tools, variables)
-        if _MARKS_ANSWERS.search(self._template):
-            yield from self._marked_parts(items)
-            return
-        for start in range(0, len(items), _DIALOGS_AT_ONCE):
-            asked, refused = _until_refused(self._prefixes, items[start : start + _DIALOGS_AT_ONCE])
-            ids = self._encode_each([call for calls in asked for call in calls.values()], TRAINING_DAY)
-            for item, calls in zip(items[start:], asked, strict=False):
-                yield self._divide(item.messages, {prefix: next(ids) for prefix in calls})
-            if refused is not None:
-                raise refused
+        if self.marks_answers:
+            return self._render_each(self._whole, self._marked_parts, (dialogs, tools, variables), _BORDERS)
+        return self._render_each(self._prefixes, self._divide, (dialogs, tools, variables))
 
-    def _marked_parts(self, items: "Sequence[Item]") -> Iterator[list[Part]]:
-        """Yield the pieces of each dialog as the template itself marks them."""
+    def _whole(self, item: Item) -> list[Rendering]:
+        """Return the one rendering of a dialog in which the template itself marks the answers."""
+        if any(border in json.dumps(item, default=str, ensure_ascii=False) for border in _BORDERS):
+            raise ChatFormatError("the dialog holds U+FDEE or U+FDEF, which are noncharacters; take them out")
+        return [self._marked(*item).call(len(item.messages), False)]
 
-        def whole(item: Item) -> Rendering:
-            if any(border in json.dumps(item, default=str, ensure_ascii=False) for border in _BORDERS):
-                raise ChatFormatError("the dialog holds U+FDEE or U+FDEF, which are noncharacters; take them out")
-            return self._marked(*item).call(len(item.messages), False)
-
-        for start in range(0, len(items), _DIALOGS_AT_ONCE):
-            asked, refused = _until_refused(whole, items[start : start + _DIALOGS_AT_ONCE])
-            variants = [variables for call in asked for variables in call.variants]
-            outputs = self._renderer.render(variants, TRAINING_DAY, _BORDERS)
-            for call in asked:
-                parts = self._checked(call, *(next(outputs) for _ in call.variants))
-                yield encode_written(self._tokenizer, self._between_borders(parts))
-            if refused is not None:
-                raise refused
+    def _marked_parts(self, item: Item, rendered: Sequence[Parts]) -> list[Part]:
+        (parts,) = rendered
+        return encode_written(self._tokenizer, self._between_borders(parts))
 
     def _between_borders(self, parts: Parts) -> list[Written]:
         """Return a dialog's parts cut at the borders; what stands between two is an answer."""
@@ -192,30 +182,69 @@ class TemplateFormat:
         *,
         tools: Sequence[Sequence[ToolDefinition]] = (),
         variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int]]:
+    ) -> Iterator[list[int] | LlamariumError]:
         """Yield the ids of each dialog up to an answer; see `ChatFormat.prompts_of`. It is always `TRAINING_DAY`."""
 
-        def prompt(item: Item) -> Rendering:
-            return self._marked(*item).call(len(item.messages), True)
+        def prompt(item: Item) -> list[Rendering]:
+            return [self._marked(*item).call(len(item.messages), True)]
 
-        items = self._items(dialogs, tools, variables)
-        for start in range(0, len(items), _DIALOGS_AT_ONCE):
-            asked, refused = _until_refused(prompt, items[start : start + _DIALOGS_AT_ONCE])
-            yield from self._encode_each(asked, TRAINING_DAY)
-            if refused is not None:
-                raise refused
+        def encoded(item: Item, rendered: Sequence[Parts]) -> list[int]:
+            (parts,) = rendered
+            return self._tokenizer.encode_parts(parts)
 
-    def _items(
+        return self._render_each(prompt, encoded, (dialogs, tools, variables))
+
+    def _render_each(
         self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        tools: Sequence[Sequence[ToolDefinition]],
-        variables: Sequence[Mapping[str, Any]],
-    ) -> "list[Item]":
-        count = len(dialogs)
-        given = zip(dialogs, beside(tools, (), count), beside(variables, {}, count), strict=True)
-        return [self._in_texts(Item(*item)) for item in given]
+        make: Callable[[Item], Sequence[Rendering]],
+        read: Callable[[Item, Sequence[Parts]], T],
+        given: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
+        borders: str = "",
+    ) -> Iterator[T | LlamariumError]:
+        """Yield what `read` makes of each dialog's renderings, or the error that refuses this dialog.
 
-    def _in_texts(self, item: "Item") -> "Item":
+        `make` says what is rendered of a dialog. `given` are dialogs, and their tools and variables, if any. The
+        dialogs of one process are refused one by one, so that a bad row costs no process of its own.
+        """
+        dialogs, tools, variables = given
+        count = len(dialogs)
+        items = [
+            Item(*item) for item in zip(dialogs, beside(tools, (), count), beside(variables, {}, count), strict=True)
+        ]
+
+        def prepared(item: Item) -> tuple[Item, Sequence[Rendering]]:
+            item = self._in_texts(item)
+            return item, make(item)
+
+        for start in range(0, count, _DIALOGS_AT_ONCE):
+            chunk = [value_or_error(prepared, item) for item in items[start : start + _DIALOGS_AT_ONCE]]
+            variants = [
+                variant
+                for one in chunk
+                if not isinstance(one, LlamariumError)
+                for rendering in one[1]
+                for variant in rendering.variants
+            ]
+            outputs = self._renderer.render(variants, TRAINING_DAY, borders)
+            for one in chunk:
+                if isinstance(one, LlamariumError):
+                    yield one
+                    continue
+                item, renderings = one
+                written = [[next(outputs) for _ in rendering.variants] for rendering in renderings]
+                yield value_or_error(self._read, item, renderings, written, read)
+
+    def _read(
+        self,
+        item: Item,
+        renderings: Sequence[Rendering],
+        written: Sequence[Sequence[str | ChatFormatError]],
+        read: Callable[[Item, Sequence[Parts]], T],
+    ) -> T:
+        pairs = zip(renderings, written, strict=True)
+        return read(item, [self._checked(rendering, outputs) for rendering, outputs in pairs])
+
+    def _in_texts(self, item: Item) -> Item:
         """Write tools and calls into the messages of an example if the template has no place for them."""
         calls = any(message.get("tool_calls") for message in item.messages)
         lacks_calls = calls and "tool_calls" not in self._template
@@ -224,16 +253,16 @@ class TemplateFormat:
         turns = read_turns(item.messages, item.tools, self.tool_form or "hermes")
         return Item([{"role": turn.role, "content": turn.text} for turn in turns], (), item.variables)
 
-    def _prefixes(self, item: "Item") -> "dict[Prefix, Rendering]":
-        """Return what has to be rendered to find the answers: the dialog, and it up to each answer and with it."""
-        messages, marked = item.messages, self._marked(*item)
-        prefixes: list[Prefix] = [(len(messages), False)]
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prefixes += [(i, True), (i + 1, False)] if i else [(1, False)]
-        return {prefix: marked.call(*prefix) for prefix in prefixes}
+    def _prefixes(self, item: Item) -> list[Rendering]:
+        """Return what has to be rendered to find the answers; see `_prefixes_of`."""
+        marked = self._marked(*item)
+        return [marked.call(*prefix) for prefix in _prefixes_of(item.messages)]
 
-    def _divide(self, messages: Sequence[Mapping[str, Any]], ids: "Mapping[Prefix, list[int]]") -> list[Part]:
+    def _divide(self, item: Item, rendered: Sequence[Parts]) -> list[Part]:
+        """Return the pieces of a dialog by its prefixes."""
+        messages = item.messages
+        encoded = map(self._tokenizer.encode_parts, rendered)
+        ids = dict(zip(_prefixes_of(messages), encoded, strict=True))
         whole = ids[len(messages), False]
         parts: list[Part] = []
         stop_ids = self.stop_ids
@@ -281,16 +310,13 @@ class TemplateFormat:
         missing = {key: tool.function()[key] for key in needed if key not in given["function"]}
         return given | {"function": {**given["function"], **missing}}
 
-    def _encode_each(self, calls: "Sequence[Rendering]", now: datetime) -> Iterator[list[int]]:
-        outputs = self._renderer.render([variables for call in calls for variables in call.variants], now)
-        for call in calls:
-            yield self._read(call, *(next(outputs) for _ in call.variants))
+    def _checked(self, call: Rendering, outputs: Iterable[str | ChatFormatError]) -> Parts:
+        """Return texts and control tokens of a rendering that tells them apart; ChatFormatError for others.
 
-    def _read(self, call: "Rendering", output: str, *proofs: str) -> list[int]:
-        return self._tokenizer.encode_parts(self._checked(call, output, *proofs))
-
-    def _checked(self, call: "Rendering", output: str, *proofs: str) -> Parts:
-        """Return texts and control tokens of a rendering that tells them apart; ChatFormatError for others."""
+        `outputs` is what the template has written for each of its variants.
+        """
+        texts: list[str] = [value_of(output) for output in outputs]
+        output, *proofs = texts
         parts = self._tokenizer.split_special(output)
         written = output.replace(call.mark, "")
         if missing := [name for name in call.tools if name not in written]:
@@ -334,18 +360,13 @@ class TemplateFormat:
         return {"documents": None, **spelled}
 
 
-def _until_refused(make: Callable[[Item], T], items: Sequence[Item]) -> tuple[list[T], ChatFormatError | None]:
-    """Return what `make` makes of each dialog up to the first that it refuses, and that error.
-
-    It is to be raised when the dialogs before it have been yielded.
-    """
-    made: list[T] = []
-    try:
-        for item in items:
-            made.append(make(item))  # noqa: PERF401 - an error keeps what was before it
-    except ChatFormatError as error:
-        return made, error
-    return made, None
+def _prefixes_of(messages: Sequence[Mapping[str, Any]]) -> list[Prefix]:
+    """Return how far a dialog is rendered to find its answers: to its end, and up to each answer and with it."""
+    prefixes: list[Prefix] = [(len(messages), False)]
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            prefixes += [(i, True), (i + 1, False)] if i else [(1, False)]
+    return [*dict.fromkeys(prefixes)]
 
 
 def _file_of_template(tokenizer_file: str) -> str:

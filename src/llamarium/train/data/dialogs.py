@@ -10,23 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.datasets.forms import Plain, Record, Understand, example_of, prompt_of
-from llamarium.datasets.messages import ASSISTANT, other_keys
+from llamarium.datasets.messages import other_keys
 from llamarium.datasets.rows import BadRow, Reading, Row, Tally
 from llamarium.datasets.sources import document_ids, read_rows
 from llamarium.errors import LlamariumError, TrainingError, escape
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat.format import ChatFormat, Part
+from llamarium.tokenizer.chat.format import ChatFormat, value_of
+from llamarium.train.data.answer_weights import WeightedPart, answer_weights, beside_each_other, weighted_dialogs
 
 ROWS_AT_ONCE = 400
 """Rows that are encoded together: a chat template is a process."""
-
-T = TypeVar("T")
 
 # Source: tatsu-lab/stanford_alpaca, `train.py`, PROMPT_DICT.
 _ALPACA = (
@@ -79,7 +78,7 @@ def read_dialogs(
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
         for row, records, encoded in encoded_rows(chunk, tokenizer, counts, chat=chat, understand=understand):
             with counts.at(row.place):
-                examples += finish([joined(record, parts) for record, parts in zip(records, encoded, strict=True)])
+                examples += finish([joined(record.form, parts) for record, parts in zip(records, encoded, strict=True)])
     if not examples:
         first = counts.problems[0] if counts.problems else None
         why = f": {first.place}: {first.problem}" if first else "; expected a JSON object on each line, or rows"
@@ -91,26 +90,23 @@ def read_dialogs(
 
 def encoded_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, tally: Tally, *, chat: bool, understand: Understand
-) -> Iterator[tuple[Row, Sequence[Record], list[list[Part]]]]:
+) -> Iterator[tuple[Row, Sequence[Record], list[list[WeightedPart]]]]:
     """Yield rows with their records and the parts of these; rows that cannot be encoded are `tally`'s."""
     form = tokenizer.chat_format if chat else None
     understood = understood_rows(rows, form, tally, understand)
 
     # All dialogs at once, as a chat template is a process.
     dialogs = [record for _, records in understood for record in _usable(records) if _is_dialog(record, form)]
-    parts_of = iter(()) if form is None else each_or_error(form.parts_of, dialogs)
+    parts_of = iter(()) if form is None else weighted_dialogs(form, dialogs)
     for row, records in understood:
         if isinstance(records, BadRow):
             tally.skip(records)
             continue
         found = [next(parts_of) if _is_dialog(record, form) else None for record in records]
-        if problem := next((parts for parts in found if isinstance(parts, LlamariumError)), None):
-            tally.skip(BadRow(row.place, str(problem)))
-            continue
-        encoded: list[list[Part]] = []
+        encoded: list[list[WeightedPart]] = []
         with tally.at(row.place):
             for record, parts in zip(records, found, strict=True):
-                encoded.append(parts if isinstance(parts, list) else _continuation(record, tokenizer))
+                encoded.append(_continuation(record, tokenizer) if parts is None else value_of(parts))
         if len(encoded) == len(records):
             yield row, records, encoded
 
@@ -122,7 +118,7 @@ def encoded_prompts(
     form = tokenizer.chat_format if chat else None
     understood = understood_rows(rows, form, tally, prompt_of)
     dialogs = [record for _, records in understood for record in _usable(records)] if form is not None else []
-    encoded = iter(()) if form is None else each_or_error(form.prompts_of, dialogs)
+    encoded = iter(()) if form is None else form.prompts_of(**beside_each_other(dialogs))
     for row, records in understood:
         if isinstance(records, BadRow):
             tally.skip(records)
@@ -130,9 +126,9 @@ def encoded_prompts(
         (record,), ids = records, list[int]()
         with tally.at(row.place):
             found = next(encoded) if form is not None else tokenizer.encode(_plain_prompt(record, tokenizer))
-            if isinstance(found, LlamariumError):
-                raise found
-            ids = found
+            ids = value_of(found)
+            if not ids:
+                raise TrainingError("its prompt has no tokens, so there is nothing to answer; write a prompt")
         if ids:
             yield row, record, ids
 
@@ -178,27 +174,10 @@ def _fitting_keys(record: Record, form: ChatFormat | None) -> Record:
     return replace(record, messages=kept, variables=variables, unread=(*record.unread, *names))
 
 
-def each_or_error(encode: Callable[..., Iterator[T]], dialogs: Sequence[Record]) -> Iterator[T | LlamariumError]:
-    """Yield what a dialog format makes of each dialog, or the error that refuses it.
-
-    `encode` is `ChatFormat.parts_of` or `prompts_of`, which end at an error; they are asked again for the rest.
-    """
-    done = 0
-    while done < len(dialogs):
-        left = dialogs[done:]
-        beside = {"tools": [record.tools for record in left], "variables": [record.variables for record in left]}
-        try:
-            for found in encode([record.messages for record in left], **beside):
-                done += 1
-                yield found
-        except LlamariumError as error:
-            done += 1
-            yield error
-
-
-def _continuation(record: Record, tokenizer: Tokenizer) -> list[Part]:
+def _continuation(record: Record, tokenizer: Tokenizer) -> list[WeightedPart]:
+    """Return the parts of a text, or of a prompt and its completion without a dialog format."""
     if record.text is not None:  # as pretraining learns documents
-        return [(ids, True) for ids in document_ids(tokenizer, record.text)]
+        return [(ids, record.weights[0]) for ids in document_ids(tokenizer, record.text)]
     plain = record.plain
     if plain is None:
         raise TrainingError(
@@ -207,8 +186,9 @@ def _continuation(record: Record, tokenizer: Tokenizer) -> list[Part]:
         )
     if not tokenizer.eos_token_ids:
         raise TrainingError(f"{tokenizer.source} has no end-of-text token, so where an answer ends cannot be learned")
+    weight = answer_weights(record)[-1]
     learned = [*tokenizer.encode(plain.completion, add_special_tokens=False), tokenizer.eos_token_ids[0]]
-    return [(tokenizer.encode(written_prompt(plain)), False), (learned, True)]
+    return [(tokenizer.encode(written_prompt(plain)), 0.0), (learned, weight)]
 
 
 def _plain_prompt(record: Record, tokenizer: Tokenizer) -> str:
@@ -225,30 +205,17 @@ def written_prompt(plain: Plain) -> str:
     return (_ALPACA_INPUT if plain.input else _ALPACA).format(instruction=plain.prompt, input=plain.input)
 
 
-def joined(record: Record, parts: Sequence[Part]) -> Example:
-    """Join the parts of an example; TrainingError if nothing of it is learned."""
-    answers = [
-        weight for message, weight in zip(record.messages, record.weights, strict=False) if message["role"] == ASSISTANT
-    ]
-    if record.text is not None:
-        answers = [record.weights[0]] * sum(learns for _, learns in parts)
-    num_parts = sum(learns for _, learns in parts)
-    if len(answers) != num_parts and len({*answers}) == 1:  # a template may mark several parts of an answer
-        answers = answers[:1] * num_parts
-    if len(answers) != num_parts:
-        raise TrainingError("its answers cannot be told apart in this dialog format, so their weights have no place")
-    given = iter(answers)
+def joined(form: str, parts: Sequence[WeightedPart]) -> Example:
+    """Join the parts of an example in a form; TrainingError if nothing of it is learned."""
     ids = np.array([i for part, _ in parts for i in part], dtype=np.int32)
-    weights = np.concatenate(
-        [np.full(len(part), next(given) if learns else 0.0, np.float32) for part, learns in parts] or [np.zeros(0)]
-    ).astype(np.float32)
+    weights = np.array([weight for part, weight in parts for _ in part], dtype=np.float32)
     weights[:1] = 0
     learned = weights > 0
     if not learned.any():
         raise TrainingError(
             "has nothing to learn: no message is the assistant's, all weights are 0, or there is one token"
         )
-    return Example(ids, learned, record.form, None if (weights[learned] == 1).all() else weights)
+    return Example(ids, learned, form, None if (weights[learned] == 1).all() else weights)
 
 
 def checked_pair(pair: list[Example]) -> list[Example]:

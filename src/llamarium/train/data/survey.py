@@ -15,7 +15,7 @@ from llamarium.datasets.rows import Reading, Row, Tally
 from llamarium.datasets.sources import read_rows
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat.format import Part
+from llamarium.train.data.answer_weights import WeightedPart
 from llamarium.train.data.dialogs import (
     ROWS_AT_ONCE,
     Example,
@@ -162,6 +162,6 @@ def _examples(
         yield row, records, partial(_joined, records, encoded, is_pair=found.purpose == "dpo")
 
 
-def _joined(records: Sequence[Record], encoded: Sequence[list[Part]], *, is_pair: bool) -> list[Example]:
-    examples = [joined(record, parts) for record, parts in zip(records, encoded, strict=True)]
+def _joined(records: Sequence[Record], encoded: Sequence[list[WeightedPart]], *, is_pair: bool) -> list[Example]:
+    examples = [joined(record.form, parts) for record, parts in zip(records, encoded, strict=True)]
     return checked_pair(examples) if is_pair else examples
