@@ -183,7 +183,126 @@ def test_pairs(row: dict[str, Any], prompt: str, answers: list[str]) -> None:
     assert [learned(record) for record in pair] == [[answer] for answer in answers]
 
 
+SYSTEM, BETTER, WORSE = {"role": "system", "content": "s"}, {**ASSISTANT, "content": "b"}, {**ASSISTANT, "content": "w"}
+
+
+def contents(record: Record) -> list[str]:
+    return [message["content"] for message in record.messages]
+
+
+def test_earlier_turns_are_not_learned_beside_a_prompt() -> None:
+    history = [["one", "two"]]
+    for row in (
+        {"prompt": "q", "chosen": "b", "rejected": "w", "history": history},
+        {"chosen": [USER, BETTER], "rejected": [USER, WORSE], "history": history},
+        {"instruction": "q", "chosen": "b", "rejected": "w", "history": history},
+    ):
+        pair = pair_of(row, Reading())
+        assert [contents(record) for record in pair] == [["one", "two", "q", "b"], ["one", "two", "q", "w"]]
+        assert [learned(record) for record in pair] == [["b"], ["w"]]
+    (record,) = example_of({"prompt": "q", "completion": "a", "history": history}, Reading())
+    assert learned(record) == ["a"]
+
+
+def test_a_system_message_stays_first_beside_history() -> None:
+    row = {"messages": [SYSTEM, USER, ASSISTANT], "history": [["one", "two"]]}
+    (record,) = example_of(row, Reading())
+    assert contents(record) == ["s", "one", "two", "q", "a"] and learned(record) == ["two", "a"]
+    (record,) = example_of({**row, "system": "s"}, Reading())
+    assert contents(record) == ["s", "one", "two", "q", "a"], "the same system message, twice"
+    with pytest.raises(TrainingError, match="system message in the dialog"):
+        example_of({**row, "system": "other"}, Reading())
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ['[{"role": "user", "content": "q"}]', '[ {"role": "user", "content": "q"}]',
+     '\n[\n {"content": "q", "role": "user"}\n]', '[{"from": "human", "value": "q"}]'],
+)  # fmt: skip
+def test_messages_as_json_in_a_cell(prompt: str) -> None:
+    answer = json.dumps([ASSISTANT]).replace("[{", "[ {")
+    (record,) = example_of({"prompt": prompt, "completion": answer}, Reading())
+    assert record.messages == [USER, ASSISTANT] and not record.unread
+    pair = pair_of({"prompt": prompt, "chosen": answer, "rejected": "w"}, Reading())
+    assert pair[0].messages == [USER, ASSISTANT]
+
+
+def test_texts_that_are_no_messages_stay_texts() -> None:
+    for text in ("[1, 2]", '[{"a": 1}]', '[{"a": 1}] is JSON', "[{", '[{"role": "user"}, {"name": "b"}]'):
+        (record,) = example_of({"prompt": text, "completion": "a"}, Reading())
+        assert contents(record) == [text, "a"] and not record.unread
+    with pytest.raises(TrainingError, match=r"prompt is .*no JSON"):
+        example_of({"prompt": '[{"role": "user", "content": ', "completion": "a"}, Reading())
+
+
+def test_messages_in_the_notation_of_python_are_named() -> None:
+    row = {"prompt": str([USER]), "completion": "a"}
+    (record,) = example_of(row, Reading())
+    assert contents(record) == [str([USER]), "a"]
+    assert len(record.unread) == 1 and "prompt" in record.unread[0] and "Python" in record.unread[0]
+    (record,) = prompt_of({"prompt": str([USER])}, Reading())
+    assert len(record.unread) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [
+        ([USER], [USER, BETTER], ["q", "b"]),
+        ("q", [USER, BETTER], ["q", "b"]),
+        ([SYSTEM, USER], [SYSTEM, USER, BETTER], ["s", "q", "b"]),
+        ([SYSTEM, USER], [USER, BETTER], ["s", "q", "b"]),
+        ([USER], [SYSTEM, USER, BETTER], ["s", "q", "b"]),
+        ([USER, ASSISTANT, USER], [USER, BETTER], ["q", "a", "q", "b"]),
+        ([USER], [BETTER, USER, BETTER], ["q", "b", "q", "b"]),
+    ],
+)
+def test_an_answer_may_repeat_its_prompt(prompt: Any, answer: list[Any], expected: list[str]) -> None:
+    (record,) = example_of({"prompt": prompt, "completion": answer}, Reading())
+    assert contents(record) == expected and set(learned(record)) == {"b"}
+    chosen, rejected = pair_of({"prompt": prompt, "chosen": answer, "rejected": [*answer[:-1], WORSE]}, Reading())
+    assert contents(chosen) == expected and contents(rejected) == [*expected[:-1], "w"]
+
+
+def test_what_has_no_effect_is_named() -> None:
+    (record,) = prompt_of({"prompt": "q", "weight": "heavy"}, Reading())
+    assert len(record.unread) == 1 and "weight" in record.unread[0]
+    for says in ({"train": True}, {"weight": 1}):
+        (record,) = example_of({"messages": [{**USER, **says}, ASSISTANT]}, Reading())
+        assert record.weights == [0, 1] and len(record.unread) == 1
+        (record,) = example_of({"prompt": [{**USER, **says}], "completion": "a"}, Reading())
+        assert record.weights == [0, 1] and len(record.unread) == 1
+    (record,) = example_of({"messages": [{**USER, "train": False, "weight": 0}, ASSISTANT]}, Reading())
+    assert not record.unread
+
+
+def test_roles_of_one_message() -> None:
+    row = {"prompt": "q", "chosen": {"from": "pirate", "value": "a"}, "rejected": {"from": "pirate", "value": "b"}}
+    pair = pair_of(row, Reading.parse(roles="pirate=assistant"))
+    assert [learned(record) for record in pair] == [["a"], ["b"]]
+    parts = {"content": [{"type": "text", "text": "a"}], "role": "assistant"}
+    (record,) = example_of({"prompt": "q", "completion": parts}, Reading())
+    assert record.messages == [USER, parts]
+
+
+def test_one_tool_never_refuses_a_row() -> None:
+    dialog = {"messages": [USER, ASSISTANT]}
+    for tools in ("null", "[]", None, []):
+        (record,) = example_of({**dialog, "tools": tools}, Reading())
+        assert record.tools == () and not record.unread
+    hosted = [{"type": "web_search"}, TOOL, {"type": "computer", "name": "c"}, TOOL, {"name": "no name"}, 3]
+    (record,) = example_of({**dialog, "tools": hosted}, Reading())
+    assert [tool.name for tool in record.tools] == ["weather"]
+    assert len(record.unread) == 5 and "web_search" in record.unread[0] and "weather" in record.unread[2]
+    (record,) = example_of({**dialog, "tools": TOOL}, Reading())
+    assert [tool.name for tool in record.tools] == ["weather"] and not record.unread
+    (record,) = prompt_of({"prompt": "q", "tools": hosted}, Reading())
+    assert len(record.unread) == 5
+
+
 def test_prompts_keep_what_the_reward_reads() -> None:
+    for name in ("output", "completion", "chosen", "rejected"):
+        (record,) = prompt_of({"prompt": "q", name: "a"}, Reading())
+        assert record.messages == [USER] and not record.unread
     for row in ({"prompt": "q", "answer": 1}, {"prompt": [USER]}, {"conversations": [{"from": "human", "value": "q"}]}):
         (record,) = prompt_of(row, Reading())
         assert record.messages == [USER] and not record.unread

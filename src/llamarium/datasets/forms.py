@@ -12,35 +12,40 @@
 
 (*) with `chosen` and `rejected` instead of the last answer. Beside a form a row may have `system`, `tools` (or
 `functions`; a list, or its JSON), `history` (Alpaca's earlier turns), `chat_template_kwargs` (of the template) and
-`weight` (a number from 0). Other fields are not read.
+`weight` (a number from 0, for finetune; 0 leaves a row out everywhere). Other fields are not read, except by rewards.
 
-Without a `prompt`, what both answers begin with is it: messages, or text up to the last blank.
+Without a `prompt`, what both answers begin with is it: messages, or text up to the last blank. Messages may be the JSON
+of a table's cell. An answer may repeat the messages of its prompt.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import commonprefix
 from typing import Any, NamedTuple, cast
 
+from llamarium.datasets.beside import BESIDE, earlier_messages, text_of, tools_of, weight_of, with_earlier
 from llamarium.datasets.messages import (
     ASSISTANT,
+    ROLES,
     SYSTEM,
     USER,
     Messages,
-    checked_weight,
     from_json,
     read_message,
     read_messages,
 )
 from llamarium.datasets.rows import Reading
 from llamarium.errors import TrainingError, show_value
-from llamarium.tokenizer.tools.definition import ToolDefinition, read_tools
+from llamarium.strict_json import NotJson, parse_json
+from llamarium.tokenizer.tools.definition import ToolDefinition
 
 _FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
 _PAIRED = ("chosen", "rejected")
 _DIALOGS = ("messages", "conversations")
-_BESIDE = ("system", "tools", "functions", "history", "chat_template_kwargs", "weight")
-_NOTHING = Messages([], [])
+_LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*"(role|from)"\s*:""")
+_MESSAGES_OF_PYTHON = re.compile(r"""\s*\[\s*\{\s*'(role|from|content|value)'\s*:""")  # as pandas writes them
 _EXPECTED = (
     "expected messages, or conversations, or prompt and completion, or instruction and output (and input), and only "
     "one of them; or text (other names: --columns prompt=NAME,completion=NAME)"
@@ -77,7 +82,7 @@ class Record:
         plain: The row without a dialog format, or None if it is a dialog.
         tools: What the assistant may call.
         variables: Of the chat template.
-        unread: Fields of the row that are not read.
+        unread: Fields of the row that are not read, and names for what has no effect within others.
     """
 
     form: str
@@ -94,8 +99,8 @@ def example_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
     """Return the one record of a row that is an example; TrainingError for others."""
     form = _form(row, reading)
     if form == ("text",):
-        weight = _row_weight(row)
-        return (Record("text", text=_text(row, "text"), weights=(weight,), unread=_unread(row, ("text", "weight"))),)
+        weight = weight_of(row)
+        return (Record("text", text=text_of(row, "text"), weights=(weight,), unread=_unread(row, ("text", "weight"))),)
     dialog, plain = _dialog(row, form, reading)
     return (_record(row, form, dialog, plain, reading),)
 
@@ -123,7 +128,8 @@ def _pair(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
     if len(names) > 1:
         raise TrainingError(f"has the keys {show_value(list(row))}; {_EXPECTED_PAIR}")
     chosen, rejected = row["chosen"], row["rejected"]
-    if not names or (names == ["prompt"] and isinstance(row["prompt"], str) and not isinstance(chosen, str)):
+    is_text = names == ["prompt"] and _messages_in(row["prompt"], "prompt") is None
+    if not names or (is_text and _messages_in(chosen, "chosen") is not None):
         return _with_common_prompt(row, names, reading)
     form = (names[0], *_PAIRED)
     before, plain = _question(row, names[0], reading)
@@ -132,7 +138,7 @@ def _pair(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
         answered = _answer(answer, name, reading)
         text = answer if isinstance(answer, str) else None
         ends = plain._replace(completion=text) if plain is not None and text is not None else None
-        records.append(_record(row, form, _followed(before, answered), ends, reading))
+        records.append(_record(row, form, _answered(before, answered), ends, reading))
     return tuple(records)
 
 
@@ -143,42 +149,55 @@ def prompt_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
     """
     names = [name for name in ("prompt", *_DIALOGS) if name in row]
     names = [name for name in names if name in reading.columns] or names
-    answers = [name for name in ("completion", *_PAIRED, "output") if name in row]
-    if len(names) != 1 or answers:
+    if len(names) != 1:
         raise TrainingError(f"has the keys {show_value(list(row))}; {_EXPECTED_PROMPT}")
     before, plain = _question(row, names[0], reading)
-    return (replace(_record(row, (names[0],), before, plain, reading), unread=()),)
+    fields = {name: value for name, value in row.items() if name != "weight"}
+    record = _record(fields, (names[0],), before, plain, reading)
+    unread = [name for name in record.unread if name not in row]
+    if row.get("weight") is not None:
+        unread.append("weight, except by the reward")
+    return (replace(record, unread=tuple(unread)),)
 
 
 def _record(
     row: Mapping[str, Any], form: Sequence[str], dialog: Messages, plain: Plain | None, reading: Reading
 ) -> Record:
     """Return a dialog with what stands beside it in its row."""
-    messages, given = dialog
-    before = _before(row, reading)
-    if before.messages and messages and messages[0]["role"] == SYSTEM and before.messages[0]["role"] == SYSTEM:
-        raise TrainingError("has system, and a system message in the dialog; leave one of them out")
-    if before.messages:
-        messages, given = _followed(before, dialog)
-    share = _row_weight(row)
+    earlier = earlier_messages(row)
+    if not {"prompt", "chosen"}.isdisjoint(form):  # then only the answer is learned
+        earlier = Messages(earlier.messages, [0.0] * len(earlier.messages))
+    messages, given = with_earlier(earlier, dialog)
+    is_learned = [message["role"] == ASSISTANT for message in messages]
+    share = weight_of(row)
     weights = [
-        share * (1.0 if weight is None else weight) if message["role"] == ASSISTANT else 0.0
-        for message, weight in zip(messages, given, strict=True)
+        share * (1.0 if weight is None else weight) if learned else 0.0
+        for learned, weight in zip(is_learned, given, strict=True)
     ]
     variables = row.get("chat_template_kwargs") or {}
     variables = from_json(variables, "chat_template_kwargs") if isinstance(variables, str) else variables
     if not isinstance(variables, Mapping):
         raise TrainingError(f"chat_template_kwargs is {show_value(variables)}; expected an object")
     extra = ("input",) if form[0] == "instruction" else ()
+    tools, without_effect = tools_of(row)
+    if any(weight for learned, weight in zip(is_learned, given, strict=True) if not learned):
+        without_effect += ("weight or train of messages that are not the assistant's",)
+    without_effect += tuple(f"messages in {name}: Python's notation, not JSON" for name in _of_python(row, form))
     return Record(
         form[0],
         messages,
         weights,
-        plain=None if before.messages else plain,
-        tools=_tools(row),
+        plain=None if earlier.messages else plain,
+        tools=tools,
         variables=cast("Mapping[str, Any]", variables),
-        unread=_unread(row, (*form, *extra, *_BESIDE)),
+        unread=(*_unread(row, (*form, *extra, *BESIDE)), *without_effect),
     )
+
+
+def _of_python(row: Mapping[str, Any], form: Sequence[str]) -> list[str]:
+    """Return the names of texts that look like messages as Python writes them, which are read as they are."""
+    texts = {name: row[name] for name in form if isinstance(row[name], str)}
+    return [name for name, text in texts.items() if _MESSAGES_OF_PYTHON.match(text)]
 
 
 def _form(row: Mapping[str, Any], reading: Reading) -> tuple[str, ...]:
@@ -202,7 +221,7 @@ def _dialog(row: Mapping[str, Any], form: Sequence[str], reading: Reading) -> tu
     name, answer = form
     before, plain = _question(row, name, reading)
     completion = row[answer]
-    dialog = _followed(before, _answer(completion, answer, reading))
+    dialog = _answered(before, _answer(completion, answer, reading))
     if plain is None or not isinstance(completion, str):
         return dialog, None
     return dialog, plain._replace(completion=completion)
@@ -210,46 +229,70 @@ def _dialog(row: Mapping[str, Any], form: Sequence[str], reading: Reading) -> tu
 
 def _question(row: Mapping[str, Any], name: str, reading: Reading) -> tuple[Messages, Plain | None]:
     """Return what is to be answered as messages, none of which is learned, and as a text if it is one."""
-    value = row[name]
-    if name in _DIALOGS or _is_dialog(value):
-        messages = read_messages(value, name, reading.roles).messages
+    said = row[name] if name in _DIALOGS else _messages_in(row[name], name)
+    if said is not None:
+        messages, weights = read_messages(said, name, reading.roles)
         if not messages or messages[-1]["role"] == ASSISTANT:
-            raise TrainingError(f"{name} is {show_value(value)}; expected a list that ends with what is to be answered")
-        return Messages(messages, [0.0] * len(messages)), None
-    prompt = _text(row, name)
-    context = _text(row, "input") if name == "instruction" and row.get("input") is not None else ""
+            raise TrainingError(f"{name} is {show_value(said)}; expected a list that ends with what is to be answered")
+        pairs = zip(messages, weights, strict=True)
+        return Messages(messages, [0.0 if message["role"] == ASSISTANT else weight for message, weight in pairs]), None
+    prompt = text_of(row, name)
+    context = text_of(row, "input") if name == "instruction" and row.get("input") is not None else ""
     asked = {"role": USER, "content": f"{prompt}\n\n{context}" if context else prompt}
     return Messages([asked], [0.0]), Plain(prompt, "", context if name == "instruction" else None)
 
 
-def _is_dialog(value: Any) -> bool:
-    """Whether a prompt or an answer is messages rather than a text, also as the JSON of a table's cell."""
-    if isinstance(value, str):
-        return value.startswith(('[{"role"', '[{"from"', '[{"content"', '[{"value"'))
-    return isinstance(value, list | tuple | Mapping)
+def _messages_in(value: Any, name: str) -> Any:
+    """Return a prompt or an answer if it is messages rather than a text, parsed if it is their JSON; else None."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list | tuple | Mapping) else None
+    if not _LIST_OF_OBJECTS.match(value):
+        return None
+    try:
+        items = parse_json(value)
+    except NotJson as error:
+        if _MESSAGES.match(value):
+            raise TrainingError(f"{name} is {show_value(value)}, no JSON: {error}") from None
+        return None
+    are_messages = all(isinstance(item, dict) and ("role" in item or "from" in item) for item in items)
+    return items if are_messages else None
 
 
 def _answer(value: Any, name: str, reading: Reading) -> Messages:
     """Return an answer as messages: a text, one message, or a list of them."""
-    if isinstance(value, str) and not _is_dialog(value):
-        return Messages([{"role": ASSISTANT, "content": value}], [None])
-    if isinstance(value, Mapping) and not isinstance(next(iter(value.values()), None), list):
-        message, weight = read_message(cast("Mapping[str, Any]", value), name)
-        return Messages([message], [weight])
-    if not isinstance(value, str | list | Mapping):
+    said = _messages_in(value, name)
+    if said is None and isinstance(value, str):
+        return _text_answer(value)
+    if said is None:
         raise TrainingError(f"{name} is {show_value(value)}; expected text, or a list of messages")
-    return read_messages(value, name, reading.roles)
+    if isinstance(said, Mapping):
+        fields = cast("Mapping[str, Any]", said)
+        if not isinstance(fields.get("role", fields.get("from")), list):  # else a column of each key
+            message, weight = read_message(fields, name, {**ROLES, **reading.roles})
+            return Messages([message], [weight])
+    return read_messages(said, name, reading.roles)
 
 
-def _followed(before: Messages, answer: Messages) -> Messages:
-    return Messages([*before.messages, *answer.messages], [*before.weights, *answer.weights])
+def _text_answer(text: str) -> Messages:
+    return Messages([{"role": ASSISTANT, "content": text}], [None])
+
+
+def _answered(before: Messages, answer: Messages) -> Messages:
+    """Return a question and its answer, which may repeat the question, or the last message of it."""
+    asked, said = before.messages, answer.messages
+    has_system = bool(said) and said[0]["role"] == SYSTEM
+    if has_system and said[1 : len(asked) + 1] == asked:  # and puts a system message before it
+        return Messages(said, [None, *before.weights, *answer.weights[len(asked) + 1 :]])
+    without_system = len(asked) - 1 if asked[0]["role"] == SYSTEM else len(asked)
+    repeated = next((n for n in (len(asked), without_system, 1) if n and asked[-n:] == said[:n]), 0)
+    return Messages([*asked, *said[repeated:]], [*before.weights, *answer.weights[repeated:]])
 
 
 def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: Reading) -> tuple[Record, ...]:
     """Return the records of a pair whose answers have the prompt in them."""
     form = (*names, *_PAIRED)
     texts = [row[name] for name in _PAIRED]
-    if all(isinstance(text, str) and not _is_dialog(text) for text in texts):
+    if all(isinstance(row[name], str) and _messages_in(row[name], name) is None for name in _PAIRED):
         shared = commonprefix(texts)  # noqa: RUF071 - texts, not paths
         shared = shared[: max(shared.rfind(blank) for blank in " \n\t") + 1].rstrip(" ")  # no word is cut in two
         if not shared:
@@ -259,9 +302,9 @@ def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: R
             )
         asked = Messages([{"role": USER, "content": shared}], [0.0])
         return tuple(
-            _record(row, form, _followed(asked, _answer(text[len(shared) :], name, reading)),
+            _record(row, form, _answered(asked, _text_answer(text[len(shared) :])),
                     Plain(shared, text[len(shared) :]), reading)
-            for name, text in zip(_PAIRED, texts, strict=True)
+            for text in texts
         )  # fmt: skip
     chosen, rejected = (_answer(row[name], name, reading) for name in _PAIRED)
     pairs = zip(chosen.messages, rejected.messages, strict=False)
@@ -270,7 +313,7 @@ def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: R
     )
     if not count and names:
         before, _ = _question(row, names[0], reading)
-        return tuple(_record(row, form, _followed(before, answer), None, reading) for answer in (chosen, rejected))
+        return tuple(_record(row, form, _answered(before, answer), None, reading) for answer in (chosen, rejected))
     if not count or count == min(len(chosen.messages), len(rejected.messages)):
         raise TrainingError(
             "chosen and rejected, without a prompt, are to begin with the same messages and to end with different ones"
@@ -281,56 +324,8 @@ def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: R
     return tuple(records)
 
 
-# --- beside a form ----------------------------------------------------------------------------------------------------
-
-
-def _before(row: Mapping[str, Any], reading: Reading) -> Messages:
-    """Return the messages of `system` and `history`."""
-    if not row.get("system") and not row.get("history"):
-        return _NOTHING
-    messages: list[dict[str, Any]] = []
-    if row.get("system"):
-        messages.append({"role": SYSTEM, "content": _text(row, "system")})
-    history = row.get("history") or []
-    history = from_json(history, "history") if isinstance(history, str) else history
-    for i, turn in enumerate(cast("list[Any]", history) if isinstance(history, list) else [history]):
-        if not isinstance(turn, list | tuple) or len(cast("list[Any]", turn)) != 2:
-            raise TrainingError(f"history[{i}] is {show_value(turn)}; expected a question and its answer, both texts")
-        asked, answered = cast("list[Any]", turn)
-        messages += [{"role": USER, "content": asked}, {"role": ASSISTANT, "content": answered}]
-    return Messages(messages, [None] * len(messages))
-
-
-def _tools(row: Mapping[str, Any]) -> tuple[ToolDefinition, ...]:
-    names = [name for name in ("tools", "functions") if row.get(name)]
-    if not names:
-        return ()
-    value = row[names[0]]
-    value = from_json(value, names[0]) if isinstance(value, str) else value
-    if not isinstance(value, list):
-        raise TrainingError(f"{names[0]} is {show_value(value)}; expected a list, or its JSON")
-    return read_tools([_wrapped(tool) for tool in cast("list[Any]", value)], names[0])
-
-
-def _wrapped(tool: Any) -> Any:
-    """Return a tool in the form of OpenAI's API; functions may stand bare, as in LLaMA-Factory's data."""
-    is_bare = isinstance(tool, Mapping) and "function" not in tool and "name" in tool
-    return {"type": "function", "function": tool} if is_bare else tool
-
-
-def _row_weight(row: Mapping[str, Any]) -> float:
-    return checked_weight(row["weight"], "weight") if row.get("weight") is not None else 1.0
-
-
 def _unread(row: Mapping[str, Any], read: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in row if name not in read)
-
-
-def _text(row: Mapping[str, Any], name: str) -> str:
-    value = row[name]
-    if not isinstance(value, str):
-        raise TrainingError(f"{name} is {show_value(value)}; expected text")
-    return value
 
 
 Understand = Callable[[Mapping[str, Any], Reading], tuple[Record, ...]]
