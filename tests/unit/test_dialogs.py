@@ -358,7 +358,7 @@ def test_without_packing_a_row_has_one_example() -> None:
         ('{"text": ["x"]}', r"text is \['x'\]; expected text"),
         ('{"prompt": ["x"], "completion": "b"}', r"prompt\[0\] is 'x'; expected an object"),
         ('{"instruction": "x", "input": 3, "output": "b"}', "input is 3"),
-        ('{"messages": [{"role": "assistant", "content": "x"}], "tools": [{}]}', r"tools\[0\].function"),
+        ('{"messages": [{"role": "assistant", "content": "x"}], "tools": 3}', "tools is 3; expected a list"),
         ('{"prompt": "p", "chosen": "x", "rejected": "y"}', "which dpo learns from"),
         ("[" * 100_000, "no JSON"),
         ('{"prompt": "a", "completion": "b", "prompt": "c"}', "the key 'prompt' twice"),

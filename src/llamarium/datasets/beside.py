@@ -86,7 +86,7 @@ def _label(tool: Any, where: str) -> str:
         return f"{where}: type {show_value(kind)}"
     function = fields.get("function")
     name = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
-    return f"{where}: {show_value(name)}"
+    return f"{where}: {show_value(name)}" if name is not None else f"{where}: a tool without a name"
 
 
 def _wrapped(tool: Any) -> Any:
