@@ -454,7 +454,7 @@ def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("lines", "changes", "words"),
     [
-        ('{"prompt": "a", "completion": "b"}', {}, r"prompts.jsonl:1: has the keys"),
+        ('{"question": "a"}', {}, r"prompts.jsonl:1: has the keys"),
         ('{"prompt": 3}', {}, r"prompts.jsonl:1: prompt is 3"),
         ('{"messages": [{"role": "user", "content": "a"}]}', {}, "has no dialog format; write prompts"),
         ('{"prompt": "a"}\n{"prompt": "a", "messages": []}', {}, r"prompts.jsonl:2: has the keys"),
