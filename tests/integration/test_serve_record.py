@@ -41,6 +41,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "Say something.", "max_output_tokens": 8}),
 ]  # fmt: skip
 NUM_ANSWERS = 9
+INT4 = {"kv_cache_dtype": "int4"}
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,21 @@ def test_each_answer_is_equal_on_any_number_of_threads(recorded: Path, folder: P
     code, results, told = in_a_process(recorded, folder, OMP_NUM_THREADS=threads)
     assert [result["result"] for result in results] == ["equal"] * NUM_ANSWERS
     assert code == 0 and "9 equal" in told
+
+
+def test_the_cache_has_the_dtype_of_the_record(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import llamarium
+
+    file = tmp_path / "answers.jsonl"
+    path, body = REQUESTS[0]
+    with serving(llamarium.load(folder, device="cpu"), recorder=Recorder(file), engine=INT4) as running:
+        assert running.post(path, **body).status_code == 200
+    code, results = replay(capsys, file, folder)
+    assert (code, [result["result"] for result in results]) == (0, ["equal"])
+    main(["replay", str(file), "-m", str(folder), "--kv-memory", "16MiB", "--kv-cache-dtype", "auto"])
+    assert "int4" in capsys.readouterr().err
 
 
 def test_on_another_set_of_kernels_the_first_different_token_is_reported(recorded: Path, folder: Path) -> None:

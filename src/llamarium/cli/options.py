@@ -169,13 +169,17 @@ def add_chat_template(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-template", metavar="NAME|FILE", help=text)
 
 
-def add_kv_cache(parser: argparse.ArgumentParser) -> None:
-    """Add what keys and values are kept in, for commands that keep them."""
+def add_kv_cache(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    """Add what keys and values are kept in, for commands that keep them.
+
+    With a `default` that is no dtype, but says where it comes from, the option is None if it is not given.
+    """
     text = (
         "KV cache dtype: auto (same as the model), int8 (half the memory of bfloat16), int8-k/int4-v (two fifths), or "
-        "int4 (under a third) (default: %(default)s)"
+        f"int4 (under a third) (default: {default})"
     )
-    parser.add_argument("--kv-cache-dtype", default="auto", choices=get_args(CacheDtype), help=text)
+    dtypes = get_args(CacheDtype)
+    parser.add_argument("--kv-cache-dtype", default=default if default in dtypes else None, choices=dtypes, help=text)
 
 
 def load_llama(

@@ -11,12 +11,13 @@ code is 1 if an answer differs or a line cannot be read.
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from llamarium.cli.disk_cache import size
 from llamarium.cli.options import add_json, add_kv_cache, add_model, add_values, check_adapters, load_llama
 from llamarium.cli.output import emit, note, show
 from llamarium.errors import InputError, LlamariumError, escape
+from llamarium.runtime.runner import CacheDtype
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -30,16 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     what = "for keys and values, as in 2GiB (default: a quarter of what is free, 4GiB at most)"
     add_values(parser, ("--kv-memory", size, "SIZE", None, what))
-    add_kv_cache(parser)
+    add_kv_cache(parser, default="the record's")
     add_model(parser, names_adapters=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compute the answers again, and say of each whether it is equal."""
     check_adapters(args)
-    _check(args.file)
+    recorded_dtype = _check(args.file)
     llama = load_llama(args, falls_back=False)
-    engine = llama.engine(adapters=args.adapters, kv_memory=args.kv_memory, kv_cache_dtype=args.kv_cache_dtype)
+    dtype = args.kv_cache_dtype or recorded_dtype
+    engine = llama.engine(adapters=args.adapters, kv_memory=args.kv_memory, kv_cache_dtype=dtype)
     counts = {"equal": 0, "different": 0, "unreadable": 0}
     with engine:
         for result in _replay(args, llama, engine):
@@ -49,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     return 1 if counts["different"] or counts["unreadable"] else 0
 
 
-def _check(file: Path) -> None:
-    """Refuse what is no record, before the model is loaded."""
-    from llamarium.generation.record import read_record
+def _check(file: Path) -> "CacheDtype":
+    """Refuse what is no record, before the model is loaded; return the KV cache dtype of the server that began it."""
+    from llamarium.generation.record import RecordedStart, read_record
 
     try:
         with file.open("rb") as opened:
@@ -60,6 +62,8 @@ def _check(file: Path) -> None:
         raise InputError(f"{escape(file)}: cannot be read: {error.strerror}; expected a record") from None
     if first is None:
         raise InputError(f"{escape(file)}: is empty; expected a record of `llamarium serve --record`")
+    known = isinstance(first, RecordedStart) and first.kv_cache_dtype in get_args(CacheDtype)
+    return cast("CacheDtype", cast("RecordedStart", first).kv_cache_dtype) if known else "auto"
 
 
 def _replay(args: argparse.Namespace, llama: "Llama", engine: "TextEngine") -> Iterator[dict[str, Any]]:

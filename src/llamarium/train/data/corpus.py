@@ -197,7 +197,7 @@ class _Spool:
                     self.num_bytes += len(data)
                     self.num_characters += len(document)
                     if progress is not None:
-                        progress(f"{self.num_documents:,} documents read", None)
+                        progress(f"documents read: {self.num_documents:,}", None)
                 if self.num_documents == before:
                     raise TrainingError(f"{name}: no text in it; expected at least one document that is not empty")
                 self.of_sources.append(self.num_documents - before)
