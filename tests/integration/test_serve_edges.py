@@ -203,10 +203,14 @@ def test_what_is_refused_ends_the_connection(running: Running) -> None:
 @pytest.mark.parametrize(
     ("is_native", "said"),
     [
-        (True, r"ready after [\d.]+ s; runner: C \(\w+\), with the same bits in any company max_context=512\n"),
+        (
+            True,
+            r"ready after [\d.]+ s; runner: C \(\w+\), with the same bits alone or beside other requests "
+            r"max_context=512\n",
+        ),
         (
             False,
-            r"s; runner: PyTorch in float32 on cpu, with last bits that depend on the company, so that a near tie ",
+            r"s; runner: PyTorch in float32 on cpu, with last bits that depend on other requests, so that a near tie ",
         ),
     ],
 )

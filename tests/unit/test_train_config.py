@@ -566,7 +566,7 @@ def test_a_board_of_eight_answers_fits_twenty_four_lines() -> None:
     assert len(drawn({**REWARDED, "equal_groups": 1.0}, found, group, saved).splitlines()) < 24
 
 
-@pytest.mark.parametrize(("by", "said"), [(None, "none is left"), (15, "the next one is being computed; 10 in all")])
+@pytest.mark.parametrize(("by", "said"), [(None, "none is left"), (15, "the next step is running; 10 in all")])
 def test_the_board_of_a_run_without_a_step(by: int | None, said: str) -> None:
     board, out = training_view.Board(10), io.StringIO()
     board.take({"event": "end", "step": 10, "signal": by})

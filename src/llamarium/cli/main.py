@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, str] = {
     "lens": "show what a model would say after each layer",
     "attention": "show how much a head's tokens look at each other",
     "inspect": "look inside a model in the browser",
-    "serve": "answer over HTTP, as OpenAI's API and Anthropic's do",
+    "serve": "OpenAI- and Anthropic-compatible HTTP server",
     "batch": "answer a file of requests, in OpenAI's batch format",
     "replay": "compute a server's recorded answers again, and compare them",
     "models": "list the models that are built in or on this machine",
@@ -245,7 +245,7 @@ def _parsers(name: str | None, command: ModuleType | None) -> tuple[Parser, Pars
     parser = Parser(
         prog="llamarium",
         usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
-        description="The Llama 3 system in Python: read it, run it, look inside it.",
+        description="Run, train, serve and inspect Llama models.",
         epilog=f"commands:\n{listing}\n\n`llamarium help COMMAND` explains a command. To begin: llamarium chat",
         formatter_class=Help,
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-r"""Answer over HTTP, as OpenAI's API and Anthropic's do.
+r"""OpenAI- and Anthropic-compatible HTTP server.
 
 Only programs on this machine are answered, unless --host says otherwise; then
 a key is needed. docs/reference/server.md lists routes, fields and errors. In a
@@ -60,10 +60,10 @@ PORT = whole_number(0, 65535)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    _add_place(parser.add_argument_group("where it listens"))
-    access = parser.add_argument_group("access")
+    _add_place(parser.add_argument_group("network"))
+    access = parser.add_argument_group("authentication and access")
     _add_access(access)
-    bounds = parser.add_argument_group("how much at once")
+    bounds = parser.add_argument_group("limits")
     add_engine(bounds)
     _add_bounds(bounds)
     add_served_names(parser)
@@ -148,7 +148,13 @@ def add_engine(group: Group) -> None:
     default_memory = "(default: a quarter of what is free, 4GiB at most)"
     add_values(
         group,
-        ("--max-num-seqs", positive, "N", _DEFAULTS.max_num_seqs, "answers side by side (default: %(default)s)"),
+        (
+            "--max-num-seqs",
+            positive,
+            "N",
+            _DEFAULTS.max_num_seqs,
+            "maximum number of concurrent sequences (default: %(default)s)",
+        ),
         ("--max-context", positive, "N", None, "tokens of a request, prompt and answer (default: the model's)"),
         ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
     )
@@ -166,12 +172,12 @@ def _add_place(group: Group) -> None:
 
 
 def _add_access(group: Group) -> None:
-    unlike = f"other users here can see it, unlike the variable {KEY_VARIABLE}"
+    unlike = f"visible in the process list; prefer {KEY_VARIABLE}"
     add_repeatable(
         group,
-        ("--api-key", str, "KEY", f"a key that lets in; {unlike}"),
+        ("--api-key", str, "KEY", f"API key; {unlike}"),
         ("--allowed-host", _host, "NAME", "answer to this host name too"),
-        ("--cors-origin", _origin, "ORIGIN", "let pages from there ask, as in https://chat.example; * is all"),
+        ("--cors-origin", _origin, "ORIGIN", "allowed CORS origin, such as https://chat.example, or *"),
     )
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
     text = "listen for other machines without a key: every machine that reaches it may send requests"

@@ -65,7 +65,7 @@ class Board:
         self.validation: float | None = None
         self.best: tuple[int, float] | None = None  # step and loss
         self.sample = self.notice = ""
-        self.next_step = f"the next one is being computed; {num_steps:,} in all"
+        self.next_step = f"the next step is running; {num_steps:,} in all"
 
     def take(self, event: "Event") -> None:
         """Update the numbers from a training event."""

@@ -26,8 +26,8 @@ from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
 _LOOK_S = 0.05  # between two looks at the engine
 _BREAKING_S = 0.5  # for clients to receive the errors of a broken engine
 _BITS = {
-    True: "the same bits in any company",
-    False: "last bits that depend on the company, so that a near tie may turn",
+    True: "the same bits alone or beside other requests",
+    False: "last bits that depend on other requests, so that a near tie may change",
 }
 """What `Runner.is_row_exact` promises of a request's logits."""
 _CLOSING_S = 2  # for connections to send what was written
