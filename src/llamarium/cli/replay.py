@@ -17,7 +17,7 @@ from llamarium.cli.disk_cache import size
 from llamarium.cli.options import add_json, add_kv_cache, add_model, add_values, check_adapters, load_llama
 from llamarium.cli.output import emit, note, show
 from llamarium.errors import InputError, LlamariumError, escape
-from llamarium.runtime.runner import CacheDtype
+from llamarium.kv_codes import CacheDtype
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
