@@ -1,6 +1,7 @@
 """Examples of a data set: weights in the loss, cut examples, and lengths of runs in epochs and tokens."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.dialogs import Example, read_dialogs
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.data.prompts import PromptRows
+from llamarium.train.data.survey import survey
 from llamarium.train.objectives.cross_entropy import cross_entropy_sum
 from llamarium.train.setup import with_steps
 
@@ -99,9 +101,31 @@ def test_examples_are_cut_where_it_is_asked_for() -> None:
     assert kept[0].weights is not None and kept[0].weights.tolist() == list(range(9, 20))
     with pytest.warns(UserWarning, match="lose their end, and 1 of them, with nothing left to learn, are left out"):
         assert DialogRows([long, short], 10, truncate="keep-start").examples == [short]
-    with pytest.warns(UserWarning, match="lose their beginning"):
-        pair = PairRows([long, short._replace(ids=long.ids[:5])], 14, truncate="keep-end").examples
-    assert [len(part.ids) for part in pair] == [11, 5]
+
+
+def test_both_answers_of_a_pair_lose_the_same_beginning() -> None:
+    """The prompt is 0 to 11; what is learned stays whole, after the same rest of the prompt."""
+    prompt = np.arange(12, dtype=np.int32)
+    chosen, rejected = np.append(prompt, [50, 51, 52]).astype(np.int32), np.append(prompt, 60).astype(np.int32)
+    pair = [Example(ids, np.arange(len(ids)) >= 12) for ids in (chosen, rejected)]
+    with pytest.warns(UserWarning, match="1 of 1 pairs .* lose their beginning$"):
+        kept = PairRows(pair, 13, truncate="keep-end").examples  # 14 and 12 share a row of 13: each loses 7
+    assert [part.ids.tolist() for part in kept] == [[*range(7, 12), 50, 51, 52], [*range(7, 12), 60]]
+    assert [part.ids[part.learned].tolist() for part in kept] == [[50, 51, 52], [60]]
+    with pytest.warns(UserWarning, match="lose their beginning$"):
+        assert [part.ids[0] for part in PairRows(pair, 4, truncate="keep-end").examples] == [11, 11]
+    fits = [Example(np.array([0, answer], np.int32), np.array([False, True])) for answer in (50, 60)]
+    with pytest.warns(UserWarning, match="and 1 of them, .* are left out"):  # 12 were lost, and the prompt with them
+        kept = PairRows([*pair, *fits], 3, truncate="keep-end").examples
+    assert [part.ids.tolist() for part in kept] == [[0, 50], [0, 60]]
+
+
+def test_the_ends_of_a_pair_are_cut_alone() -> None:
+    long = Example(np.arange(20, dtype=np.int32), np.arange(20) >= 3)
+    short = Example(np.array([0, 1, 2, 90, 91], dtype=np.int32), np.arange(5) > 2)
+    with pytest.warns(UserWarning, match="lose their end$"):
+        pair = PairRows([long, short], 14, truncate="keep-start").examples
+    assert [part.ids.tolist() for part in pair] == [[*range(11)], [0, 1, 2, 90, 91]]
 
 
 def test_prompts_lose_their_beginning(chatml: Tokenizer, tmp_path: Path) -> None:
@@ -122,9 +146,31 @@ def test_epochs_and_tokens_are_steps() -> None:
         found = with_steps(FinetuneConfig(data="a", batch_rows=4, **given), rows)
         assert (found.steps, found.epochs, found.tokens) == (steps, None, None)
     assert with_steps(GRPOConfig(data="a", reward="exact", epochs=1, group_size=8, batch_rows=16), rows).steps == 3
+    for epochs in (10, 12.5, 1e6):
+        assert with_steps(FinetuneConfig(data="a", batch_rows=4, epochs=epochs), rows).steps == math.ceil(5 * epochs)
     for given in ({"epochs": 1, "steps": 5}, {"epochs": 1, "tokens": 5}):
         with pytest.raises(TrainingError, match="expected one of steps, epochs, tokens"):
             PretrainConfig(**given)  # pyright: ignore[reportArgumentType]
+
+
+def test_many_epochs_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed rows are counted as they are trained on, and a million epochs pack no more than ten."""
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(3, 40, 60).tolist()
+    rows = DialogRows([Example(np.arange(n, dtype=np.int32), np.arange(n) > 1) for n in lengths], 48)
+    counts = [rows.num_rows(epoch) for epoch in range(10)]
+    assert len({*counts}) > 1
+    packed: list[int] = []
+    count = DialogRows.num_rows
+    monkeypatch.setattr(DialogRows, "num_rows", lambda rows, epoch: packed.append(epoch) or count(rows, epoch))
+
+    def steps(epochs: float) -> int:
+        return with_steps(FinetuneConfig(data="a", batch_rows=1, epochs=epochs), rows).steps
+
+    assert [steps(epochs) for epochs in range(1, 11)] == np.cumsum(counts).tolist()
+    assert steps(2.5) == math.ceil(sum(counts[:2]) + counts[2] / 2)
+    packed.clear()
+    assert steps(1e6) == sum(counts) * 10**5 and len(packed) == 10
 
 
 def test_a_flag_takes_the_place_of_a_files_length(tmp_path: Path) -> None:
@@ -165,5 +211,41 @@ def test_data_shows_what_is_understood(
     assert max(map(len, shown.splitlines())) <= 80 and "\x1b" not in shown
     assert main([*command, "--json", "--skip-bad", "--context", "10"]) == 0
     counts = json.loads(capsys.readouterr().out)
-    assert (counts["rows"], counts["bad_rows"], counts["not_read"], counts["longer"]) == (3, 1, {"id": 2}, 4)
+    assert (counts["rows"], counts["bad_rows"], counts["not_read"], counts["longer"]) == (3, 1, {"id": 2}, 2)
     assert counts["problems"][0]["place"].endswith(":3") and counts["purpose"] == "dpo"
+
+
+@pytest.mark.parametrize("kind", ["finetune", "dpo", "grpo"])
+def test_too_long_is_what_training_finds_too_long(
+    chatml: Tokenizer, tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row: dict[str, Any] = {"prompt": "q" * 20}
+    row |= {"finetune": {"completion": "a"}, "dpo": {"chosen": "aa", "rejected": "b"}, "grpo": {}}[kind]
+    path = write(tmp_path / "a.jsonl", row)
+
+    def fits(context: int) -> bool:
+        how: Any = {"truncate": "error"}
+        make: Any = {"finetune": DialogRows, "dpo": PairRows, "grpo": PromptRows}[kind]
+        try:
+            make.from_file(path, chatml, context, *([7] if kind == "grpo" else []), chat=True, **how)
+        except TrainingError:
+            return False
+        return True
+
+    found = survey(str(path), chatml, purpose=kind)
+    shortest = next(context for context in range(8, 200) if fits(context))
+    assert [found.num_longer(context, 7) for context in (shortest - 1, shortest)] == [1, 0] and found.num_units == 1
+
+    monkeypatch.setattr("llamarium.checkpoints.tokenizers.load_tokenizer", lambda _: chatml)
+    for context in (shortest - 1, shortest):
+        assert main(["data", str(path), "--for", kind, "--context", str(context), "--max-tokens", "7", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["longer"] == (context < shortest)
+
+
+@pytest.mark.parametrize("option", ["--rows", "--context", "--max-tokens"])
+@pytest.mark.parametrize("value", ["-1", "0"])
+def test_numbers_out_of_range_are_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "a.jsonl", f"{option}={value}"]) == 2
+    assert option in capsys.readouterr().err
+    with pytest.raises(TrainingError, match="max_rows is 0"):
+        survey("a.jsonl", None, max_rows=0)  # pyright: ignore[reportArgumentType]

@@ -1,9 +1,10 @@
 """Show how training data is understood: forms, counts, lengths in tokens, three
 examples with what is learned of them in ⟦ ⟧, and problems by line.
 
-The data is what finetune, dpo and grpo take: a .jsonl, .json, .csv or .parquet
-file (.gz and .zst too), a folder of them, or org/name on the hub. Nothing is
-trained, and PyTorch is not needed. The exit code is 1 if a row cannot be used.
+The data is what finetune, dpo and grpo take: a .jsonl, .json, .csv, .tsv or
+.parquet file (all but .parquet also as .gz or .zst), a folder of them, or
+org/name on the hub. Nothing is trained, and PyTorch is not needed. The exit
+code is 1 if a row cannot be used.
 
   llamarium data examples.jsonl
   llamarium data pairs.csv --for dpo --columns prompt=question
@@ -13,15 +14,17 @@ trained, and PyTorch is not needed. The exit code is 1 if a row cannot be used.
 import argparse
 from typing import TYPE_CHECKING, get_args
 
-from llamarium.cli.options import DEFAULT_MODEL, add_json
+from llamarium.cli.options import DEFAULT_MODEL, add_json, positive
 from llamarium.cli.output import emit, show, status, table
 from llamarium.errors import escape
 from llamarium.train.choices import ChatFormatName
+from llamarium.train.config import GRPOConfig
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
     from llamarium.train.data.survey import Survey
 
+_MAX_TOKENS = GRPOConfig.default("max_tokens")
 _CHARACTERS = 600  # of a part of an example that are shown
 
 
@@ -38,8 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--roles", default="", metavar="NAMES", help=text)
     text = "the dialog format; none: prompts go on as text (default: the model's own)"
     parser.add_argument("--chat-format", default="auto", choices=get_args(ChatFormatName), metavar="NAME", help=text)
-    parser.add_argument("--context", type=int, metavar="N", help="count the examples that are longer than N tokens")
-    parser.add_argument("--rows", type=int, metavar="N", help="look at the first N rows only")
+    text = "count the examples, pairs (both answers) or prompts (with an answer) that are longer than N tokens"
+    parser.add_argument("--context", type=positive, metavar="N", help=text)
+    text = "room for an answer to a prompt, which --context counts with --for grpo (default: %(default)s)"
+    parser.add_argument("--max-tokens", type=positive, default=_MAX_TOKENS, metavar="N", help=text)
+    parser.add_argument("--rows", type=positive, metavar="N", help="look at the first N rows only")
     parser.add_argument("--skip-bad", action="store_true", help="exit with 0 although rows cannot be used")
     add_json(parser)
 
@@ -58,14 +64,15 @@ def run(args: argparse.Namespace) -> int:
     with status(f"reading {args.source}"):
         found = survey(args.source, tokenizer, purpose=args.purpose, reading=reading, chat=chat, max_rows=args.rows)
     if args.json:
-        emit(found.to_dict() | ({} if args.context is None else {"longer": found.num_longer(args.context)}))
+        longer = {} if args.context is None else {"longer": found.num_longer(args.context, args.max_tokens)}
+        emit(found.to_dict() | longer)
     else:
-        _show(found, args.context)
+        _show(found, args.context, args.max_tokens)
         _show_samples(found, tokenizer)
     return 0 if args.skip_bad or not found.tally.num_skipped else 1
 
 
-def _show(found: "Survey", context: int | None) -> None:
+def _show(found: "Survey", context: int | None, max_tokens: int) -> None:
     tally, lengths = found.tally, found.quantiles
     rows = [("rows", f"{tally.num_rows - tally.num_skipped:,} of {tally.num_rows:,} can be used by {found.purpose}")]
     rows.append(("forms", _counts(found.forms)))
@@ -78,7 +85,9 @@ def _show(found: "Survey", context: int | None) -> None:
         shortest, median, most, longest = lengths
         rows.append(("lengths", f"{shortest:,} to {longest:,}; median {median:,}, 95 % up to {most:,}"))
     if context is not None:
-        rows.append(("too long", f"{found.num_longer(context):,} of {len(found.lengths):,} for a row of {context:,}"))
+        what = {"dpo": " pairs", "grpo": f" prompts and answers of {max_tokens:,}"}.get(found.purpose, "")
+        counts = f"{found.num_longer(context, max_tokens):,} of {found.num_units:,}{what}"
+        rows.append(("too long", f"{counts} for a row of {context:,}"))
     if tally.missing:
         rows.append(("missing", ", ".join(map(escape, sorted(tally.missing))) + ", which --columns names"))
     if tally.unread:

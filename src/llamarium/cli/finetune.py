@@ -1,7 +1,8 @@
 """Teach a model by examples: LoRA adapters beside the frozen base, QLoRA with
 --quantize nf4, or all weights with --method full.
 
-The data is a .jsonl or .parquet file, a folder of them, or org/name on the hub.
+The data is a .jsonl, .json, .csv, .tsv or .parquet file, a folder of them, or
+org/name on the hub.
 A row is an example: {"messages": [...]}, {"conversations": [...]}, {"prompt":
 ..., "completion": ...}, {"instruction": ..., "output": ...} or {"text": ...}.
 What the assistant says is learned, and of a text all; --preview shows which

@@ -18,8 +18,12 @@ from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName,
 from llamarium.train.setting_checks import check_setting
 from llamarium.train.settings_file import read_toml, renamed, toml_value
 
-DATA_HELP = "a text, .jsonl or .parquet file, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
-ROWS_HELP = "a .jsonl or .parquet file, a folder, org/name on the hub, or several (a.jsonl=2,b.jsonl=1), of rows with "
+FILES_OF_ROWS = ".jsonl, .json, .csv, .tsv or .parquet file (all but .parquet also as .gz or .zst)"
+DATA_HELP = f"a text file, a {FILES_OF_ROWS}, a folder, shakespeare, or org/name on the hub; left out: Python's manual"
+ROWS_HELP = f"a {FILES_OF_ROWS}, a folder, org/name on the hub, or several (a.jsonl=2,b.jsonl=1), of rows with "
+
+EPOCHS_COUNTED = 10
+"""Epochs whose packed rows are counted to find the steps of `epochs`; more have the mean number of rows of these."""
 
 _MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
 
@@ -53,7 +57,9 @@ class RunConfig:
 
     # the recipe
     steps: int = _setting(2000, "optimizer steps", 1)
-    epochs: float | None = _setting(None, "passes over the data, instead of steps", 1e-6, 1e6)
+    epochs: float | None = _setting(
+        None, f"passes over the data, instead of steps; above {EPOCHS_COUNTED} steps are estimated", 1e-6, 1e6
+    )
     tokens: int | None = _setting(None, "tokens that are trained on, instead of steps", 1)
     batch_rows: int = _setting(32, "rows that are computed at once", 1)
     gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
@@ -196,7 +202,7 @@ class PretrainConfig(RunConfig):
 
     # the data; what it holds is compared, not where it lies
     data: Data | None = _setting(None, f"{DATA_HELP}; several with weights: a.txt=2,b.txt=1", free=True)
-    text_field: str = _setting("text", "the field of .jsonl and .parquet rows that holds the text")
+    text_field: str = _setting("text", "the field of a file's rows that holds the text")
     validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
     model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
     tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")

@@ -33,7 +33,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.choose import with_format
-from llamarium.train.config import FinetuneConfig
+from llamarium.train.config import FILES_OF_ROWS, FinetuneConfig
 from llamarium.train.data.batch import SplitRows
 from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -204,7 +204,7 @@ def check(config: FinetuneConfig) -> None:
     """Check that the settings fit together; TrainingError if not."""
     if not config.data:
         raise TrainingError(
-            "no data; expected a .jsonl or .parquet file of examples, a folder of them, or org/name on the hub"
+            f"no data; expected a {FILES_OF_ROWS} of examples, a folder of them, or org/name on the hub"
         )
     if "lm_head" in config.target_modules and config.dropout > 0:
         raise TrainingError("target_modules has lm_head, whose inputs cannot be dropped out; set dropout to 0")

@@ -17,7 +17,7 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.choices import OptimizerName
-from llamarium.train.config import GRPOConfig, PretrainConfig, RunConfig
+from llamarium.train.config import EPOCHS_COUNTED, GRPOConfig, PretrainConfig, RunConfig
 from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
@@ -83,10 +83,20 @@ def with_steps(config: _Config, rows: Rows) -> _Config:
         assert config.epochs is not None
         if isinstance(config, GRPOConfig):
             per_step //= config.group_size  # rows of the data are prompts
-        whole, part = divmod(config.epochs, 1)
-        num_rows = sum(rows.num_rows(epoch) for epoch in range(int(whole)))
-        steps = math.ceil((num_rows + part * rows.num_rows(int(whole))) / per_step)
+        steps = math.ceil(_rows_of_epochs(rows, config.epochs) / per_step)
     return replace(config, steps=max(1, steps), epochs=None, tokens=None)
+
+
+def _rows_of_epochs(rows: Rows, epochs: float) -> float:
+    """Return the number of rows of some passes over the data, which differ where rows are packed.
+
+    They are packed to be counted, `EPOCHS_COUNTED` at most; more have the mean number of these.
+    """
+    whole, part = divmod(epochs, 1)
+    if whole >= EPOCHS_COUNTED:
+        return epochs * sum(rows.num_rows(epoch) for epoch in range(EPOCHS_COUNTED)) / EPOCHS_COUNTED
+    num_rows = sum(rows.num_rows(epoch) for epoch in range(int(whole)))
+    return num_rows + part * rows.num_rows(int(whole)) if part else num_rows
 
 
 def with_optimizer(

@@ -7,7 +7,7 @@ Examples are short and rows long, so several share a row:
     segments   0000000000111111111111112222       the last one is padding
 
 Nothing is cut unasked: half an answer does not teach to stop. An example longer than a row is refused; on request it
-is dropped, or loses its end or its beginning.
+is dropped, or loses its end or its beginning; two that share a row as a pair lose the same beginning.
 """
 
 import hashlib
@@ -217,28 +217,42 @@ def fitting(
     if truncate == "drop":
         warn_caller(f"{found}; they are left out")
     else:
-        nothing = f", and {num_empty} of them, with nothing left to learn, are left out" if num_empty else ""
+        why = "nothing left to learn" if together == 1 else "nothing left to learn, or no prompt in common"
+        nothing = f", and {num_empty} of them, with {why}, are left out" if num_empty else ""
         warn_caller(f"{found}; they lose their {'end' if truncate == 'keep-start' else 'beginning'}{nothing}")
     return kept
 
 
 def _cut(parts: Sequence[Example], context: int, truncate: Truncate) -> list[Example]:
-    """Cut the examples of one row so that they share it; nothing if one of them would have nothing to learn."""
-    lengths, cut = [len(part.ids) - 1 for part in parts], list[Example]()
-    for i, part in enumerate(parts):
-        others = sum(min(length, context // len(parts)) for k, length in enumerate(lengths) if k != i)
-        count = max(context - others, context // len(parts)) + 1
-        here = slice(count) if truncate == "keep-start" else slice(-count, None)
-        learned = part.learned[here].copy()
-        learned[:1] = False
-        cut.append(part._replace(
-            ids=part.ids[here], learned=learned, weights=None if part.weights is None else part.weights[here]
-        ))  # fmt: skip
-    return cut if all(part.learned.any() for part in cut) and _differ(cut) else []
+    """Cut the examples of one row so that they share it; nothing if one of them would have nothing to learn.
+
+    The two of a pair lose the same beginning, so that both answers are compared after the same prompt; nothing if what
+    they begin with in common is too short for that.
+    """
+    lengths = [len(part.ids) - 1 for part in parts]
+    if truncate == "keep-start":
+        cut = [_within(part, slice(room + 1)) for part, room in zip(parts, _rooms(lengths, context), strict=True)]
+        is_comparable = len(cut) == 1 or not np.array_equal(cut[0].ids, cut[1].ids)
+    else:
+        num_lost = -(-(sum(lengths) - context) // len(parts))
+        cut = [_within(part, slice(num_lost, None)) for part in parts]
+        is_comparable = all(np.array_equal(parts[0].ids[: num_lost + 1], part.ids[: num_lost + 1]) for part in parts)
+    return cut if is_comparable and all(part.learned.any() for part in cut) else []
 
 
-def _differ(parts: Sequence[Example]) -> bool:
-    return len(parts) == 1 or not np.array_equal(parts[0].ids, parts[1].ids)
+def _rooms(lengths: Sequence[int], context: int) -> list[int]:
+    """Return how much of a row each of its examples has: an equal share, and what shorter ones leave over."""
+    share = context // len(lengths)
+    taken = [min(length, share) for length in lengths]
+    return [max(share, context - sum(taken) + own) for own in taken]
+
+
+def _within(example: Example, kept: slice) -> Example:
+    """Return the tokens of an example that are kept; the first of them is not learned."""
+    learned = example.learned[kept].copy()
+    learned[:1] = False
+    weights = None if example.weights is None else example.weights[kept]
+    return example._replace(ids=example.ids[kept], learned=learned, weights=weights)
 
 
 def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:

@@ -71,9 +71,25 @@ class Survey:
             return []
         return [int(value) for value in np.quantile(np.array(self.lengths), _SHARES, method="inverted_cdf")]
 
-    def num_longer(self, context: int) -> int:
-        """Return the number of examples that no row of `context` tokens holds."""
-        return int((np.array(self.lengths) - 1 > context).sum())
+    @property
+    def num_units(self) -> int:
+        """The number of examples, pairs or prompts: what training finds too long or not."""
+        return len(self.lengths) // self._together
+
+    def num_longer(self, context: int, max_tokens: int) -> int:
+        """Return the number of examples or pairs that no row of `context` tokens holds, counted as training does.
+
+        A pair shares a row. Of prompts it is those that leave no room in the row for an answer of `max_tokens`.
+        """
+        lengths = np.array(self.lengths)
+        if self.purpose == "grpo":
+            return int((lengths + max_tokens > context).sum())
+        in_row = (lengths - 1).reshape(-1, self._together).sum(axis=1)  # the last token is only a label
+        return int((in_row > context).sum())
+
+    @property
+    def _together(self) -> int:
+        return 2 if self.purpose == "dpo" else 1
 
     def add(self, row: Row, records: Sequence[Record], examples: Sequence[Example], num_samples: int) -> None:
         """Count a row; the examples of the first rows are kept."""
@@ -119,8 +135,10 @@ def survey(
     """Read a data set as training does, and count; rows that cannot be used are problems of the tally.
 
     Only lengths are kept of the rows, 4 bytes each, so a data set may be larger than memory. `purpose` "auto" is that
-    of the first row. TrainingError for a source that cannot be read to its end.
+    of the first row. TrainingError for a source that cannot be read to its end, and for `max_rows` below 1.
     """
+    if max_rows is not None and max_rows < 1:
+        raise TrainingError(f"max_rows is {max_rows}; expected at least 1")
     if purpose not in get_args(Purpose):
         raise TrainingError(f"purpose is {show_value(purpose)}; expected {', '.join(get_args(Purpose))}")
     given = reading or Reading()
