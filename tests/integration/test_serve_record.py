@@ -134,6 +134,11 @@ def test_the_cache_has_the_dtype_of_the_record(
     assert "int4" in capsys.readouterr().err
 
 
+def test_a_model_of_another_shape_is_refused(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(recorded), "-m", "shakespeare-char", "--device", "cpu"]) == 2
+    assert "shape" in capsys.readouterr().err
+
+
 def test_on_another_set_of_kernels_the_first_different_token_is_reported(recorded: Path, folder: Path) -> None:
     code, results, told = in_a_process(recorded, folder, LLAMARIUM_KERNELS="portable")
     assert "replayed with C (portable)" in told

@@ -38,9 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compute the answers again, and say of each whether it is equal."""
     check_adapters(args)
-    recorded_dtype = _check(args.file)
+    start = _first(args.file)
     llama = load_llama(args, falls_back=False)
-    dtype = args.kv_cache_dtype or recorded_dtype
+    _check_model(start, llama, escape(args.file))
+    recorded = "auto" if start is None else start.kv_cache_dtype
+    dtype = args.kv_cache_dtype or (cast("CacheDtype", recorded) if recorded in get_args(CacheDtype) else "auto")
     engine = llama.engine(adapters=args.adapters, kv_memory=args.kv_memory, kv_cache_dtype=dtype)
     counts = {"equal": 0, "different": 0, "unreadable": 0}
     with engine:
@@ -51,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if counts["different"] or counts["unreadable"] else 0
 
 
-def _check(file: Path) -> "CacheDtype":
-    """Refuse what is no record, before the model is loaded; return the KV cache dtype of the server that began it."""
+def _first(file: Path) -> "RecordedStart | None":
+    """Return what a record's server ran with; refuse what is no record, before the model is loaded."""
     from llamarium.generation.record import RecordedStart, read_record
 
     try:
@@ -62,8 +64,18 @@ def _check(file: Path) -> "CacheDtype":
         raise InputError(f"{escape(file)}: cannot be read: {error.strerror}; expected a record") from None
     if first is None:
         raise InputError(f"{escape(file)}: is empty; expected a record of `llamarium serve --record`")
-    known = isinstance(first, RecordedStart) and first.kv_cache_dtype in get_args(CacheDtype)
-    return cast("CacheDtype", cast("RecordedStart", first).kv_cache_dtype) if known else "auto"
+    return first if isinstance(first, RecordedStart) else None
+
+
+def _check_model(start: "RecordedStart | None", llama: "Llama", file: str) -> None:
+    """Refuse a model of another shape, whose tokens mean other things."""
+    from llamarium.generation.record import shape_of
+
+    if start is not None and start.shape != (shape := shape_of(llama.config)):
+        raise InputError(
+            f"{file}: recorded with a model of the shape {escape(start.shape)}; this one has {shape}; give the other "
+            "one with -m"
+        )
 
 
 def _replay(args: argparse.Namespace, llama: "Llama", engine: "TextEngine") -> Iterator[dict[str, Any]]:
