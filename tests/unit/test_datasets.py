@@ -3,11 +3,15 @@
 import csv
 import gzip
 import json
+import random
 import sys
+import tracemalloc
 import types
+import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -365,7 +369,7 @@ def test_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.jsonl", [{"text": "x" * 10_000_000}, {"text": "y"}])
     assert [len(text) for text in read_documents(str(path))] == [10_000_000, 1]
     monkeypatch.setattr("llamarium.datasets.files.MAX_LINE_BYTES", 1000)
-    with pytest.raises(TrainingError, match=r"a\.jsonl:1: a line of more than"):
+    with pytest.raises(TrainingError, match=r"a\.jsonl:1: a row of more than"):
         list(read_rows(str(path)))
 
 
@@ -389,6 +393,100 @@ def test_broken_files(name: str, text: str, word: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(TrainingError, match=word):
         list(read_rows(str(path)))
+
+
+def packed_rows(head: bytes, unit: bytes, count: int) -> bytes:
+    """Return what gzip makes of a long row, without holding it."""
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join([packer.compress(head), *(packer.compress(unit * 2**20) for _ in range(count)), packer.flush()])
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "unit"),
+    [
+        ("a.csv.gz", b"text\n", b"x"),
+        ("a.csv.gz", b'text\n"', b"\n"),
+        ("a.csv.gz", b"text\n", b","),
+        ("a.jsonl.gz", b'{"text": "', b"x"),
+        ("a.json.gz", b"[", b'{"text": "x"},' * 2),
+    ],
+)
+def test_small_compressed_files_hold_no_large_rows(name: str, head: bytes, unit: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(packed_rows(head, unit, 80 // len(unit) + 1))
+    assert path.stat().st_size < 500_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(TrainingError, match=rf"{name}.* more than (16|64) MiB.*decompress it"):
+            list(read_rows(str(path)))
+        assert tracemalloc.get_traced_memory()[1] < 3 * 64 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_compressed_rows_may_be_long_where_the_file_is(tmp_path: Path) -> None:
+    """More than a small file may hold, of data that is not compressed well."""
+    text = random.Random(0).randbytes(9_000_000).hex()
+    for name in ("a.csv.gz", "a.jsonl.gz"):
+        path = tmp_path / name
+        lines = f"text\n{text}\n" if ".csv" in name else json.dumps({"text": text})
+        path.write_bytes(gzip.compress(lines.encode(), 1))
+        assert list(read_documents(str(path))) == [text]
+
+
+def test_the_limit_of_csv_stays_the_caller_s(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", [{"text": "x" * 200_000}, {"text": "y" * 200_000}])
+    before = csv.field_size_limit()
+    rows = read_rows(str(path))
+    assert len(next(rows).fields["text"]) == 200_000 and csv.field_size_limit() == before
+    assert len(list(rows)) == 1 and csv.field_size_limit() == before
+
+
+def test_columns_without_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(",prompt,completion,,\n0,q,a,,\n1,q,a,,note\n")
+    assert [dict(row.fields) for row in read_rows(str(path))] == [
+        {"(a column without a name)": "0", "prompt": "q", "completion": "a"},
+        {"(a column without a name)": "note", "prompt": "q", "completion": "a"},
+    ]
+
+
+def test_an_object_of_several_lists(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"train": [{"text": "a"}], "data": [{"text": "b"}], "rows": [1], "version": 1}))
+    with pytest.warns(UserWarning, match=r"a\.json: has several lists.*'data'.*'train', 'rows'"):
+        assert list(read_documents(str(path))) == ["b"]
+    for row in ({"prompt": "q", "completion": "a", "examples": ["x"]}, {"messages": [USER, ASSISTANT], "data": []}):
+        path.write_text(json.dumps(row))
+        assert [found.fields for found in read_rows(str(path))] == [row]
+
+
+def test_rows_of_weight_0_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [{"text": str(weight), "weight": weight} for weight in (1, 0, 0.5, 0.0)]
+    for name in ("a.jsonl", "a.csv"):
+        tally = problems(write(tmp_path / name, rows))
+        assert (tally.num_rows, tally.num_skipped, tally.num_without_weight) == (2, 0, 2)
+        with pytest.warns(UserWarning, match="data: 2 rows left out, of weight 0"):
+            tally.warn()
+    assert [record.text for record in examples(rows)] == ["1", "0.5"]
+    with pytest.raises(TrainingError, match="weight is 'heavy'"):
+        examples([{"text": "a", "weight": "heavy"}])
+
+
+def test_rows_of_python_with_any_keys_and_several_users() -> None:
+    rows: list[dict[Any, Any]] = [{"text": "a", 3: "b", ("c", None): {1: 2, "1": 2}}]
+    with named_rows(rows) as name:
+        with named_rows(rows) as again:
+            assert again == name
+        assert list(read_documents(name)) == ["a"], "the other use has ended"
+        with named_rows([{"text": "a", "3": "b", ("c", None): {1: 2, "1": 2}}]) as other:
+            assert other != name
+    with pytest.raises(TrainingError, match="not kept"):
+        list(read_documents(name))
+    arrays = [np.zeros(2000), np.zeros(2000)]
+    arrays[1][1000] = 1
+    with named_rows([{"text": "a", "x": arrays[0]}]) as first, named_rows([{"text": "a", "x": arrays[1]}]) as second:
+        assert first != second, "their middle is not in what numpy prints"
 
 
 def test_json_in_other_shapes(tmp_path: Path) -> None:

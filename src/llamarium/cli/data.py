@@ -92,6 +92,8 @@ def _show(found: "Survey", context: int | None, max_tokens: int) -> None:
         rows.append(("missing", ", ".join(map(escape, sorted(tally.missing))) + ", which --columns names"))
     if tally.unread:
         rows.append(("not read", _counts(tally.unread)))
+    if tally.num_without_weight:
+        rows.append(("left out", f"{tally.num_without_weight:,} of weight 0"))
     if tally.num_skipped:
         rows.append(("problems", f"{tally.num_skipped:,} row{'s' * (tally.num_skipped != 1)}"))
         rows += [("", f"{bad.place}: {bad.problem}") for bad in tally.problems]

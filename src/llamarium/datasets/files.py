@@ -10,13 +10,15 @@
 | ... and `.zst`               | the same (needs `llamarium[data]` before Python 3.14)           | line              |
 
 JSON is strict: a key that stands twice in an object makes a row a bad one. A byte-order mark and either line end are
-read past. A file that is one line a row is read line by line, in the memory of the longest.
+read past. A file that is one line a row is read line by line, in the memory of the longest. A row is up to 256 MiB; how
+much of a compressed file is held at once is also bounded by its size on disk.
 """
 
 import csv
 import gzip
 import importlib
 import io
+import threading
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -24,8 +26,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from llamarium.datasets.arrow import arrow_fields
+from llamarium.datasets.forms import has_form
 from llamarium.datasets.rows import BadRow, Row
-from llamarium.errors import LlamariumError, TrainingError, escape, show_value
+from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.extras import optional
 from llamarium.strict_json import BrokenListError, NotJson, parse_json, parse_json_list
 
@@ -33,10 +36,18 @@ COMPRESSED = (".gz", ".zst")
 OF_ROWS = (".jsonl", ".ndjson", ".parquet", ".json", ".csv", ".tsv")
 """Suffixes of files that hold rows; others are text."""
 
-MAX_LINE_BYTES = 2**28
+MAX_LINE_BYTES = 2**28  # of a row
 MAX_WHOLE_BYTES = 2**31  # of what a compressed file holds, where it is read as a whole
 
+# What is held at once of a compressed file: a number of bytes, or a multiple of its size if that is more. Texts are
+# compressed to a fifth, rarely to a twentieth, while a thousandth is possible.
+_COMPRESSED_ROW = (2**24, 16)
+_COMPRESSED_WHOLE = (2**26, 64)
+
 _LISTS = ("data", "train", "rows", "examples", "instances")  # names of the one list that a .json object may hold
+_UNNAMED = "(a column without a name)"
+_LEAST_LINE = 32  # characters that a line of a CSV row counts as, since millions of empty ones take their time
+_CSV_LIMIT = threading.Lock()  # while the process's limit of a cell is another one
 _ROWS_AT_ONCE = 256  # of a parquet file: as few as its pages allow, since a row may hold a book
 _ZSTANDARD_BYTES = 4096  # compressed ones at a time: four of them can stand for 128 KiB
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -70,11 +81,15 @@ def read_file_rows(path: Path, columns: "list[str] | None" = None) -> Iterator[R
 
 def read_text(path: Path) -> str:
     """Return a file's text; errors as `read_file_rows`."""
-    name = escape(path)
+    name, is_compressed = escape(path), path.suffix.lower() in COMPRESSED
+    limit = _bound(path, MAX_WHOLE_BYTES, _COMPRESSED_WHOLE) if is_compressed else -1
     with open_data(path) as file:
-        data = file.read(MAX_WHOLE_BYTES + 1 if path.suffix.lower() in COMPRESSED else -1)
-    if len(data) > MAX_WHOLE_BYTES and path.suffix.lower() in COMPRESSED:
-        raise TrainingError(f"{name}: holds more than {MAX_WHOLE_BYTES >> 30} GiB of text; write it as .jsonl.gz")
+        data = file.read(limit + 1 if is_compressed else -1)
+    if is_compressed and len(data) > limit:
+        raise TrainingError(
+            f"{name}: holds more than {limit >> 20} MiB of text, which is read as a whole; decompress it, or write it "
+            "as .jsonl.gz"
+        )
     return decode(data, name)
 
 
@@ -95,6 +110,19 @@ def decode(data: bytes, where: str) -> str:
             "`iconv -t UTF-8`; take other files away)"
         )
     return text
+
+
+def _bound(path: Path, limit: int, compressed: tuple[int, int]) -> int:
+    """Return how many bytes of a file may be held at once: `limit`, or less of a small compressed file."""
+    if path.suffix.lower() not in COMPRESSED:
+        return limit
+    always, ratio = compressed
+    return min(limit, max(always, ratio * path.stat().st_size))
+
+
+def _row_too_long(where: str, limit: int, lines: str = "") -> TrainingError:
+    hint = "one row a line" if limit == MAX_LINE_BYTES else "less of a compressed file of this size; decompress it"
+    return TrainingError(f"{where}: a row of more than {limit >> 20} MiB{lines}; expected {hint}")
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
@@ -166,16 +194,16 @@ class _Frames(io.RawIOBase):
 
 
 def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
-    name = escape(path)
+    name, limit = escape(path), _bound(path, MAX_LINE_BYTES, _COMPRESSED_ROW)
     with open_data(path) as file:
         number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
+        while line := file.readline(limit + 1):
             number += 1
             where = f"{name}:{number}"
             if number == 1 and line.startswith(_UTF16_MARKS):
                 decode(line, where)
-            if len(line) > MAX_LINE_BYTES:
-                raise TrainingError(f"{where}: a line of more than {MAX_LINE_BYTES >> 20} MiB; expected one row a line")
+            if len(line) > limit:
+                raise _row_too_long(where, limit)
             if not line.isspace():
                 yield _parsed(line, where)
 
@@ -233,9 +261,12 @@ def _rows_of(whole: Any, name: str) -> Iterator[Row | BadRow]:
         raise TrainingError(f"{name}: {show_value(whole)} is no row; expected a list of objects")
     fields = cast("dict[str, Any]", whole)
     lists = [key for key in _LISTS if isinstance(fields.get(key), list)]
-    if not lists:
+    if not lists or has_form(fields):
         yield Row(f"{name}:1", fields)
         return
+    if len(lists) > 1:
+        others = ", ".join(map(show_value, lists[1:]))
+        warn_caller(f"{name}: has several lists; its rows are those of {show_value(lists[0])}, without {others}")
     for number, row in enumerate(fields[lists[0]], start=1):
         where = f"{name}: {lists[0]}[{number - 1}]"
         yield Row(where, row) if isinstance(row, dict) else BadRow(where, f"{show_value(row)} is no object")
@@ -243,15 +274,13 @@ def _rows_of(whole: Any, name: str) -> Iterator[Row | BadRow]:
 
 def _read_csv(path: Path, delimiter: str) -> Iterator[Row | BadRow]:
     name = escape(path)
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # the process's; its default is 128 kB a cell
     with open_data(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        rows = _CsvRows(text, delimiter, name, _bound(path, MAX_LINE_BYTES, _COMPRESSED_ROW))
         try:
-            header = _header(next(reader, []), name)
-            first = reader.line_num + 1
-            for cells in reader:
-                where, first = f"{name}:{first}", reader.line_num + 1
+            header = _header(next(rows, []), name)
+            for cells in rows:
+                where = f"{name}:{rows.first_line}"
                 if not cells:
                     continue
                 if len(cells) != len(header):
@@ -262,24 +291,60 @@ def _read_csv(path: Path, delimiter: str) -> Iterator[Row | BadRow]:
                     yield Row(where, {key: cell for key, cell in zip(header, cells, strict=True) if cell})
         except UnicodeDecodeError as error:
             raise TrainingError(
-                f"{name}: no UTF-8 after line {reader.line_num} (0x{error.object[error.start]:02x}); expected text in "
+                f"{name}: no UTF-8 after line {rows.last_line} (0x{error.object[error.start]:02x}); expected text in "
                 "UTF-8 (convert it with `iconv -t UTF-8`)"
             ) from None
         except csv.Error as error:
             raise TrainingError(
-                f"{name}:{reader.line_num}: no CSV: {escape(error)}; where the next row begins is not known, so "
+                f"{name}:{rows.last_line}: no CSV: {escape(error)}; where the next row begins is not known, so "
                 "nothing of the file is used"
             ) from None
         finally:
             text.detach()
 
 
+class _CsvRows(Iterator[list[str]]):
+    """The rows of a CSV file as lists of cells; TrainingError for one of more than `limit` characters, csv.Error.
+
+    Python's limit of a cell, 128 kB, is the process's: it is another one only while a row is parsed.
+    """
+
+    def __init__(self, text: io.TextIOWrapper, delimiter: str, name: str, limit: int) -> None:
+        self._text, self._name, self._limit = text, name, limit
+        self._length = 0  # of the row so far
+        self.first_line = 1
+        self._reader = csv.reader(iter(self._line, ""), delimiter=delimiter, strict=True)
+
+    @property
+    def last_line(self) -> int:
+        """The number of the last line that was read."""
+        return self._reader.line_num
+
+    def _line(self) -> str:
+        line = self._text.readline(self._limit + 1)
+        self._length += max(len(line), _LEAST_LINE)
+        if self._length > self._limit:
+            most = f" or {self._limit // _LEAST_LINE:,} lines"
+            raise _row_too_long(f"{self._name}:{self.first_line}", self._limit, most)
+        return line
+
+    def __next__(self) -> list[str]:
+        self._length, self.first_line = 0, self.last_line + 1
+        with _CSV_LIMIT:
+            others = csv.field_size_limit(self._limit)
+            try:
+                return next(self._reader)
+            finally:
+                csv.field_size_limit(others)
+
+
 def _header(cells: list[str], name: str) -> list[str]:
-    if twice := [cell for i, cell in enumerate(cells) if cell in cells[:i]]:
+    """Return the names of columns; spreadsheets write columns without one, which are no field of a row."""
+    if twice := [cell for i, cell in enumerate(cells) if cell and cell in cells[:i]]:
         raise TrainingError(f"{name}:1: the column {show_value(twice[0])} stands twice; rename one of them")
     if not any(cells):
         raise TrainingError(f"{name}:1: no names of columns; expected them in the first line")
-    return cells
+    return [cell or _UNNAMED for cell in cells]
 
 
 def _read_parquet(path: Path, names: list[str] | None) -> Iterator[Row | BadRow]:

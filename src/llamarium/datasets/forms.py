@@ -95,6 +95,12 @@ class Record:
     unread: tuple[str, ...] = ()
 
 
+def has_form(fields: Mapping[str, Any]) -> bool:
+    """Whether an object has the fields of a form, so that it is a row, whatever else it has."""
+    forms = (*_FORMS, _PAIRED, ("prompt",), ("text",))
+    return any(all(fields.get(name) is not None for name in form) for form in forms)
+
+
 def example_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
     """Return the one record of a row that is an example; TrainingError for others."""
     form = _form(row, reading)

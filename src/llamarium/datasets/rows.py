@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from llamarium.datasets.messages import checked_weight
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
 
 _PROBLEMS_KEPT = 20
@@ -85,7 +86,8 @@ class Tally:
 
     Attributes:
         num_rows: Rows that could be parsed, and those that could not.
-        num_skipped: Rows that were left out.
+        num_skipped: Rows that were left out, as they cannot be used.
+        num_without_weight: Rows that were left out, as their weight is 0; `num_rows` does not count them.
         problems: The first of these.
         missing: Names of `reading.columns` that no row has had.
         unread: How many rows have a field, or a key of a message, that is not read.
@@ -93,7 +95,7 @@ class Tally:
 
     def __init__(self, source: str, reading: Reading) -> None:
         self.source, self.reading = source, reading
-        self.num_rows = self.num_skipped = 0
+        self.num_rows = self.num_skipped = self.num_without_weight = 0
         self.problems: list[BadRow] = []
         self.unread: Counter[str] = Counter()
         self.missing = {*reading.columns.values()}
@@ -110,6 +112,10 @@ class Tally:
                 fields = self.reading.renamed(row.fields)
             except TrainingError as error:
                 self.skip(BadRow(row.place, str(error)))
+                continue
+            if _has_no_weight(fields):
+                self.num_rows -= 1
+                self.num_without_weight += 1
             else:
                 yield Row(row.place, fields)
 
@@ -127,7 +133,10 @@ class Tally:
         try:
             yield
         except LlamariumError as error:
-            self.skip(BadRow(place, str(error)))
+            problem = BadRow(place, str(error))
+        else:
+            return
+        self.skip(problem)  # out of the handler, as its error says what this one says
 
     def warn(self) -> None:
         """Name what was not read, and what was skipped, in one warning each."""
@@ -140,7 +149,19 @@ class Tally:
             warn_caller(
                 f"{self.source}: no row has {', '.join(map(show_value, sorted(self.missing)))}, which columns names"
             )
+        if count := self.num_without_weight:
+            warn_caller(f"{self.source}: {count} row{'s' * (count != 1)} left out, of weight 0")
         if self.num_skipped:
             shown = "; ".join(f"{row.place}: {row.problem}" for row in self.problems[:_PROBLEMS_NAMED])
             more = f"; and {self.num_skipped - _PROBLEMS_NAMED} more" if self.num_skipped > _PROBLEMS_NAMED else ""
             warn_caller(f"{self.source}: {self.num_skipped} of {self.num_rows} rows skipped: {shown}{more}")
+
+
+def _has_no_weight(fields: Mapping[str, Any]) -> bool:
+    weight = fields.get("weight")
+    if weight is None:
+        return False
+    try:
+        return checked_weight(weight, "weight") == 0
+    except TrainingError:  # which is the form's to raise, as a reward may read it
+        return False

@@ -23,13 +23,13 @@ read as `.jsonl`. A field that is null is one that the row lacks.
 import bz2
 import hashlib
 import importlib
-import json
 import os
 import re
 import stat
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -63,6 +63,8 @@ _NO_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json")  # what `sa
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?", re.ASCII)
 _OF_PYTHON = "rows-of-python:"
 _HELD: dict[str, list[Row]] = {}  # of Python, by the name that stands for them
+_USES: Counter[str] = Counter()  # of each name, by `named_rows`
+_USES_LOCK = threading.Lock()
 
 
 def read_documents(source: str | None, *, text_field: str = "text") -> Iterator[str]:
@@ -95,15 +97,26 @@ def named_rows(data: Any) -> Generator[Any]:
         yield str(data) if isinstance(data, Path) else data
         return
     held = [Row(f"data[{i}]", _fields(row, i, data)) for i, row in enumerate(_iterated(data))]
-    digest = hashlib.sha256()
-    for row in held:
-        digest.update(json.dumps(row.fields, sort_keys=True, default=repr).encode())
-    name = f"{_OF_PYTHON}{digest.hexdigest()[:16]}"
-    _HELD[name] = held
+    name = f"{_OF_PYTHON}{_digest(held)}"
+    with _USES_LOCK:
+        _HELD[name] = held
+        _USES[name] += 1
     try:
         yield name
     finally:
-        del _HELD[name]
+        with _USES_LOCK:
+            _USES[name] -= 1
+            if not _USES[name]:
+                del _HELD[name], _USES[name]
+
+
+def _digest(rows: Iterable[Row]) -> str:
+    """Return a hash of rows: of their fields in order, whatever their keys are, and of all of an array."""
+    digest = hashlib.sha256()
+    for row in rows:
+        fields = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in row.fields.items()}
+        digest.update(repr(fields).encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]
 
 
 def _are_weights(data: Any) -> bool:
@@ -133,13 +146,9 @@ def _fields(row: Any, number: int, data: Any) -> Mapping[str, Any]:
     return arrow_fields(fields) if from_arrow else dict(fields)
 
 
-@contextmanager
-def at_place(place: str) -> Generator[None]:
+def at_place(place: str) -> AbstractContextManager[None]:
     """Name a row's place in errors of the body, as a TrainingError."""
-    try:
-        yield
-    except LlamariumError as error:
-        raise TrainingError(f"{place}: {error}") from None
+    return Tally(place, Reading()).at(place)
 
 
 def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:
