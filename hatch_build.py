@@ -31,7 +31,10 @@ from packaging.tags import platform_tags
 NATIVE = Path(__file__).with_name("native")
 LIBRARY = Path(__file__).with_name("src") / "llamarium" / "kernels" / "_native.so"
 KEPT = Path(__file__).with_name("build") / "native"
-FLAGS = "-O3 -std=gnu11 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -Wno-psabi".split()
+FLAGS = [  # nothing is thrown through C: tables for that would only take room in the wheels
+    *"-O3 -std=gnu11 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -Wno-psabi".split(),
+    *"-fno-asynchronous-unwind-tables -fno-unwind-tables".split(),
+]
 WARNINGS = "-Wall -Wextra".split()
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
@@ -76,7 +79,8 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
     processor = _run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
     # Room in every wheel: on x86-64 `portable` is for processors before 2013, and unrolled twice as large; what `ops`
     # calls takes the time, so that copies of it for constant arguments gain nothing.
-    portable = ["-O2"] if processor == "x86_64" else []
+    is_old = processor == "x86_64"
+    portable = ["-O2"] if is_old else []
     sets = {"portable": portable, **{name: own.split() for name, own in SETS.get(processor, {}).items()}}
     sets = {name: own for name, own in sets.items() if _knows(cc, own)}
     flags_of = {"ops": [_NO_COPIES]} if _knows(cc, [_NO_COPIES]) else {}
@@ -84,6 +88,7 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
     jobs = {  # what takes longest begins, so that no core waits at the end
         "encode": ["encode.c", "-ffp-contract=off"],  # its bytes are those of every processor
         **{f"{part}_{name}": [*_part(part, name), *sets[name], *flags_of.get(part, [])] for part, name in parts},
+        **({"ops_portable": [*_part("ops", "portable"), "-Os"]} if is_old else {}),
         **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
         **{name: [f"{name}.c", "-O2"] for name in ("merge", "best_cut")},
         "segment": ["segment.c", "-Os"],  # it runs once for each vocabulary

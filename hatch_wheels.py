@@ -68,7 +68,17 @@ def wheel(platform: Platform) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(DIST)]
     subprocess.run(command, cwd=DIST.parent, env=environment, check=True, stdout=sys.stderr)
     (made,) = DIST.glob(f"*-py3-none-{platform.tag}.whl")
+    _compress(made)
     return made
+
+
+def _compress(path: Path) -> None:
+    """Write a wheel again, as small as zlib makes it."""
+    smaller = path.with_suffix(".part")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(smaller, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new:
+        for entry in old.infolist():
+            new.writestr(entry, old.read(entry), compresslevel=9)
+    smaller.replace(path)
 
 
 def faults(path: Path) -> list[str]:
