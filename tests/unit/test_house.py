@@ -17,9 +17,10 @@ KERNELS = SOURCE / "llamarium/kernels"  # exempt: a kernel is as long as what it
 
 @cache
 def sources() -> dict[Path, str]:
-    """Every file of Python but the tests."""
+    """Every file of Python but the tests, and what benchmarks install and check out (bench/generated)."""
     paths = (path for folder in ("src", "bench", "examples") for path in (REPOSITORY / folder).rglob("*.py"))
-    return {path: path.read_text(encoding="utf-8") for path in sorted((*paths, *REPOSITORY.glob("hatch_*.py")))}
+    own = (path for path in paths if REPOSITORY / "bench/generated" not in path.parents)
+    return {path: path.read_text(encoding="utf-8") for path in sorted((*own, *REPOSITORY.glob("hatch_*.py")))}
 
 
 @cache
