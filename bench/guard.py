@@ -3,9 +3,9 @@
     python bench/guard.py COMMIT [--model FILE.gguf] [--rows 1,2,4,8,16] [--depths 100,4000] [--lengths 512] [--save]
 
 The commit is checked out and compiled below `bench/generated` once; a folder with a checkout will do, too. Both sides
-run `llamarium bench all --json` in processes of their own, in turn, one round each. A ratio is the median of the
-rounds' ratios of tokens/s, new over old. The exit code is 1 if one is below `--least`, and 3 if the machine was too
-busy to say: a result is saved only from a quiet one, under the processor's name.
+load the model and run `llamarium bench all --json` in processes of their own, in turn, one round each. A ratio is the
+median of the rounds' ratios of tokens/s and of loads a second, new over old. The exit code is 1 if one is below
+`--least`, and 3 if the machine was too busy to say. A result is saved only from a quiet one, by the processor's name.
 """
 
 import json
@@ -19,16 +19,29 @@ from typing import Any
 
 import common
 
+LOAD = """
+import sys, time
+import llamarium.api
+begin = time.perf_counter()
+llamarium.load(sys.argv[1]).runner
+print(time.perf_counter() - begin)
+"""
 
-def one_round(source: Path, words: list[str]) -> dict[str, float]:
-    """Run all measurements once; tokens/s by what was measured."""
+
+def one_round(source: Path, model: str, words: list[str]) -> dict[str, float]:
+    """Run all measurements once; loads a second, and tokens/s by what was measured."""
     environment = os.environ | {"PYTHONPATH": str(source)}
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, model], capture_output=True, text=True, env=environment, check=False
+    )
+    if loaded.returncode:
+        raise SystemExit(f"{source}: {loaded.stderr.strip()}")
     command = [sys.executable, "-m", "llamarium", "bench", "all", "--json", "--rounds", "1", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{source}: {done.stderr.strip()}")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return {_name(line): line["tokens_per_s"] for line in lines}
+    return {"loads": 1 / float(loaded.stdout), **{_name(line): line["tokens_per_s"] for line in lines}}
 
 
 def _name(line: dict[str, Any]) -> str:
@@ -73,11 +86,12 @@ def main() -> None:
     words = ["-m", options.model, "--threads", str(options.threads), "--depths", options.depths]
     words += ["--lengths", options.lengths, "--rows", options.rows]
     old = checkout(options.old)
+    sides = {"new": common.ROOT, "old": old}
 
     with common.Load() as load:
         found = common.alternate(
             options.rounds,
-            {"new": partial(one_round, common.ROOT / "src", words), "old": partial(one_round, old / "src", words)},
+            {side: partial(one_round, source / "src", options.model, words) for side, source in sides.items()},
         )
     ratios = found["new / old"]
     rows = [

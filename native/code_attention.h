@@ -85,49 +85,67 @@ INLINE void add_scaled(const int dtype, const int heads, const kv_chunk *at, con
     }
 }
 
-/* scores[h] of SLOTS_OF_STEP slots from `slot` on; where these are of strips that the chunk does not have, others'. */
-INLINE void score_step(const int dtype, const int heads, const kv_chunk *at, int slot, const code_queries *q, chunk_weights *scores) {
-    const int head_dim = at->head_dim, groups = nibble_groups(head_dim);
-    const uint8_t *places[SCORE_REGISTERS];
+/* Where a step's slots lie, of each register: the first key, the slot of its strip, and the lane in it. */
+typedef struct {
+    const uint8_t *keys[SCORE_REGISTERS];
     size_t strips[SCORE_REGISTERS];
     int nth[SCORE_REGISTERS];
+} step_places;
+
+INLINE step_places places_of(const int dtype, const kv_chunk *at, int slot) {
+    step_places to;
+    const int bytes = dtype == LM_INT8 ? 2 : 4; /* of a slot, in what is loaded at once */
 #pragma GCC unroll 4
     for (int r = 0; r < SCORE_REGISTERS; r++) {
         const int own = slot + r * LANES, is_same = r > 0 && r * LANES % STRIP != 0; /* a compiler knows: as the last one */
-        strips[r] = is_same ? strips[r - 1] : slot_at(at, max_int(min_int(own, at->slots - 1), at->first) / STRIP * STRIP);
-        nth[r] = own % STRIP;
-        places[r] = is_same ? places[r - 1] + LANES * (dtype == LM_INT8 ? 2 : 4)
-                            : (const uint8_t *)at->k + strips[r] * vector_bytes(dtype, head_dim) + nth[r] * (dtype == LM_INT8 ? 2 : 4);
+        to.strips[r] = is_same ? to.strips[r - 1] : slot_at(at, max_int(min_int(own, at->slots - 1), at->first) / STRIP * STRIP);
+        to.nth[r] = own % STRIP;
+        to.keys[r] = is_same ? to.keys[r - 1] + LANES * bytes
+                             : (const uint8_t *)at->k + to.strips[r] * vector_bytes(dtype, at->head_dim) + to.nth[r] * bytes;
     }
-    lanes found[HEADS_AT_ONCE][SCORE_REGISTERS] = {{{0}}};
-    lane_ints sums[HEADS_AT_ONCE][SCORE_REGISTERS] = {{{0}}};
-    short_pairs keys[SCORE_REGISTERS];
-    if (dtype == LM_INT8) {
-        for (int pair = 0; pair < head_dim / 2; pair++) {
+    return to;
+}
+
+/* Add a group of 4-bit keys, from `pair` on, to sums; returns the pair behind it. */
+INLINE int add_nibble_group(const int heads, const step_places *places, const code_queries *q, int g, int pair, int end,
+                            lane_ints sums[HEADS_AT_ONCE][SCORE_REGISTERS]) {
 #pragma GCC unroll 4
-            for (int r = 0; r < SCORE_REGISTERS; r++) keys[r] = load_bytes_as_shorts(places[r] + (size_t)pair * 2 * STRIP);
+    for (int h = 0; h < heads; h++)
+#pragma GCC unroll 4
+        for (int r = 0; r < SCORE_REGISTERS; r++) sums[h][r] = (lane_ints){0} - q->zeros[g][h];
+    while (pair < end) {
+        lane_bits words[SCORE_REGISTERS];
+        short_pairs keys[SCORE_REGISTERS];
+#pragma GCC unroll 4
+        for (int r = 0; r < SCORE_REGISTERS; r++) memcpy(&words[r], places->keys[r] + (size_t)pair * STRIP, sizeof(lanes));
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; part++, pair++) {
+#pragma GCC unroll 4
+            for (int r = 0; r < SCORE_REGISTERS; r++) keys[r] = nibble_pairs(words[r], part);
             add_key_pair(heads, keys, q->pairs + pair, sums);
         }
-        add_scaled(dtype, heads, at, strips, nth, 0, sums, found);
+    }
+    return pair;
+}
+
+/* scores[h] of SLOTS_OF_STEP slots from `slot` on; where these are of strips that the chunk does not have, others'. */
+INLINE void score_step(const int dtype, const int heads, const kv_chunk *at, int slot, const code_queries *q, chunk_weights *scores) {
+    const int head_dim = at->head_dim;
+    const step_places places = places_of(dtype, at, slot);
+    lanes found[HEADS_AT_ONCE][SCORE_REGISTERS] = {{{0}}};
+    lane_ints sums[HEADS_AT_ONCE][SCORE_REGISTERS] = {{{0}}};
+    if (dtype == LM_INT8) {
+        short_pairs keys[SCORE_REGISTERS];
+        for (int pair = 0; pair < head_dim / 2; pair++) {
+#pragma GCC unroll 4
+            for (int r = 0; r < SCORE_REGISTERS; r++) keys[r] = load_bytes_as_shorts(places.keys[r] + (size_t)pair * 2 * STRIP);
+            add_key_pair(heads, keys, q->pairs + pair, sums);
+        }
+        add_scaled(dtype, heads, at, places.strips, places.nth, 0, sums, found);
     } else {
-        for (int g = 0, pair = 0; g < groups; g++) {
-            const int end = pair + size_of_group(head_dim, g) / 2;
-#pragma GCC unroll 4
-            for (int h = 0; h < heads; h++)
-#pragma GCC unroll 4
-                for (int r = 0; r < SCORE_REGISTERS; r++) sums[h][r] = (lane_ints){0} - q->zeros[g][h];
-            while (pair < end) {
-                lane_bits words[SCORE_REGISTERS];
-#pragma GCC unroll 4
-                for (int r = 0; r < SCORE_REGISTERS; r++) memcpy(&words[r], places[r] + (size_t)pair * STRIP, sizeof(lanes));
-#pragma GCC unroll 4
-                for (int part = 0; part < 4; part++, pair++) {
-#pragma GCC unroll 4
-                    for (int r = 0; r < SCORE_REGISTERS; r++) keys[r] = nibble_pairs(words[r], part);
-                    add_key_pair(heads, keys, q->pairs + pair, sums);
-                }
-            }
-            add_scaled(dtype, heads, at, strips, nth, g, sums, found);
+        for (int g = 0, pair = 0; g < nibble_groups(head_dim); g++) {
+            pair = add_nibble_group(heads, &places, q, g, pair, pair + size_of_group(head_dim, g) / 2, sums);
+            add_scaled(dtype, heads, at, places.strips, places.nth, g, sums, found);
         }
     }
 #pragma GCC unroll 4

@@ -90,7 +90,7 @@ typedef struct {
     int32_t k_dtype, v_dtype, num_blocks;
     int32_t block_size; /* a power of two from 16 to 256 */
     void **k, **v;
-    void **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size, scales of a vector), but for strips; of codes only */
+    void **k_scales, **v_scales; /* (num_blocks, num_kv_heads, block_size, scales of a vector), by strips in 4 bits; read where there are codes */
 } lm_cache;
 
 /* What a part of the model computes for a token, x, becomes factor * x + add. */
