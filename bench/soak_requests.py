@@ -116,7 +116,7 @@ def as_programs_send(source: random.Random, *, has_form: bool) -> dict[str, Any]
     """Return fields of a chat completion as real programs send them: without effect here, or tools."""
     fields: dict[str, Any] = {}
     if source.random() < 0.3:
-        fields |= {f"zz_client_{source.randrange(10_000)}": [1, {"any": "value"}]}  # names that nobody knows
+        fields |= {f"zz_client_{source.randrange(10_000)}": [1, {"any": "value"}]}  # names of no field
     if source.random() < 0.3:
         fields |= source.choice(HINTS)
     if not has_form and source.random() < 0.2:

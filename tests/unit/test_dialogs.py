@@ -27,7 +27,7 @@ from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
 from llamarium.tokenizer.chat.choose import with_format
-from llamarium.tokenizer.chat.format import value_of
+from llamarium.tokenizer.chat.format import TrainingDialog, value_of
 from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.special import SpecialTokens
@@ -90,7 +90,7 @@ def test_parts_are_the_dialog_and_the_answers(llama3: Tokenizer, smollm2: Tokeni
         (smollm2, [" Hello!<|im_end|>", "So.<|im_end|>"]),
     ):
         assert tokenizer.chat_format is not None
-        parts = value_of(next(tokenizer.chat_format.parts_of([DIALOG])))
+        parts = value_of(next(tokenizer.chat_format.parts_of([TrainingDialog(DIALOG)])))
         assert [i for ids, _ in parts for i in ids] == tokenizer.chat(DIALOG, add_generation_prompt=False)
         found = [tokenizer.decode(ids, skip_special_tokens=False) for ids, learned in parts if learned]
         assert found == answers
@@ -101,7 +101,7 @@ def test_an_answer_is_learned_as_it_is_asked_for(smollm2: Tokenizer) -> None:
     dialog = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "\n\nYes"}]
     assert smollm2.chat_format is not None
     asked = smollm2.chat(dialog[:1])
-    parts = value_of(next(smollm2.chat_format.parts_of([dialog])))
+    parts = value_of(next(smollm2.chat_format.parts_of([TrainingDialog(dialog)])))
     ids = [i for part, _ in parts for i in part]
     assert ids[: len(asked)] == asked != smollm2.chat(dialog)[: len(asked)]
     assert [smollm2.decode(part) for part, learned in parts if learned] == ["\n\nYes"]
@@ -117,7 +117,7 @@ LLAMA_LIKE = (
 def test_a_templates_answers_are_found_or_refused(llama3: Tokenizer) -> None:
     dialog = [message for message in DIALOG if message["role"] != "tool"]
     forms = TemplateFormat(llama3, LLAMA_LIKE), Llama3Format(llama3)
-    parts, built_in = (value_of(next(form.parts_of([dialog]))) for form in forms)
+    parts, built_in = (value_of(next(form.parts_of([TrainingDialog(dialog)]))) for form in forms)
     answers = [i for i, learned in parts if learned]
     assert [llama3.decode(i, skip_special_tokens=False) for i in answers] == ["Hello!<|eot_id|>", "So.<|eot_id|>"]
     assert answers == [i for i, learned in built_in if learned]
@@ -126,9 +126,9 @@ def test_a_templates_answers_are_found_or_refused(llama3: Tokenizer) -> None:
     no_end = LLAMA_LIKE.replace("{{ '<|eot_id|>' }}", "")
     for template in (forgets, no_end, LLAMA_LIKE + " ."):
         with pytest.raises(ChatFormatError, match=r"messages\[2\].*be told from the rest"):
-            value_of(next(TemplateFormat(llama3, template).parts_of([dialog])))
+            value_of(next(TemplateFormat(llama3, template).parts_of([TrainingDialog(dialog)])))
     with pytest.raises(ChatFormatError, match=r"messages\[0\]"):
-        value_of(next(TemplateFormat(llama3, LLAMA_LIKE).parts_of([dialog[2:3]])))
+        value_of(next(TemplateFormat(llama3, LLAMA_LIKE).parts_of([TrainingDialog(dialog[2:3])])))
 
 
 # In the way of Llama 3.1's and 3.2's: a dated system header, tools as JSON in the first user's message.
@@ -179,13 +179,13 @@ def test_many_dialogs_go_through_one_process(
     assert isinstance(form, TemplateFormat)
     assert form.stop_ids  # what ends a turn is asked once
     processes.clear()
-    dialogs = [DIALOG[:5], asks("a <|eot_id|> b"), *(asks(str(i)) for i in range(198))]
+    dialogs = [*map(TrainingDialog, [DIALOG[:5], asks("a <|eot_id|> b"), *(asks(str(i)) for i in range(198))])]
     began = time.monotonic()
     every = [*map(value_of, form.parts_of(dialogs))]
     assert len(processes) == 1 and time.monotonic() - began < 10  # half a second; one process each would take minutes
     texts = [[dated.decode(ids) for ids, learned in parts if learned] for parts in every]
     assert texts == [["Hello!", "So."], ["a <|eot_id|> b!"], *([f"{i}!"] for i in range(198))]
-    assert every[0] == value_of(next(form.parts_of([DIALOG[:5]])))
+    assert every[0] == value_of(next(form.parts_of([TrainingDialog(DIALOG[:5])])))
     processes.clear()
     monkeypatch.setattr("llamarium.tokenizer.chat.rendering._REQUEST_CHARACTERS", 4_000)
     assert list(form.parts_of(dialogs[:10])) == every[:10]

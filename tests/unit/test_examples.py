@@ -21,7 +21,7 @@ from llamarium.train.config import FinetuneConfig, GRPOConfig, PretrainConfig
 from llamarium.train.data.batch import IGNORED, join
 from llamarium.train.data.dialog_rows import DialogRows
 from llamarium.train.data.dialogs import Example, read_dialogs
-from llamarium.train.data.pairs import PairRows
+from llamarium.train.data.pairs import PairRows, read_pairs
 from llamarium.train.data.prompts import PromptRows
 from llamarium.train.data.survey import survey
 from llamarium.train.objectives.cross_entropy import cross_entropy_sum
@@ -135,7 +135,9 @@ def test_prompts_lose_their_beginning(chatml: Tokenizer, tmp_path: Path) -> None
         rows = PromptRows.from_file(path, chatml, 20, 8, truncate="keep-end", **how)
     assert [len(prompt.ids) for prompt in rows.prompts] == [12, 1] and rows.prompts[1].row == {"prompt": "y"}
     with pytest.raises(TrainingError, match="no room for an answer"):
-        PromptRows.from_file(path, chatml, 20, 8, truncate="keep-start", **how)
+        PromptRows.from_file(path, chatml, 20, 8, truncate="error", **how)
+    with pytest.raises(TrainingError, match="keep-start"):
+        PromptRows.from_file(path, chatml, 200, 8, truncate="keep-start", **how)
 
 
 def test_epochs_and_tokens_are_steps() -> None:
@@ -207,7 +209,9 @@ def test_data_shows_what_is_understood(
     assert main(command) == 1
     shown = capsys.readouterr().out
     assert "2 of 3 can be used by dpo" in shown and "id 4" not in shown and "id 2" in shown
-    assert "⟦good<|im_end|>⟧" in shown and "⟦bad<|im_end|>⟧" in shown and "pairs.jsonl:3:" in "".join(shown.split())
+    wrapped_anywhere = "".join(shown.split())
+    assert "pairs.jsonl:2,rejected" in wrapped_anywhere, "pairs are shown whole, and named"
+    assert "⟦good<|im_end|>⟧" in shown and "⟦bad<|im_end|>⟧" in shown and "pairs.jsonl:3:" in wrapped_anywhere
     assert max(map(len, shown.splitlines())) <= 80 and "\x1b" not in shown
     assert main([*command, "--json", "--skip-bad", "--context", "10"]) == 0
     counts = json.loads(capsys.readouterr().out)
@@ -237,9 +241,38 @@ def test_too_long_is_what_training_finds_too_long(
     assert [found.num_longer(context, 7) for context in (shortest - 1, shortest)] == [1, 0] and found.num_units == 1
 
     monkeypatch.setattr("llamarium.checkpoints.tokenizers.load_tokenizer", lambda _: chatml)
+    room = ["--max-tokens", "7"] if kind == "grpo" else []
     for context in (shortest - 1, shortest):
-        assert main(["data", str(path), "--for", kind, "--context", str(context), "--max-tokens", "7", "--json"]) == 0
+        assert main(["data", str(path), "--for", kind, "--context", str(context), *room, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["longer"] == (context < shortest)
+    if not room:
+        assert main(["data", str(path), "--for", kind, "--max-tokens", "7"]) == 2, "it has no effect there"
+
+
+def test_problems_come_in_the_order_of_the_rows(chatml: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "a", "completion": "b"}, {"other": 1})
+    path.write_text(path.read_text() + 'no JSON\n{"messages": 3}\n')
+    found = survey(str(path), chatml, purpose="finetune")
+    assert [bad.place.rpartition(":")[2] for bad in found.tally.problems] == ["2", "3", "4"]
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: .*skip_bad"):
+        read_dialogs(path, chatml)
+
+
+def test_why_no_row_can_be_used_is_what_most_of_them_lack(chatml: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", *[{"messages": asked("b")}] * 4)
+    path.write_text("no JSON\n" + path.read_text())
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2: .*expected chosen and rejected.*1 more") as caught:
+        read_pairs(path, chatml, reading=Reading(skip_bad=True))
+    assert "no JSON" not in str(caught.value)
+    empty, unweighted = write(tmp_path / "empty.jsonl"), write(tmp_path / "0.jsonl", {"text": "a", "weight": 0})
+    for source, why in ((empty, "expected a JSON object"), (unweighted, "weight 0")):
+        with pytest.raises(TrainingError, match=f"holds no example.*{why}"):
+            read_dialogs(source, chatml)
+
+
+def test_data_without_a_row_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", str(write(tmp_path / "empty.jsonl")), "-m", "shakespeare-char", "--skip-bad"]) == 1
+    assert "0 of 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--rows", "--context", "--max-tokens"])

@@ -9,7 +9,7 @@ from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER
 from llamarium.tokenizer.chat.choose import with_template
-from llamarium.tokenizer.chat.format import value_of
+from llamarium.tokenizer.chat.format import TrainingDialog, value_of
 from llamarium.tokenizer.chat.named import NAMED_FORMATS
 
 CONTROL, USER_DEFINED = 3, 4
@@ -90,9 +90,8 @@ def test_no_text_becomes_a_control_token(name: str, model: str) -> None:
         text for s in spelled for text in (s, f"a{s}b", f" {s}{s}\n", s[:-1], s[1:], f"{s[:2]}{s}{s[2:]}", f"x\n{s}\ny")
     ]
     dialogs = [dialog(place, text) for text in texts for place in range(3) if place != 1 or "think" not in text]
-    (plain, *encoded) = [
-        [i for i in ids if i in control] for ids in map(value_of, form.prompts_of([dialog(0, "hello"), *dialogs]))
-    ]
+    given = [*map(TrainingDialog, [dialog(0, "hello"), *dialogs])]
+    (plain, *encoded) = [[i for i in ids if i in control] for ids in map(value_of, form.prompts_of(given))]
     assert plain, "the format has control tokens"
     assert [d for d, ids in zip(dialogs, encoded, strict=True) if ids != plain] == []
 

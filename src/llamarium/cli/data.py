@@ -4,7 +4,7 @@ examples with what is learned of them in ⟦ ⟧, and problems by line.
 The data is what finetune, dpo and grpo take: a .jsonl, .json, .csv, .tsv or
 .parquet file (all but .parquet also as .gz or .zst), a folder of them, or
 org/name on the hub. Nothing is trained, and PyTorch is not needed. The exit
-code is 1 if a row cannot be used.
+code is 1 if a row cannot be used, or there is none.
 
   llamarium data examples.jsonl
   llamarium data pairs.csv --for dpo --columns prompt=question
@@ -14,7 +14,7 @@ code is 1 if a row cannot be used.
 import argparse
 from typing import TYPE_CHECKING, get_args
 
-from llamarium.cli.options import DEFAULT_MODEL, add_json, positive
+from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, positive
 from llamarium.cli.output import emit, show, status, table
 from llamarium.errors import escape
 from llamarium.train.choices import ChatFormatName
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-format", default="auto", choices=get_args(ChatFormatName), metavar="NAME", help=text)
     text = "count the examples, pairs (both answers) or prompts (with an answer) that are longer than N tokens"
     parser.add_argument("--context", type=positive, metavar="N", help=text)
-    text = "room for an answer to a prompt, which --context counts with --for grpo (default: %(default)s)"
-    parser.add_argument("--max-tokens", type=positive, default=_MAX_TOKENS, metavar="N", help=text)
+    text = f"room for an answer to a prompt, which --context counts with --for grpo (default: {_MAX_TOKENS})"
+    parser.add_argument("--max-tokens", type=positive, metavar="N", help=text)
     parser.add_argument("--rows", type=positive, metavar="N", help="look at the first N rows only")
     parser.add_argument("--skip-bad", action="store_true", help="exit with 0 although rows cannot be used")
     add_json(parser)
@@ -57,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.tokenizer.chat.choose import with_format
     from llamarium.train.data.survey import survey
 
+    if args.max_tokens is not None and args.purpose != "grpo":
+        raise UsageError("--max-tokens is the room for an answer, which only --for grpo counts")
+    max_tokens = args.max_tokens or _MAX_TOKENS
     tokenizer, chat = load_tokenizer(args.model), args.chat_format != "none"
     if chat:
         tokenizer = with_format(tokenizer, args.chat_format)
@@ -64,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
     with status(f"reading {args.source}"):
         found = survey(args.source, tokenizer, purpose=args.purpose, reading=reading, chat=chat, max_rows=args.rows)
     if args.json:
-        longer = {} if args.context is None else {"longer": found.num_longer(args.context, args.max_tokens)}
+        longer = {} if args.context is None else {"longer": found.num_longer(args.context, max_tokens)}
         emit(found.to_dict() | longer)
     else:
-        _show(found, args.context, args.max_tokens)
+        _show(found, args.context, max_tokens)
         _show_samples(found, tokenizer)
-    return 0 if args.skip_bad or not found.tally.num_skipped else 1
+    return 0 if found.num_units and (args.skip_bad or not found.tally.num_skipped) else 1
 
 
 def _show(found: "Survey", context: int | None, max_tokens: int) -> None:
@@ -87,7 +90,8 @@ def _show(found: "Survey", context: int | None, max_tokens: int) -> None:
     if context is not None:
         what = {"dpo": " pairs", "grpo": f" prompts and answers of {max_tokens:,}"}.get(found.purpose, "")
         counts = f"{found.num_longer(context, max_tokens):,} of {found.num_units:,}{what}"
-        rows.append(("too long", f"{counts} for a row of {context:,}"))
+        last = "" if found.purpose == "grpo" else "; an example's last token takes no room"
+        rows.append(("too long", f"{counts} for a row of {context:,}{last}"))
     if tally.missing:
         rows.append(("missing", ", ".join(map(escape, sorted(tally.missing))) + ", which --columns names"))
     if tally.unread:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add_tuning(parser: argparse.ArgumentParser, kind: type[FinetuneConfig], folder: str) -> None:
     """Add the options of a run that begins with a model, by default in `folder`."""
     add_model(parser)
-    text = "show the first row of the data as the model reads it, and leave"
+    text = "show the first training row, in which examples may be packed in another order, and exit"
     parser.add_argument("--preview", action="store_true", help=text)
     add_run(parser, folder)
     add_json(parser)

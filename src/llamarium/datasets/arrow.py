@@ -1,4 +1,4 @@
-"""Rows of Arrow tables, whose schema adds nulls that nobody wrote."""
+"""Rows of Arrow tables, without the nulls that their schema adds."""
 
 from collections.abc import Mapping
 from typing import Any, cast

@@ -38,10 +38,11 @@ from llamarium.datasets.messages import (
 from llamarium.datasets.rows import Reading
 from llamarium.errors import TrainingError, show_value
 from llamarium.strict_json import NotJson, parse_json
+from llamarium.tokenizer.chat.format import TrainingDialog
 from llamarium.tokenizer.tools.definition import ToolDefinition
 
 _FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
-_PAIRED = ("chosen", "rejected")
+PAIRED = ("chosen", "rejected")
 _DIALOGS = ("messages", "conversations")
 _LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*"(role|from)"\s*:""")
@@ -94,10 +95,15 @@ class Record:
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     unread: tuple[str, ...] = ()
 
+    @property
+    def dialog(self) -> TrainingDialog:
+        """The dialog as a dialog format encodes it."""
+        return TrainingDialog(self.messages, self.tools, self.variables)
+
 
 def has_form(fields: Mapping[str, Any]) -> bool:
     """Whether an object has the fields of a form, so that it is a row, whatever else it has."""
-    forms = (*_FORMS, _PAIRED, ("prompt",), ("text",))
+    forms = (*_FORMS, PAIRED, ("prompt",), ("text",))
     return any(all(fields.get(name) is not None for name in form) for form in forms)
 
 
@@ -125,7 +131,7 @@ def pair_of(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
 
 
 def _pair(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
-    if not all(name in row for name in _PAIRED):
+    if not all(name in row for name in PAIRED):
         raise TrainingError(f"has the keys {show_value(list(row))}; {_EXPECTED_PAIR}")
     names = [name for name in ("prompt", *_DIALOGS, "instruction") if name in row]
     names = [name for name in names if name in reading.columns] or names
@@ -137,7 +143,7 @@ def _pair(row: Mapping[str, Any], reading: Reading) -> tuple[Record, ...]:
     is_text = names == ["prompt"] and _messages_in(row["prompt"], "prompt") is None
     if not names or (is_text and _messages_in(chosen, "chosen") is not None):
         return _with_common_prompt(row, names, reading)
-    form = (names[0], *_PAIRED)
+    form = (names[0], *PAIRED)
     before, plain = _question(row, names[0], reading)
     records: list[Record] = []
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
@@ -212,7 +218,7 @@ def _form(row: Mapping[str, Any], reading: Reading) -> tuple[str, ...]:
         forms = [form for form in forms if all(name in reading.columns for name in form)] or forms
     if not forms and "text" in row:
         return ("text",)
-    if not forms and all(name in row for name in _PAIRED):
+    if not forms and all(name in row for name in PAIRED):
         raise TrainingError(
             "is a pair of a chosen and a rejected answer, which dpo learns from; finetune reads answers"
         )
@@ -296,9 +302,9 @@ def _answered(before: Messages, answer: Messages) -> Messages:
 
 def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: Reading) -> tuple[Record, ...]:
     """Return the records of a pair whose answers have the prompt in them."""
-    form = (*names, *_PAIRED)
-    texts = [row[name] for name in _PAIRED]
-    if all(isinstance(row[name], str) and _messages_in(row[name], name) is None for name in _PAIRED):
+    form = (*names, *PAIRED)
+    texts = [row[name] for name in PAIRED]
+    if all(isinstance(row[name], str) and _messages_in(row[name], name) is None for name in PAIRED):
         shared = commonprefix(texts)  # noqa: RUF071 - texts, not paths
         shared = shared[: max(shared.rfind(blank) for blank in " \n\t") + 1].rstrip(" ")  # no word is cut in two
         if not shared:
@@ -312,7 +318,7 @@ def _with_common_prompt(row: Mapping[str, Any], names: Sequence[str], reading: R
                     Plain(shared, text[len(shared) :]), reading)
             for text in texts
         )  # fmt: skip
-    chosen, rejected = (_answer(row[name], name, reading) for name in _PAIRED)
+    chosen, rejected = (_answer(row[name], name, reading) for name in PAIRED)
     pairs = zip(chosen.messages, rejected.messages, strict=False)
     count = next(
         (i for i, (one, other) in enumerate(pairs) if one != other), min(map(len, (chosen.messages, rejected.messages)))

@@ -100,29 +100,31 @@ class Tally:
         self.unread: Counter[str] = Counter()
         self.missing = {*reading.columns.values()}
 
-    def good(self, rows: "Iterable[Row | BadRow]") -> Iterator[Row]:
-        """Yield the rows that could be parsed, their fields renamed; see `skip` for the others."""
+    def counted(self, rows: "Iterable[Row | BadRow]") -> "Iterator[Row | BadRow]":
+        """Yield the rows that have a weight, the fields of good ones renamed; bad ones are not yet counted as such."""
         for row in rows:
             self.num_rows += 1
             if isinstance(row, BadRow):
-                self.skip(row)
+                yield row
                 continue
             self.missing -= row.fields.keys()
             try:
                 fields = self.reading.renamed(row.fields)
             except TrainingError as error:
-                self.skip(BadRow(row.place, str(error)))
+                yield BadRow(row.place, str(error))
                 continue
             if _has_no_weight(fields):
                 self.num_rows -= 1
                 self.num_without_weight += 1
             else:
-                yield Row(row.place, fields)
+                yield Row(row.place, {name: value for name, value in fields.items() if value is not None})
 
     def skip(self, row: BadRow) -> None:
         """Count a bad row if bad rows are skipped; else TrainingError."""
         if not self.reading.skip_bad:
-            raise TrainingError(f"{row.place}: {row.problem}")
+            raise TrainingError(
+                f"{row.place}: {row.problem} (skip_bad leaves out what cannot be used; `llamarium data` lists it)"
+            )
         self.num_skipped += 1
         if len(self.problems) < _PROBLEMS_KEPT:
             self.problems.append(row)
@@ -137,6 +139,19 @@ class Tally:
         else:
             return
         self.skip(problem)  # out of the handler, as its error says what this one says
+
+    @property
+    def why_none(self) -> str:
+        """What to say after "holds no example": the most frequent problem, as one broken line is not why all fail."""
+        if not self.num_rows and not self.num_without_weight:
+            return "; expected a JSON object on each line, or rows"
+        if not self.problems:
+            return f": all {self.num_without_weight} rows have the weight 0"
+        numbers = Counter(row.problem for row in self.problems)
+        (problem, count), *_ = numbers.most_common()
+        place = next(row.place for row in self.problems if row.problem == problem)
+        others = f"; {self.num_skipped - count} more rows cannot be used" if self.num_skipped > count else ""
+        return f": {place}: {problem}{others}"
 
     def warn(self) -> None:
         """Name what was not read, and what was skipped, in one warning each."""

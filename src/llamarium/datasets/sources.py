@@ -29,7 +29,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -82,8 +82,16 @@ def read_rows(source: str, tally: Tally | None = None) -> Iterator[Row]:
     A `tally` counts the rows, renames their fields, and decides what becomes of a row that cannot be read.
     """
     tally = tally or Tally(source, Reading())
-    for where, fields in tally.good(_find(source)[1]()):
-        yield Row(where, {name: value for name, value in fields.items() if value is not None})
+    for row in read_rows_in_order(source, tally):
+        if isinstance(row, BadRow):
+            tally.skip(row)
+        else:
+            yield row
+
+
+def read_rows_in_order(source: str, tally: Tally) -> Iterator[Row | BadRow]:
+    """Yield what `read_rows` does, and bad rows in their places, of which the caller tells the tally."""
+    return tally.counted(_find(source)[1]())
 
 
 @contextmanager
@@ -146,9 +154,13 @@ def _fields(row: Any, number: int, data: Any) -> Mapping[str, Any]:
     return arrow_fields(fields) if from_arrow else dict(fields)
 
 
-def at_place(place: str) -> AbstractContextManager[None]:
-    """Name a row's place in errors of the body, as a TrainingError."""
-    return Tally(place, Reading()).at(place)
+@contextmanager
+def at_place(place: str) -> Generator[None]:
+    """Name a document's place in errors of the body, as a TrainingError."""
+    try:
+        yield
+    except LlamariumError as error:
+        raise TrainingError(f"{place}: {error}") from None
 
 
 def document_ids(tokenizer: Tokenizer, document: str) -> Iterator[list[int]]:

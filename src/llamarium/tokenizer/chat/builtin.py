@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamarium.errors import ChatFormatError, LlamariumError, show_value
-from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written, value_or_error
+from llamarium.tokenizer.chat.format import Part, TrainingDialog, Vocabulary, Written, encode_written, value_or_error
 from llamarium.tokenizer.chat.named import CHATML_TOKENS, LLAMA3_TOKENS
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -40,29 +40,15 @@ class _BuiltIn(ABC):
             [*written, *self._header("assistant")] if add_generation_prompt else written
         )
 
-    def parts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part] | LlamariumError]:
-        def encoded(messages: Sequence[Mapping[str, Any]], own: Sequence[ToolDefinition]) -> list[Part]:
-            written = self._write(read_turns(messages, own, self.tool_form), self.tool_form)
-            return encode_written(self._tokenizer, written)
+    def parts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[Part] | LlamariumError]:
+        def encoded(dialog: TrainingDialog) -> list[Part]:
+            turns = read_turns(dialog.messages, dialog.tools, self.tool_form)
+            return encode_written(self._tokenizer, self._write(turns, self.tool_form))
 
-        for messages, own in zip(dialogs, beside(tools, (), len(dialogs)), strict=True):
-            yield value_or_error(encoded, messages, own)
+        return (value_or_error(encoded, dialog) for dialog in dialogs)
 
-    def prompts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int] | LlamariumError]:
-        for messages, own in zip(dialogs, beside(tools, (), len(dialogs)), strict=True):
-            yield value_or_error(self.encode, messages, tools=own)
+    def prompts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[int] | LlamariumError]:
+        return (value_or_error(self.encode, dialog.messages, tools=dialog.tools) for dialog in dialogs)
 
     @abstractmethod
     def _header(self, role: str) -> list[str | int]:

@@ -1,14 +1,14 @@
 """Which format a tokenizer's dialogs have: the one of its template, else the one that its control tokens name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llamarium.errors import ChatFormatError, LlamariumError, escape, show_value
 from llamarium.tokenizer.chat.builtin import ChatMLFormat, Llama3Format
-from llamarium.tokenizer.chat.format import ChatFormat, Part, Vocabulary, beside, value_or_error
+from llamarium.tokenizer.chat.format import ChatFormat, Part, TrainingDialog, Vocabulary, value_or_error
 from llamarium.tokenizer.chat.named import (
     CHATML_TOKENS,
     KNOWN_TEMPLATES,
@@ -21,6 +21,7 @@ from llamarium.tokenizer.tools.forms import ToolForm
 
 MAX_TEMPLATE_BYTES = 2**20  # of a file that is named; templates have at most 2**18 characters
 
+T = TypeVar("T")
 VocabularyT = TypeVar("VocabularyT", bound=Vocabulary)
 
 
@@ -107,45 +108,27 @@ class _ByTools:
         how: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
         return chosen.encode(messages, add_generation_prompt=add_generation_prompt, **how)
 
-    def parts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part] | LlamariumError]:
-        for form, part in self._runs(dialogs, tools, variables):
-            if isinstance(form, LlamariumError):
-                yield from [form] * len(part["dialogs"])
-            else:
-                yield from form.parts_of(**part)
+    def parts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[Part] | LlamariumError]:
+        return self._each(dialogs, lambda form, chosen: form.parts_of(chosen))
 
-    def prompts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int] | LlamariumError]:
-        for form, part in self._runs(dialogs, tools, variables):
-            if isinstance(form, LlamariumError):
-                yield from [form] * len(part["dialogs"])
-            else:
-                yield from form.prompts_of(**part)
+    def prompts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[int] | LlamariumError]:
+        return self._each(dialogs, lambda form, chosen: form.prompts_of(chosen))
 
-    def _runs(
-        self, dialogs: Sequence[Any], tools: Sequence[Any], variables: Sequence[Any]
-    ) -> Iterator[tuple[ChatFormat | LlamariumError, dict[str, Any]]]:
-        """Yield dialogs that follow each other and have the same template, with what stands beside them.
+    def _each(
+        self,
+        dialogs: Sequence[TrainingDialog],
+        make: Callable[[ChatFormat, Sequence[TrainingDialog]], Iterator[T | LlamariumError]],
+    ) -> Iterator[T | LlamariumError]:
+        """Yield what `make` makes of each dialog by its template: with tools and without, all of one template at once.
 
         An error stands for the template that is missing.
         """
-        tools, variables = beside(tools, (), len(dialogs)), beside(variables, {}, len(dialogs))
-        for has_tools, group in groupby(range(len(dialogs)), key=lambda i: bool(tools[i])):
-            places = [*group]
-            part = slice(places[0], places[-1] + 1)
-            given = {"dialogs": dialogs[part], "tools": tools[part], "variables": variables[part]}
-            yield value_or_error(self._chosen, has_tools=has_tools), given
+        made: dict[bool, Iterator[T | LlamariumError]] = {}
+        for has_tools in {bool(dialog.tools) for dialog in dialogs}:
+            form = value_or_error(self._chosen, has_tools=has_tools)
+            chosen = [dialog for dialog in dialogs if bool(dialog.tools) == has_tools]
+            made[has_tools] = repeat(form) if isinstance(form, LlamariumError) else make(form, chosen)
+        return (next(made[bool(dialog.tools)]) for dialog in dialogs)
 
     def _chosen(self, *, has_tools: bool) -> ChatFormat:
         chosen = self._with_tools if has_tools else self._default

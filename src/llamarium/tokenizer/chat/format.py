@@ -1,7 +1,7 @@
 """The protocol of dialog formats, and what they need of a tokenizer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from llamarium.errors import LlamariumError
 from llamarium.tokenizer.chat.templates import ChatTemplates
@@ -42,6 +42,14 @@ class Vocabulary(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token."""
         ...
+
+
+class TrainingDialog(NamedTuple):
+    """A dialog that is learned from; tools and variables as `ChatFormat.encode` takes them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[ToolDefinition] = ()
+    variables: Mapping[str, Any] | None = None
 
 
 class ChatFormat(Protocol):
@@ -97,30 +105,17 @@ class ChatFormat(Protocol):
         """
         ...
 
-    def parts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part] | LlamariumError]:
+    def parts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[Part] | LlamariumError]:
         """Yield the ids of each dialog in pieces, so that the assistant's can be learned: one piece for each answer.
 
         A dialog that is refused has its error in its place, as `encode` raises it, or `ChatFormatError` if the format
-        cannot tell the pieces apart. `tools` and `variables` are each dialog's, as `encode` takes them; of tools that
-        the format has no place for, the messages have texts.
+        cannot tell the pieces apart. Of tools that the format has no place for, the messages have texts.
         An answer is encoded as a model writes it: by itself, after its header. Many dialogs at once take few processes
         of a template.
         """
         ...
 
-    def prompts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int] | LlamariumError]:
+    def prompts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[int] | LlamariumError]:
         """Yield the ids of each dialog up to the header of an answer, for training, or the error that refuses it.
 
         As for `parts_of`, many dialogs at once take few processes, and the day is always the same.
@@ -141,11 +136,6 @@ def value_of(made: T | LlamariumError) -> T:
     if isinstance(made, LlamariumError):
         raise made
     return made
-
-
-def beside(given: Sequence[T], default: T, count: int) -> Sequence[T]:
-    """Return what stands beside each of `count` dialogs: as given, or the default for all."""
-    return given if given else [default] * count
 
 
 def encode_written(tokenizer: Vocabulary, written: Sequence[Written]) -> list[Part]:

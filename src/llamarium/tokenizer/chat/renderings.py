@@ -1,12 +1,11 @@
 """What is rendered of a dialog: its variants, with marks in what people wrote and without."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from llamarium.tokenizer.chat.messages import REASONING
 from llamarium.tokenizer.chat.values import map_text
 from llamarium.tokenizer.special import split_spellings
-from llamarium.tokenizer.tools.definition import ToolDefinition
 
 Prefix = tuple[int, bool]
 """How many messages of a dialog, and whether the header of an answer follows."""
@@ -26,14 +25,6 @@ class Rendering(NamedTuple):
     variants: list[dict[str, Any]]
     proofs: list[str]
     tools: list[str]
-
-
-class Item(NamedTuple):
-    """One dialog of a data set."""
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[ToolDefinition]
-    variables: Mapping[str, Any]
 
 
 class Dialog(NamedTuple):

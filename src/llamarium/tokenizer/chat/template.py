@@ -32,10 +32,18 @@ from typing import Any, TypeVar
 from llamarium.errors import ChatFormatError, LlamariumError, ToolError, show_value
 from llamarium.file_names import TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from llamarium.tokenizer.chat.content import ContentForms, may_differ, probes, read_forms
-from llamarium.tokenizer.chat.format import Part, Vocabulary, Written, beside, encode_written, value_of, value_or_error
+from llamarium.tokenizer.chat.format import (
+    Part,
+    TrainingDialog,
+    Vocabulary,
+    Written,
+    encode_written,
+    value_of,
+    value_or_error,
+)
 from llamarium.tokenizer.chat.messages import TemplateMessages, fit_forms, has_parts
 from llamarium.tokenizer.chat.rendering import TRAINING_DAY, TemplateRenderer
-from llamarium.tokenizer.chat.renderings import Dialog, Item, Marked, Prefix, Rendering
+from llamarium.tokenizer.chat.renderings import Dialog, Marked, Prefix, Rendering
 from llamarium.tokenizer.chat.template_worker import read_sought, read_variables
 from llamarium.tokenizer.chat.turn_ends import read_turn_ends
 from llamarium.tokenizer.chat.turns import read_turns
@@ -133,13 +141,7 @@ class TemplateFormat:
             "tool_form (llama3_json, pythonic, hermes) to have them written into the messages",
         )
 
-    def parts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[Part] | LlamariumError]:
+    def parts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[Part] | LlamariumError]:
         """Yield the pieces of each dialog; see `ChatFormat.parts_of`. It is always `TRAINING_DAY`.
 
         A template that marks what is the assistant's, by `{% generation %}`, is believed. Others do not say what is
@@ -148,16 +150,16 @@ class TemplateFormat:
         Otherwise it is refused: the template changes earlier turns when there are later ones, say.
         """
         if self.marks_answers:
-            return self._render_each(self._whole, self._marked_parts, (dialogs, tools, variables), _BORDERS)
-        return self._render_each(self._prefixes, self._divide, (dialogs, tools, variables))
+            return self._render_each(self._whole, self._marked_parts, dialogs, _BORDERS)
+        return self._render_each(self._prefixes, self._divide, dialogs)
 
-    def _whole(self, item: Item) -> list[Rendering]:
+    def _whole(self, dialog: TrainingDialog) -> list[Rendering]:
         """Return the one rendering of a dialog in which the template itself marks the answers."""
-        if any(border in json.dumps(item, default=str, ensure_ascii=False) for border in _BORDERS):
+        if any(border in json.dumps(dialog, default=str, ensure_ascii=False) for border in _BORDERS):
             raise ChatFormatError("the dialog holds U+FDEE or U+FDEF, which are noncharacters; take them out")
-        return [self._marked(*item).call(len(item.messages), False)]
+        return [self._marked(*dialog).call(len(dialog.messages), False)]
 
-    def _marked_parts(self, item: Item, rendered: Sequence[Parts]) -> list[Part]:
+    def _marked_parts(self, dialog: TrainingDialog, rendered: Sequence[Parts]) -> list[Part]:
         (parts,) = rendered
         return encode_written(self._tokenizer, self._between_borders(parts))
 
@@ -176,48 +178,37 @@ class TemplateFormat:
                     run, is_answer = [], piece == _BORDERS[0]
         return [(part, learns) for part, learns in [*written, (run, is_answer)] if part]
 
-    def prompts_of(
-        self,
-        dialogs: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        tools: Sequence[Sequence[ToolDefinition]] = (),
-        variables: Sequence[Mapping[str, Any]] = (),
-    ) -> Iterator[list[int] | LlamariumError]:
+    def prompts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[int] | LlamariumError]:
         """Yield the ids of each dialog up to an answer; see `ChatFormat.prompts_of`. It is always `TRAINING_DAY`."""
 
-        def prompt(item: Item) -> list[Rendering]:
-            return [self._marked(*item).call(len(item.messages), True)]
+        def prompt(dialog: TrainingDialog) -> list[Rendering]:
+            return [self._marked(*dialog).call(len(dialog.messages), True)]
 
-        def encoded(item: Item, rendered: Sequence[Parts]) -> list[int]:
+        def encoded(dialog: TrainingDialog, rendered: Sequence[Parts]) -> list[int]:
             (parts,) = rendered
             return self._tokenizer.encode_parts(parts)
 
-        return self._render_each(prompt, encoded, (dialogs, tools, variables))
+        return self._render_each(prompt, encoded, dialogs)
 
     def _render_each(
         self,
-        make: Callable[[Item], Sequence[Rendering]],
-        read: Callable[[Item, Sequence[Parts]], T],
-        given: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
+        make: Callable[[TrainingDialog], Sequence[Rendering]],
+        read: Callable[[TrainingDialog, Sequence[Parts]], T],
+        dialogs: Sequence[TrainingDialog],
         borders: str = "",
     ) -> Iterator[T | LlamariumError]:
         """Yield what `read` makes of each dialog's renderings, or the error that refuses this dialog.
 
-        `make` says what is rendered of a dialog. `given` are dialogs, and their tools and variables, if any. The
-        dialogs of one process are refused one by one, so that a bad row costs no process of its own.
+        `make` says what is rendered of a dialog. The dialogs of one process are refused one by one, so that a bad row
+        costs no process of its own.
         """
-        dialogs, tools, variables = given
-        count = len(dialogs)
-        items = [
-            Item(*item) for item in zip(dialogs, beside(tools, (), count), beside(variables, {}, count), strict=True)
-        ]
 
-        def prepared(item: Item) -> tuple[Item, Sequence[Rendering]]:
-            item = self._in_texts(item)
-            return item, make(item)
+        def prepared(dialog: TrainingDialog) -> tuple[TrainingDialog, Sequence[Rendering]]:
+            dialog = self._in_texts(dialog)
+            return dialog, make(dialog)
 
-        for start in range(0, count, _DIALOGS_AT_ONCE):
-            chunk = [value_or_error(prepared, item) for item in items[start : start + _DIALOGS_AT_ONCE]]
+        for start in range(0, len(dialogs), _DIALOGS_AT_ONCE):
+            chunk = [value_or_error(prepared, dialog) for dialog in dialogs[start : start + _DIALOGS_AT_ONCE]]
             variants = [
                 variant
                 for one in chunk
@@ -230,37 +221,37 @@ class TemplateFormat:
                 if isinstance(one, LlamariumError):
                     yield one
                     continue
-                item, renderings = one
+                dialog, renderings = one
                 written = [[next(outputs) for _ in rendering.variants] for rendering in renderings]
-                yield value_or_error(self._read, item, renderings, written, read)
+                yield value_or_error(self._read, dialog, renderings, written, read)
 
     def _read(
         self,
-        item: Item,
+        dialog: TrainingDialog,
         renderings: Sequence[Rendering],
         written: Sequence[Sequence[str | ChatFormatError]],
-        read: Callable[[Item, Sequence[Parts]], T],
+        read: Callable[[TrainingDialog, Sequence[Parts]], T],
     ) -> T:
         pairs = zip(renderings, written, strict=True)
-        return read(item, [self._checked(rendering, outputs) for rendering, outputs in pairs])
+        return read(dialog, [self._checked(rendering, outputs) for rendering, outputs in pairs])
 
-    def _in_texts(self, item: Item) -> Item:
+    def _in_texts(self, dialog: TrainingDialog) -> TrainingDialog:
         """Write tools and calls into the messages of an example if the template has no place for them."""
-        calls = any(message.get("tool_calls") for message in item.messages)
+        calls = any(message.get("tool_calls") for message in dialog.messages)
         lacks_calls = calls and "tool_calls" not in self._template
-        if not lacks_calls and not (item.tools and not _NAMES_TOOLS.search(self._template)):
-            return item
-        turns = read_turns(item.messages, item.tools, self.tool_form or "hermes")
-        return Item([{"role": turn.role, "content": turn.text} for turn in turns], (), item.variables)
+        if not lacks_calls and not (dialog.tools and not _NAMES_TOOLS.search(self._template)):
+            return dialog
+        turns = read_turns(dialog.messages, dialog.tools, self.tool_form or "hermes")
+        return TrainingDialog([{"role": turn.role, "content": turn.text} for turn in turns], (), dialog.variables)
 
-    def _prefixes(self, item: Item) -> list[Rendering]:
+    def _prefixes(self, dialog: TrainingDialog) -> list[Rendering]:
         """Return what has to be rendered to find the answers; see `_prefixes_of`."""
-        marked = self._marked(*item)
-        return [marked.call(*prefix) for prefix in _prefixes_of(item.messages)]
+        marked = self._marked(*dialog)
+        return [marked.call(*prefix) for prefix in _prefixes_of(dialog.messages)]
 
-    def _divide(self, item: Item, rendered: Sequence[Parts]) -> list[Part]:
+    def _divide(self, dialog: TrainingDialog, rendered: Sequence[Parts]) -> list[Part]:
         """Return the pieces of a dialog by its prefixes."""
-        messages = item.messages
+        messages = dialog.messages
         encoded = map(self._tokenizer.encode_parts, rendered)
         ids = dict(zip(_prefixes_of(messages), encoded, strict=True))
         whole = ids[len(messages), False]

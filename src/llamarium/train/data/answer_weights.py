@@ -7,14 +7,12 @@ before.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from llamarium.datasets.forms import Record
 from llamarium.datasets.messages import ASSISTANT
 from llamarium.errors import LlamariumError, TrainingError
-from llamarium.tokenizer.chat.format import ChatFormat, Part, value_or_error
+from llamarium.tokenizer.chat.format import ChatFormat, Part, TrainingDialog, value_or_error
 
 WeightedPart = tuple[list[int], float]
 """Ids of one part of an example, and the weight of their losses; 0 for what is not learned."""
@@ -22,24 +20,15 @@ WeightedPart = tuple[list[int], float]
 
 def weighted_dialogs(form: ChatFormat, dialogs: Sequence[Record]) -> Iterator[list[WeightedPart] | LlamariumError]:
     """Yield the parts of each dialog, or the error that refuses it."""
-    encoded = [*form.parts_of(**beside_each_other(dialogs))]
+    encoded = [*form.parts_of([record.dialog for record in dialogs])]
     needs_borders = [form.marks_answers and len({*answer_weights(record)}) > 1 for record in dialogs]
 
     # All prefixes at once, as a chat template is a process.
     ambiguous = [record for record, needs in zip(dialogs, needs_borders, strict=True) if needs]
-    begun = form.parts_of(**beside_each_other([prefix for record in ambiguous for prefix in _prefixes(record)]))
+    begun = form.parts_of([prefix for record in ambiguous for prefix in _prefixes(record.dialog)])
     for record, parts, needs in zip(dialogs, encoded, needs_borders, strict=True):
-        prefixes = [next(begun) for _ in _prefixes(record)] if needs else None
+        prefixes = [next(begun) for _ in _prefixes(record.dialog)] if needs else None
         yield parts if isinstance(parts, LlamariumError) else value_or_error(_weighted, record, parts, prefixes)
-
-
-def beside_each_other(dialogs: Sequence[Record]) -> dict[str, Any]:
-    """Return dialogs as `ChatFormat.parts_of` and `prompts_of` take them."""
-    return {
-        "dialogs": [record.messages for record in dialogs],
-        "tools": [record.tools for record in dialogs],
-        "variables": [record.variables for record in dialogs],
-    }
 
 
 def answer_weights(record: Record) -> list[float]:
@@ -48,10 +37,10 @@ def answer_weights(record: Record) -> list[float]:
     return [weight for message, weight in messages if message["role"] == ASSISTANT]
 
 
-def _prefixes(record: Record) -> list[Record]:
+def _prefixes(dialog: TrainingDialog) -> list[TrainingDialog]:
     """Return a dialog up to each of the assistant's messages but the first."""
-    places = [i for i, message in enumerate(record.messages) if message["role"] == ASSISTANT]
-    return [replace(record, messages=record.messages[:i], weights=record.weights[:i]) for i in places[1:]]
+    places = [i for i, message in enumerate(dialog.messages) if message["role"] == ASSISTANT]
+    return [dialog._replace(messages=dialog.messages[:i]) for i in places[1:]]
 
 
 def _weighted(

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from llamarium.datasets.forms import Plain, Record, Understand, example_of, prompt_of
 from llamarium.datasets.messages import other_keys
 from llamarium.datasets.rows import BadRow, Reading, Row, Tally
-from llamarium.datasets.sources import document_ids, read_rows
+from llamarium.datasets.sources import document_ids, read_rows_in_order
 from llamarium.errors import LlamariumError, TrainingError, escape
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.format import ChatFormat, value_of
-from llamarium.train.data.answer_weights import WeightedPart, answer_weights, beside_each_other, weighted_dialogs
+from llamarium.train.data.answer_weights import WeightedPart, answer_weights, weighted_dialogs
 
 ROWS_AT_ONCE = 400
 """Rows that are encoded together: a chat template is a process."""
@@ -37,6 +37,13 @@ _ALPACA_INPUT = (
     "response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
 )
+
+
+class Understood(NamedTuple):
+    """A row, and the records that it holds."""
+
+    row: Row
+    records: Sequence[Record]
 
 
 class Example(NamedTuple):
@@ -74,34 +81,29 @@ def read_dialogs(
     """
     counts = tally or Tally(escape(source), reading or Reading())
     examples: list[Example] = []
-    rows = read_rows(str(source), counts)
+    rows = read_rows_in_order(str(source), counts)
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
         for row, records, encoded in encoded_rows(chunk, tokenizer, counts, chat=chat, understand=understand):
             with counts.at(row.place):
                 examples += finish([joined(record.form, parts) for record, parts in zip(records, encoded, strict=True)])
     if not examples:
-        first = counts.problems[0] if counts.problems else None
-        why = f": {first.place}: {first.problem}" if first else "; expected a JSON object on each line, or rows"
-        raise TrainingError(f"{escape(source)}: holds no example{why}")
+        raise TrainingError(f"{escape(source)}: holds no example{counts.why_none}")
     if tally is None:
         counts.warn()
     return examples
 
 
 def encoded_rows(
-    rows: Sequence[Row], tokenizer: Tokenizer, tally: Tally, *, chat: bool, understand: Understand
+    rows: Sequence[Row | BadRow], tokenizer: Tokenizer, tally: Tally, *, chat: bool, understand: Understand
 ) -> Iterator[tuple[Row, Sequence[Record], list[list[WeightedPart]]]]:
     """Yield rows with their records and the parts of these; rows that cannot be encoded are `tally`'s."""
     form = tokenizer.chat_format if chat else None
     understood = understood_rows(rows, form, tally, understand)
 
     # All dialogs at once, as a chat template is a process.
-    dialogs = [record for _, records in understood for record in _usable(records) if _is_dialog(record, form)]
+    dialogs = [record for _, records in _usable(understood) for record in records if _is_dialog(record, form)]
     parts_of = iter(()) if form is None else weighted_dialogs(form, dialogs)
-    for row, records in understood:
-        if isinstance(records, BadRow):
-            tally.skip(records)
-            continue
+    for row, records in _usable(understood, tally):
         found = [next(parts_of) if _is_dialog(record, form) else None for record in records]
         encoded: list[list[WeightedPart]] = []
         with tally.at(row.place):
@@ -112,17 +114,14 @@ def encoded_rows(
 
 
 def encoded_prompts(
-    rows: Sequence[Row], tokenizer: Tokenizer, tally: Tally, *, chat: bool
+    rows: Sequence[Row | BadRow], tokenizer: Tokenizer, tally: Tally, *, chat: bool
 ) -> Iterator[tuple[Row, Record, list[int]]]:
     """Yield rows that are prompts, with their records and ids; rows that cannot be encoded are `tally`'s."""
     form = tokenizer.chat_format if chat else None
     understood = understood_rows(rows, form, tally, prompt_of)
-    dialogs = [record for _, records in understood for record in _usable(records)] if form is not None else []
-    encoded = iter(()) if form is None else form.prompts_of(**beside_each_other(dialogs))
-    for row, records in understood:
-        if isinstance(records, BadRow):
-            tally.skip(records)
-            continue
+    dialogs = [record.dialog for _, records in _usable(understood) for record in records]
+    encoded = iter(()) if form is None else form.prompts_of(dialogs)
+    for row, records in _usable(understood, tally):
         (record,), ids = records, list[int]()
         with tally.at(row.place):
             found = next(encoded) if form is not None else tokenizer.encode(_plain_prompt(record, tokenizer))
@@ -134,26 +133,34 @@ def encoded_prompts(
 
 
 def understood_rows(
-    rows: Sequence[Row], form: ChatFormat | None, tally: Tally, understand: Understand
-) -> list[tuple[Row, Sequence[Record] | BadRow]]:
+    rows: Sequence[Row | BadRow], form: ChatFormat | None, tally: Tally, understand: Understand
+) -> list[Understood | BadRow]:
     """Return rows with their records, without what a dialog format does not read, which `tally` counts.
 
     A row that is none stands in its place as a bad one, so that errors come in the order of the rows.
     """
-    found: list[tuple[Row, Sequence[Record] | BadRow]] = []
+    found: list[Understood | BadRow] = []
     for row in rows:
+        if isinstance(row, BadRow):
+            found.append(row)
+            continue
         try:
             records = [_fitting_keys(record, form) for record in understand(row.fields, tally.reading)]
         except LlamariumError as error:
-            found.append((row, BadRow(row.place, str(error))))
+            found.append(BadRow(row.place, str(error)))
             continue
         tally.unread.update({name for record in records for name in record.unread})
-        found.append((row, records))
+        found.append(Understood(row, records))
     return found
 
 
-def _usable(records: Sequence[Record] | BadRow) -> Sequence[Record]:
-    return () if isinstance(records, BadRow) else records
+def _usable(rows: Sequence[Understood | BadRow], tally: Tally | None = None) -> Iterator[Understood]:
+    """Yield the rows that are understood; a `tally` is told of the others."""
+    for row in rows:
+        if isinstance(row, Understood):
+            yield row
+        elif tally is not None:
+            tally.skip(row)
 
 
 def _is_dialog(record: Record, form: ChatFormat | None) -> bool:

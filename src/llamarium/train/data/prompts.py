@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from llamarium.datasets.rows import Reading, Tally
-from llamarium.datasets.sources import read_rows
+from llamarium.datasets.sources import read_rows_in_order
 from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
@@ -69,6 +69,8 @@ class PromptRows:
         have `context` tokens at most, an answer `max_tokens`; `truncate` is what becomes of prompts without that room.
         TrainingError for a source that cannot be read or holds no prompt; for a row that is none, with its place.
         """
+        if truncate == "keep-start":
+            raise TrainingError("truncate is keep-start, which would cut what is asked; expected error, drop, keep-end")
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
         how: Any = {"truncate": truncate, "chat": chat, "reading": reading or Reading()}
         parts = [_read(name, tokenizer, context, max_tokens, **how) for name in weights]
@@ -117,7 +119,7 @@ def _read(
 ) -> list[Prompt]:
     """Read the prompts of one source; arguments and errors as `PromptRows.from_file`."""
     tally, prompts = Tally(escape(name), reading), list[Prompt]()
-    rows = read_rows(name, tally)
+    rows = read_rows_in_order(name, tally)
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
         for row, record, ids in encoded_prompts(chunk, tokenizer, tally, chat=chat):
             prompts.append(Prompt(tuple(ids), row.fields, row.place, str(record.messages[-1].get("content"))))
@@ -139,6 +141,6 @@ def _read(
         else:
             warn_caller(f"{found}; they are left out")
     if not fitting:
-        raise TrainingError(f"{escape(name)}: holds no prompt; expected a JSON object on each line, or rows")
+        raise TrainingError(f"{escape(name)}: holds no prompt{tally.why_none}")
     tally.warn()
     return fitting

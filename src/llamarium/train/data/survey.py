@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from llamarium.datasets.forms import Record, Understand, example_of, pair_of, prompt_of
-from llamarium.datasets.rows import Reading, Row, Tally
-from llamarium.datasets.sources import read_rows
+from llamarium.datasets.forms import PAIRED, Record, Understand, example_of, pair_of, prompt_of
+from llamarium.datasets.rows import BadRow, Reading, Row, Tally
+from llamarium.datasets.sources import read_rows_in_order
 from llamarium.errors import LlamariumError, TrainingError, escape, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.answer_weights import WeightedPart
@@ -32,7 +32,7 @@ _SHARES = (0.0, 0.5, 0.95, 1.0)
 
 
 class Sample(NamedTuple):
-    """One of the examples that are shown: where it stands, and its ids."""
+    """One of the examples that are shown: where it stands, with which answer of a pair it is, and its ids."""
 
     place: str
     example: Example
@@ -51,7 +51,7 @@ class Survey:
         num_with_tools: Rows that describe tools.
         lengths: Of each example in tokens; a pair is two.
         num_learned: Learned tokens of all examples.
-        samples: The first examples.
+        samples: The first examples, or pairs.
     """
 
     source: str
@@ -95,12 +95,14 @@ class Survey:
         """Count a row; the examples of the first rows are kept."""
         self.forms[records[0].form] += 1
         self.num_with_tools += bool(records[0].tools)
-        for record, example in zip(records, examples, strict=True):
+        names = [f"{row.place}, {name}" for name in PAIRED] if self.purpose == "dpo" else [row.place]
+        is_shown = len(self.samples) < num_samples * self._together
+        for name, record, example in zip(names, records, examples, strict=True):
             self.roles.update(message["role"] for message in record.messages)
             self.lengths.append(len(example.ids))
             self.num_learned += int(example.learned.sum())
-            if len(self.samples) < num_samples:
-                self.samples.append(Sample(row.place, example))
+            if is_shown:
+                self.samples.append(Sample(name, example))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
@@ -110,6 +112,7 @@ class Survey:
             "purpose": self.purpose,
             "rows": tally.num_rows,
             "bad_rows": tally.num_skipped,
+            "rows_of_weight_0": tally.num_without_weight,
             "problems": [{"place": bad.place, "problem": bad.problem} for bad in tally.problems],
             "forms": dict(self.forms),
             "roles": dict(self.roles),
@@ -144,10 +147,11 @@ def survey(
     given = reading or Reading()
     tally = Tally(escape(source), Reading(given.columns, given.roles, skip_bad=True))
     found = Survey(source, purpose, tally)
-    rows = islice(read_rows(source, tally), max_rows)
+    rows = islice(read_rows_in_order(source, tally), max_rows)
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
-        if found.purpose == "auto":
-            found.purpose = _purpose_of(chunk[0].fields, tally.reading)
+        first = next((row for row in chunk if isinstance(row, Row)), None)
+        if found.purpose == "auto" and first is not None:
+            found.purpose = _purpose_of(first.fields, tally.reading)
         for row, records, examples in _examples(found, chunk, tokenizer, chat=chat):
             with tally.at(row.place):
                 found.add(row, records, examples(), num_samples)
@@ -167,7 +171,7 @@ def _purpose_of(fields: Mapping[str, Any], reading: Reading) -> str:
 
 
 def _examples(
-    found: Survey, rows: Sequence[Row], tokenizer: Tokenizer, *, chat: bool
+    found: Survey, rows: Sequence[Row | BadRow], tokenizer: Tokenizer, *, chat: bool
 ) -> Iterator[tuple[Row, Sequence[Record], Callable[[], list[Example]]]]:
     """Yield rows, their records and a function for their examples, which may raise; of a prompt nothing is learned."""
     if found.purpose == "grpo":
