@@ -26,6 +26,7 @@
     ├── RequestTimeoutError      a request that was not answered by its deadline
     ├── EngineStoppedError       a request to an engine that is closed or broken, or that ended with it
     ├── AnswerError              an answer that the model cannot go on with: its numbers are none, or no token fits
+    │   └── LogitsProcessorError     a caller's logits processor that raised, or returned no logits
     ├── GaveWayError             an answer that was ended as there was no memory for all that were run
     ├── FunctionError            a function of a model that is code of its own did something else than return a result
     └── SlowReaderError          an answer that was ended as it was not read as fast as it came
@@ -171,6 +172,10 @@ class EngineStoppedError(LlamariumError):
 
 class AnswerError(LlamariumError):
     """An answer that the model cannot go on with: its numbers are none, or no token fits."""
+
+
+class LogitsProcessorError(AnswerError):
+    """A caller's logits processor that raised, which is the `__cause__`, or returned something else than logits."""
 
 
 class GaveWayError(LlamariumError):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from llamarium.errors import LlamariumError, MemoryBudgetError, SamplingError
+from llamarium.errors import LlamariumError, LogitsProcessorError, MemoryBudgetError, SamplingError
 from llamarium.kernels import native
+from llamarium.sampling.constraint import NoToken
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
@@ -85,6 +86,28 @@ def test_logit_bias_is_added_once_per_row():
         SamplingParams(temperature=0, logit_bias={2: 5.0, 1: -100.0}), SamplingParams(temperature=0), vocab_size=3
     )
     assert ids_of(rows, [[0.0, 9.0, 4.5], [0.0, 9.0, 4.5]]) == [2, 1]
+
+
+def test_a_logits_processor_comes_first_and_concerns_its_row_alone():
+    def processor(token_ids, logits):
+        assert token_ids.tolist() == [1, 2] and logits.tolist() == [0.0, 9.0, 4.5]
+        return logits * np.float32(-1)
+
+    params = SamplingParams(temperature=0, logits_processor=processor, logprobs=1, logit_bias={2: 5.0})
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.tensor([[0.0, 9.0, 4.5]] * 3, dtype=dtype)
+        failing = SamplingParams(temperature=0, logits_processor=lambda token_ids, logits: None)
+        rows = rows_of(params, failing, SamplingParams(temperature=0), prompts=[[1, 2], [0], [0]], vocab_size=3)
+        chosen = sample(rows, logits)
+        assert [one.token_id for one in chosen] == [2, NoToken.PROCESSOR_FAILED, 1]
+        assert chosen[0].top[0][0] == 1, "log-probabilities are the model's own"
+        assert isinstance(rows[1].failure, LogitsProcessorError) and rows[2].failure is None
+        assert torch.equal(logits, torch.tensor([[0.0, 9.0, 4.5]] * 3, dtype=dtype))
+
+
+def test_logits_that_are_not_finite_are_the_models_fault_and_not_the_processors():
+    params = SamplingParams(temperature=0, logits_processor=lambda token_ids, logits: 1 / 0)
+    assert ids_of(rows_of(params, vocab_size=3), [[0.0, NAN, 1.0]]) == [NoToken.NOT_FINITE]
 
 
 def test_presence_and_frequency_count_the_answer_and_not_the_prompt():

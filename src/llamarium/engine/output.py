@@ -130,7 +130,16 @@ class OutputProcessor:
     def _emit(self, sequence: EngineSequence, chosen: Chosen, vector: Vector | None = None) -> None:
         found, reason = (max(0, sequence.num_cached), sequence.num_disk), sequence.finish_reason
         states = () if sequence.states is None else sequence.states.drain()
-        event = TokenEvent(sequence.number, sequence.row, *chosen, reason, *found, vector=vector, states=states)
+        event = TokenEvent(
+            sequence.number,
+            sequence.row,
+            *chosen,
+            reason,
+            *found,
+            vector=vector,
+            states=states,
+            failure=sequence.sampling.failure,
+        )
         if sequence.scores is not None and sequence.scores.is_complete:
             event, sequence.scores = event._replace(prompt_scores=sequence.scores), None
         self._events.append(event)

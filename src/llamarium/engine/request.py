@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Places, Pooling, State, Vector
 from llamarium.engine.scoring import PromptScores
-from llamarium.errors import ContextLengthError, InputError, MemoryBudgetError
+from llamarium.errors import AnswerError, ContextLengthError, InputError, MemoryBudgetError
 from llamarium.runtime.intervention import Edit, check_edit
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
@@ -65,6 +65,7 @@ class TokenEvent(NamedTuple):
         vector: The prompt's, if the request asked for it; it ends with "stop" then, and with "error" if hidden states
             are not finite.
         states: Hidden states that have come since the answer's last event, if the request asked for some.
+        failure: With "error", what a caller's function did, if that was it.
     """
 
     request: int
@@ -78,6 +79,7 @@ class TokenEvent(NamedTuple):
     prompt_scores: PromptScores | None = None
     vector: Vector | None = None
     states: tuple[State, ...] = ()
+    failure: AnswerError | None = None
 
 
 def limit_of(config: ModelConfig, request: Request) -> int:

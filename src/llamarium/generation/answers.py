@@ -12,7 +12,7 @@ from typing import Self
 from llamarium.engine.prefix import Key
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.thread import EngineThread, Reader
-from llamarium.errors import AnswerError, InputError, RequestTimeoutError, SlowReaderError
+from llamarium.errors import InputError, RequestTimeoutError, SlowReaderError
 from llamarium.generation.completion import Generation, Piece, RowText
 
 
@@ -165,9 +165,9 @@ class Answers:
             self.close()
             raise RequestTimeoutError("the answer did not come to its end in the time that the request had")
         piece = row.push(event)
-        if row.error is not None:
+        if row.failure is not None:
             self.close()
-            raise AnswerError(row.error)
+            raise row.failure
         self._ready.append(piece)
         if piece.finish_reason is not None:
             self._num_open -= 1

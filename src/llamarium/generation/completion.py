@@ -144,6 +144,7 @@ class Completion:
         tool_calls: The calls of tools; the last may be incomplete where the answer broke off.
         stop_string: The stop string that ended it, or None.
         states: The hidden states that were asked for, of tokens that were computed.
+        failure: The error that `error` is the message of, or None.
     """
 
     text: str
@@ -155,6 +156,7 @@ class Completion:
     tool_calls: tuple[ToolCall, ...] = ()
     stop_string: str | None = None
     states: tuple[State, ...] = ()
+    failure: AnswerError | None = field(default=None, compare=False, repr=False)
 
     @property
     def message(self) -> dict[str, Any]:
@@ -207,8 +209,8 @@ class Generation:
     def or_raise(self) -> "Generation":
         """Return this, if its answers have come to an end; AnswerError if no token could be chosen, and why."""
         for completion in self.completions:
-            if completion.error is not None:
-                raise AnswerError(completion.error)
+            if completion.failure is not None:
+                raise completion.failure
         return self
 
 
@@ -235,7 +237,7 @@ class RowText:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: EndReason | None = None
-    error: str | None = None
+    failure: AnswerError | None = None
     prompt_logprobs: PromptLogprobs | None = None
     states: list[State] = field(default_factory=list)
 
@@ -266,7 +268,7 @@ class RowText:
         text, deltas = self._divide(text)
         self.texts.append(text)
         if event.finish_reason == "error":
-            self.error = NoToken(event.token_id).message
+            self.failure = event.failure or AnswerError(NoToken(event.token_id).message)
             return Piece(text, (), (), "error", self.index, deltas, states=event.states)
         ids = (event.token_id,) if event.token_id >= 0 else ()
         logprobs: tuple[TokenLogprob, ...] = ()
@@ -317,8 +319,8 @@ class RowText:
         """
         for event in events:
             piece = self.push(event)
-            if self.error is not None:
-                raise AnswerError(self.error)
+            if self.failure is not None:
+                raise self.failure
             yield piece
             if piece.finish_reason is not None:
                 return
@@ -333,10 +335,11 @@ class RowText:
             logprobs,
             self.finish_reason,
             self.params.seed,
-            self.error,
+            None if self.failure is None else str(self.failure),
             () if self._calls is None or (self._is_held and self._stops.stopped) else self._calls.calls,
             self._stops.matched,
             tuple(self.states),
+            self.failure,
         )
 
 

@@ -72,10 +72,10 @@ def start_line(start: RecordedStart) -> bytes:
 def prompt_line(name: str, answers: Answers) -> bytes | None:
     """Return the line of a prompt, or None if it has no answer that came to its end, or one that cannot be recomputed.
 
-    A request that changes what the model computes is not recorded.
+    A request that changes what the model computes, or has a logits processor, is not recorded.
     """
     rows = [row for row in answers.rows if row.finish_reason not in (None, "error") and row.token_ids]
-    if answers.is_edited or not rows:
+    if answers.is_edited or not rows or rows[0].params.logits_processor is not None:
         return None
     recorded = [
         {"params": _params(row.params), "stop_ids": sorted(row.stop_ids), "token_ids": row.token_ids} for row in rows

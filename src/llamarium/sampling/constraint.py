@@ -17,6 +17,8 @@ class NoToken(IntEnum):
     TOO_MUCH_WORK = -3
     NOT_ASKED = -4
     TIMED_OUT = -5
+    PROCESSOR_FAILED = -6
+    PROCESSOR_EXCLUDES = -7
 
     @property
     def message(self) -> str:
@@ -38,6 +40,11 @@ _MESSAGES = {
     ),
     NoToken.NOT_ASKED: "no token was asked for: the answer has none",
     NoToken.TIMED_OUT: "the request's time was over before its answer came to its end",
+    NoToken.PROCESSOR_FAILED: "the logits processor failed",
+    NoToken.PROCESSOR_EXCLUDES: (
+        "the logits processor excluded every token that may come next by the answer's form or by min_tokens; leave at "
+        "least one of them"
+    ),
 }
 
 

@@ -8,18 +8,25 @@ them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 import difflib
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from llamarium.errors import SamplingError, escape, show_value, warn_caller
 from llamarium.file_names import GENERATION_CONFIG
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar, checked_grammar
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _INF = math.inf
 _MAX_SEED = 2**63 - 1
+
+LogitsProcessor = Callable[["NDArray[np.int64]", "NDArray[np.float32]"], "NDArray[np.floating[Any]]"]
+"""Takes the ids of prompt and answer so far, (T,), and the next token's logits, (V,); returns other logits, (V,)."""
 
 Taker = Literal["cli", "openai", "responses", "anthropic", "page", "harness", "file"]
 """A place that takes parameters under the names of this table; "file" is `generation_config.json`."""
@@ -102,6 +109,9 @@ class SamplingParams:
         prompt_logprobs: The same for each token of the prompt but the first.
         grammar: The form of the answer's text, None for any. Without stop strings, which could end it too soon, unless
             it leaves a text free: they are looked for in that.
+        logits_processor: Called for every token with the ids so far, int64 (T,), and a copy of the model's logits,
+            float32 (V,); samples from the logits that it returns, where -inf excludes a token. It comes before every
+            other parameter, and its errors end this request alone, as a `LogitsProcessorError`.
     """
 
     temperature: float = _number(
@@ -147,6 +157,7 @@ class SamplingParams:
     logprobs: int | None = _integer(None, 0)
     prompt_logprobs: int | None = _integer(None, 0)
     grammar: Grammar | None = None
+    logits_processor: LogitsProcessor | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         """Check every field; SamplingError naming the parameter, its value and its range."""
@@ -160,6 +171,10 @@ class SamplingParams:
         if self.min_tokens > self.max_tokens or (self.min_tokens and self.grammar is not None):
             beside = f"max_tokens {self.max_tokens}" if self.grammar is None else "a grammar, which has its own end"
             raise SamplingError(f"min_tokens is {self.min_tokens} beside {beside}; expected no more than may come")
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise SamplingError(
+                f"logits_processor is {show_value(self.logits_processor)}; expected a function of token ids and logits"
+            )
         # Own copies: the caller's list or dict may change, a request may not.
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
@@ -288,6 +303,7 @@ class GenerationOptions(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     grammar: Grammar | None
+    logits_processor: LogitsProcessor | None
     json_schema: Mapping[str, Any] | str | None
     json_object: bool | None
     regex: str | None

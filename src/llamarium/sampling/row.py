@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.errors import AnswerError, SamplingError
+from llamarium.errors import AnswerError, LogitsProcessorError, SamplingError
 from llamarium.kernels import native
 from llamarium.sampling.constraint import Constraint, NoToken
 from llamarium.sampling.params import PARAMETERS, SamplingParams
@@ -77,9 +78,13 @@ class SamplingRow:
         penalties: Token counts; None without penalties.
         constraint: The form of the answer, or None.
         choice: The parameters for C.
+        history: The ids of prompt and answer so far, for the parameters' `logits_processor`; None without one.
+        failure: Why that function ended the answer, or None.
     """
 
-    __slots__ = ("_stops", "choice", "constraint", "num_tokens", "params", "penalties", "seed")
+    __slots__ = (
+        "_stops", "choice", "constraint", "failure", "history", "num_tokens", "params", "penalties", "seed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -104,6 +109,8 @@ class SamplingRow:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.num_tokens = len(answer_ids)
         self.penalties = Penalties.of(prompt_ids, answer_ids) if params.penalizes else None
+        self.history = None if params.logits_processor is None else array("q", [*prompt_ids, *answer_ids])
+        self.failure: LogitsProcessorError | None = None
         asked = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.CChoice, name)}
         asked["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
         self.choice = native.CChoice(step=self.num_tokens, **asked | {"seed": self.seed})
@@ -133,6 +140,8 @@ class SamplingRow:
         self.choice.step = self.num_tokens
         if self.penalties is not None:
             self.penalties.add(token_id)
+        if self.history is not None:
+            self.history.append(token_id)
         if self.constraint is not None:
             self.constraint.accept(token_id)
 

@@ -12,7 +12,7 @@ PyTorch (`sampling/torch_sampler.py`) on other devices and where the kernels are
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from llamarium.kernels import native
 from llamarium.runtime.runner import Logits
-from llamarium.sampling.constraint import Constraint, NoToken
+from llamarium.sampling.constraint import NoToken
+from llamarium.sampling.processor import Floats, processed_logits
 from llamarium.sampling.row import Chosen, SamplingRow
 from llamarium.sampling.steps import bias, penalized
 
@@ -34,7 +35,7 @@ _BLOCK = 64  # logits per block; its maximum is found first
 class _Way(Protocol):
     """An implementation of the choice."""
 
-    def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]: ...
+    def choose(self, rows: Sequence[SamplingRow], logits: Logits, processed: Mapping[int, Floats]) -> list[int]: ...
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen: ...
 
@@ -66,7 +67,7 @@ class Sampler:
             logits_BV: The model's logits; the same afterwards.
         """
         assert logits_BV.shape == (len(rows), self.vocab_size)
-        ids = self._way.choose(rows, logits_BV)
+        ids = self._way.choose(rows, logits_BV, processed_logits(rows, logits_BV))
         return [self._note(row, logits_BV, i, ids[i]) for i, row in enumerate(rows)]
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
@@ -79,8 +80,10 @@ class Sampler:
         return self._way.logprobs(logits_V, token_id, num_top)
 
     def _note(self, row: SamplingRow, logits_BV: Logits, i: int, token_id: int) -> Chosen:
+        if row.failure is not None:
+            return Chosen(NoToken.PROCESSOR_FAILED)
         if token_id < 0:
-            return Chosen(NoToken.NOT_FINITE if row.constraint is None else _why_none(row.constraint))
+            return Chosen(_why_none(row, logits_BV[i]))
         row.add(token_id)
         if row.params.logprobs is None:
             return Chosen(token_id)
@@ -90,12 +93,12 @@ class Sampler:
 class _InC:
     """The steps in numpy and C."""
 
-    def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]:
-        """Return an id for each row, or -1."""
+    def choose(self, rows: Sequence[SamplingRow], logits: Logits, processed: Mapping[int, Floats]) -> list[int]:
+        """Return an id for each row, or -1; `processed` takes the place of the logits of some rows."""
         logits_BV = _as_numpy(logits)
         for row in rows:
             row.choice.mask = None if row.constraint is None else row.constraint.mask().ctypes.data
-        with _adjusted(rows, logits_BV):
+        with _adjusted(rows, logits_BV, processed):
             return native.choose(logits_BV, [row.choice for row in rows])
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
@@ -108,8 +111,12 @@ class _InC:
         return Chosen(token_id, float(shifted_V[token_id]) - log_sum, tuple(top))
 
 
-def _why_none(constraint: Constraint) -> NoToken:
-    return NoToken.NOT_FINITE if constraint.mask().any() else constraint.failure
+def _why_none(row: SamplingRow, logits_V: Logits) -> NoToken:
+    if row.constraint is not None and not row.constraint.mask().any():
+        return row.constraint.failure
+    if row.history is not None and math.isfinite(float(logits_V.max())):
+        return NoToken.PROCESSOR_EXCLUDES
+    return NoToken.NOT_FINITE
 
 
 def _as_numpy(logits: Logits) -> NDArray[np.float32]:
@@ -120,10 +127,13 @@ def _as_numpy(logits: Logits) -> NDArray[np.float32]:
 
 
 @contextmanager
-def _adjusted(rows: Sequence[SamplingRow], logits_BV: NDArray[np.float32]) -> Generator[None]:
-    """Steps 1 to 3 in the body: the few logits that they concern are changed where they lie, and put back."""
-    kept: list[tuple[int, NDArray[np.int64], NDArray[np.float32]]] = []
+def _adjusted(rows: Sequence[SamplingRow], logits_BV: Floats, processed: Mapping[int, Floats]) -> Generator[None]:
+    """Steps 0 to 3 in the body: the few logits that they concern are changed where they lie, and put back."""
+    kept: list[tuple[int, NDArray[np.int64] | slice, Floats]] = []
     try:
+        for i, processed_V in processed.items():
+            kept.append((i, slice(None), logits_BV[i].copy()))
+            logits_BV[i] = processed_V
         for i, row in enumerate(rows):
             if row.params.logit_bias:
                 ids, values = bias(row.params.logit_bias)

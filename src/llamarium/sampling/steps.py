@@ -2,6 +2,7 @@
 
 The model gives one logit per token of the vocabulary. From there to a token, in this order:
 
+0. `logits_processor`, a function of the caller's, returns other logits in their place (`sampling/processor.py`).
 1. `logit_bias` is added.
 2. `repetition_penalty` divides the positive and multiplies the negative logits of tokens that the prompt or the answer
    holds (CTRL, https://arxiv.org/abs/1909.05858, section 4.1).
@@ -44,9 +45,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.processor import Floats, processed_logits
 from llamarium.sampling.row import SamplingRow
-
-Floats = NDArray[np.float32]
 
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Of splitmix64."""
@@ -71,6 +71,9 @@ def stages(row: SamplingRow, logits_V: Floats) -> Iterator[Stage]:
     """Yield a row's logits after each step, in order; at temperature 0 the steps up to the mask."""
     params, x_V = row.params, logits_V.copy()
     yield Stage("logits", True, logits_V)
+    if row.history is not None:
+        x_V = processed_logits([row], logits_V[None]).get(0, x_V)
+        yield Stage("logits_processor", True, x_V.copy())
     if params.logit_bias:
         ids, values = bias(params.logit_bias)
         x_V[ids] += values

@@ -5,7 +5,7 @@ log-probabilities, are copied back from the device.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.runtime.runner import Logits
 from llamarium.sampling.params import SamplingParams
+from llamarium.sampling.processor import Floats
 from llamarium.sampling.row import Chosen, SamplingRow
 from llamarium.sampling.steps import GOLDEN, MIX1, MIX2, splitmix64
 
@@ -30,10 +31,11 @@ class InTorch:
         self._wide = torch.float32 if self._device.type == "mps" else torch.float64  # Metal has no float64
 
     @torch.inference_mode()
-    def choose(self, rows: Sequence[SamplingRow], logits: Logits) -> list[int]:
-        """Return an id for each row, or -1."""
+    def choose(self, rows: Sequence[SamplingRow], logits: Logits, processed: Mapping[int, Floats]) -> list[int]:
+        """Return an id for each row, or -1; `processed` takes the place of the logits of some rows."""
         with _threads(logits):
-            adjusted_BV = self._masked(rows, self._penalized(rows, self._biased(rows, self._float32(logits))))
+            own_BV = self._processed(processed, self._float32(logits))
+            adjusted_BV = self._masked(rows, self._penalized(rows, self._biased(rows, own_BV)))
             max_B1, greedy_B1 = adjusted_BV.max(-1, keepdim=True)  # the first of equals; NaN stays NaN
             ids_B = greedy_B1[:, 0]
             drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
@@ -53,6 +55,12 @@ class InTorch:
             top_ids = raw_V.sort(descending=True, stable=True).indices[:num_top]
             top = zip(top_ids.tolist(), logprobs_V[top_ids].tolist(), strict=True)  # sync: for rows that ask
             return Chosen(token_id, logprobs_V[token_id].item(), tuple(top))
+
+    def _processed(self, processed: Mapping[int, Floats], logits_BV: Tensor) -> Tensor:
+        """Step 0; the same tensor where no row has a function."""
+        if not processed:
+            return logits_BV
+        return logits_BV.index_copy(0, self._int64([*processed]), self._float32(np.stack([*processed.values()])))
 
     def _biased(self, rows: Sequence[SamplingRow], logits_BV: Tensor) -> Tensor:
         """Step 1; the same tensor where no row has a bias."""

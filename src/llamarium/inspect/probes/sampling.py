@@ -43,8 +43,8 @@ class SamplerStep:
     """The logits after one step.
 
     Attributes:
-        name: "logits" (the model's own), "logit_bias", "penalties", "grammar", "temperature", then the filters as
-            parameters are called, in the order of `sampling/steps.py`; at temperature 0 nothing follows "grammar".
+        name: "logits" (the model's own), "logits_processor" if there is one, "logit_bias", "penalties", "grammar",
+            "temperature", then the filters as parameters are called, in the order of `sampling/steps.py`; at temperature 0 nothing follows "grammar".
         is_on: Whether the parameters enable it.
         num_left: Number of tokens it keeps.
         candidates: The most probable of them, the best first; the chosen token stands last if it is not among them.
@@ -127,6 +127,8 @@ def explain_choice(
     AnswerError if no token can be chosen.
     """
     place, left = row.num_tokens, list(stages(row, as_array(logits_V)))
+    if row.failure is not None:
+        raise row.failure
     noise_V = noise(row, len(logits_V)) if row.params.temperature > 0 else None
     chosen = Sampler(len(logits_V), device).sample([row], logits_V[None])[0].id_of(0)
     steps = tuple(_step(stage, k, chosen, tokenizer) for stage in left)
