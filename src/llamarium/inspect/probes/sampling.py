@@ -44,7 +44,8 @@ class SamplerStep:
 
     Attributes:
         name: "logits" (the model's own), "logits_processor" if there is one, "logit_bias", "penalties", "grammar",
-            "temperature", then the filters as parameters are called, in the order of `sampling/steps.py`; at temperature 0 nothing follows "grammar".
+            "temperature", then the filters as parameters are called, in the order of `sampling/steps.py`; at
+            temperature 0 nothing follows "grammar".
         is_on: Whether the parameters enable it.
         num_left: Number of tokens it keeps.
         candidates: The most probable of them, the best first; the chosen token stands last if it is not among them.
