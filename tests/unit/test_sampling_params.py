@@ -15,7 +15,8 @@ import pytest
 from llamarium.cli.sampling import add_choosing, choosing
 from llamarium.errors import SamplingError
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
-from llamarium.sampling.params import GenerationOptions, Parameter, SamplingParams, parameters_of
+from llamarium.sampling.parameter import Parameter
+from llamarium.sampling.params import GenerationOptions, SamplingParams, parameters_of
 
 NAN, INF = math.nan, math.inf
 

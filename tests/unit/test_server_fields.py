@@ -22,7 +22,8 @@ from llamarium.page.schema.sampling import SamplerRequest
 from llamarium.sampling.grammar.calls import grammar_of_answer
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar
-from llamarium.sampling.params import PARAMETERS, GenerationOptions, Taker, parameters_of
+from llamarium.sampling.parameter import Taker
+from llamarium.sampling.params import PARAMETERS, GenerationOptions, parameters_of
 from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint, FieldNames, Prompts, refusal_of
 from llamarium.server.anthropic import requests as messages
 from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES

@@ -6,84 +6,36 @@ them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 """
 
 import difflib
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from llamarium.errors import SamplingError, escape, show_value, warn_caller
 from llamarium.file_names import GENERATION_CONFIG
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar, checked_grammar
+from llamarium.sampling.parameter import (
+    BUT_ANTHROPIC,
+    EVERYWHERE,
+    INF,
+    OF_PENALTIES,
+    Parameter,
+    Taker,
+    check_integer,
+    check_number,
+    integer,
+    number,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_INF = math.inf
 _MAX_SEED = 2**63 - 1
 
 LogitsProcessor = Callable[["NDArray[np.int64]", "NDArray[np.float32]"], "NDArray[np.floating[Any]]"]
 """Takes the ids of prompt and answer so far, (T,), and the next token's logits, (V,); returns other logits, (V,)."""
-
-Taker = Literal["cli", "openai", "responses", "anthropic", "page", "harness", "file"]
-"""A place that takes parameters under the names of this table; "file" is `generation_config.json`."""
-
-_EVERYWHERE: tuple[Taker, ...] = ("cli", "openai", "responses", "anthropic", "page", "harness", "file")
-_BUT_ANTHROPIC: tuple[Taker, ...] = ("cli", "openai", "responses", "page", "harness", "file")
-_PENALTY: tuple[Taker, ...] = ("cli", "openai", "page", "harness")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A row of the table: a parameter that is one number.
-
-    Attributes:
-        neutral: The default, without effect; if it is None, the parameter is optional.
-        expected: The range in words.
-        takers: The places that take it.
-        is_idle_when_greedy: It has no effect at temperature 0.
-    """
-
-    name: str
-    kind: type[int] | type[float]
-    neutral: float | None
-    low: float
-    high: float
-    expected: str
-    takers: tuple[Taker, ...] = ()
-    metavar: str = ""
-    help: str = ""
-    is_idle_when_greedy: bool = False
-
-    def accepts(self, value: object) -> bool:
-        """Whether `check` finds nothing wrong."""
-        with suppress(SamplingError):
-            self.check(value)
-            return True
-        return False
-
-    def check(self, value: object) -> None:
-        """Refuse a value that is out of range, by a SamplingError with the name, the value and the range."""
-        if value is None and self.neutral is None:
-            return
-        (_check_integer if self.kind is int else _check_number)(self.name, value, self.low, self.high, self.expected)
-
-
-def _field(kind: type, neutral: float | None, low: float, high: float, expected: str, how: dict[str, Any]) -> Any:
-    row = {"kind": kind, "neutral": neutral, "low": low, "high": high, "expected": expected}
-    return field(default=neutral, metadata=row | how)
-
-
-def _number(neutral: float, low: float, high: float, expected: str, **how: Any) -> Any:
-    return _field(float, neutral, low, high, expected, how)
-
-
-def _integer(neutral: int | None, low: int, high: float = _INF, **how: Any) -> Any:
-    expected = f"at least {low}" if high == _INF else f"{low} to {high}"
-    return _field(int, neutral, low, high, expected, how)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,48 +66,48 @@ class SamplingParams:
             other parameter, and its errors end this request alone, as a `LogitsProcessorError`.
     """
 
-    temperature: float = _number(
-        1.0, 0.0, 1e5, "0 (greedy) or 1e-5 to 1e5", takers=_EVERYWHERE,
+    temperature: float = number(
+        1.0, 0.0, 1e5, "0 (greedy) or 1e-5 to 1e5", takers=EVERYWHERE,
         metavar="T", help="0 is greedy; below 1 sharper, above 1 flatter (default: {temperature})",
     )  # fmt: skip
-    top_k: int = _integer(
-        0, 0, takers=_EVERYWHERE, is_idle_when_greedy=True,
+    top_k: int = integer(
+        0, 0, takers=EVERYWHERE, is_idle_when_greedy=True,
         metavar="K", help="the K most probable tokens only (default: 0, off)",
     )  # fmt: skip
-    top_p: float = _number(
-        1.0, 0.0, 1.0, "above 0 to 1", takers=_EVERYWHERE, is_idle_when_greedy=True,
+    top_p: float = number(
+        1.0, 0.0, 1.0, "above 0 to 1", takers=EVERYWHERE, is_idle_when_greedy=True,
         metavar="P", help="the smallest set with a probability of P in sum (default: 1, off)",
     )  # fmt: skip
-    min_p: float = _number(
-        0.0, 0.0, 1.0, "0 to 1", takers=_BUT_ANTHROPIC, is_idle_when_greedy=True,
+    min_p: float = number(
+        0.0, 0.0, 1.0, "0 to 1", takers=BUT_ANTHROPIC, is_idle_when_greedy=True,
         metavar="P", help="tokens of at least P times the best one's probability (default: 0)",
     )  # fmt: skip
-    repetition_penalty: float = _number(
-        1.0, 0.01, 100.0, "0.01 to 100", takers=(*_PENALTY, "file"),
+    repetition_penalty: float = number(
+        1.0, 0.01, 100.0, "0.01 to 100", takers=(*OF_PENALTIES, "file"),
         metavar="R", help="above 1: less of what was there before (default: 1)",
     )  # fmt: skip
-    presence_penalty: float = _number(
-        0.0, -2.0, 2.0, "-2 to 2", takers=_PENALTY,
+    presence_penalty: float = number(
+        0.0, -2.0, 2.0, "-2 to 2", takers=OF_PENALTIES,
         metavar="X", help="subtracted once from tokens that were said (default: 0)",
     )  # fmt: skip
-    frequency_penalty: float = _number(
-        0.0, -2.0, 2.0, "-2 to 2", takers=_PENALTY,
+    frequency_penalty: float = number(
+        0.0, -2.0, 2.0, "-2 to 2", takers=OF_PENALTIES,
         metavar="X", help="subtracted as often as they were said (default: 0)",
     )  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
-    seed: int | None = _integer(
+    seed: int | None = integer(
         None, 0, _MAX_SEED, takers=("cli", "openai", "responses", "anthropic", "page", "harness"),
         is_idle_when_greedy=True, metavar="S", help="the same seed gives the same text (default: another each time)",
     )  # fmt: skip
-    max_tokens: int = _integer(128, 1)
-    min_tokens: int = _integer(
+    max_tokens: int = integer(128, 1)
+    min_tokens: int = integer(
         0, 0, takers=("cli", "openai"), metavar="N", help="no end before N tokens (default: 0, anywhere)"
     )  # fmt: skip
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    n: int = _integer(1, 1, 1024)  # each is a row of the batch
-    logprobs: int | None = _integer(None, 0)
-    prompt_logprobs: int | None = _integer(None, 0)
+    n: int = integer(1, 1, 1024)  # each is a row of the batch
+    logprobs: int | None = integer(None, 0)
+    prompt_logprobs: int | None = integer(None, 0)
     grammar: Grammar | None = None
     logits_processor: LogitsProcessor | None = field(default=None, hash=False)
 
@@ -310,20 +262,6 @@ class GenerationOptions(TypedDict, total=False):
     choice: Sequence[str] | None
 
 
-def _check_number(name: str, value: object, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # false for NaN
-        raise SamplingError(f"{name} is {show_value(value)}; expected a number, {expected}")
-    if name == "temperature" and 0 < value < 1e-5:  # as for 1e5: float32 cannot tell the result from greedy or uniform
-        raise SamplingError(f"temperature is {value}; expected 0 (greedy) or at least 1e-5")
-    if name == "top_p" and value == 0:
-        raise SamplingError("top_p is 0; expected above 0 (for the most probable token alone: temperature 0)")
-
-
-def _check_integer(name: str, value: object, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise SamplingError(f"{name} is {show_value(value)}; expected a whole number, {expected}")
-
-
 def _check_names(given: Mapping[str, object]) -> None:
     known = [field.name for field in fields(SamplingParams)]
     unknown = sorted(str(name) for name in given.keys() - {*known, *GRAMMAR_OPTIONS})
@@ -340,8 +278,8 @@ def _checked_bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise SamplingError(f"logit_bias is {show_value(value)}; expected a mapping of token ids to -100 to 100")
     for token_id, bias in value.items():
-        _check_integer("logit_bias: a token id", token_id, 0, _INF, "at least 0")
-        _check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0, "-100 to 100")
+        check_integer("logit_bias: a token id", token_id, 0, INF, "at least 0")
+        check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0, "-100 to 100")
     return dict(value)
 
 
@@ -358,7 +296,7 @@ def _checked_ids(value: object) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise SamplingError(f"stop_token_ids is {show_value(value)}; expected a sequence of token ids")
     for token_id in value:
-        _check_integer("stop_token_ids: an id", token_id, 0, _INF, "at least 0")
+        check_integer("stop_token_ids: an id", token_id, 0, INF, "at least 0")
     return tuple(value)
 
 

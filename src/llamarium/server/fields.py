@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, ModelWrapValidatorHan
 from pydantic_core import PydanticCustomError
 
 from llamarium.errors import show_value
-from llamarium.sampling.params import PARAMETERS, GenerationOptions, Parameter, Taker, parameters_of
+from llamarium.sampling.parameter import Parameter, Taker
+from llamarium.sampling.params import PARAMETERS, GenerationOptions, parameters_of
 from llamarium.server.errors import ApiError
 from llamarium.server.faults import REFUSED, UNKNOWN
 from llamarium.server.field_table import TABLE, Hint, Refused
