@@ -40,7 +40,7 @@ def main() -> None:
     while not engine.is_idle:
         engine.step()
         held += sum(sequence.num_computed for sequence in engine.sequences)
-        used += engine.num_used_blocks * options.block_size
+        used += engine.snapshot().used_blocks * options.block_size
     row = {"block size": options.block_size, "mean tokens": held / engine.counts.steps, "wasted": 1 - held / used}
     options.prompt_tokens, options.max_tokens = options.prompt_tokens.spelling, options.max_tokens.spelling
     common.report("blocks", options, [row], {"rows": [row]})

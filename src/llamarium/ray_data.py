@@ -22,10 +22,11 @@ from typing import Any, TypedDict, Unpack, cast
 import llamarium
 from llamarium.adapters.model_names import public_name
 from llamarium.engine.engine import MAX_NUM_SEQS
+from llamarium.engine.request import check_timeout
 from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
 from llamarium.generation.answers import Answers
 from llamarium.generation.dialog import DialogOptions
-from llamarium.generation.options import EngineOptions, StreamOptions, check_timeout, split_request
+from llamarium.generation.options import EngineOptions, StreamOptions, split_request
 from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_model import compiled
 from llamarium.server.batch.answer import BatchProgress, BatchRun

@@ -155,7 +155,7 @@ def test_a_server_answers_the_same_and_counts(llama: Llama, drafts: dict[str, Ea
         told = httpx.get(f"{running.url}/metrics").text
         engine: Any = running.service.loaded[1]._thread.engine  # type: ignore[index]
         running.wait(lambda: engine.is_idle)
-        assert engine._scheduler.proposer.num_used_blocks == engine.num_used_blocks == 0
+        assert engine._scheduler.proposer.num_used_blocks == engine.snapshot().used_blocks == 0
     values = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
     drafted, accepted = (
         float(values[f'llamarium:spec_decode_num_{name}_tokens_total{{model_name="small"}}'])

@@ -150,7 +150,7 @@ def test_an_engines_answers(runner_of: RunnerOf, num_blocks: int, kind: str) -> 
     found = answers(list(engine.run()), numbers)
     assert found == [[theirs_greedy(pair, prompt, 30)] for prompt in prompts]
     assert engine.counts.cached_tokens > 0 and (engine.counts.preempted > 0) == (kind == "preempted")
-    assert engine.num_used_blocks == 0
+    assert engine.snapshot().used_blocks == 0
 
 
 @pytest.mark.parametrize("window", [5, 40])

@@ -331,7 +331,7 @@ def test_everybody_gets_the_tokens_of_a_cold_run(tmp_path: Path, num_blocks: int
             events = run(engine, *rest)
             found = answers(events, range(40))
             assert found == [expected[requests.index(request)] for request in rest]
-            assert engine.num_used_blocks == 0
+            assert engine.snapshot().used_blocks == 0
             num_found += engine.counts.disk_tokens
         assert taken(tmp_path) <= 300 * PAGE
     assert num_found > 0
@@ -446,7 +446,7 @@ def test_streams_wait_for_few_blocks_in_a_step(tmp_path: Path) -> None:
         assert all(stream in [event.request for event in events] for events in came), "a token in every step"
         assert [number in [event.request for event in events] for events in came] == [False, False, False, True]
         engine.abort(stream)
-        assert engine.num_running == 1
+        assert engine.snapshot().running == 1
 
 
 def test_what_waits_for_the_disk_can_be_aborted_and_preempted(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_what_waits_for_the_disk_can_be_aborted_and_preempted(tmp_path: Path) ->
         engine.step()
         assert sequence.num_disk == sequence.num_cached == 16, "a block that is loaded twice counts once"
         engine.abort(number)
-        assert engine.num_running == 1 and not engine._scheduler._promised
+        assert engine.snapshot().running == 1 and not engine._scheduler._promised
 
 
 def test_scores_and_means_of_a_prompt_are_computed_though_it_is_on_disk(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_guesses_change_nothing_in_any_company(num_blocks: int, kind: Callable[.
     numbers = [engine.add(request) for request in requests]
     assert answers(list(engine.run()), numbers) == [alone(request, circle=4.0) for request in requests]
     assert draft.drafted > 0 and (draft.accepted > 50) == (kind is Timed)
-    assert engine.num_used_blocks == drafter_of(engine).num_used_blocks == 0
+    assert engine.snapshot().used_blocks == drafter_of(engine).num_used_blocks == 0
     assert (engine.counts.preempted > 0) == (num_blocks < 900)
     assert not drafter_of(engine)._drafted
 
@@ -127,7 +127,7 @@ def test_blocks_come_back_when_an_answer_is_aborted_while_it_is_guessed_for() ->
     assert drafter.num_used_blocks == len(held)
     for number in numbers[1:]:
         engine.abort(number)
-    assert engine.num_used_blocks == drafter_of(engine).num_used_blocks == 0
+    assert engine.snapshot().used_blocks == drafter_of(engine).num_used_blocks == 0
     number = engine.add(Request([*PROMPT, 2], params))
     assert answers(list(engine.run()), [number])[0] == expected
 

@@ -120,7 +120,7 @@ def test_no_bit_depends_on_company_chunks_and_cache(kind: Pooling, how: dict[str
     found = vectors(events)
     for number, text in zip(numbers, [*TEXTS, *TEXTS], strict=True):
         assert (found[number] == alone(text, kind)).all()
-    assert engine.num_used_blocks == 0
+    assert engine.snapshot().used_blocks == 0
     for number, i in zip(streams, (3, 6), strict=True):
         single = Engine(native_runner(model()), 40, shares=False)
         single.add(answered(TEXTS[i], 60))
@@ -135,7 +135,7 @@ def test_who_has_to_give_its_blocks_back_begins_anew(kind: Pooling) -> None:
         engine.add(answered(TEXTS[i], 200))
     for _ in range(100):
         engine.step()
-    assert engine.num_running == 2
+    assert engine.snapshot().running == 2
     number = engine.add(embedded(TEXTS[-1], kind))
     events = list(engine.run())
     assert engine.counts.preempted > 0

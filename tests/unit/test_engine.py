@@ -34,7 +34,7 @@ def test_everybody_gets_the_tokens_that_they_get_alone(num_blocks: int, max_num_
     assert answers(events, numbers) == [alone(request) for request in requests]
     for number, request in zip(numbers, requests, strict=True):
         check_states(events, number, request)
-    assert engine.num_used_blocks == 0
+    assert engine.snapshot().used_blocks == 0
     assert engine.counts.cached_tokens > 0
     assert (engine.counts.preempted > 0) == (num_blocks < 400)
 
@@ -53,7 +53,7 @@ def test_guesses_change_nothing_in_any_company(num_blocks: int) -> None:
     assert lookup.accepted > 20 and engine.counts.steps < engine.counts.generated_tokens
     proposer = engine._scheduler.proposer
     assert isinstance(proposer, LookupProposer) and not proposer._sequences
-    assert engine.num_used_blocks == 0 and (engine.counts.preempted > 0) == (num_blocks < 900)
+    assert engine.snapshot().used_blocks == 0 and (engine.counts.preempted > 0) == (num_blocks < 900)
 
 
 def test_what_was_run_before_is_not_run_again() -> None:
@@ -79,7 +79,7 @@ def test_a_beginning_that_many_have_is_run_once_though_they_come_together() -> N
     requests = [Request([*beginning, i, i], SamplingParams(temperature=0.0, max_tokens=3)) for i in range(10)]
     numbers = [engine.add(request) for request in requests]
     engine.step()
-    assert engine.num_running == 1
+    assert engine.snapshot().running == 1
     engine.add(other := Request([9, 9, 9], requests[0].params))
     assert [event.request for event in engine.step()] == [10], "nobody else waits for it"
     first = numbers.pop(0)
@@ -154,7 +154,7 @@ def test_who_waits_for_memory_is_overtaken_a_bounded_number_of_times() -> None:
     giant = engine.add(Request([7] * 140, SamplingParams(max_tokens=2, seed=1)))
     order: list[int] = []
     for _ in range(300):
-        while engine.num_waiting < 3:  # there is always somebody smaller
+        while engine.snapshot().waiting < 3:  # there is always somebody smaller
             engine.add(Request([rng.randrange(50) for _ in range(20)], SamplingParams(max_tokens=8, seed=1)))
         order.extend(event.request for event in engine.step() if event.finish_reason)
         if giant in order:
@@ -176,7 +176,7 @@ def test_a_deadline_ends_a_request_wherever_it_is() -> None:
     assert [(event.request, event.row) for event in ended] == [(0, 0), (1, 0), (1, 1)]
     assert {event.token_id for event in ended} == {NoToken.TIMED_OUT}
     assert {event.request for event in engine.run()} <= {last}
-    assert engine.num_used_blocks == 0
+    assert engine.snapshot().used_blocks == 0
 
 
 def test_deadlines_that_are_far_away_are_forgotten_with_their_requests() -> None:
@@ -204,7 +204,7 @@ def test_deadlines_that_are_far_away_are_forgotten_with_their_requests() -> None
     for number, deadline_s in ((first, 1e6), (second, 1e7)):
         now[0] = deadline_s
         assert [event.request for event in engine.step() if event.finish_reason == "timeout"] == [number]
-    assert engine.num_used_blocks == 0
+    assert engine.snapshot().used_blocks == 0
 
 
 def test_nan_ends_one_answer_alone() -> None:
@@ -242,7 +242,7 @@ def test_without_memory_to_choose_one_gives_way_and_the_others_go_on(monkeypatch
             events.extend(engine.step())
         except MemoryBudgetError:
             gone.append(engine.abort_largest())
-    assert len(set(gone)) == 3 and lookup.accepted > 0 and engine.num_used_blocks == 0
+    assert len(set(gone)) == 3 and lookup.accepted > 0 and engine.snapshot().used_blocks == 0
     (left,) = set(numbers) - set(gone)
     own = [event for event in events if event.request == left]
     assert answers(own, [left])[0] == alone(requests[left], circle=4.0)
@@ -300,14 +300,16 @@ class Company(RuleBasedStateMachine):
     @invariant()
     def blocks_are_those_of_the_running(self) -> None:
         held = {block for answer in self.engine._scheduler.running for block in answer.table.blocks}
-        assert self.engine.num_used_blocks == len(held)
+        assert self.engine.snapshot().used_blocks == len(held)
         assert all(not answer.table.blocks for answer in self.engine._scheduler.waiting)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
         self.events.extend(self.engine.run())
-        assert self.engine.num_used_blocks == self.engine.num_waiting == self.engine.num_running == 0
+        assert (
+            self.engine.snapshot().used_blocks == self.engine.snapshot().waiting == self.engine.snapshot().running == 0
+        )
         got: dict[tuple[int, int], list[int]] = {}
         for event in self.events:
             got.setdefault((event.request, event.row), []).append(event.token_id)

@@ -247,7 +247,7 @@ def test_tokens_are_the_same_in_any_company_and_pool(num_bytes: int) -> None:
             requests = [_request(rng) for _ in range(16)]
             numbers = [engine.add(one) for one in requests]
             assert answers(list(engine.run()), numbers) == [alone(one, circle=4.0) for one in requests]
-        assert engine.num_used_blocks == 0
+        assert engine.snapshot().used_blocks == 0
         num_accepted += engine.counts.accepted_tokens
     assert num_accepted > 10 and kept.num_pool_tokens <= 2 * num_bytes // 12
 

@@ -43,7 +43,7 @@ def test_scores_are_right_in_any_company(num_blocks: int, shares: bool) -> None:
     for number, request in zip(numbers, requests, strict=True):
         check_scores(events, number, request)
     assert (engine.counts.preempted > 0) == (num_blocks == 30)
-    assert engine.num_used_blocks == 0
+    assert engine.snapshot().used_blocks == 0
     assert max(len(batch.logit_rows) - len(batch.block_tables) for batch in runner.batches) <= MOST
     assert max(len(batch.token_ids) for batch in runner.batches) > 2 * MOST + 40 or num_blocks == 30
 
@@ -94,7 +94,7 @@ def test_without_tokens_only_the_prompt_is_scored_up_to_the_whole_context() -> N
     assert (first.row, second.row) == (0, 1)
     assert {(one.token_id, one.finish_reason) for one in events} == {(NoToken.NOT_ASKED, "length")}
     check_scores(events, number, request)
-    assert engine.is_idle and engine.num_used_blocks == 0 and engine.counts.generated_tokens == 0
+    assert engine.is_idle and engine.snapshot().used_blocks == 0 and engine.counts.generated_tokens == 0
     with pytest.raises(ContextLengthError):
         engine.add(replace(request, params=replace(request.params, max_tokens=1)))
     with pytest.raises(SamplingError, match="max_tokens is 0; expected a whole number, at least 1"):
@@ -127,4 +127,4 @@ def test_logits_that_are_no_numbers_end_the_scored_one_alone(place: int) -> None
     assert answers(events, [0, 1])[1] == alone(well)
     check_scores(events, 1, well)
     assert max(batch.positions.max() for batch in runner.batches) < max(place + MOST, 8), "it ends where it is seen"
-    assert engine.num_used_blocks == 0
+    assert engine.snapshot().used_blocks == 0

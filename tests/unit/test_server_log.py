@@ -12,8 +12,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message
 
-from llamarium.engine.counts import Counts
-from llamarium.engine.thread import EngineSnapshot
+from llamarium.engine.counts import Counts, EngineSnapshot
 from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.server.http.access import Access, http_scope
 from llamarium.server.http.log import Log

@@ -297,7 +297,8 @@ def steps_and_pieces(engine: TextEngine, monkeypatch: pytest.MonkeyPatch) -> lis
 
     def noted(self: Engine) -> Any:
         seen.append("step")
-        return step(self)
+        events, self.was_mixed = step(self), True
+        return events
 
     async def read() -> None:
         async for _ in engine.stream("To be", temperature=0.0, max_new_tokens=12, stop_token_ids=[]):
@@ -306,7 +307,6 @@ def steps_and_pieces(engine: TextEngine, monkeypatch: pytest.MonkeyPatch) -> lis
 
     monkeypatch.setattr("llamarium.engine.thread.MOST_WAIT_S", 20.0)
     monkeypatch.setattr(Engine, "step", noted)
-    monkeypatch.setattr(Engine, "was_mixed", True)
     asyncio.run(read())
     return seen
 
@@ -342,7 +342,7 @@ def test_one_wait_is_for_all_loops(
 ) -> None:
     use_threads(monkeypatch, 2, 2)
     monkeypatch.setattr("llamarium.engine.thread.MOST_WAIT_S", most_s)
-    monkeypatch.setattr(Engine, "was_mixed", True)
+    engine._thread.engine.was_mixed = True
     loops, read, stop = [asyncio.new_event_loop() for _ in range(2)], list[int](), threading.Event()
     threads = [threading.Thread(target=loop.run_forever) for loop in loops]
     for thread in threads:

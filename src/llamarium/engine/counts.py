@@ -34,12 +34,16 @@ class Counts:
     preempted: int = 0
     pass_s: float = 0.0
 
-    def note_prompt(self, num_tokens: int, num_sought: int, num_cached: int, num_disk: int) -> None:
-        """Count a prompt that is computed."""
-        self.prompt_tokens += num_tokens
-        self.sought_tokens += num_sought
-        self.cached_tokens += num_cached
-        self.disk_tokens += num_disk
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """An engine between two steps: sequences with and without blocks, blocks in use and in all, and its counts."""
+
+    running: int
+    waiting: int
+    used_blocks: int
+    num_blocks: int
+    counts: Counts
 
 
 Stage = Literal["waiting", "prefill", "decode"]

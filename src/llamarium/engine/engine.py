@@ -6,10 +6,12 @@ them. Draws depend on the request alone (`sampling/steps.py`).
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from llamarium.engine.counts import Counts
+from llamarium.engine.counts import Counts, EngineSnapshot
 from llamarium.engine.output import OutputProcessor
 from llamarium.engine.pace import MAX_CHUNK_TOKENS, Pace
 from llamarium.engine.pooling import HIDDEN, Pool, States
@@ -62,6 +64,9 @@ class Engine:
         disk: Where whole blocks go besides memory, and come back from.
         clock: Returns seconds.
 
+    Attributes:
+        was_mixed: Whether the last step read a prompt beside sequences that decode.
+
     Raises:
         MemoryBudgetError: If there is no memory for the cache.
         OptionError: If `max_num_seqs`, `num_blocks` or `chunk` is less than 1; with `disk`, if the runner's keys and
@@ -98,31 +103,23 @@ class Engine:
         self._sampler = Sampler(vocab_size, runner.device)
         self._output = OutputProcessor(self._scheduler, self._sampler, self.counts, use_cache=use_cache)
         self._pace, self._clock = Pace(), clock
-        self._was_mixed = False
+        self.was_mixed = False
         fixed = chunk if chunk is not None or runner.is_row_exact else MAX_CHUNK_TOKENS
         self._chunk: Callable[[int, Sequence[int]], int] = self._pace.chunk if fixed is None else lambda _, __: fixed
         self._deadlines, self._numbers = Deadlines(), itertools.count()
         self.use_proposer(proposer)
 
     @property
-    def num_running(self) -> int:
-        """Sequences with blocks."""
-        return len(self._scheduler.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that wait to begin, or to go on."""
-        return sum(map(len, self._scheduler.live.values())) - self.num_running
-
-    @property
     def num_blocks(self) -> int:
         """Blocks of the cache."""
         return self.cache.num_blocks
 
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that sequences have."""
-        return self.num_blocks - self.prefix_index.pool.num_free
+    def snapshot(self) -> EngineSnapshot:
+        """Return what there is now of sequences and blocks, and a copy of the counts."""
+        num_live = sum(map(len, self._scheduler.live.values()))
+        num_running, num_blocks = len(self._scheduler.running), self.cache.num_blocks
+        num_used = num_blocks - self.prefix_index.pool.num_free
+        return EngineSnapshot(num_running, num_live - num_running, num_used, num_blocks, replace(self.counts))
 
     @property
     def sequences(self) -> list[EngineSequence]:
@@ -137,12 +134,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether no request is left, and no event."""
-        return not self._scheduler.live and self._output.is_empty
-
-    @property
-    def was_mixed(self) -> bool:
-        """Whether the last step read a prompt beside sequences that decode."""
-        return self._was_mixed
+        return not self._scheduler.live and not self._output.events
 
     def is_live(self, number: int) -> bool:
         """Whether a request has sequences that have not ended."""
@@ -161,7 +153,7 @@ class Engine:
         """
         prompt, params, config = request.prompt_ids, request.params, self.runner.config
         check_prompt(config, prompt, room=0 if request.pooling else min(1, params.max_tokens))
-        if capacity_blocks(room_of(config, request), self.cache.block_size) > self.num_blocks:
+        if capacity_blocks(room_of(config, request), self.cache.block_size) > self.cache.num_blocks:
             raise no_room(request, self.num_blocks * self.cache.block_size, self.max_tokens)
         if request.edits and not self.runner.takes_edits:
             raise OptionError(f"{self.runner.name} take no edits; load the model whose weights they use")
@@ -192,7 +184,8 @@ class Engine:
         """Begin what `prepare` has returned; return the request's number."""
         number = sequences[0].number
         self._scheduler.add(sequences)
-        self._deadlines.add(sequences[0].request.deadline_s, number, self._scheduler.live)
+        if (deadline_s := sequences[0].request.deadline_s) != math.inf:
+            self._deadlines.add(deadline_s, number, self._scheduler.live)
         return number
 
     def abort(self, number: int, row: int | None = None) -> None:
@@ -253,7 +246,7 @@ class Engine:
         running = self._scheduler.running
         if not running:
             return None
-        number = max(running, key=lambda sequence: (sequence.num_uncomputed, sequence.order)).number
+        number = max(running, key=lambda sequence: (sequence.num_uncomputed, sequence.number, sequence.row)).number
         self.abort(number)
         return number
 
@@ -268,7 +261,8 @@ class Engine:
             yield from self.step()
 
     def _run(self, items: list[StepItem]) -> None:
-        taps = _taps(items)
+        is_tapped = any(one.pool is not None or one.states is not None for one, _, _ in items)
+        taps = _taps(items) if is_tapped else None
         batch = pack([item.span for item in items], self.cache.block_size)
         begin = self._clock()
         logits_WV = self.runner.run(batch, self.cache, taps)
@@ -283,7 +277,7 @@ class Engine:
                 num_decoding += 1
                 num_decoded += len(span.token_ids)
                 num_drafted += sequence.draft.num_scheduled
-        self._was_mixed = 0 < num_decoded < num_tokens
+        self.was_mixed = 0 < num_decoded < num_tokens
         counts, proposer = self.counts, self._scheduler.proposer
         counts.steps, counts.pass_s = counts.steps + 1, counts.pass_s + seconds
         counts.drafted_tokens, counts.preempted = counts.drafted_tokens + num_drafted, self._scheduler.num_preempted
@@ -295,7 +289,7 @@ class Engine:
 
 
 def _taps(items: Sequence[StepItem]) -> Taps | None:
-    """Return what a step's pass has to hand out; None is nothing."""
+    """Return what a step's pass has to hand out; None is nothing after all."""
     wanted = {HIDDEN for item in items if item.sequence.pool is not None}
     for sequence, end, span in items:
         wanted.update(() if sequence.states is None else sequence.states.keys(span.start, end))

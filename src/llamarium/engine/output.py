@@ -1,10 +1,10 @@
 """From a step's logits and hidden states to events: scores, vectors, and the tokens that are chosen. Never torch."""
 
-from collections import deque
 from collections.abc import Sequence
 
 from llamarium.engine.counts import Counts
 from llamarium.engine.pooling import HIDDEN, Vector
+from llamarium.engine.proposers.base import Proposer
 from llamarium.engine.request import FinishReason, TokenEvent
 from llamarium.engine.scheduler import Scheduler
 from llamarium.engine.sequence import EngineSequence, StepItem
@@ -20,20 +20,18 @@ class OutputProcessor:
     """Gives each of a scheduler's sequences what a step computed for it, removes those that end, collects the events.
 
     Without `use_cache` a sequence's keys and values are dropped after each token.
+
+    Attributes:
+        events: Those that were not taken yet.
     """
 
     def __init__(self, scheduler: Scheduler, sampler: Sampler, counts: Counts, *, use_cache: bool) -> None:
         self._scheduler, self._sampler, self._counts, self._use_cache = scheduler, sampler, counts, use_cache
-        self._events = deque[TokenEvent]()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no events to be taken."""
-        return not self._events
+        self.events = list[TokenEvent]()
 
     def take_events(self) -> list[TokenEvent]:
         """Return the events since the last call."""
-        events, self._events = list(self._events), deque[TokenEvent]()
+        events, self.events = self.events, []
         return events
 
     def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
@@ -43,7 +41,7 @@ class OutputProcessor:
         token = row = 0
         for item in items:
             sequence, span = item.sequence, item.span
-            place = sequence.score(item, logits_WV, row, self._sampler)
+            place = row if sequence.scores is None else sequence.score(item, logits_WV, row, self._sampler)
             if sequence.pool is not None and hidden_MD is not None:
                 sequence.pool.take(hidden_MD[token : token + len(span.token_ids)], span.start)
             if sequence.states is not None:
@@ -64,47 +62,52 @@ class OutputProcessor:
         """Return the sequences that get a token now that one is computed up to `end`: it, and those that join it."""
         if sequence.scores is not None and not sequence.scores.is_finite:
             self.end(sequence, "error", NoToken.NOT_FINITE)
-        elif end == len(sequence.ids):
-            if sequence.sampling.num_tokens:
-                return [sequence]
-            self._counts.note_prompt(end, sequence.num_sought, sequence.num_cached, sequence.num_disk)
-            if sequence.pool is None:
-                return self._with_room([sequence, *self._scheduler.fork(sequence)])
+            return []
+        if end < len(sequence.ids):
+            return []
+        if sequence.sampling.num_tokens:
+            return [sequence]
+
+        counts = self._counts  # the prompt is computed
+        counts.prompt_tokens += end
+        counts.sought_tokens += sequence.num_sought
+        counts.cached_tokens += sequence.num_cached
+        counts.disk_tokens += sequence.num_disk
+        if sequence.pool is not None:
             vector = sequence.pool.vector()
             self.end(sequence, "error" if vector is None else "stop", NoToken.NOT_ASKED, vector)
-        return []
+            return []
 
-    def _with_room(self, sequences: list[EngineSequence]) -> list[EngineSequence]:
-        """Return those that may have a token; end those of which only the prompt's scores are wanted."""
-        for sequence in sequences:
-            if len(sequence.ids) >= sequence.limit:
-                self.end(sequence, "length", NoToken.NOT_ASKED)
-        return [sequence for sequence in sequences if sequence.finish_reason is None]
+        joined = [sequence, *(self._scheduler.fork(sequence) if sequence.followers else ())]
+        for one in joined:
+            if len(one.ids) >= one.limit:  # only the prompt's scores are wanted
+                self.end(one, "length", NoToken.NOT_ASKED)
+        return [one for one in joined if one.finish_reason is None]
 
     def _choose(self, sequences: list[EngineSequence], places: list[int], logits_WV: Logits) -> None:
         """Choose the next token of each sequence, and further ones as long as they are those of its draft.
 
         `places` are the rows of the logits after each one's last token; those after its draft's tokens follow.
         """
-        draft_place = 0
+        proposer, draft_place = self._scheduler.proposer, 0
         while sequences:
             logits_BV = logits_WV if places == list(range(len(logits_WV))) else logits_WV[places]
-            found = self._sample(sequences, logits_BV)
+            try:
+                found = self._sampler.sample([sequence.sampling for sequence in sequences], logits_BV)
+            except MemoryBudgetError:
+                for sequence in sequences:
+                    sequence.num_computed -= 1  # its last token is run again in the next step, to the same logits
+                raise
+
             ahead: list[int] = []
             for row, (sequence, chosen) in enumerate(zip(sequences, found, strict=True)):
                 self._accept(sequence, chosen)
-                if sequence.finish_reason is None and self._is_ahead(sequence, draft_place, chosen.token_id):
+                if proposer is None or sequence.finish_reason is not None:
+                    continue
+                if self._is_ahead(proposer, sequence, draft_place, chosen.token_id):
                     ahead.append(row)
             sequences, places = [sequences[row] for row in ahead], [places[row] + 1 for row in ahead]
             draft_place += 1
-
-    def _sample(self, sequences: list[EngineSequence], logits_BV: Logits) -> list[Chosen]:
-        try:
-            return self._sampler.sample([sequence.sampling for sequence in sequences], logits_BV)
-        except MemoryBudgetError:
-            for sequence in sequences:
-                sequence.num_computed -= 1  # its last token is run again in the next step, to the same logits
-            raise
 
     def _accept(self, sequence: EngineSequence, chosen: Chosen) -> None:
         if chosen.token_id < 0:
@@ -112,16 +115,16 @@ class OutputProcessor:
         else:
             self._counts.generated_tokens += 1
             sequence.ids.append(chosen.token_id)
-            if chosen.token_id in sequence.stops or sequence.sampling.is_finished:
+            constraint = sequence.sampling.constraint
+            if chosen.token_id in sequence.stops or (constraint is not None and constraint.is_finished):
                 sequence.finish_reason = "stop"
             elif len(sequence.ids) >= sequence.limit:
                 sequence.finish_reason = "length"
         self._emit(sequence, chosen)
 
-    def _is_ahead(self, sequence: EngineSequence, place: int, token_id: int) -> bool:
+    def _is_ahead(self, proposer: Proposer, sequence: EngineSequence, place: int, token_id: int) -> bool:
         """Whether the token is the draft's and was run, so that the logits after it are there."""
-        proposer = self._scheduler.proposer
-        if proposer is None or not proposer.policy.check(sequence.draft, place, token_id):
+        if not proposer.policy.check(sequence.draft, place, token_id):
             return False
         self._counts.accepted_tokens += 1
         self._scheduler.mark_computed(sequence, len(sequence.ids))
@@ -142,7 +145,7 @@ class OutputProcessor:
         )
         if sequence.scores is not None and sequence.scores.is_complete:
             event, sequence.scores = event._replace(prompt_scores=sequence.scores), None
-        self._events.append(event)
+        self.events.append(event)
         if reason is not None:
             self._scheduler.remove(sequence)
         elif not self._use_cache:

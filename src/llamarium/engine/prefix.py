@@ -9,7 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 
 import numpy as np
 
@@ -145,7 +145,9 @@ class PrefixIndex:
         best, most = None, 0
         for block in islice(reversed(self._children.get((parent, ids[0]), {})), _MAX_COMPARED):
             pairs = zip(self._contents[block].ids, ids, strict=False)
-            count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            count = next((i for i, (kept, sought) in enumerate(pairs) if kept != sought), None)
+            if count is None:
+                count = min(len(self._contents[block].ids), len(ids))
             if count > most:
                 best, most = block, count
         return best, most, best is not None and most == len(self._contents[best].ids)

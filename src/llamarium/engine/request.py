@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Places, Pooling, State, Vector
 from llamarium.engine.scoring import PromptScores
-from llamarium.errors import AnswerError, ContextLengthError, InputError, MemoryBudgetError
+from llamarium.errors import AnswerError, ContextLengthError, InputError, MemoryBudgetError, OptionError, show_value
 from llamarium.runtime.intervention import Edit, check_edit
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
@@ -107,6 +107,14 @@ def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the pr
         raise too_long(len(prompt), None, config.max_position_embeddings, name)
 
 
+def check_timeout(timeout_s: object) -> None:
+    """Raise an OptionError unless `timeout_s` is None or seconds of 0 or more."""
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:  # false for NaN
+        raise OptionError(f"timeout_s is {show_value(timeout_s)}; expected seconds, 0 or more")
+
+
 def check_inside(config: ModelConfig, request: Request) -> None:
     """Refuse edits and hidden states of what there is not: InputError."""
     for edit in request.edits:
@@ -152,8 +160,6 @@ class Deadlines:
 
     def add(self, deadline_s: float, number: int, live: Collection[int]) -> None:
         """Note a request's deadline; those of ended requests are dropped once they are most of what is kept."""
-        if deadline_s == math.inf:
-            return
         if len(self._heap) > 2 * len(live) + _FEW_DEADLINES:
             self._heap = [one for one in self._heap if one[1] in live]
             heapq.heapify(self._heap)

@@ -29,7 +29,7 @@ MAX_TAPPED = 256
 
 _MAX_SKIPPED = 8  # requests that wait for memory and are passed over in one step
 _LOADED, _LOADED_BESIDE = 64, 4  # blocks from disk in a step, alone and beside streams
-_order = attrgetter("order")
+_order = attrgetter("number", "row")  # by arrival
 
 
 class Scheduler:
@@ -78,7 +78,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.leader is not None:
             sequence.leader.followers.remove(sequence)
-        self._release_followers(sequence)
+        if sequence.followers:
+            self._release_followers(sequence)
         others = self.live[sequence.number]
         others.remove(sequence)
         if not others:
@@ -91,11 +92,14 @@ class Scheduler:
         step.
         """
         self._make_room()
-        self._admit()
+        if self.waiting:
+            self._admit()
         decoding = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
-        self._load(_LOADED_BESIDE if decoding else _LOADED)
+        if self._index.disk is not None:
+            self._load(_LOADED_BESIDE if decoding else _LOADED)
         reading = [one for one in self.running if one.num_uncomputed > 1 and not one.is_on_disk]
-        self._propose(decoding)
+        if self.proposer is not None:
+            self._propose(self.proposer, decoding)
         items = [sequence.item(len(sequence.ids)) for sequence in decoding]
         if not reading:
             return items
@@ -134,8 +138,6 @@ class Scheduler:
 
     def _release_followers(self, leader: EngineSequence) -> None:
         """Make the first follower of a sequence that leaves the leader of the others."""
-        if not leader.followers:
-            return
         (first, *others), leader.followers = leader.followers, []
         first.leader, first.followers = None, others
         for sequence in others:
@@ -152,12 +154,10 @@ class Scheduler:
             if sequence.table.blocks:
                 sequence.table.reserve(len(sequence.ids))
 
-    def _propose(self, decoding: Sequence[EngineSequence]) -> None:
+    def _propose(self, proposer: Proposer, decoding: Sequence[EngineSequence]) -> None:
         """Give decoding sequences a draft, as far as there are blocks for it."""
-        if self.proposer is None:
-            return
         begun = [sequence for sequence in decoding if sequence.sampling.num_tokens and not sequence.is_tapped]
-        for sequence, draft in zip(begun, self.proposer.propose(begun, len(decoding)), strict=True):
+        for sequence, draft in zip(begun, proposer.propose(begun, len(decoding)), strict=True):
             sequence.draft = draft
             num_tokens = len(sequence.ids) + draft.num_scheduled
             others = len(self.running) - 1  # each may need a block
@@ -224,7 +224,7 @@ class Scheduler:
         sequence.free_blocks_at_refusal = -1
         if self._shares:
             self._promise(sequence)
-            sequence.is_on_disk = self._index.is_on_disk(found)
+            sequence.is_on_disk = self._index.disk is not None and self._index.is_on_disk(found)
         return True
 
     def _load(self, most: int) -> None:
@@ -317,7 +317,7 @@ def _share_out(reading: Sequence[EngineSequence], room: int, most_logits: int) -
         return count
 
     left = room - give(reading[0], (room + 1) // 2)
-    left -= give(min(reading, key=lambda one: (one.num_uncomputed - counts[one] or 1 << 30, one.order)), left)
+    left -= give(min(reading, key=lambda one: (one.num_uncomputed - counts[one] or 1 << 30, _order(one))), left)
     for sequence in reading:
         left -= give(sequence, left)
     return [sequence.item(sequence.num_computed + count) for sequence, count in counts.items() if count]

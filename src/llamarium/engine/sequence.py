@@ -81,11 +81,6 @@ class EngineSequence:
     free_blocks_at_refusal: int = -1
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key: by arrival."""
-        return self.number, self.row
-
-    @property
     def num_uncomputed(self) -> int:
         """Tokens without keys and values: 1 while it decodes, more while its prompt is read."""
         return len(self.ids) - self.num_computed
@@ -120,12 +115,11 @@ class EngineSequence:
         return StepItem(self, end, Span(ids, start, self.table.blocks, num_logits, request.adapter, request.edits))
 
     def score(self, item: "StepItem", logits_WV: Logits, row: int, sampler: Sampler) -> int:
-        """Score the prompt's tokens that an item ran, if that is wanted, from the step's logits, of `row` on.
+        """Score the prompt's tokens that an item ran, from the step's logits, of `row` on.
 
         Returns the row of the logits for the sequence's next token.
         """
-        if self.scores is None:
-            return row
+        assert self.scores is not None
         num_wanted = self.scores.num_wanted(item.span.start, item.end)
         self.scores.take(logits_WV[row : row + num_wanted], sampler)
         return row + num_wanted

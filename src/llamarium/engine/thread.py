@@ -11,10 +11,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
-from llamarium.engine.counts import Counts
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.sequence import EngineSequence
@@ -40,17 +39,6 @@ State = Literal["ready", "draining", "stopped", "broken"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
-    """An engine after its last step: sequences with and without blocks, blocks in use and in all, and its counts."""
-
-    running: int
-    waiting: int
-    used_blocks: int
-    num_blocks: int
-    counts: Counts
-
-
 class _Command(NamedTuple):
     """What the engine's thread does between two steps, and what happens if it has broken before that."""
 
@@ -71,7 +59,7 @@ class EngineThread:
         self._deliver: dict[int, Deliver] = {}
         self.failure: BaseException | None = None
         self._closing, self.turns = False, Turns()
-        self.snapshot = self._look()
+        self.snapshot = engine.snapshot()
         self._lock = threading.Lock()  # no request is put into the queue after the last command
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
         self._thread.start()
@@ -96,7 +84,7 @@ class EngineThread:
         def refuse(error: Exception) -> None:
             self._wake({number: deliver(error)})
 
-        self._put(_Command(lambda: self._begin(sequences, deliver), refuse))
+        self._put(_Command(partial(self._begin, sequences, deliver), refuse))
         return number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
@@ -171,7 +159,7 @@ class EngineThread:
     def _execute_commands(self) -> bool:
         """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
         while True:
-            self.snapshot = self._look()
+            self.snapshot = self.engine.snapshot()
             if self.engine.is_idle:
                 self.turns.rest()
             try:
@@ -253,11 +241,6 @@ class EngineThread:
     def _end(self, numbers: Iterable[int], error: Exception) -> None:
         delivers = {number: self._deliver.pop(number) for number in numbers if number in self._deliver}
         self._wake({number: deliver(error) for number, deliver in delivers.items()})
-
-    def _look(self) -> EngineSnapshot:
-        engine = self.engine
-        counts = replace(engine.counts)
-        return EngineSnapshot(engine.num_running, engine.num_waiting, engine.num_used_blocks, engine.num_blocks, counts)
 
 
 def _call_all(

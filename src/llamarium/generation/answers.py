@@ -5,7 +5,7 @@ import math
 import queue
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -49,7 +49,7 @@ class Answers:
         self._ready = deque[Piece]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._abort: Callable[[int | None], None] = lambda _: None
+        self._thread: EngineThread | None = None
 
     @property
     def num_answers(self) -> int:
@@ -64,9 +64,9 @@ class Answers:
             return None if (answers := me()) is None else answers._take(came)
 
         self.is_edited, self.root = bool(request.edits), thread.engine.root_of(request)
-        self.number = number = thread.submit(request, deliver)
-        self._abort = lambda row: thread.abort(number, row)
-        weakref.finalize(self, thread.abort, number)
+        self.number = thread.submit(request, deliver)
+        self._thread = thread
+        self._dropped = weakref.finalize(self, thread.abort, self.number)
         return self
 
     def __iter__(self) -> Self:
@@ -102,10 +102,12 @@ class Answers:
         return pieces
 
     def close(self) -> None:
-        """Abort the request; its blocks are free after the current step."""
-        self._num_open = 0
+        """Abort the request, if it has not ended; its blocks are free after the current step."""
         self._ready.clear()
-        self._abort(None)
+        if self._num_open == 0:
+            return
+        self._num_open = 0
+        self._abort()
         self._inbox.put(())  # wakes a waiting thread
         with suppress(RuntimeError):  # of a loop that was closed
             if self._loop is not None:
@@ -115,15 +117,16 @@ class Answers:
         """Wait for the whole; raises as `__next__`."""
         for _ in self:
             pass
-        return self._generation()
+        return self.generation()
 
     async def acollect(self) -> Generation:
         """Wait for the whole; raises as `__next__`."""
         async for _ in self:
             pass
-        return self._generation()
+        return self.generation()
 
-    def _generation(self) -> Generation:
+    def generation(self) -> Generation:
+        """Return the whole, once all pieces have been taken; InputError if the request was ended before."""
         if any(row.finish_reason is None for row in self.rows):
             raise InputError("the request was ended before its answers were complete; there is nothing to collect")
         completions = tuple(row.completion() for row in self.rows)
@@ -132,7 +135,7 @@ class Answers:
     def _take(self, came: Sequence[TokenEvent] | Exception) -> Reader | None:
         """Take a step's events, in the engine's thread."""
         if self._inbox.qsize() >= self._most_buffered:
-            self._abort(None)
+            self._abort()
             came = SlowReaderError("the answer was not read as fast as it came, and has been ended")
             self._most_buffered = math.inf
         self._inbox.put(came)
@@ -154,22 +157,26 @@ class Answers:
             self._num_open = 0
             raise came
         for event in came:
-            self._push_event(event)
+            row = self.rows[event.row]
+            if row.finish_reason is not None:  # chosen while its stop string was found
+                continue
+            self.num_cached, self.num_disk = event.num_cached, event.num_disk
+            if event.finish_reason == "timeout":
+                self.close()
+                raise RequestTimeoutError("the answer did not come to its end in the time that the request had")
+            piece = row.push(event)
+            if row.failure is not None:
+                self.close()
+                raise row.failure
+            self._ready.append(piece)
+            if piece.finish_reason is not None:
+                self._num_open -= 1
+                if event.finish_reason is None:
+                    self._abort(event.row)
+        if self._num_open == 0:
+            self._dropped.detach()  # the engine has nothing left to abort
 
-    def _push_event(self, event: TokenEvent) -> None:
-        row = self.rows[event.row]
-        if row.finish_reason is not None:  # chosen while its stop string was found
-            return
-        self.num_cached, self.num_disk = event.num_cached, event.num_disk
-        if event.finish_reason == "timeout":
-            self.close()
-            raise RequestTimeoutError("the answer did not come to its end in the time that the request had")
-        piece = row.push(event)
-        if row.failure is not None:
-            self.close()
-            raise row.failure
-        self._ready.append(piece)
-        if piece.finish_reason is not None:
-            self._num_open -= 1
-            if event.finish_reason is None:
-                self._abort(event.row)
+    def _abort(self, row: int | None = None) -> None:
+        """Abort one of the answers, or the request."""
+        if self._thread is not None:
+            self._thread.abort(self.number, row)

@@ -35,6 +35,7 @@ from llamarium.tokenizer.streaming import StopStringFilter
 from llamarium.tokenizer.tools.definition import ToolCall
 from llamarium.tokenizer.tools.deltas import ContentDelta, Delta, text_of
 from llamarium.tokenizer.tools.forms import tag_ids
+from llamarium.tokenizer.tools.parser import ToolCallParser
 from llamarium.tokenizer.tools.request import ToolRequest
 
 
@@ -249,7 +250,7 @@ class RowText:
         self._calls = None if self.tools is None else self.tools.parser(openings)
         spelled = frozenset[int]() if self._calls is None else tag_ids(self.tokenizer.special_tokens)
         self._decoder = self.tokenizer.stream(continuation=continues, spelled=spelled)
-        self._stops = StopStringFilter(self.params.stop)
+        self._stops = StopStringFilter(self.params.stop) if self.params.stop else None
 
     def push(self, event: TokenEvent) -> Piece:
         """Take the row's next token and return what it adds."""
@@ -260,12 +261,12 @@ class RowText:
         text = self._decoder.push(event.token_id) if is_text else ""
         if event.finish_reason is not None and self.params.grammar is None:  # no half character, which none accepts
             text += self._decoder.finish()
-        if not self._is_held and len(self.token_ids) >= self.params.min_tokens:
-            text = self._stops.push(text)
-        self.finish_reason = "stop" if self._stops.stopped else event.finish_reason
-        if not self._is_held and self.finish_reason is not None:
-            text += self._stops.finish()
-        text, deltas = self._divide(text)
+        self.finish_reason = event.finish_reason
+        if self._stops is not None:
+            text = self._until_stop_string(self._stops, text)
+        deltas = (ContentDelta(text),) if text else ()
+        if self._calls is not None:
+            text, deltas = self._divide(self._calls, text)
         self.texts.append(text)
         if event.finish_reason == "error":
             self.failure = event.failure or AnswerError(NoToken(event.token_id).message)
@@ -278,37 +279,49 @@ class RowText:
             logprobs = (TokenLogprob(event.token_id, text_of_id(event.token_id), event.logprob, top),)
         self.token_ids.extend(ids)
         self.logprobs.extend(logprobs)
-        end = self.finish_reason, self.index, deltas, self._stops.matched, prompt
-        return Piece(text, ids, logprobs, *end, event.states)
+        matched = None if self._stops is None else self._stops.matched
+        return Piece(text, ids, logprobs, self.finish_reason, self.index, deltas, matched, prompt, event.states)
 
-    def _divide(self, text: str) -> tuple[str, tuple[Delta, ...]]:
+    def _until_stop_string(self, stops: StopStringFilter, text: str) -> str:
+        """Return what can be shown of a text; where a stop string ends the answer, note it."""
+        if not self._is_held and len(self.token_ids) >= self.params.min_tokens:
+            text = stops.push(text)
+        if stops.stopped:
+            self.finish_reason = "stop"
+        if not self._is_held and self.finish_reason is not None:
+            text += stops.finish()
+        return text
+
+    def _divide(self, calls: ToolCallParser, text: str) -> tuple[str, tuple[Delta, ...]]:
         """Return what of a text is said, and that with the calls; where calls end the answer, note it."""
-        calls = self._calls
-        if calls is None:
-            return text, (ContentDelta(text),) if text else ()
         deltas = calls.push(text)
         if calls.is_done and self.finish_reason is None:
             self.finish_reason = "stop"
         if self.finish_reason is not None:
             deltas += calls.finish()
-        if self._is_held:
-            deltas = self._until_stop(deltas)
-        if self.finish_reason == "stop" and calls.calls and not self._stops.stopped:
+        if self._is_held and self._stops is not None:
+            deltas = self._until_stop(self._stops, deltas)
+        if self.finish_reason == "stop" and calls.calls and not self._is_stopped:
             self.finish_reason = "tool_calls"
         return text_of(deltas), tuple(deltas)
 
-    def _until_stop(self, deltas: Sequence[Delta]) -> list[Delta]:
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether a stop string has ended it."""
+        return self._stops is not None and self._stops.stopped
+
+    def _until_stop(self, stops: StopStringFilter, deltas: Sequence[Delta]) -> list[Delta]:
         """Return what comes before a stop string, which ends the answer; within calls there is none."""
         kept: list[Delta] = []
         for delta in deltas:
             is_content = isinstance(delta, ContentDelta)
-            if text := self._stops.push(delta.text) if is_content else self._stops.finish():
+            if text := stops.push(delta.text) if is_content else stops.finish():
                 kept.append(ContentDelta(text))
-            if not is_content and not self._stops.stopped:
+            if not is_content and not stops.stopped:
                 kept.append(delta)
-        if self.finish_reason is not None and (text := self._stops.finish()):
+        if self.finish_reason is not None and (text := stops.finish()):
             kept.append(ContentDelta(text))
-        if self._stops.stopped:
+        if stops.stopped:
             self.finish_reason = "stop"
         return kept
 
@@ -336,8 +349,8 @@ class RowText:
             self.finish_reason,
             self.params.seed,
             None if self.failure is None else str(self.failure),
-            () if self._calls is None or (self._is_held and self._stops.stopped) else self._calls.calls,
-            self._stops.matched,
+            () if self._calls is None or (self._is_held and self._is_stopped) else self._calls.calls,
+            None if self._stops is None else self._stops.matched,
             tuple(self.states),
             self.failure,
         )

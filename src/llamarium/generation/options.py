@@ -149,11 +149,3 @@ def drafting(model: TextModel, draft: TextModel) -> DraftModel:
 def split_request(options: StreamOptions) -> RequestOptions:
     """Remove the options of a request from some options, and return them."""
     return cast(RequestOptions, {name: options.pop(name) for name in RequestOptions.__annotations__ if name in options})
-
-
-def check_timeout(timeout_s: object) -> None:
-    """Raise an OptionError unless `timeout_s` is None or seconds of 0 or more."""
-    if timeout_s is None:
-        return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:  # false for NaN
-        raise OptionError(f"timeout_s is {show_value(timeout_s)}; expected seconds, 0 or more")

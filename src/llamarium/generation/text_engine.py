@@ -12,18 +12,20 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self, Unpack, get_args
 
 from llamarium.adapters.load import read_beside
+from llamarium.engine.counts import EngineSnapshot
 from llamarium.engine.engine import MAX_NUM_SEQS, Engine
 from llamarium.engine.memory import num_blocks_for
 from llamarium.engine.pooling import Places, Pooling, Vector
 from llamarium.engine.prefix import PrefixIndex
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
-from llamarium.engine.request import Request
-from llamarium.engine.thread import EngineSnapshot, EngineThread, State
+from llamarium.engine.request import Request, check_timeout
+from llamarium.engine.thread import EngineThread, State
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.errors import OptionError, check_choice
@@ -32,7 +34,7 @@ from llamarium.generation.answers import Answers
 from llamarium.generation.completion import row_texts
 from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_dialog_options
 from llamarium.generation.embedding import Embedding, embed
-from llamarium.generation.options import StreamOptions, check_timeout, proposer_choice, proposer_of, split_request
+from llamarium.generation.options import StreamOptions, proposer_choice, proposer_of, split_request
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
@@ -179,7 +181,7 @@ class TextEngine:
         grammar = grammar or (params.grammar and compiled(self._model, params))
         most = MAX_BUFFERED if must_keep_up else math.inf
         answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=most)
-        with self.choices.number(adapter) as number:
+        with nullcontext(-1) if adapter is None else self.choices.number(adapter) as number:
             how = number, salt, grammar, deadline_s, None, edits, places, ngram_pool
             return answers.begin(self._thread, Request(prompt_ids, params, stops, *how))
 
@@ -220,7 +222,7 @@ class TextEngine:
         return known
 
     def _deadline(self, timeout_s: float | None) -> float:
-        if self._model.runner is not self._base:
+        if self._model.loaded.runner() is not self._base:
             raise OptionError("the model was edited after the engine was made; call llama.engine() again")
         if timeout_s is None:
             return math.inf

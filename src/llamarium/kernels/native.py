@@ -293,7 +293,8 @@ def run(model: CModel, cache: CCache, batch: CBatch, taps: CTaps | None, logits:
             "the batch names a position, block, sequence, adapter, edit or row of logits that there is not; expected "
             f"blocks below {cache.num_blocks} of {cache.block_size} positions, a sequence's tokens in order"
         )
-    _check(code)
+    if code:
+        raise _no_memory()
 
 
 def lookup(matrix: CMatrix, rows: NDArray[np.int64], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
@@ -315,7 +316,8 @@ def choose(logits_BV: NDArray[np.float32], choices: Sequence[CChoice]) -> list[i
     num_rows, vocab_size = logits_BV.shape
     ids = (c_int32 * num_rows)()
     how = (CChoice * num_rows)(*choices)
-    _check(_ready().lm_choose(logits_BV.ctypes.data, num_rows, vocab_size, how, ids))
+    if _ready().lm_choose(logits_BV.ctypes.data, num_rows, vocab_size, how, ids):
+        raise _no_memory()
     return ids[:]
 
 
@@ -378,4 +380,8 @@ def _ready() -> ctypes.CDLL:
 
 def _check(code: int) -> None:
     if code:
-        raise MemoryBudgetError("there is no memory left for this pass; ask for fewer tokens or answers at once")
+        raise _no_memory()
+
+
+def _no_memory() -> MemoryBudgetError:
+    return MemoryBudgetError("there is no memory left for this pass; ask for fewer tokens or answers at once")

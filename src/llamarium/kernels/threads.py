@@ -31,11 +31,7 @@ def num_threads() -> int:
 
     Where PyTorch is not imported, it is what PyTorch would be set to.
     """
-    return min(_wished_threads(), allowed_cpus())
-
-
-def _wished_threads() -> int:
-    return _held.wished or _before_fork or _torch_threads()
+    return min(_held.wished or _before_fork or _torch_threads(), allowed_cpus())
 
 
 def _torch_threads() -> int:
@@ -140,7 +136,7 @@ def _after_fork_in_child() -> None:
     """
     global _before_fork
     if "torch" in sys.modules:
-        _before_fork = _wished_threads()
+        _before_fork = _held.wished or _before_fork or _torch_threads()
         _set_torch_threads(1)
 
 

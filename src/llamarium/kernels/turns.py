@@ -40,7 +40,8 @@ class Turns:
         with self._changed:
             if not self._is_busy:
                 self._is_busy, self._busy_since = True, self._clock()
-            self._wait_for_pieces()
+            if self._pieces or self._num_waiting:
+                self._wait_for_pieces()
             self._is_stepping, began = True, self._clock()
         try:
             yield
@@ -106,15 +107,11 @@ class Turns:
 
 def pause() -> None:
     """Let an engine's steps go first, between two pieces of a thread's longer work; nothing in other threads."""
-    turns = _own_turns()
+    turns: Turns | None = getattr(_this_thread, "turns", None)
     if turns is not None:
         turns.give_way()
 
 
 def piece_tokens(most: int) -> int:
     """Return how many tokens of a pass to run between two pauses: fewer than `most` in a thread of longer work."""
-    return most if _own_turns() is None else min(most, _PIECE_TOKENS)
-
-
-def _own_turns() -> Turns | None:
-    return getattr(_this_thread, "turns", None)
+    return most if getattr(_this_thread, "turns", None) is None else min(most, _PIECE_TOKENS)

@@ -68,8 +68,17 @@ def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
 
     It calls nothing that releases the GIL, as np.arange does: a server's thread would take it.
     """
-    if all(len(span.token_ids) == span.num_logits == 1 for span in spans):
-        return _pack_single(spans, block_size)
+    tables = _tables(spans, block_size)
+    has_adapters, has_edits = any(span.adapter >= 0 for span in spans), any(span.edits for span in spans)
+    adapters = np.array([span.adapter for span in spans], np.int32) if has_adapters else None
+    edits = tuple(span.edits for span in spans) if has_edits else None
+
+    if all(len(span.token_ids) == span.num_logits == 1 for span in spans):  # as in most batches
+        rows = np.array(range(len(spans)), np.int32)
+        ids = np.array([span.token_ids[0] for span in spans], np.int64)
+        positions = np.array([span.start for span in spans], np.int32)
+        return Batch(ids, positions, rows, tables, rows, adapters, edits)
+
     ids, positions, sequences, wanted = list[int](), list[int](), list[int](), list[int]()
     for row, span in enumerate(spans):
         count = len(span.token_ids)
@@ -81,19 +90,11 @@ def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
         np.array(ids, np.int64),
         np.array(positions, np.int32),
         np.array(sequences, np.int32),
-        _tables(spans, block_size),
+        tables,
         np.array(wanted, np.int32),
-        _adapters(spans),
-        _edits(spans),
+        adapters,
+        edits,
     )
-
-
-def _pack_single(spans: Sequence[Span], block_size: int) -> Batch:
-    """Pack spans of one token each, as in most batches."""
-    rows = np.array(range(len(spans)), np.int32)
-    ids = np.array([span.token_ids[0] for span in spans], np.int64)
-    positions = np.array([span.start for span in spans], np.int32)
-    return Batch(ids, positions, rows, _tables(spans, block_size), rows, _adapters(spans), _edits(spans))
 
 
 def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
@@ -105,13 +106,3 @@ def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
     for row, (span, count) in enumerate(zip(spans, needed, strict=True)):
         tables[row, :count] = span.blocks[:count]
     return tables
-
-
-def _adapters(spans: Sequence[Span]) -> NDArray[np.int32] | None:
-    if all(span.adapter < 0 for span in spans):
-        return None
-    return np.array([span.adapter for span in spans], np.int32)
-
-
-def _edits(spans: Sequence[Span]) -> tuple[tuple[Edit, ...], ...] | None:
-    return tuple(span.edits for span in spans) if any(span.edits for span in spans) else None

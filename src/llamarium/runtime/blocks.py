@@ -10,6 +10,7 @@ the least recently used one first.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from llamarium.errors import MemoryBudgetError
 from llamarium.runtime.batch import BLOCK_SIZE
@@ -99,12 +100,12 @@ class BlockPool:
         self._free.update(dict.fromkeys(range(first, first + count)))
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """One sequence's `blocks`, by number, in the order of positions."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.blocks: list[int] = []
-        self._pool = pool
+    _pool: BlockPool
+    blocks: list[int] = field(default_factory=list[int])
 
     def reserve(self, num_tokens: int) -> None:
         """Take blocks for so many tokens in all; MemoryBudgetError if the cache has not as many free blocks."""

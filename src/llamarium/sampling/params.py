@@ -7,7 +7,7 @@ them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 
 import difflib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
@@ -128,9 +128,10 @@ class SamplingParams:
                 f"logits_processor is {show_value(self.logits_processor)}; expected a function of token ids and logits"
             )
         # Own copies: the caller's list or dict may change, a request may not.
-        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
-        object.__setattr__(self, "stop", _checked_stop(self.stop))
-        object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", {} if self.logit_bias == {} else _checked_bias(self.logit_bias))
+        for name, checked in _CHECKED_LISTS.items():
+            if (value := getattr(self, name)) != ():
+                object.__setattr__(self, name, checked(value))
         grammar = None if self.grammar is None else checked_grammar(self.grammar)
         if grammar is not None and not grammar.has_free_text and self.stop:
             raise SamplingError(
@@ -175,7 +176,8 @@ class SamplingParams:
             if "max_tokens" in given:
                 raise SamplingError("max_new_tokens and max_tokens are the same parameter; give one")
             given["max_tokens"] = given.pop("max_new_tokens")
-        _check_names(given)
+        if unknown := given.keys() - _NAMES:
+            raise _unknown_names(unknown)
         if not given.keys().isdisjoint(GRAMMAR_OPTIONS):
             given = {name: value for name, value in given.items() if name not in GRAMMAR_OPTIONS}
             given["grammar"] = Grammar.from_options(options)
@@ -206,23 +208,29 @@ class SamplingParams:
             UserWarning: Naming fields that would change the answer and are not supported, and overrides without effect.
         """
         given = {name: value for name, value in overrides.items() if value is not None}
-        _warn_of_unsupported(raw, source)
-        try:
-            recommended = _recommended(raw)
-        except SamplingError as error:
-            raise SamplingError(f"{source}: {error}") from None
+        recommended: dict[str, Any] = {}
+        if raw:
+            _warn_of_unsupported(raw, source)
+            try:
+                recommended = _recommended(raw)
+            except SamplingError as error:
+                raise SamplingError(f"{source}: {error}") from None
         idle = sorted(name for name, parameter in PARAMETERS.items() if parameter.is_idle_when_greedy and name in given)
         if idle and recommended.get("temperature") == 0 and "temperature" not in given:
             warn_caller(f"{', '.join(idle)}: no effect, {source} says greedy; give a temperature")
-        stop = () if given.get("grammar") is not None else recommended.pop("stop", ())  # where a free text ends
-        stop = (*stop, *_checked_stop(given.pop("stop", ())))
-        stop_ids = (*recommended.pop("stop_token_ids", ()), *_checked_ids(given.pop("stop_token_ids", ())))
-        values: dict[str, Any] = {**recommended, **given, "stop": tuple(dict.fromkeys(stop))}
-        return cls(**values, stop_token_ids=tuple(dict.fromkeys(stop_ids)))
+        if given.get("grammar") is not None:  # what ends a free text
+            recommended.pop("stop", None)
+        for name, checked in _CHECKED_LISTS.items():
+            if name in given or name in recommended:
+                both = (*recommended.get(name, ()), *checked(given.get(name, ())))
+                given[name] = tuple(dict.fromkeys(both))
+        return cls(**{**recommended, **given})
 
 
 PARAMETERS = {one.name: Parameter(name=one.name, **one.metadata) for one in fields(SamplingParams) if one.metadata}
 """The table, by name, in the order of the fields."""
+
+_NAMES = {one.name for one in fields(SamplingParams)}.union(GRAMMAR_OPTIONS)
 
 
 def parameters_of(taker: Taker) -> list[Parameter]:
@@ -262,16 +270,15 @@ class GenerationOptions(TypedDict, total=False):
     choice: Sequence[str] | None
 
 
-def _check_names(given: Mapping[str, object]) -> None:
+def _unknown_names(given: Iterable[object]) -> SamplingError:
+    """Return the error of options that there are not, with the names that may be meant."""
     known = [field.name for field in fields(SamplingParams)]
-    unknown = sorted(str(name) for name in given.keys() - {*known, *GRAMMAR_OPTIONS})
-    if not unknown:
-        return
+    unknown = sorted(map(str, given))
     names = [*known, "max_new_tokens", *GRAMMAR_OPTIONS]
     meant = [near[0] for name in unknown if (near := difflib.get_close_matches(name, names, n=1))]
     hint = f"did you mean {', '.join(dict.fromkeys(meant))}? There are" if meant else "there are"
     shown = ", ".join(escape(name, 40) for name in unknown)
-    raise SamplingError(f"unknown sampling parameters: {shown}; {hint}: {', '.join(known)}")
+    return SamplingError(f"unknown sampling parameters: {shown}; {hint}: {', '.join(known)}")
 
 
 def _checked_bias(value: object) -> dict[int, float]:
@@ -298,6 +305,9 @@ def _checked_ids(value: object) -> tuple[int, ...]:
     for token_id in value:
         check_integer("stop_token_ids: an id", token_id, 0, INF, "at least 0")
     return tuple(value)
+
+
+_CHECKED_LISTS = {"stop": _checked_stop, "stop_token_ids": _checked_ids}
 
 
 # --- generation_config.json -------------------------------------------------------------------------------------------
@@ -327,13 +337,10 @@ def _recommended(raw: Mapping[str, Any]) -> dict[str, Any]:
         found["max_tokens"] = raw["max_new_tokens"]
     for name, value in found.items():
         PARAMETERS[name].check(value)
-    for name, ours, checked in (
-        ("eos_token_id", "stop_token_ids", _checked_ids),
-        ("stop_strings", "stop", _checked_stop),
-    ):
+    for name, ours in (("eos_token_id", "stop_token_ids"), ("stop_strings", "stop")):
         value = raw.get(name)
         if value is not None:
-            found[ours] = checked(value if isinstance(value, list) else [value])
+            found[ours] = _CHECKED_LISTS[ours](value if isinstance(value, list) else [value])
     return found
 
 

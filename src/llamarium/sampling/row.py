@@ -80,10 +80,12 @@ class SamplingRow:
         choice: The parameters for C.
         history: The ids of prompt and answer so far, for the parameters' `logits_processor`; None without one.
         failure: Why that function ended the answer, or None.
+        is_adjusted: Whether logits change before the choice: a processor, a bias, penalties, or a minimum of tokens.
     """
 
     __slots__ = (
-        "_stops", "choice", "constraint", "failure", "history", "num_tokens", "params", "penalties", "seed",
+        "_stops", "choice", "constraint", "failure", "history", "is_adjusted", "num_tokens", "params", "penalties",
+        "seed",
     )  # fmt: skip
 
     def __init__(
@@ -120,14 +122,11 @@ class SamplingRow:
                 f"min_tokens is {params.min_tokens}, and every token of the vocabulary is in stop_token_ids or ends an "
                 "answer anyway, so none may come first; expected fewer"
             )
+        has_counts = self.penalties is not None or self.history is not None
+        self.is_adjusted = has_counts or bool(params.logit_bias or self._stops)
         if constraint is not None:
             for token_id in answer_ids:
                 constraint.accept(token_id)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the answer's form is complete and nothing can follow; false without a form."""
-        return self.constraint is not None and self.constraint.is_finished
 
     @property
     def excluded(self) -> list[int]:

@@ -67,7 +67,8 @@ class Sampler:
             logits_BV: The model's logits; the same afterwards.
         """
         assert logits_BV.shape == (len(rows), self.vocab_size)
-        ids = self._way.choose(rows, logits_BV, processed_logits(rows, logits_BV))
+        processed = processed_logits(rows, logits_BV) if any(row.history is not None for row in rows) else {}
+        ids = self._way.choose(rows, logits_BV, processed)
         return [self._note(row, logits_BV, i, ids[i]) for i, row in enumerate(rows)]
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
@@ -98,8 +99,11 @@ class _InC:
         logits_BV = _as_numpy(logits)
         for row in rows:
             row.choice.mask = None if row.constraint is None else row.constraint.mask().ctypes.data
+        choices = [row.choice for row in rows]
+        if not any(row.is_adjusted for row in rows):
+            return native.choose(logits_BV, choices)
         with _adjusted(rows, logits_BV, processed):
-            return native.choose(logits_BV, [row.choice for row in rows])
+            return native.choose(logits_BV, choices)
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
         """Report on a token that has been chosen."""

@@ -264,10 +264,9 @@ class Tokenizer:
                 of the text. Otherwise they are a text of their own, and Llama 2's space before it is taken away, as
                 `decode` does.
         """
-        return StreamDecoder(
-            lambda token_id: self.visible_bytes(token_id, skip_special_tokens and token_id not in spelled),
-            strip_first_space=self.strip_first_space and not continuation,
-        )
+        hidden = self._hidden_ids.difference(spelled) if skip_special_tokens else frozenset[int]()
+        strip_first_space = self.strip_first_space and not continuation
+        return StreamDecoder(self.token_bytes, hidden, strip_first_space=strip_first_space)
 
     def visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
         """Return what `decode` shows of one id: nothing for a control token that is to be skipped."""

@@ -9,7 +9,8 @@ string is kept back until it is clear: shown after a near miss, never shown in a
 """
 
 import codecs
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Collection, Iterable
 
 from llamarium.errors import SamplingError, show_value
 
@@ -17,28 +18,35 @@ from llamarium.errors import SamplingError, show_value
 class StreamDecoder:
     """Turns ids into text as they come: all pushes and `finish()` joined equal `decode` of all ids."""
 
-    def __init__(self, visible_bytes: Callable[[int], bytes], *, strip_first_space: bool = False) -> None:
-        """Start a stream; `Tokenizer.stream` calls this."""
-        self._visible_bytes = visible_bytes
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        hidden: Collection[int] = (),
+        *,
+        strip_first_space: bool = False,
+    ) -> None:
+        """Start a stream, which shows nothing of `hidden` ids; `Tokenizer.stream` calls this."""
+        self._token_bytes, self._hidden = token_bytes, hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_first_space = strip_first_space
         self._strip_next = strip_first_space
 
     def push(self, token_id: int) -> str:
         """Take one id; return the characters that are complete now, often "". TokenizerError for an unknown id."""
-        return self._strip(self._decoder.decode(self._visible_bytes(token_id)))
+        shown = self._token_bytes(token_id)
+        text = self._decoder.decode(b"" if operator.index(token_id) in self._hidden else shown)
+        return self._strip(text) if self._strip_next else text
 
     def finish(self) -> str:
         """Return what is left: U+FFFD if the ids end inside a character, else "". The stream can begin anew."""
-        rest = self._strip(self._decoder.decode(b"", final=True))
+        rest = self._decoder.decode(b"", final=True)
+        rest = self._strip(rest) if self._strip_next else rest
         self._decoder.reset()
         self._strip_next = self._strip_first_space
         return rest
 
     def _strip(self, text: str) -> str:
-        if not self._strip_next or not text:
-            return text
-        self._strip_next = False
+        self._strip_next = not text
         return text.removeprefix(" ")
 
 

@@ -103,14 +103,15 @@ def _check_allowed(request: Request) -> None:
 
 
 def _look(engine: Engine) -> RequestsView:
+    now = engine.snapshot()
     return RequestsView(
         at_s=time.monotonic(),
-        num_running=engine.num_running,
-        num_waiting=engine.num_waiting,
-        num_blocks=engine.num_blocks,
-        num_used_blocks=engine.num_used_blocks,
+        num_running=now.running,
+        num_waiting=now.waiting,
+        num_blocks=now.num_blocks,
+        num_used_blocks=now.used_blocks,
         block_size=engine.cache.block_size,
-        generated_tokens=engine.counts.generated_tokens,
+        generated_tokens=now.counts.generated_tokens,
         requests=tuple(states_of(engine.sequences, MAX_REQUESTS, MAX_RUNS)),
         adapters={},
         prefixes=(),

@@ -61,7 +61,7 @@ class NativeRunner:
         default_adapter: int = -1,
         input_bits: InputBits = INPUT_BITS,
     ) -> None:
-        self._config, self.weights = config, weights
+        self.config, self.weights = config, weights
         self.adapters: tuple[Adapter, ...] = tuple(adapters)
         self._default_adapter = default_adapter
         self._bits: InputBits = input_bits
@@ -83,10 +83,6 @@ class NativeRunner:
         )  # fmt: skip
 
     @property
-    def config(self) -> ModelConfig:
-        return self._config
-
-    @property
     def input_bits(self) -> InputBits | None:
         return self._bits if any(weight.type_name in PACKED_FORMATS for weight in self.weights.values()) else None
 
@@ -95,18 +91,18 @@ class NativeRunner:
         return f"C ({native.kernels()})"
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> NativeCache:
-        return NativeCache(self._config, num_blocks, self.kv_dtype if dtype == "auto" else dtype, block_size)
+        return NativeCache(self.config, num_blocks, self.kv_dtype if dtype == "auto" else dtype, block_size)
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
         """Run the batch's tokens; see `Runner.run`. InputError if the cache is not of this model's shape."""
-        if not isinstance(cache, NativeCache) or cache.config != self._config:
+        if not isinstance(cache, NativeCache) or cache.config != self.config:
             raise InputError("the cache is another model's; expected one that this runner's new_cache made")
-        logits_WV = np.empty((len(batch.logit_rows), self._config.vocab_size), np.float32)
-        sizes = {key: (len(batch.token_ids), *sizes_of(key[0], self._config)) for key in (taps.wanted if taps else ())}
+        logits_WV = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
+        sizes = {key: (len(batch.token_ids), *sizes_of(key[0], self.config)) for key in (taps.wanted if taps else ())}
         kept = {key: np.empty(shape, np.float32) for key, shape in sizes.items()}
         if batch.adapters is None and self._default_adapter >= 0:
             batch = replace(batch, adapters=np.full(len(batch.block_tables), self._default_adapter, np.int32))
-        described = _describe_taps(kept, self._config)
+        described = _describe_taps(kept, self.config) if kept else None
         native.run(self._model, cache.described, _describe(batch), described, logits_WV.ctypes.data)
         for key, array in kept.items():
             assert taps is not None
@@ -142,14 +138,14 @@ class NativeRunner:
 
     def read_stream(self, x_MD: Floats) -> Floats:
         squares_M1 = np.square(x_MD).mean(-1, keepdims=True)
-        factor_M1 = 1 / np.sqrt(squares_M1 + np.float32(self._config.rms_norm_eps)) + 0 * squares_M1  # NaN after inf
+        factor_M1 = 1 / np.sqrt(squares_M1 + np.float32(self.config.rms_norm_eps)) + 0 * squares_M1  # NaN after inf
         return self.product(HEAD, x_MD * (factor_M1 * to_float32(self.weights["model.norm.weight"].data)))
 
     def backend_of(self, key: str) -> str:
         return self.name
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> "NativeRunner":
-        return NativeRunner(self._config, self.weights, adapters, default, self._bits)
+        return NativeRunner(self.config, self.weights, adapters, default, self._bits)
 
     def replaced(self, config: ModelConfig, weights: Mapping[str, Weight]) -> "NativeRunner":
         """Return a runner of another model, with the same adapters and options."""
@@ -159,7 +155,7 @@ class NativeRunner:
         """Return a hash of all that keys and values depend on besides tokens and adapters; reads all weights."""
         found = [self.weights[key] for key in sorted(self.weights)]
         described = [(one.key, one.type_name, one.shape) for one in found]
-        what = self._config, self._bits, native.arithmetic(), described
+        what = self.config, self._bits, native.arithmetic(), described
         return _sha256(what, [self._frequencies, *(one.data for one in found)])
 
     def adapter_fingerprint(self, adapter: int) -> str:
@@ -180,7 +176,7 @@ class NativeRunner:
         return on.get(key.removesuffix(".weight"))
 
     def _weight(self, key: str) -> Weight:
-        is_tied_head = key == HEAD and self._config.tie_word_embeddings
+        is_tied_head = key == HEAD and self.config.tie_word_embeddings
         return self.weights[EMBEDDING if is_tied_head else key]
 
     def _layer(self, layer: int) -> native.CLayer:
@@ -218,10 +214,8 @@ def _describe(batch: Batch) -> native.CBatch:
     )  # fmt: skip
 
 
-def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> native.CTaps | None:
-    """Return where C puts what is wanted; None where nothing is."""
-    if not kept:
-        return None
+def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> native.CTaps:
+    """Return where C puts what is wanted."""
     places = [
         kept.get((name, layer)) for layer, name in product(range(config.num_hidden_layers), native.TAPS_OF_A_LAYER)
     ]

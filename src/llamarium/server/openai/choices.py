@@ -111,7 +111,7 @@ class ChoicesFormatter(ReplyFormatter):
 
     def whole(self, usage: Usage) -> dict[str, Any]:
         """Return the body with all choices."""
-        generations = [answers.collect() for answers in usage.answers]
+        generations = [answers.generation() for answers in usage.answers]
         choices = [
             self._choice(generation, prompt, row) | self._inside(generation.completions[row].states, prompt, usage)
             for prompt, generation in enumerate(generations)

@@ -85,18 +85,25 @@ def guard_rust(call: Callable[[], _T], source: str) -> _T:
     """
     try:
         return call()
-    except (LlamariumError, ImportError):  # of texts that are read meanwhile; the package is missing
-        raise
     except BaseException as error:
-        # A panic derives from BaseException, and no public class names it.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            if _PATTERN_GAVE_UP in str(error):
-                raise TokenizerError(
-                    f"{source}: a regular expression of the pre-tokenizer or normalizer gives up on this text "
-                    f"({escape(error)}); expected a pattern without nested repetition, such as (a+)+"
-                ) from None
-            raise TokenizerError(f"{source}: the tokenizers package refuses it: {escape(error)}") from None
-        raise
+        if (refusal := of_rust(error, source)) is None:
+            raise
+        raise refusal from None
+
+
+def of_rust(error: BaseException, source: str) -> TokenizerError | None:
+    """Return what an error of a Rust package becomes; None for any other error, which is to be raised as it is."""
+    if isinstance(error, LlamariumError | ImportError):  # of texts that are read meanwhile; the package is missing
+        return None
+    # A panic derives from BaseException, and no public class names it.
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return None
+    if _PATTERN_GAVE_UP in str(error):
+        return TokenizerError(
+            f"{source}: a regular expression of the pre-tokenizer or normalizer gives up on this text "
+            f"({escape(error)}); expected a pattern without nested repetition, such as (a+)+"
+        )
+    return TokenizerError(f"{source}: the tokenizers package refuses it: {escape(error)}")
 
 
 def save_huggingface(folder: Path, tokenizer: "Tokenizer", contents: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.errors import TokenizerError, escape, warn_caller
 from llamarium.file_names import TOKENIZER_CONFIG
 from llamarium.tokenizer.backends import huggingface_rules as rules
-from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, read_json, save_huggingface
+from llamarium.tokenizer.backends.files import MAX_SMALL_FILE_BYTES, guard_rust, of_rust, read_json, save_huggingface
 from llamarium.tokenizer.backends.private_names import PrivateTokenizer
 from llamarium.tokenizer.backends.template_files import read_templates
 from llamarium.tokenizer.backends.unigram import unigram_list, unigram_table
@@ -151,7 +151,12 @@ class HuggingFaceBackend(Backend):
         return HuggingFaceBackend(raw, control, byte_level=self._byte_level, source=self._source)
 
     def _run(self, inner: "tokenizers.Tokenizer", text: str) -> "tokenizers.Encoding":
-        return guard_rust(lambda: inner.encode(text, add_special_tokens=False), self._source)
+        try:
+            return inner.encode(text, add_special_tokens=False)
+        except BaseException as error:
+            if (refusal := of_rust(error, self._source)) is None:
+                raise
+            raise refusal from None
 
     def _check(self, text: str) -> None:
         if self._missing_bytes:

@@ -9,7 +9,7 @@ from llamarium.tokenizer.chat.format import Part, TrainingDialog, Vocabulary, Wr
 from llamarium.tokenizer.chat.named import CHATML_TOKENS, LLAMA3_TOKENS
 from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.tools.definition import ToolDefinition
-from llamarium.tokenizer.tools.forms import PYTHON_TAG, ToolForm, Turn
+from llamarium.tokenizer.tools.forms import PYTHON_TAG, ToolForm, Turn, check_form
 
 
 class _BuiltIn(ABC):
@@ -34,6 +34,8 @@ class _BuiltIn(ABC):
     ) -> list[int]:
         if variables:
             raise ChatFormatError(f"the dialog format {self.name} has no variables; found {show_value([*variables])}")
+        if tool_form is not None:
+            check_form(tool_form)
         form = tool_form or self.tool_form
         written = [part for parts, _ in self._write(read_turns(messages, tools, form), form) for part in parts]
         return self._tokenizer.encode_parts(
@@ -90,7 +92,9 @@ class Llama3Format(_BuiltIn):
     def _body(self, turn: Turn, form: ToolForm) -> list[str | int]:
         """Return a turn's text, with the token that ends it."""
         content, is_json = turn.content.strip(), form == "llama3_json"
-        if not turn.calls or PYTHON_TAG not in self._special or not (is_json or content):
+        if not turn.calls:
+            return [content, self._turn_end]
+        if PYTHON_TAG not in self._special or not (is_json or content):
             return [turn.text.strip(), self._turn_end]
         end = self._special.get("<|eom_id|>", self._turn_end) if is_json else self._turn_end
         return [content, self._special[PYTHON_TAG], turn.calls, end]
@@ -117,8 +121,10 @@ class ChatMLFormat(_BuiltIn):
 
     def _write(self, turns: list[Turn], form: ToolForm) -> list[Written]:
         written: list[Written] = []
-        for turn in self._with_system(turns):
-            header, body = self._header(turn.role), [turn.text, self._end]
+        if self._default_system is not None and turns[0].role != "system":
+            turns = [Turn("system", self._default_system), *turns]
+        for turn in turns:
+            header, body = self._header(turn.role), [turn.text if turn.calls else turn.content, self._end]
             if turn.role == "assistant":
                 written += [(header, False), (body, True)]
             else:
@@ -128,8 +134,3 @@ class ChatMLFormat(_BuiltIn):
 
     def _header(self, role: str) -> list[str | int]:
         return [self._start, f"{role}\n"]
-
-    def _with_system(self, turns: list[Turn]) -> list[Turn]:
-        if self._default_system is None or turns[0].role == "system":
-            return turns
-        return [Turn("system", self._default_system), *turns]

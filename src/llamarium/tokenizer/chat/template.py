@@ -50,7 +50,7 @@ from llamarium.tokenizer.chat.turns import read_turns
 from llamarium.tokenizer.chat.values import Spellings, plain_value
 from llamarium.tokenizer.special import Parts
 from llamarium.tokenizer.tools.definition import ToolDefinition
-from llamarium.tokenizer.tools.forms import ToolForm, form_of_template
+from llamarium.tokenizer.tools.forms import ToolForm, check_form, form_of_template
 
 MAX_TEMPLATE_CHARACTERS = 2**18  # the longest published ones have about 20,000
 _DIALOGS_AT_ONCE = 200
@@ -107,6 +107,7 @@ class TemplateFormat:
         writes them, unless a form is named: then they, calls and results become parts of the messages' texts.
         """
         if tool_form is not None:
+            check_form(tool_form)
             turns = read_turns(messages, tools, tool_form)
             messages, tools = [{"role": turn.role, "content": turn.text} for turn in turns], ()
         elif tools and not _NAMES_TOOLS.search(self._template):

@@ -6,7 +6,7 @@ from typing import Any, cast
 from llamarium.errors import ChatFormatError, ToolError, show_value, warn_caller
 from llamarium.tokenizer.chat.content import check_parts, joined
 from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition, read_calls
-from llamarium.tokenizer.tools.forms import ToolForm, Turn, check_form, introduce, join_results, write_calls
+from llamarium.tokenizer.tools.forms import ToolForm, Turn, introduce, join_results, write_calls
 
 ROLES = ("system", "user", "assistant", "tool")
 _KEYS = {"assistant": ("role", "content", "tool_calls"), "tool": ("role", "content", "tool_call_id")}
@@ -14,7 +14,6 @@ _KEYS = {"assistant": ("role", "content", "tool_calls"), "tool": ("role", "conte
 
 def read_turns(messages: object, tools: Sequence[ToolDefinition] = (), form: ToolForm = "llama3_json") -> list[Turn]:
     """Return the turns of a dialog as `ChatFormat.encode` takes it, tools described in them."""
-    check_form(form)
     read = [_read_message(message, i) for i, message in enumerate(check_list(messages))]
     if not tools and not any(message.get("tool_calls") or message["role"] == "tool" for message in read):
         return [Turn(message["role"], message["content"] or "", "") for message in read]
@@ -103,8 +102,9 @@ def _read_message(message: object, i: int) -> Mapping[str, Any]:
     role, content = given.get("role"), given.get("content")
     if role not in ROLES:
         raise ChatFormatError(f"messages[{i}].role is {show_value(role)}; expected {', '.join(ROLES)}")
-    check_parts(content, f"messages[{i}].content")
-    content = joined(content)
+    if not isinstance(content, str):
+        check_parts(content, f"messages[{i}].content")
+        content = joined(content)
     if not isinstance(content, str) and not (content is None and given.get("tool_calls")):
         raise ChatFormatError(f"messages[{i}].content is {type(content).__name__}; expected text (str)")
     known = _KEYS.get(role, ("role", "content"))
