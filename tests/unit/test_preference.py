@@ -107,6 +107,30 @@ def test_it_begins_at_log_two_and_knows_which_answer_is_which() -> None:
     assert float(dpo_loss(better, equal, 0.5)[0]) < math.log(2) < float(dpo_loss(worse, equal, 0.5)[0])
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_label_smoothing_is_the_expectation_over_exchanged_answers(smoothing: float) -> None:
+    """TRL's `label_smoothing`: (1 - e) of the loss as labelled and e of the loss the other way round, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = (-9 * torch.rand(8, generator=generator) for _ in range(2))
+    policy.requires_grad_()
+    loss, rewards = dpo_loss(policy, reference, 0.7, smoothing)
+
+    values = policy.detach().double().requires_grad_()
+    ratios = (values - reference.double()).view(4, 2)
+    logits = 0.7 * (ratios[:, 0] - ratios[:, 1])
+    chosen, exchanged = torch.log1p(torch.exp(-logits)), torch.log1p(torch.exp(logits))
+    expected = (1 - smoothing) * chosen + smoothing * exchanged
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rewards.double(), 0.7 * ratios, rtol=1e-5, atol=1e-6)
+    ours, theirs = torch.autograd.grad(loss.sum(), policy)[0], torch.autograd.grad(expected.sum(), values)[0]
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-7)
+
+    best = torch.full((2,), math.log((1 - smoothing) / smoothing) if smoothing else 50.0) * torch.tensor([0.5, -0.5])
+    best.requires_grad_()
+    pull = torch.autograd.grad(dpo_loss(best, torch.zeros(2), 1.0, smoothing)[0].sum(), best)[0]
+    assert float(pull.abs().max()) < 1e-6, "nothing pulls at the margin that the labels' noise makes likeliest"
+
+
 def test_logits_are_made_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(9, 8, generator=generator, requires_grad=True)
@@ -323,6 +347,24 @@ def test_the_shell_previews_trains_and_refuses(
         == 0
     )
     assert "of pairs right, margin 0.000" in capsys.readouterr().err
+    smoothed = [
+        "--label-smoothing",
+        "0.4",
+        "--steps",
+        "8",
+        "--learning-rate",
+        "0.1",
+        "--batch-rows",
+        "2",
+        "--beta",
+        "2",
+    ]
+    assert main([*words, *smoothed, "--log-every", "1", "--sample-every", "0", "--json", "--out", "smoothed"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    losses = [event["loss"] for event in told if event["event"] == "step"]
+    assert min(losses) > 0.67, "no margin makes the loss lower than the labels' own entropy"
+    assert main([*words, "--label-smoothing", "0.6", "--out", "none"]) == 1
+    assert "label-smoothing is 0.6" in capsys.readouterr().err
     assert main([*words, "--beta", "0"]) == 1
     assert "beta is 0" in capsys.readouterr().err
 

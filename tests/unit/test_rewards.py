@@ -1,13 +1,14 @@
 """GRPO: the loss against its formula in float64, sampling over the memory that is trained, rewards that go wrong, and
 runs that resume to the bit from a kill at any place."""
 
+import copy
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from torch import nn
 
 import llamarium
 from llamarium.cli.main import main
+from llamarium.cli.training_view import view
 from llamarium.errors import LlamariumError, TrainingError
 from llamarium.kernels import cpu_float32
+from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.conduct import conduct
@@ -33,7 +36,7 @@ from llamarium.train.report.journal import Event
 from llamarium.train.report.write import write_report
 from llamarium.train.rewards.functions import StoppedError, reward_of
 from llamarium.train.rewards.grpo import prepare
-from llamarium.train.rewards.rollouts import Rollouts
+from llamarium.train.rewards.rollouts import Group, Rollouts, adapted_runner
 from llamarium.train.setup import Setup
 from llamarium.train.state.signals import stop_signals
 from llamarium.train.step import causal_trunk, train_step
@@ -120,7 +123,7 @@ def test_what_samples_is_what_trains(settings: dict[str, Any], changes: dict[str
     setup = prepare(GRPOConfig(**settings, **changes))
     if "method" not in changes:
         strengthen(setup.model, 0.3, seed=1)  # an adapter that is lost would show
-    runner = rollouts_of(setup)._runner()
+    runner = adapted_runner(setup.model)
     assert isinstance(runner, NativeRunner), "C samples"
     held = {p.data_ptr() for p in setup.model.parameters()}
     assert set(runner.addresses) <= held, "over the memory that is trained"
@@ -510,3 +513,120 @@ def test_the_shell_and_python(
     monkeypatch.chdir(tmp_path)
     assert main(["grpo", *words, "--steps=1", "--out=shell", "--report"]) == 0
     assert (tmp_path / "shell" / "best").is_dir() and (tmp_path / "shell" / "report.html").is_file()
+
+
+# --- what has no reward or no signal ----------------------------------------------------------------------------------
+
+
+def float64_step(
+    model: LlamaForCausalLM, groups: Sequence[Group], epsilon: float, beta: float, reference: LlamaForCausalLM
+) -> float:
+    """Return the gradient norm of a GRPO step, from the answers and rewards alone: each token by itself, in float64."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for group in groups:
+        rewarded = [answer for answer in group.answers if not math.isnan(answer.reward)]
+        rewards = torch.tensor([answer.reward for answer in rewarded], dtype=torch.float64)
+        spread = rewards.std(correction=0)
+        for answer, reward in zip(rewarded, rewards, strict=True):
+            advantage = (reward - rewards.mean()) / spread if spread > 0 else torch.zeros(())
+            ids = torch.tensor([[*group.prompt.ids, *answer.ids]])
+            ours, theirs = (m(ids[:, :-1])[0].log_softmax(-1) for m in (model, reference))
+            for t in range(len(group.prompt.ids) - 1, ids.shape[1] - 1):
+                new, base = ours[t, ids[0, t + 1]], theirs[t, ids[0, t + 1]].detach()
+                ratio = torch.exp(new - new.detach())
+                better = torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage)
+                total = total - better + beta * (torch.exp(base - new) - (base - new) - 1)
+                count += 1
+    (total / count).backward()
+    return float(torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt())
+
+
+@pytest.mark.filterwarnings("ignore:reward ")
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_answers_without_a_reward_are_no_part_of_the_update(
+    settings: dict[str, Any], tmp_path: Path, is_exact: bool
+) -> None:
+    """7 of 16 fail; weights have moved, so KL counts as well."""
+    (tmp_path / "mine.py").write_text(
+        "calls = 0\n"
+        "def some(answer, row):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    return None if calls % 16 in (1, 2, 5, 8, 9, 11, 14) else len(answer) + calls % 3\n"
+    )
+    config = GRPOConfig(
+        **{**settings, "reward": f"{tmp_path}/mine.py:some", "method": "full", "beta": 0.5, "exact": is_exact}
+    )
+    setup, twin, reference = prepare(config), prepare(config).model.double(), prepare(config).model.double()
+    with torch.no_grad():
+        for p, q in zip(setup.model.parameters(), twin.parameters(), strict=True):
+            p *= 1.05
+            q.copy_(p)
+    batches, told = rollouts_of(setup).sample([(0, i) for i in range(4)], 0)
+    assert told["rewards_failed"] == 7
+    assert sum(len(batch.ids_BT) for batch in batches) == 9
+    found = train_step(setup.model, [], batches, objective=setup.objective, max_grad_norm=0.0)
+    expected = float64_step(twin, rollouts_of(setup).groups, config.epsilon, config.beta, reference)
+    assert found.grad_norm == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.05
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": "full"}, {"rank": 2}, {"dora": True}, {"exact": True}, {"precision": "bfloat16"},
+     {"dtype": "bfloat16"}, {"method": "full", "exact": True}, {"quantize": "Q8_0"}, {"checkpoint_activations": True}],
+    ids=str,
+)  # fmt: skip
+def test_a_run_without_a_signal_changes_no_bit_and_says_so(
+    settings: dict[str, Any], tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def same(answer, row): return 1\n")
+    wanted = {"reward": f"{tmp_path}/mine.py:same", "steps": 3, "weight_decay": 0.5, "beta": 0.04, "num_iterations": 2}
+    config, events, setups = GRPOConfig(**{**settings, **wanted, **changes}), list[Event](), list[Setup]()
+    before: dict[str, torch.Tensor] = {}
+
+    def make() -> Setup:
+        setup = prepare(config)
+        if "method" not in changes:
+            strengthen(setup.model, 0.3, seed=1)
+            setup = replace(setup, rollouts=with_reference(setup))
+        before.update({name: p.detach().clone() for name, p in setup.model.named_parameters()})
+        setups.append(setup)
+        return setup
+
+    with view(3, quiet=False) as show:
+        ending = conduct(make, tmp_path / "run", resume=False, watch=nullcontext(lambda e: (events.append(e), show(e))))
+    assert all(torch.equal(p, before[name]) for name, p in setups[0].model.named_parameters())
+    steps = [event for event in events if event["event"] == "step"]
+    assert len(steps) == 3
+    assert all(event["kl"] == 0 and event["grad_norm"] == 0 for event in steps), "the same pass for both"
+    skipped = [event for event in events if event["event"] == "skipped"]
+    assert [(event["reason"], event["in_a_row"]) for event in skipped] == [("no signal", i) for i in (1, 2, 3)]
+    assert events[-1]["event"] == "end" and events[-1]["without_signal"] == 3
+    assert ending.position.num_without_signal == 3
+    assert capsys.readouterr().err.count("no learning signal") == 1, "once in a row"
+    state = load_file(ending.checkpoint / "resume" / "optimizer.safetensors")
+    assert not state, "no step at all: no moments, no counters"
+    assert "3 updates were skipped, as there was no learning signal" in write_report(tmp_path / "run").read_text()
+
+
+def with_reference(setup: Setup) -> Rollouts:
+    """Return the run's rollouts with a reference that has the adapters as they are now."""
+    rollouts = rollouts_of(setup)
+    rollouts._reference = copy.deepcopy(setup.model).requires_grad_(False).eval()
+    return rollouts
+
+
+def test_a_step_without_a_signal_leaves_moments_and_counters(settings: dict[str, Any], tmp_path: Path) -> None:
+    """After an update: momentum alone would move the weights further."""
+    (tmp_path / "mine.py").write_text(
+        "calls = 0\ndef once(answer, row):\n    global calls\n    calls += 1\n    return calls if calls <= 16 else 1\n"
+    )
+    wanted = {"reward": f"{tmp_path}/mine.py:once", "steps": 3, "weight_decay": 0.5, "beta": 0.0, "save_every": 1}
+    config = GRPOConfig(**{**settings, **wanted, "save_total_limit": 3, "method": "full", "validation": 0})
+    events: list[Event] = []
+    conduct(lambda: prepare(config), tmp_path / "run", resume=False, watch=nullcontext(events.append))
+    for name in ("model.safetensors", "resume/optimizer.safetensors"):
+        one, two, three = (load_file(tmp_path / "run" / f"step-0000000{i}" / name) for i in (1, 2, 3))
+        assert one and all(torch.equal(one[key], two[key]) and torch.equal(one[key], three[key]) for key in one)
+    assert [event["step"] for event in events if event["event"] == "skipped"] == [2, 3]

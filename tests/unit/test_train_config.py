@@ -401,8 +401,8 @@ def test_elsewhere_than_on_a_terminal_a_line_at_a_time(capsys: pytest.CaptureFix
         show({**STEP, "mfu": None})
         show({"event": "validation", "step": 250, "loss": 1.5, "best": True})
         show({"event": "sample", "step": 250, "prompt": "\n", "text": "To be\x1b[2J"})
-        show({"event": "skipped", "step": 251, "loss": float("nan"), "grad_norm": float("inf")})
-        show({"event": "skipped", "step": 252, "loss": float("nan"), "grad_norm": 0.0})
+        show({"event": "skipped", "step": 251, "loss": float("nan"), "reason": "not finite", "in_a_row": 1})
+        show({"event": "skipped", "step": 252, "loss": float("nan"), "reason": "no labels", "in_a_row": 2})
         show({"event": "end", "step": 1000})
     out, err = capsys.readouterr()
     assert out == "" and "\x1b" not in err

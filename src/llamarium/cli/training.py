@@ -69,10 +69,13 @@ def _tell_end(config: RunConfig, ending: TrainingResult, named: Path, stopped_by
     """Say where a run ended, what it saved, and which validation was the best."""
     at, (name, sign) = ending.position, measured(isinstance(config, GRPOConfig))
     best = "" if math.isinf(at.best_loss) else f"; best {name} {sign * at.best_loss:z.4f} at step {at.best_step}"
+    without = f"; {at.num_without_signal:,} of them had no learning signal and changed nothing" * (
+        at.num_without_signal > 0
+    )
     early = f"; ended early: no better one in {config.patience} validations" if at.step < config.steps else ""
     if stopped_by is None:
         left = "nothing is left to do; " * ending.was_over
-        note(f"{left}{counted(at.step, 'step')} done: {named / ending.checkpoint.name}{best}{early}")
+        note(f"{left}{counted(at.step, 'step')} done: {named / ending.checkpoint.name}{best}{early}{without}")
     else:
         by = "Ctrl-C" if stopped_by == signal.SIGINT else signal.Signals(stopped_by).name
         note(f"{by} at step {at.step}: saved {named / ending.checkpoint.name}{best}")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.output import draws, note, printable, quote, table
+from llamarium.cli.output import draws, note, printable, quote, table, warn
 from llamarium.errors import escape
 from llamarium.train.report.page import duration
 
@@ -31,7 +31,7 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
     if quiet:
         yield lambda event: None
     elif not draws(sys.stderr):
-        yield lambda event: note(sentence) if (sentence := _sentence(event, num_steps)) else None
+        yield lambda event: _tell(event, num_steps)
     else:
         from rich.console import Console
         from rich.live import Live
@@ -44,6 +44,8 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
             board.take(event)
             if event["event"] in ("start", "resume"):
                 note(_about(event))  # above the board, which fits 24 lines without
+            elif event["event"] == "alarm":
+                _tell(event, num_steps)
             if "loss" not in event or event["event"] != "progress" or time.monotonic() - drawn > _REDRAW_S:
                 live.start()  # not before: a run that is refused has no event
                 live.update(board.draw(), refresh=True)
@@ -53,6 +55,12 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
             yield show
         finally:
             live.stop()
+
+
+def _tell(event: "Event", num_steps: int) -> None:
+    """Write an event's sentence, if it has one, to stderr: an alarm's as a warning."""
+    if sentence := _sentence(event, num_steps):
+        (warn if event["event"] == "alarm" else note)(sentence)
 
 
 class Board:
@@ -65,6 +73,7 @@ class Board:
         self.validation: float | None = None
         self.best: tuple[int, float] | None = None  # step and loss
         self.sample = self.notice = ""
+        self.alarms: dict[str, int] = {}  # that are not over, and the steps at which they were raised
         self.next_step = f"the next step is running; {num_steps:,} in all"
 
     def take(self, event: "Event") -> None:
@@ -82,6 +91,10 @@ class Board:
         elif kind in ("sample", "group"):
             text = _group(event) if kind == "group" else _sample(event)
             self.sample = text if kind == "group" or len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+        elif kind == "alarm":
+            self.alarms[event["alarm"]] = event["step"]
+        elif kind == "alarm_over":
+            self.alarms.pop(event["alarm"], None)
         elif kind == "end" and event["signal"] is None:
             self.next_step = "none is left"
         if kind in ("saved", "skipped", "resume"):
@@ -118,6 +131,11 @@ class Board:
             ("learning rate", f"{step['learning_rate']:.3g}"),
             ("tokens/s", f"{step['tokens_per_s']:,.0f}" + (f", MFU {step['mfu']:.1%}" if step.get("mfu") else "")),
             ("time", f"{duration(step['seconds'])}, {duration(step['seconds_left'])} left"),
+            *(
+                [("alarms", "; ".join(f"{a} since step {at:,}" for a, at in self.alarms.items()))]
+                if self.alarms
+                else []
+            ),
         ]
 
 
@@ -201,12 +219,24 @@ def _sentence(event: "Event", num_steps: int) -> str:
     if kind == "saved":
         return f"step {step}: saved {Path(event['path']).name}"
     if kind == "skipped":
-        finite = math.isfinite(event["grad_norm"])
-        why = "no token of its rows has a label" if finite else f"gradients are not finite (loss {event['loss']})"
-        return f"step {step}: {why}; the weights were left alone"
+        return _skipped(event)
+    if kind == "alarm":
+        return f"step {step}: {event['message']}"
     if kind == "resume":
         return "; ".join(filter(None, (f"resumed at step {step}", _threads(event))))
     return _about(event) if kind == "start" else ""
+
+
+def _skipped(event: "Event") -> str:
+    """Say why a step changed nothing; of several in a row without a signal, say it once."""
+    if event["reason"] == "no signal" and event["in_a_row"] > 1:
+        return ""
+    why = {
+        "not finite": f"gradients are not finite (loss {event['loss']})",
+        "no labels": "no token of its rows has a label",
+        "no signal": "no learning signal, as the gradient is zero",
+    }[event["reason"]]
+    return f"step {event['step']}: {why}; the weights were left alone"
 
 
 def _about(event: "Event") -> str:

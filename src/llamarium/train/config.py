@@ -93,6 +93,9 @@ class RunConfig:
     eval_every: int | None = _setting(None, "steps between validations; left out: 1/8, at most 250", 1, free=True)
     eval_rows: int = _setting(200, "rows of a validation at most; 0 is all", 0, free=True)
     patience: int = _setting(0, "validations without a better loss that end the run; 0 is off", 0, free=True)
+    alarm_validations: int = _setting(
+        5, "validations in a row worse than the best that raise an alarm; 0 is off", 0, free=True
+    )
     sample_every: int | None = _setting(
         None, "steps between samples of text; left out: a quarter of the run, at most 500; 0 is never", 0, free=True
     )
@@ -295,6 +298,9 @@ class DPOConfig(FinetuneConfig):
     steps: int = _setting(200, "optimizer steps", 1)
     context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
     beta: float = _setting(0.1, "the cost of leaving the base: rewards are beta times what P has grown", 1e-6, 1e3)
+    label_smoothing: float = _setting(
+        0.0, "share of pairs whose answers are assumed to be exchanged (conservative DPO)", 0.0, 0.5
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +326,11 @@ class GRPOConfig(FinetuneConfig):
     beta: float = _setting(0.04, "the weight of KL, the distance from the base; 0 is off", 0.0, 1e3)
     num_iterations: int = _setting(1, "updates by the same answers", 1, 64)
     exact: bool = _setting(False, "take log P in training from the pass in C, too: ratios begin at exactly 1")
+    alarm_kl: float = _setting(0.5, "KL in nats per token above which an alarm is raised; 0 is off", 0.0, free=True)
+    alarm_collapse: float = _setting(
+        0.2, "share of the first length or entropy below which a higher reward raises an alarm; 0 is off", 0.0, 1.0,
+        free=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check types and ranges, and that groups are whole."""

@@ -10,16 +10,24 @@ from the rejected one by their rewards:
 
     loss = -log sigmoid(r(x, chosen) - r(x, rejected))
 
-It begins at log 2, where model and reference are equal. beta is the cost of leaving the reference. The reference is the
-model as the run began with it: with fresh adapters it is the model with its adapters off, and costs a second forward
-pass; in full training, and where it goes on from an adapter, its log-probabilities are computed once, before the first
-step.
+A share e of the pairs may be labelled the wrong way round (`label_smoothing`, conservative DPO). Then the loss is its
+expectation: with m = r(x, chosen) - r(x, rejected),
+
+    loss = -(1 - e) log sigmoid(m) - e log sigmoid(-m)
+
+which is lowest at the margin m = log((1 - e) / e) instead of at infinity.
+
+The loss begins at log 2, where model and reference are equal. beta is the cost of leaving the reference. The reference
+is the model as the run began with it: with fresh adapters it is the model with its adapters off, and costs a second
+forward pass; in full training, and where it goes on from an adapter, its log-probabilities are computed once, before
+the first step.
 
 Only the answers' tokens count. A chosen answer may become less likely while the loss falls, if the rejected one falls
 faster: so both rewards are reported beside their margin.
 
 Source: Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Secretly a Reward Model", equation
-7 for the loss and 5 for the reward.
+7 for the loss and 5 for the reward; Mitchell 2023, "A note on DPO with noisy preferences & relationship to IPO",
+equation 3, for label smoothing.
 """
 
 from collections.abc import Mapping
@@ -46,10 +54,14 @@ from llamarium.train.step import causal_trunk, computing_in
 
 
 class Preference:
-    """The DPO objective of pairs; `beta`, above 0, is the cost of leaving the reference."""
+    """The DPO objective of pairs.
 
-    def __init__(self, beta: float) -> None:
-        self.beta = beta
+    `beta`, above 0, is the cost of leaving the reference; `label_smoothing`, 0 to 0.5, is the share of pairs whose
+    answers are assumed to be exchanged.
+    """
+
+    def __init__(self, beta: float, label_smoothing: float = 0.0) -> None:
+        self.beta, self.label_smoothing = beta, label_smoothing
 
     def count(self, batch: TrainingBatch) -> int:
         """Return the number of pairs."""
@@ -67,7 +79,8 @@ class Preference:
             assert any(lora_linears(model))  # without adapters to switch off, the model would be its own reference
             with torch.no_grad(), without_adapters(model):
                 reference_E = answer_logprobs(model, batch, trunk)
-        loss_P, rewards_P2 = dpo_loss(answer_logprobs(model, batch, trunk), reference_E, self.beta)
+        policy_E = answer_logprobs(model, batch, trunk)
+        loss_P, rewards_P2 = dpo_loss(policy_E, reference_E, self.beta, self.label_smoothing)
         margin_P = rewards_P2[:, 0] - rewards_P2[:, 1]
         return loss_P.sum(), {
             "reward_chosen": rewards_P2[:, 0].sum(),
@@ -77,13 +90,17 @@ class Preference:
         }
 
 
-def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the loss of each pair (P,), and the rewards of its answers (P, 2) without a gradient.
 
     `policy_E` and `reference_E` are log P of each answer: chosen, rejected, chosen, ...
     """
     rewards_P2 = beta * (policy_E - reference_E).view(-1, 2)
-    return -F.logsigmoid(rewards_P2[:, 0] - rewards_P2[:, 1]), rewards_P2.detach()
+    margin_P = rewards_P2[:, 0] - rewards_P2[:, 1]
+    loss_P = -F.logsigmoid(margin_P)
+    if label_smoothing:
+        loss_P = (1 - label_smoothing) * loss_P - label_smoothing * F.logsigmoid(-margin_P)
+    return loss_P, rewards_P2.detach()
 
 
 def answer_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk = causal_trunk) -> Tensor:
@@ -131,4 +148,4 @@ def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> 
             if rows is not None:
                 assert isinstance(rows, PairRows)  # as passed to `finetune.prepare`
                 set_reference(rows, setup.model, config.batch_rows, setup.config.chosen_precision)
-    return replace(setup, objective=Preference(config.beta))
+    return replace(setup, objective=Preference(config.beta, config.label_smoothing))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from llamarium.datasets.sources import Data, named_rows
+from llamarium.errors import warn_caller
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
@@ -50,6 +51,7 @@ class RunSettings(TypedDict, total=False):
     eval_every: int | None
     eval_rows: int
     patience: int
+    alarm_validations: int
     sample_every: int | None
     sample_tokens: int
     sample_prompt: str
@@ -113,6 +115,7 @@ class DPOSettings(FinetuneSettings, total=False):
     """Settings of `DPOConfig`, which has their defaults and ranges."""
 
     beta: float
+    label_smoothing: float
 
 
 class GRPOSettings(FinetuneSettings, total=False):
@@ -126,6 +129,8 @@ class GRPOSettings(FinetuneSettings, total=False):
     beta: float
     num_iterations: int
     exact: bool
+    alarm_kl: float
+    alarm_collapse: float
 
 
 def pretrain(
@@ -142,7 +147,8 @@ def pretrain(
         out: The run's folder: settings, metrics.jsonl, checkpoints; `best` is the one of the lowest validation loss.
         resume: Continue from the newest checkpoint, with the run's settings except those given here; else begin.
         allow_changes: Resume although settings or data have changed.
-        watch: Called with events: each line of metrics.jsonl, and the current activity.
+        watch: Called with events: each line of metrics.jsonl, and the current activity. Without it, alarms are
+            warnings.
         **settings: Those of `PretrainConfig`; on the command line they are flags.
 
     Returns:
@@ -228,8 +234,13 @@ def _conduct(
             make = partial(pretrain.prepare, config, out, process_group=group)
         else:
             make = partial(tuning_of(type(config)).prepare, config, group)
-        watching = nullcontext(watch or (lambda event: None))
+        watching = nullcontext(watch or _warn_of_alarms)
         return conduct(make, out, process_group=group, resume=resume, allow_changes=allow_changes, watch=watching)
+
+
+def _warn_of_alarms(event: "Event") -> None:
+    if event["event"] == "alarm":
+        warn_caller(f"step {event['step']}: {event['message']}")
 
 
 def tuning_of(kind: type[RunConfig]) -> Any:

@@ -9,7 +9,6 @@ and the trackers read the same.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -27,15 +26,15 @@ from llamarium.errors import LlamariumError, OutputError, TrainingError, warn_ca
 from llamarium.generation.options import AnswerOptions
 from llamarium.kernels.memory import keep_freed
 from llamarium.model import LlamaForCausalLM
-from llamarium.quant.base import QuantizedLinear
+from llamarium.train.alarms import Alarms
 from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.data.order import Order, derived_seed
 from llamarium.train.objectives.base import Trunk
 from llamarium.train.optim import make_optimizers, optimizer_tensors, schedule, set_learning_rate
-from llamarium.train.report.journal import Emit
+from llamarium.train.report.journal import Emit, Event
 from llamarium.train.report.peak import peak_flops
 from llamarium.train.rewards.functions import StoppedError
-from llamarium.train.setup import Setup
+from llamarium.train.setup import Setup, describe
 from llamarium.train.state.checkpoint import (
     checkpoint_folder,
     checkpoint_step,
@@ -45,11 +44,11 @@ from llamarium.train.state.checkpoint import (
 )
 from llamarium.train.state.resume import Position, restore_run, save_resume, saved_threads
 from llamarium.train.state.signals import stop_signals
-from llamarium.train.state.snapshots import save_snapshot, token_texts
+from llamarium.train.state.snapshots import save_snapshot
 from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step
 from llamarium.train.threads import Threads, computing
 
-_MAX_SKIPPED = 20  # updates in a row that were not finite, after which a run is given up
+_MAX_NOT_FINITE = 20  # updates in a row that were not finite, after which a run is given up
 _SAMPLE_TEMPERATURE = 0.8
 
 
@@ -99,7 +98,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
         checkpoint_layers(model)
     best = {name: position.to_dict()[name] for name in ("best_loss", "best_step")}
     with computing(setup, newest and saved_threads(newest), resumed=newest is not None) as threads:
-        about = {**_describe(setup), **(threads.describe() if threads else {})}
+        about = {**describe(setup), **(threads.describe() if threads else {})}
         emit({"event": "resume" if newest else "start", "step": position.step, **best, **about})
         return _Loop(setup, out, position, optimizers, threads, emit).go(newest)
 
@@ -136,7 +135,10 @@ class _Loop:
         # a backward pass costs two forward passes, or one where hardly a weight has a gradient
         length, passes = setup.train.context, 3 if all(p.requires_grad for p in setup.model.parameters()) else 2
         self.flops_per_token = passes * flops(setup.model.config, length, num_logits=length) / length
-        self.skipped = 0
+        if self.rollouts is not None:
+            self.rollouts.trunk = self.trunk
+        self.alarms = Alarms(setup.config, at.alarms)
+        self.num_not_finite = self.num_skipped = 0  # in a row
         self.window_tokens, self.window_seconds = 0, 0.0
 
     def go(self, checkpoint: Path | None) -> TrainingResult:
@@ -156,6 +158,7 @@ class _Loop:
                             self._log(found)
                         else:
                             self.emit({"event": "progress", **self._numbers(found)})
+                        self._emit_all(self.alarms.after_step(at.step, found.metrics))
                     at.is_validated = False
                     improved = self._due(config.eval_steps) and self._validate()
                     at.is_validated = True
@@ -171,7 +174,11 @@ class _Loop:
                     checkpoint = self._save()
             if checkpoint is None or checkpoint_step(checkpoint) != at.step:  # stopped before a step, or after its save
                 checkpoint = self._save()
-        ended = {"signal": stopped[0] if stopped else None, "early": at.step < config.steps and not stopped}
+        ended = {
+            "signal": stopped[0] if stopped else None,
+            "early": at.step < config.steps and not stopped,
+            "without_signal": at.num_without_signal,
+        }
         self.emit({"event": "end", "step": at.step, **ended})
         return TrainingResult(at, checkpoint, stopped[0] if stopped else None, was_over, self.setup.chat)
 
@@ -201,7 +208,9 @@ class _Loop:
         for _ in range(1, self.rollouts.num_iterations if self.rollouts else 1):
             assert self.rollouts is not None
             reported |= {"largest_difference": first.metrics["largest_difference"]}  # of the weights that sampled
-            found = self._update(self.rollouts.again())
+            before, found = found, self._update(self.rollouts.again())
+            if before.updated and found.skip_reason == "no signal":  # all ratios are clipped: the step did its work
+                found = replace(found, skip_reason=None)
         found = replace(found, metrics={**found.metrics, **reported})
         seconds = time.perf_counter() - begin
         at.step, at.cursor = at.step + 1, self.order.cursor
@@ -224,7 +233,7 @@ class _Loop:
             found = train_step(
                 self.setup.model, self.optimizers, batches, max_grad_norm=config.max_grad_norm,
                 precision=config.chosen_precision, trunk=self.trunk, objective=self.setup.objective,
-                process_group=group,
+                process_group=group, has_signal=self.rollouts is None or self.rollouts.has_signal(),
             )  # fmt: skip
         self.at.num_tokens += found.num_tokens
         self.window_tokens += found.num_tokens
@@ -232,17 +241,22 @@ class _Loop:
 
     def _check_updated(self, found: StepResult) -> None:
         """Report a skipped update; raise after too many in a row, or at the end of a run without any update."""
-        self.skipped = 0 if math.isfinite(found.grad_norm) else self.skipped + 1
-        if not found.updated:
-            self.emit({"event": "skipped", "step": self.at.step, "loss": found.loss, "grad_norm": found.grad_norm})
-        if self.skipped >= _MAX_SKIPPED:
+        at, reason = self.at, found.skip_reason
+        self.num_not_finite = self.num_not_finite + 1 if reason == "not finite" else 0
+        self.num_skipped = 0 if reason is None else self.num_skipped + 1
+        at.num_without_signal += reason == "no signal"
+        if reason is not None:
+            numbers = {"loss": found.loss, "grad_norm": found.grad_norm, "in_a_row": self.num_skipped}
+            self.emit({"event": "skipped", "step": at.step, "reason": reason, **numbers})
+        if self.num_not_finite >= _MAX_NOT_FINITE:
             raise TrainingError(
-                f"the gradients of {self.skipped} steps in a row were not finite (loss {found.loss}); the weights are "
-                "as they were before: lower the learning rate, or use float32"
+                f"the gradients of {self.num_not_finite} steps in a row were not finite (loss {found.loss}); the "
+                "weights are as they were before: lower the learning rate, or use float32"
             )
-        if self.at.step == self.setup.config.steps and not any(optimizer.state for optimizer in self.optimizers):
+        has_state = any(optimizer.state for optimizer in self.optimizers)
+        if at.step == self.setup.config.steps and not has_state and not at.num_without_signal:
             raise TrainingError(
-                f"none of the {self.at.step} steps could move the weights: gradients were not finite, or no token had "
+                f"none of the {at.step} steps could move the weights: gradients were not finite, or no token had "
                 "a label; check the data and the model that the run began with"
             )
 
@@ -261,6 +275,10 @@ class _Loop:
             "seconds_left": (config.steps - at.step) * at.seconds / at.step,
             **found.metrics,
         }
+
+    def _emit_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.emit(event)
 
     def _doing(self, what: str) -> None:
         self.emit({"event": "progress", "step": self.at.step, "doing": what})
@@ -291,6 +309,8 @@ class _Loop:
         if improved:
             self.at.best_loss, self.at.best_step = found.loss, self.at.step
         self.emit({"event": "validation", "step": self.at.step, "loss": found.loss, "best": improved, **found.metrics})
+        at = self.at
+        self._emit_all(self.alarms.after_validation(at.step, found.loss, at.best_loss, at.best_step))
         return improved
 
     def _snapshot(self) -> None:
@@ -358,26 +378,6 @@ class _Loop:
         saved = checkpoint_folder(self.out, self.at.step)
         self.emit({"event": "saved", "step": self.at.step, "path": str(saved), "best_step": self.at.best_step})
         return saved
-
-
-def _describe(setup: Setup) -> dict[str, Any]:
-    parameters = {id(p): p for p in setup.model.parameters()}.values()
-    packed = {
-        id(m.weight): m.out_features * m.in_features for m in setup.model.modules() if isinstance(m, QuantizedLinear)
-    }
-    return {
-        "settings": dataclasses.asdict(setup.config),
-        "model": setup.model.config.to_hf(),
-        "parameters": sum(p.numel() for p in parameters) + sum(packed.values()),
-        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        "rows": setup.train.num_rows(0),
-        "data": dict(setup.train.about),
-        "tokens_per_step": setup.config.rows_per_step * setup.train.context,
-        "device": str(setup.model.device),
-        "optimizer_reason": setup.optimizer_reason,
-        "tokens": token_texts(setup.tokenizer),
-        **({} if setup.rollouts is None else {"sampler": setup.rollouts.sampler}),
-    }
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A prepared run, and the events that it emits. `pretrain` and `finetune` make it; `run` consumes it."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -14,6 +15,7 @@ from llamarium.config import ModelConfig
 from llamarium.cost import count_parameters
 from llamarium.kernels.cpu_half import cpu_has_native_bf16
 from llamarium.model import LlamaForCausalLM
+from llamarium.quant.base import QuantizedLinear
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.choices import OptimizerName
@@ -22,6 +24,7 @@ from llamarium.train.data.batch import Rows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.base import NEXT_TOKEN, Objective, Trunk
 from llamarium.train.rewards.rollouts import Rollouts
+from llamarium.train.state.snapshots import token_texts
 from llamarium.train.step import causal_trunk
 
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -59,6 +62,27 @@ class Setup:
     process_group: ProcessGroup = SINGLE_PROCESS
     rollouts: Rollouts | None = None
     threads: int | None = None
+
+
+def describe(setup: Setup) -> dict[str, Any]:
+    """Return what the first event of a run says of it, as JSON values."""
+    parameters = {id(p): p for p in setup.model.parameters()}.values()
+    packed = {
+        id(m.weight): m.out_features * m.in_features for m in setup.model.modules() if isinstance(m, QuantizedLinear)
+    }
+    return {
+        "settings": dataclasses.asdict(setup.config),
+        "model": setup.model.config.to_hf(),
+        "parameters": sum(p.numel() for p in parameters) + sum(packed.values()),
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "rows": setup.train.num_rows(0),
+        "data": dict(setup.train.about),
+        "tokens_per_step": setup.config.rows_per_step * setup.train.context,
+        "device": str(setup.model.device),
+        "optimizer_reason": setup.optimizer_reason,
+        "tokens": token_texts(setup.tokenizer),
+        **({} if setup.rollouts is None else {"sampler": setup.rollouts.sampler}),
+    }
 
 
 def with_precision(config: _Config, process_group: ProcessGroup) -> _Config:

@@ -41,6 +41,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _PARTS = [LlamaAttention, *[nn.Linear] * 4, LlamaMLP, *[nn.Linear] * 3, SiLUActivation, LlamaRMSNorm, LlamaRMSNorm]
 
 
+SkipReason = Literal["not finite", "no labels", "no signal"]
+"""Why a step changes nothing: a gradient is not finite, no token has a label, or the gradient is zero."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of a step.
@@ -49,15 +53,20 @@ class StepResult:
         loss: Mean of the objective (of -log P over the learned tokens, in nats), before the update; NaN if nothing is
             learned.
         grad_norm: Norm of all gradients, before clipping.
-        updated: False if a gradient was not finite or no token had a label, so that the weights stayed.
+        skip_reason: Why the weights and the optimizers stayed as they were; None where they were updated.
         metrics: Means of the objective's other metrics, by name.
     """
 
     loss: float
     grad_norm: float
     num_tokens: int
-    updated: bool
+    skip_reason: SkipReason | None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def updated(self) -> bool:
+        """Whether the weights were updated."""
+        return self.skip_reason is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +107,14 @@ def train_step(
     trunk: Trunk = causal_trunk,
     objective: Objective = NEXT_TOKEN,
     process_group: ProcessGroup = SINGLE_PROCESS,
+    has_signal: bool = True,
 ) -> StepResult:
     """Compute gradients of some micro-batches, on any device, and update the weights, which are float32, once.
 
-    Each optimizer is stepped once, unless a gradient is not finite. `max_grad_norm` is the largest norm of all
-    gradients together (0 is off), `precision` that of matrix products; `batches` are this process's shard of the rows.
+    Each optimizer is stepped once, or not at all where there is a `SkipReason`: then weight decay and momentum move no
+    weight either. `max_grad_norm` is the largest norm of all gradients together (0 is off), `precision` that of matrix
+    products; `batches` are this process's shard of the rows. Without `has_signal` the gradient is known to be zero, and
+    a computed one is rounding.
     """
     tokens, terms = sum(batch.ids_BT.numel() for batch in batches), sum(map(objective.count, batches))
     num_tokens, count = process_group.all_reduce_sum(tokens, terms)
@@ -115,13 +127,22 @@ def train_step(
         loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = process_group.clip_grad_norm(parameters, max_grad_norm or math.inf)
-    updated = math.isfinite(norm) and count > 0
+    reason = _skip_reason(norm, count, has_signal=has_signal)
     for optimizer in optimizers:
-        if updated:
+        if reason is None:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     found = sums.means(process_group, count)
-    return StepResult(found.loss, norm, int(num_tokens), updated, found.metrics)
+    return StepResult(found.loss, norm, int(num_tokens), reason, found.metrics)
+
+
+def _skip_reason(norm: float, count: float, *, has_signal: bool) -> SkipReason | None:
+    """Return why a step with such a gradient changes nothing, if it does not."""
+    if not math.isfinite(norm):
+        return "not finite"
+    if not count > 0:
+        return "no labels"
+    return None if has_signal and norm > 0 else "no signal"
 
 
 class _Sums:

@@ -5,6 +5,7 @@ another machine. No value in those files is trusted: numbers must be numbers, an
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,8 +25,14 @@ _REWARD_CURVES = (
     ("Spread", "reward_spread", "Of rewards within a group, a standard deviation; where it is 0, nothing is learned."),
     ("KL", "kl", "How far the model has moved from the reference, nats per token."),
     ("Length", "length", "Tokens of an answer."),
+    ("Entropy", "entropy", "Of the distributions that answers are sampled from, nats per token, as an estimate."),
     ("Difference", "largest_difference", "The largest of log P between the passes that sampled and that trained."),
 )
+_SKIPPED = {
+    "not finite": "gradients were not finite",
+    "no labels": "no token had a label",
+    "no signal": "there was no learning signal: the gradient was zero",
+}
 _PORT = 8765  # of the page that the report links to
 
 
@@ -41,8 +48,10 @@ def write_report(run: Path) -> Path:
         f"<h1>{page.text(name)}</h1>",
         f'<p class="soft">{page.text(sentence)}</p>',
         page.facts(_facts(history)),
+        *_alarms(history),
         "<h2>Curves</h2>",
         f'<div class="plots">{"".join(_curves(history))}</div>',
+        *_skipped(history),
         "<h2>Samples over time</h2>",
         *(_groups(history) if history.of("group") else _samples(history)),
         "<h2>How embedding rows moved</h2>",
@@ -144,8 +153,6 @@ def _curves(history: History) -> Iterator[str]:
         ("Speed", "tokens per second", "tokens_per_s", "Validations, samples and saves are not counted."),
     ):
         yield page.figure(title, unit, [Series(title.lower(), history.curve("step", field))], caption)
-    if skipped := history.of("skipped"):
-        yield f"<p>{page.text(f'{len(skipped)} updates were skipped, as gradients were not finite.')}</p>"
 
 
 def _compared(histories: Mapping[str, History]) -> Sequence[str]:
@@ -173,6 +180,30 @@ def _samples(history: History) -> Iterator[str]:
         yield f'<p class="soft">{len(shown)} of {len(found)}.</p>'
     for event in shown:
         yield f"<h3>Step {number_of(event['step']):,.0f}</h3>{_sample(event)}"
+
+
+def _alarms(history: History) -> Iterator[str]:
+    """List the run's alarms, each from the step at which it was raised to the one at which it was over."""
+    rows: list[list[str]] = []
+    for event in history.events:
+        kind, name, step = event["event"], str(event.get("alarm")), number_of(event["step"])
+        if kind == "alarm":
+            rows.append([name, number(step), "-", str(event.get("message", ""))])
+        elif kind == "alarm_over":
+            for row in [row for row in rows if row[0] == name][-1:]:
+                row[2] = number(step)
+    if rows:
+        yield "<h2>Alarms</h2>"
+        yield page.table("Each is raised once until it is over.", ("alarm", "step", "over at", "what"), rows)
+
+
+def _skipped(history: History) -> Iterator[str]:
+    """Say how many updates were skipped, and why."""
+    reasons = Counter(str(event.get("reason", "not finite")) for event in history.of("skipped"))
+    for reason, words in _SKIPPED.items():
+        if reasons[reason]:
+            updates = "1 update was" if reasons[reason] == 1 else f"{reasons[reason]:,} updates were"
+            yield f"<p>{page.text(f'{updates} skipped, as {words}.')}</p>"
 
 
 def _groups(history: History) -> Iterator[str]:

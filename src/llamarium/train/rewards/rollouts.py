@@ -30,6 +30,7 @@ from llamarium.train.config import GRPOConfig
 from llamarium.train.data.batch import IGNORED, AnswerBatch
 from llamarium.train.data.order import derived_seed
 from llamarium.train.data.prompts import Prompt, PromptRows
+from llamarium.train.objectives.base import Trunk
 from llamarium.train.objectives.logprobs import learned_logprobs
 from llamarium.train.rewards.functions import Reward
 from llamarium.train.step import Evaluation, causal_trunk, computing_in, measured_rows
@@ -92,6 +93,9 @@ class Rollouts:
     Args:
         model: The policy; with adapters, or trained whole.
         reference: The model as it was, frozen, from which KL is measured; None without.
+
+    Attributes:
+        trunk: What computes hidden states of the reference; the run's own, as the policy's.
     """
 
     def __init__(
@@ -111,10 +115,11 @@ class Rollouts:
             raise TrainingError(f"stop is {show_value(config.stop)}, {len(stop)} tokens; expected a text of one token")
         self._stop_ids = stop_ids_of(model.config, tokenizer, ()).union(stop)
         self.prompts_per_step, self.num_iterations = config.rows_per_step // config.group_size, config.num_iterations
+        self.trunk: Trunk = causal_trunk
         self.groups: Sequence[Group] = ()
         self._batches: Sequence[AnswerBatch] = ()
-        self.sampler = self._runner().name
-        if config.exact and not self._runner().is_row_exact:
+        self.sampler = adapted_runner(self._model).name
+        if config.exact and not adapted_runner(self._model).is_row_exact:
             raise OptionError(f"exact needs the C kernels, and {self.sampler} samples here; leave it out")
 
     def sample(self, places: Sequence[tuple[int, int]], step: int) -> tuple[list[AnswerBatch], dict[str, float]]:
@@ -131,9 +136,10 @@ class Rollouts:
             _set_advantages(group)
         answers = [answer for group in groups for answer in group.answers]
         spreads = [group.spread for group in groups]
-        self._batches = self._batched(groups)
+        self._batches = self._batched(_rewarded(groups))
         return self._batches, {
             **_summary(groups),
+            "entropy": _entropy(answers),
             "reward_spread": sum(spreads) / len(groups),
             "equal_groups": spreads.count(0.0) / len(groups),
             "cut": sum(answer.is_cut for answer in answers) / len(answers),
@@ -145,14 +151,20 @@ class Rollouts:
         """Return the last step's batches for another update: if `exact`, with log P in C over the weights of now."""
         if not self._config.exact:
             return self._batches
-        rows = [(group.prompt.ids, answer.ids) for group in self.groups for answer in group.answers]
-        params = [SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0.0)] * len(rows)
-        found = [torch.empty(0)] * len(rows)
-        for event in generate_tokens(self._runner(), [[*prompt, *answer] for prompt, answer in rows], params):
-            assert event.prompt_scores is not None
-            found[event.row] = torch.from_numpy(event.prompt_scores.logprobs[len(rows[event.row][0]) :]).float()
-        parts = torch.cat(found).split([len(batch.sampled_N) for batch in self._batches])
+        parts = self._logprobs_in_c(self._model, _rewarded(self.groups))
         return [replace(batch, exact_N=part) for batch, part in zip(self._batches, parts, strict=True)]
+
+    def has_signal(self) -> bool:
+        """Whether the last step's answers can teach anything: some group has unequal rewards, or KL is not zero.
+
+        Where neither holds the gradient is zero, and what a pass makes of it is rounding.
+        """
+        if any(group.spread for group in self.groups):
+            return True
+        pairs = () if self._reference is None else zip(
+            self._model.parameters(), self._reference.parameters(), strict=True
+        )  # fmt: skip
+        return any(p.requires_grad and not torch.equal(p, q) for p, q in pairs)
 
     def evaluate(self) -> Evaluation:
         """Answer held-out prompts, `eval_rows` at most, greedily; the loss is minus the mean reward."""
@@ -180,7 +192,7 @@ class Rollouts:
         self._model.eval()
         try:
             ids = [list(prompt.ids) for prompt in prompts]
-            for event in generate_tokens(self._runner(), ids, params, stop_ids=self._stop_ids):
+            for event in generate_tokens(adapted_runner(self._model), ids, params, stop_ids=self._stop_ids):
                 answer = groups[event.row // count].answers[event.row % count]
                 if event.token_id < 0:
                     raise TrainingError("no token could be chosen: the logits are not finite")
@@ -195,28 +207,53 @@ class Rollouts:
                 answer.reward = self.reward(answer.text, group.prompt.row)
         return groups
 
-    def _runner(self) -> Runner:
-        """Return a runner over the memory that is trained, as it is now."""
-        runner = runner_over(self._model)
-        if runner is None:
-            return runner_of(self._model)
-        adapter = {name: _low_rank(linear) for name, linear in lora_linears(self._model)}
-        return runner.with_adapters([adapter], default=0) if adapter else runner
+    def _batched(self, rows: "Sequence[_Row]") -> list[AnswerBatch]:
+        """Return the step's batches: each of `batch_rows` answers, as wide as its longest row.
 
-    def _batched(self, groups: Sequence[Group]) -> list[AnswerBatch]:
-        """Return the step's batches: each of `batch_rows` answers, as wide as its longest row."""
-        rows = [(group.prompt.ids, answer) for group in groups for answer in group.answers]
-        size = self._config.batch_rows
+        Log P under the reference comes from the same code, over batches of the same shape, as that of the policy.
+        """
+        size, is_exact, reference = self._config.batch_rows, self._config.exact, self._reference
         made = [_batch(rows[start : start + size]) for start in range(0, len(rows), size)]
-        made = [replace(batch, exact_N=batch.sampled_N) for batch in made] if self._config.exact else made
-        reference = self._reference
-        return made if reference is None else [replace(b, reference_E=self._logprobs(reference, b)) for b in made]
+        if is_exact:
+            made = [replace(batch, exact_N=batch.sampled_N) for batch in made]
+        if reference is None:
+            return made
+        parts = self._logprobs_in_c(reference, rows) if is_exact else [self._logprobs(reference, b) for b in made]
+        return [replace(batch, reference_E=part) for batch, part in zip(made, parts, strict=True)]
 
     @torch.no_grad()
     def _logprobs(self, reference: LlamaForCausalLM, batch: AnswerBatch) -> Tensor:
-        """Return log P of a batch's tokens under the reference, in the run's precision, by the fastest products."""
-        with computing_in(reference.device, self._config.precision):
-            return learned_logprobs(reference, batch.to(reference.device), causal_trunk).cpu()
+        """Return log P of a batch's tokens under the reference, as `train_step` computes the policy's."""
+        with computing_in(reference.device, self._config.precision, as_pass=True):
+            return learned_logprobs(reference, batch.to(reference.device), self.trunk).cpu()
+
+    def _logprobs_in_c(self, model: LlamaForCausalLM, rows: "Sequence[_Row]") -> Sequence[Tensor]:
+        """Return log P of the answers' tokens in C, over a model's weights as they are now: a part for each batch."""
+        params = [SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0.0)] * len(rows)
+        found = [torch.empty(0)] * len(rows)
+        ids = [[*prompt, *answer.ids] for prompt, answer in rows]
+        for event in generate_tokens(adapted_runner(model), ids, params):
+            assert event.prompt_scores is not None
+            found[event.row] = torch.from_numpy(event.prompt_scores.logprobs[len(rows[event.row][0]) :]).float()
+        size = self._config.batch_rows
+        return [torch.cat(found[start : start + size]) for start in range(0, len(rows), size)]
+
+
+_Row = tuple[Sequence[int], Answer]  # a prompt's tokens, and an answer to it
+
+
+def _rewarded(groups: Sequence[Group]) -> list[_Row]:
+    """Return the answers that got a reward; the others are no part of an update."""
+    return [(group.prompt.ids, a) for group in groups for a in group.answers if math.isfinite(a.reward)]
+
+
+def adapted_runner(model: LlamaForCausalLM) -> Runner:
+    """Return a runner over the memory of a model that is trained, as it is now."""
+    runner = runner_over(model)
+    if runner is None:
+        return runner_of(model)
+    adapter = {name: _low_rank(linear) for name, linear in lora_linears(model)}
+    return runner.with_adapters([adapter], default=0) if adapter else runner
 
 
 def _summary(groups: Sequence[Group]) -> dict[str, float]:
@@ -224,6 +261,15 @@ def _summary(groups: Sequence[Group]) -> dict[str, float]:
     rewards = np.concatenate([group.rewards for group in groups])
     lengths = [len(answer.ids) for group in groups for answer in group.answers]
     return {"reward": float(rewards.mean()) if len(rewards) else math.nan, "length": sum(lengths) / len(lengths)}
+
+
+def _entropy(answers: Sequence[Answer]) -> float:
+    """Estimate the entropy of the distributions that the answers were sampled from, in nats a token.
+
+    Answers are sampled from the distributions as they are, so the mean of -log P of their tokens is right on average.
+    """
+    logprobs = [logprob for answer in answers for logprob in answer.logprobs]
+    return -sum(logprobs) / len(logprobs)
 
 
 def _set_advantages(group: Group) -> None:
@@ -244,7 +290,7 @@ def _low_rank(linear: LoRALinear) -> LowRank:
     return LowRank(linear.scale, a, b, gain)
 
 
-def _batch(rows: Sequence[tuple[Sequence[int], Answer]]) -> AnswerBatch:
+def _batch(rows: Sequence[_Row]) -> AnswerBatch:
     """Return answers as rows, which are filled up on the right, where no earlier token sees it."""
     shape = len(rows), max(len(prompt) + len(answer.ids) for prompt, answer in rows) - 1
     ids_BT, labels_BT = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)

@@ -24,6 +24,7 @@ from llamarium.checkpoints.storage import TensorFile
 from llamarium.config import read_json_object
 from llamarium.errors import CheckpointError, LlamariumError, TrainingError, escape, show_value, warn_caller
 from llamarium.io import sync, unwritable, write_json
+from llamarium.train.alarms import AlarmState
 from llamarium.train.data.order import Cursor
 from llamarium.train.optim import restore_optimizers
 from llamarium.train.setup import Setup
@@ -46,7 +47,9 @@ class Position:
             current rows by the current reward.
         best_step: The step of the best checkpoint, until there is a lower loss.
         num_since_best: Validations after the best one.
+        num_without_signal: Steps whose gradient was zero, which changed nothing.
         is_validated: Whether the validation of this step, if there is one, was not interrupted.
+        alarms: What the run's alarms have seen so far.
     """
 
     step: int = 0
@@ -56,7 +59,9 @@ class Position:
     best_loss: float = math.inf
     best_step: int | None = None
     num_since_best: int = 0
+    num_without_signal: int = 0
     is_validated: bool = True
+    alarms: AlarmState = field(default_factory=AlarmState)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -76,7 +81,9 @@ class Position:
             best_loss=math.inf if best_loss is None else _count(raw, "best_loss", float, -(2**63)),
             best_step=None if best_step is None else _count(raw, "best_step"),
             num_since_best=_count({"num_since_best": 0, **raw}, "num_since_best"),
+            num_without_signal=_count({"num_without_signal": 0, **raw}, "num_without_signal"),
             is_validated=raw.get("is_validated") is not False,
+            alarms=AlarmState.from_dict(entry({"alarms": {}, **raw}, "alarms", dict)),
         )
 
 
@@ -189,7 +196,7 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
     setup.restore(folder)
     if settings.get("optimizer") != setup.config.optimizer:
         warn_caller(f"the optimizer is now {setup.config.optimizer}, and begins anew")
-    elif position.step > 0 and not tensors:  # as it is where no update was made
+    elif position.step > position.num_without_signal and not tensors:  # as it is where no update was made
         warn_caller(f"{folder}: the optimizer remembers nothing, and begins anew")
     elif tensors:
         try:
@@ -198,6 +205,7 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
             raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
     if not (same_rows and same_reward) or settings.get("eval_rows") != setup.config.eval_rows:
         position.best_loss, position.num_since_best = math.inf, 0  # of other rows or rewards: no loss compares now
+        position.alarms = AlarmState()
     return position
 
 
