@@ -4,7 +4,8 @@
     llama = llamarium.load("smollm2-135m")
     print(llama.generate("I love to drink", max_new_tokens=20, temperature=0.0).text)
 
-Names are imported when they are first used, so that `import llamarium` costs nothing and needs no torch.
+Names are imported when they are first used, so that `import llamarium` costs nothing and needs no torch. Where PyTorch
+is missing, names that need it are there, too, and say so when they are used.
 """
 
 from importlib import import_module
@@ -89,13 +90,28 @@ __all__ = [
 ]
 
 
+_NEED_TORCH = {"LlamaForCausalLM": "The Llama as a PyTorch module. It needs PyTorch: pip install 'llamarium[torch]'."}
+"""Names that are imported as stand-ins where PyTorch is missing, so that `help`, `dir` and Tab work."""
+
+
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("llamarium.errors")
     if name not in _HOMES:
-        raise AttributeError(f"module 'llamarium' has no attribute {name!r}")
+        raise AttributeError(_no_attribute(name))
+    if name in _NEED_TORCH:
+        extras = import_module("llamarium.extras")
+        if not extras.has_torch():
+            return extras.stand_in(name, _NEED_TORCH[name])
     return getattr(import_module(f"llamarium.{_HOMES[name]}"), name)
 
 
+def _no_attribute(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, __all__, n=1)
+    return f"module 'llamarium' has no attribute {name!r}{f'; did you mean {near[0]}?' if near else ''}"
+
+
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "errors", *(name for name in globals() if name.startswith("__") and name not in __all__)]

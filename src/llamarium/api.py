@@ -4,7 +4,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llamarium.adapters.files import read_adapter
 from llamarium.adapters.load import with_adapter, with_tokenizer_of
@@ -12,17 +15,21 @@ from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource, check_loading
 from llamarium.config import ModelConfig
+from llamarium.engine.pooling import Pooling
 from llamarium.engine.tiers.disk_cache import DiskCache
-from llamarium.errors import InputError, OptionError, TokenizerError, escape, show_value
+from llamarium.errors import InputError, OptionError, SamplingError, TokenizerError, check_choice, escape, show_value
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
-from llamarium.generation.dialog import ChatOptions, read_dialog, split_dialog_options
+from llamarium.generation.dialog import CHAT_MAX_TOKENS, ChatOptions, read_dialog, split_dialog_options
+from llamarium.generation.embedding import embed_prompts
 from llamarium.generation.loop import DialogEngine
-from llamarium.generation.options import AnswerOptions, EngineOptions, split_options
+from llamarium.generation.options import AnswerOptions, EngineOptions, PassOptions, split_options, with_params
 from llamarium.generation.text_engine import TextEngine
 from llamarium.hub.folders import is_learner_folder
+from llamarium.inspect.methods import Measured
 from llamarium.kernels.native import InputBits
+from llamarium.keywords import shows_options
 from llamarium.quant.formats import METHODS, chosen_type
 from llamarium.runtime.device import choose_device
 from llamarium.runtime.loaded_model import LoadedModel
@@ -33,13 +40,6 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.choose import with_template
 
 if TYPE_CHECKING:
-    from llamarium.inspect.inspector import Inspector
-    from llamarium.inspect.measures.divergence import Divergence
-    from llamarium.inspect.measures.perplexity import Perplexity
-    from llamarium.inspect.neighbors import Neighbors, Word
-    from llamarium.inspect.next_tokens import NextStep
-    from llamarium.inspect.score import Score
-    from llamarium.inspect.trace import Trace
     from llamarium.model import LlamaForCausalLM
     from llamarium.sampling.grammar.compiler import GrammarCompiler
 
@@ -57,9 +57,8 @@ class Loading(TypedDict, total=False):
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
-CHAT_MAX_TOKENS = 1024
 
-
+@shows_options()
 def load(
     model: str | Path | None = None,
     *,
@@ -138,7 +137,12 @@ def _load(
     return Llama(opened.name, loaded, tokenizer, sources, recommended, opened.why_no_tokenizer)
 
 
-class Llama:
+def _are_several(prompt: object) -> bool:
+    """Whether it is a list of prompts, rather than one of ids."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
+
+
+class Llama(Measured):
     """A loaded model with its tokenizer.
 
     Attributes:
@@ -197,15 +201,30 @@ class Llama:
         return self._tokenizer
 
     @overload
-    def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation: ...
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> Generation: ...
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], **options: Unpack[AnswerOptions]) -> list[Generation]: ...
-    def generate(self, prompt: Any, **options: Unpack[AnswerOptions]) -> Generation | list[Generation]:
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        params: SamplingParams | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> list[Generation]: ...
+    @shows_options(SamplingParams, PassOptions, error=SamplingError)
+    def generate(
+        self, prompt: Any, params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> Generation | list[Generation]:
         """Continue one prompt, or a list of prompts side by side.
+
+        >>> llama.generate("To be, or not to b", temperature=0, max_tokens=6).text
+        'e the '
 
         Args:
             prompt: Text (BOS is added if the model has one) or token ids (as they are), or a list of either.
-            **options: Fields of `SamplingParams`, over the model's own defaults, and those of `AnswerOptions`.
+            params: Complete parameters; options go over them. None takes those of the model's generation_config.json.
+            **options: Those of `SamplingParams` and of `AnswerOptions`; what is left out is as the model's
+                generation_config.json recommends, then as the signature shows.
 
         Returns:
             A `Generation`, or a list of them for a list of prompts, in which a prompt whose logits are NaN, say, gets a
@@ -218,41 +237,94 @@ class Llama:
                 PyTorch, say), or a package for structured output is missing.
             LlamariumError: If no token can be chosen for a single prompt.
         """
-        several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
+        options = with_params(params, options)
+        several = _are_several(prompt)
         prompts = [self.encode(p) for p in (prompt if several else [prompt])]
         how = split_options(options)
         generations = complete(self, prompts, self.sampling_params(**options), how)
         return generations if several else generations[0].or_raise()
 
-    def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Iterator[Piece]:
+    @shows_options(SamplingParams, PassOptions, error=SamplingError)
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> Iterator[Piece]:
         """Continue one prompt, piece by piece; options as in `generate`, without `n`.
 
         Errors are raised by the call; computation begins with the first piece.
+
+        >>> for piece in llama.stream("To be, or not to b", temperature=0, max_tokens=6):
+        ...     print(piece.text, end="|")
+        e| |t|h|e| |
         """
+        options = with_params(params, options)
         how = split_options(options)
         return stream(self, self.encode(prompt), self.sampling_params(**options), how)
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
+    @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> Generation:
         """Answer a dialog: a list of {"role", "content"} messages; options as in `generate`, and `DialogOptions`.
 
         An answer has 1,024 tokens at most, unless the options or the model's generation_config.json set it.
         `Generation.tool_calls` are its calls, and `Generation.message` is its message for the next dialog.
+
+        >>> smollm2.chat([{"role": "user", "content": "Say hello."}], temperature=0, max_tokens=8).message["role"]
+        'assistant'
         """
+        options = with_params(params, options)
         how, given = split_options(options), split_dialog_options(options)
         ids, tools = read_dialog(self, messages, given, options)
         return complete(self, [ids], self.chat_params(**options), how, new_text=True, tools=tools)[0].or_raise()
 
+    @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def stream_chat(
-        self, messages: Sequence[Message], *, prefix: DialogEngine | None = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        prefix: DialogEngine | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Iterator[Piece]:
         """Answer a dialog piece by piece; options as in `chat`, without `n`; errors as in `stream`.
 
         `Piece.deltas` has texts and calls in order, `Piece.text` the text alone. `prefix`, as of `conversation`, keeps
         keys and values from turn to turn.
+
+        >>> pieces = smollm2.stream_chat([{"role": "user", "content": "Say hello."}], temperature=0, max_tokens=8)
+        >>> len([piece.text for piece in pieces])
+        8
         """
+        options = with_params(params, options)
         how, given = split_options(options), split_dialog_options(options)
         ids, tools = read_dialog(self, messages, given, options)
         return stream(self, ids, self.chat_params(**options), how, new_text=True, tools=tools, prefix=prefix)
+
+    @overload
+    def embed(self, text: Prompt, *, pooling: Pooling = "mean") -> NDArray[np.float32]: ...
+    @overload
+    def embed(self, text: list[str] | list[list[int]], *, pooling: Pooling = "mean") -> NDArray[np.float32]: ...
+    @shows_options()
+    def embed(self, text: Any, *, pooling: Pooling = "mean") -> NDArray[np.float32]:
+        """Return a text's vector of length 1, float32 (D,), or those of a list of texts, (N, D).
+
+        >>> king, queen = llama.embed(["the king", "the queen"])
+        >>> 0 < float(king @ queen) < 1
+        True
+
+        Args:
+            text: Text or token ids, or a list of either.
+            pooling: "mean" of the last layer's normalised states of all tokens, or the "last" token's.
+
+        Raises:
+            InputError: For a text without tokens.
+            ContextLengthError: For one that is longer than the context.
+            AnswerError: If hidden states are NaN or infinite.
+        """
+        check_choice("pooling", pooling, get_args(Pooling))
+        several = _are_several(text)
+        vectors_ND = embed_prompts(self.runner, [self.encode(one) for one in (text if several else [text])], pooling)
+        return vectors_ND if several else vectors_ND[0]
 
     def conversation(self, system: str | None = None, disk_cache: DiskCache | None = None) -> "Conversation[Llama]":
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn.
@@ -261,6 +333,7 @@ class Llama:
         """
         return Conversation(self, system, disk_cache)
 
+    @shows_options(TextEngine)
     def engine(
         self, *, adapters: Mapping[str, str | Path] | None = None, **options: Unpack[EngineOptions]
     ) -> TextEngine:
@@ -274,89 +347,6 @@ class Llama:
             LlamariumError: If an option is out of range, an adapter has another base, or there is no memory.
         """
         return TextEngine(self, adapters=adapters, **options)
-
-    def score(self, text: str) -> "Score":
-        """Return log P(w_i | w_<i) of every token of `text`, their sum and the perplexity."""
-        from llamarium.inspect.score import score_text
-
-        return score_text(self.runner, self.tokenizer, text)
-
-    def perplexity(
-        self,
-        text: str,
-        *,
-        context: int | None = None,
-        stride: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> "Perplexity":
-        """Measure how well the model predicts a text of any length, through a sliding window.
-
-        Args:
-            text: The text; BOS is put before it once, if the vocabulary has one.
-            context: Tokens of a window; None is 2,048, or the model's whole context if that is shorter.
-            stride: Tokens from one window to the next, less than `context`; None is half of it. Each token is scored
-                once, with at least `context` - `stride` tokens before it if there are that many.
-            progress: Called with (tokens done, tokens in all).
-
-        Raises:
-            TokenizerError: If the text cannot be encoded.
-            InputError: If it has no token to score, or `context` or `stride` is out of range.
-        """
-        from llamarium.inspect.measures.perplexity import perplexity_of_text
-
-        return perplexity_of_text(self.runner, self.tokenizer, text, context=context, stride=stride, progress=progress)
-
-    def divergence(self, text: str, *, against: "Llama", **options: Any) -> "Divergence":
-        """Measure the divergence of the predictions from another model's: mean KL, its percentile, top-1 agreement.
-
-        Args:
-            text: As in `perplexity`.
-            against: A model with the same vocabulary: the unquantized one, say, in float32.
-            **options: context, stride, progress; as in `perplexity`.
-
-        Raises:
-            InputError: If the vocabularies differ, and as `perplexity`.
-        """
-        from llamarium.inspect.measures.divergence import divergence_of_text
-        from llamarium.tokenizer.compare import check_same_vocabulary
-
-        if not isinstance(against, Llama):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(f"against is {show_value(against)}; expected another Llama")
-        check_same_vocabulary(self, against, "cannot be compared")
-        return divergence_of_text(self.runner, against.runner, self.tokenizer, text, **options)
-
-    def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
-        """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times."""
-        from llamarium.inspect.next_tokens import follow_next_tokens
-
-        return list(follow_next_tokens(self.runner, self.tokenizer, text, k=k, steps=steps, stop_ids=self.stop_ids))
-
-    def neighbors(
-        self, word: "Word", *, minus: "str | Sequence[Word]" = (), plus: "str | Sequence[Word]" = (), k: int = 10
-    ) -> "Neighbors":
-        """Rank embedding rows by cosine similarity to `word` - `minus` + `plus`."""
-        from llamarium.inspect.neighbors import neighbors
-
-        return neighbors(self.runner, self.tokenizer, word, minus=minus, plus=plus, k=k)
-
-    def trace(self, text: Prompt, **options: Any) -> "Trace":
-        """Return the named activations of one forward pass; options as in `llamarium.inspect.trace.trace`."""
-        from llamarium.inspect.trace import trace
-
-        return trace(self.runner, self.encode(text), **options)
-
-    def trace_steps(self, prompt: Prompt, num_steps: int, **options: Any) -> "Iterator[Trace]":
-        """Return the named activations of each step of a greedy answer; options as in `llamarium.inspect.trace`."""
-        from llamarium.inspect.trace import trace_steps
-
-        return trace_steps(self.runner, self.encode(prompt), num_steps, **options)
-
-    @property
-    def inspect(self) -> "Inspector[Llama]":
-        """Measurements of a pass: see `llamarium.inspect.inspector.Inspector`."""
-        from llamarium.inspect.inspector import Inspector
-
-        return Inspector(self)
 
     @property
     def grammars(self) -> "GrammarCompiler":
@@ -382,17 +372,24 @@ class Llama:
         """Return the text of token ids, without special tokens."""
         return self.tokenizer.decode(ids)
 
-    def sampling_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
+    @shows_options(SamplingParams, error=SamplingError)
+    def sampling_params(
+        self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
+    ) -> SamplingParams:
         """Combine the publisher's recommendations with `options`, which take precedence, and a fresh seed by default.
 
-        SamplingError for an unknown option or a value outside its range or the vocabulary.
+        `params`, if given, go over the recommendations, and options over them. SamplingError for an unknown option or a
+        value outside its range or the vocabulary.
         """
+        options = with_params(params, options)
         params = SamplingParams.from_options(options, self.generation_config)
         check_stop_ids(options.get("stop_token_ids") or (), self.config.vocab_size)
         return params
 
-    def chat_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams:
+    @shows_options(SamplingParams, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
+    def chat_params(self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]) -> SamplingParams:
         """Return `sampling_params` with the default length of an answer in a dialog."""
+        options = with_params(params, options)
         if not options.keys() & {"max_tokens", "max_new_tokens"} and "max_new_tokens" not in self.generation_config:
             options["max_tokens"] = CHAT_MAX_TOKENS
         return self.sampling_params(**options)

@@ -2,7 +2,7 @@
 
 import importlib
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 from llamarium.errors import MissingPackageError
 
@@ -27,6 +27,28 @@ def need_torch(purpose: str, extra: str = "torch") -> None:
     """Check that PyTorch is installed, without the seconds of importing it; MissingPackageError as of `optional`."""
     if not has_torch():
         raise _missing(purpose, "PyTorch", extra)
+
+
+class _NeedsTorch(type):
+    """The type of classes that stand for those that cannot be imported without PyTorch."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> "_NeedsTorch":
+        if bases:  # of a subclass
+            bases[0]()
+        return super().__new__(cls, name, bases, members)
+
+    def __call__(cls, *_: object, **__: object) -> NoReturn:
+        raise _missing(cls.__name__, "PyTorch", "torch")
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("_"):  # which `help`, `copy` and others ask for
+            raise AttributeError(name)
+        raise _missing(f"{cls.__name__}.{name}", "PyTorch", "torch")
+
+
+def stand_in(name: str, doc: str) -> type:
+    """Return a class that can be shown and imported in place of one that needs PyTorch; MissingPackageError if used."""
+    return _NeedsTorch(name, (), {"__doc__": doc, "__module__": "llamarium"})
 
 
 def _missing(purpose: str, what: str, extra: str) -> MissingPackageError:

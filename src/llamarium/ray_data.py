@@ -194,7 +194,7 @@ def _finish(begun: "Answers | LlamariumError") -> Answered:
     try:
         if isinstance(begun, LlamariumError):
             raise begun
-        generation = begun.collect()
+        generation = begun.result()
     except EngineStoppedError:
         raise
     except LlamariumError as error:

@@ -108,14 +108,14 @@ def answer_to(prompt: str, tools: ToolRequest | None, form: str = "") -> str:
 class ScriptedEngine(TextEngine):
     """An engine whose answers are those of `answer_to`."""
 
-    def submit(self, prompt_ids: Sequence[int], params: Any, **options: Any) -> Answers:
+    def begin(self, prompt_ids: Sequence[int], params: Any, **options: Any) -> Answers:
         """Answer with one text."""
         model: Any = self._model
         form = params.grammar.text if params.grammar else ""
         text = answer_to(model.tokenizer.decode(prompt_ids, skip_special_tokens=False), options.get("tools"), form)
         grammar = Grammar.lark(f"start: {json.dumps(text)}")
         options["grammar"] = model.grammars.compile(grammar)
-        return super().submit(
+        return super().begin(
             prompt_ids, params.derived(grammar=grammar, stop=(), max_tokens=200, min_tokens=0), **options
         )
 

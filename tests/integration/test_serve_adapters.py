@@ -57,7 +57,7 @@ def expected(llama: Llama, folders: dict[str, Path]) -> dict[str | None, str]:
     for name in (None, *NAMES):
         with llama.engine(adapters=folders, kv_memory=2**24) as engine:
             options = {"temperature": 0.0, "max_tokens": 12}
-            found[name] = engine.stream(COMPLETION["prompt"], adapter=name, **options).collect().text
+            found[name] = engine.stream(COMPLETION["prompt"], adapter=name, **options).result().text
     assert len(set(found.values())) == 3, "the adapters matter"
     return found
 

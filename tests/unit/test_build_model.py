@@ -203,8 +203,8 @@ def test_what_a_function_does_ends_in_words_and_the_next_request_works(
 def test_an_engine_ends_the_requests_of_the_step_and_goes_on(hostile: Llama) -> None:
     with hostile.engine() as engine:
         with pytest.raises(FunctionError, match="raises ValueError"):
-            engine.stream([1, 1], max_tokens=2).collect()
-        assert engine.stream([1], temperature=0, max_tokens=3).collect().text
+            engine.stream([1, 1], max_tokens=2).result()
+        assert engine.stream([1], temperature=0, max_tokens=3).result().text
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ def test_a_stream_and_an_engine_tell_the_same_in_order(llama: ScriptedLlama) -> 
     check(llama.stream_chat([QUESTION], tools=[get_weather], **GREEDY))
     with llama.engine(kv_memory=2**22) as engine:
         check(engine.stream_chat([QUESTION], tools=[get_weather], **GREEDY))
-        collected = engine.stream_chat([QUESTION], tools=[get_weather], **GREEDY).collect()
+        collected = engine.stream_chat([QUESTION], tools=[get_weather], **GREEDY).result()
         assert [call.arguments for call in collected.tool_calls] == [call.arguments for call in whole.tool_calls]
-        one = engine.stream_chat([QUESTION], tools=[get_weather], parallel_tool_calls=False, **GREEDY).collect()
+        one = engine.stream_chat([QUESTION], tools=[get_weather], parallel_tool_calls=False, **GREEDY).result()
         assert (len(one.tool_calls), one.completions[0].finish_reason) == (1, "tool_calls")
 
 

@@ -254,7 +254,7 @@ def test_an_answer_is_read_by_the_head_of_the_adapter_that_it_began_with(
     with llama.engine(adapters={"some": folder}, kv_memory=2**22) as engine:
         with_head, plain = (engine.stream(IDS, adapter=name, max_tokens=2) for name in ("some", None))
         for answers in (with_head, plain):
-            answers.collect()
+            answers.result()
         engine.choices.remove("some")
         read = [head_reader(*answers.runs_on).read_stream(stream_MD) for answers in (with_head, plain)]
     assert np.array_equal(read[0], own) and np.array_equal(read[1], llama.runner.read_stream(stream_MD))
@@ -274,7 +274,7 @@ def test_an_engine_answers_with_several_adapters_side_by_side(model_files: Calla
     with llama.engine(adapters=folders, kv_memory=2**22) as engine:
         for _ in range(2):  # cold, then over what each has left in the cache
             asked = {name: engine.stream(prompt, adapter=name, **options) for name in expected}
-            assert {name: answers.collect() for name, answers in asked.items()} == expected
+            assert {name: answers.result() for name, answers in asked.items()} == expected
         with pytest.raises(UnknownNameError, match="adapter is 'other'; expected lora, dora"):
             engine.stream(prompt, adapter="other")
     assert len({answer.completions[0].token_ids for answer in expected.values()}) == 3

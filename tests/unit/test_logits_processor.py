@@ -102,12 +102,12 @@ def test_beside_other_requests_nobody_elses_tokens_change(
         plain = [engine.stream(prompt, **options) for prompt in prompts]
         hooked = engine.stream(prompts[0], logits_processor=processor, **options)
         failing = engine.stream(prompts[0], logits_processor=fails, **options)
-        assert [one.collect() for one in plain] == alone_plain
-        assert hooked.collect() == alone_hooked
+        assert [one.result() for one in plain] == alone_plain
+        assert hooked.result() == alone_hooked
         with pytest.raises(LogitsProcessorError, match="on purpose") as raised:
-            failing.collect()
+            failing.result()
         assert isinstance(raised.value.__cause__, ZeroDivisionError) and isinstance(raised.value, AnswerError)
-        assert engine.state == "ready" and engine.stream("To be", **options).collect() == alone_plain[1]
+        assert engine.state == "ready" and engine.stream("To be", **options).result() == alone_plain[1]
 
 
 def test_preempted_and_guessed_ahead_it_gives_what_it_gives_alone() -> None:
@@ -205,7 +205,7 @@ def test_in_a_dialog_and_in_an_event_loop(shakespeare: llamarium.Llama) -> None:
 
     async def answer() -> str:
         with shakespeare.engine() as engine:
-            return (await engine.stream("ROMEO:", logits_processor=without(shakespeare, "e"), **GREEDY).acollect()).text
+            return (await engine.stream("ROMEO:", logits_processor=without(shakespeare, "e"), **GREEDY)).text
 
     assert "e" not in asyncio.run(answer())
 

@@ -103,15 +103,16 @@ def test_options_go_over_the_publishers_and_get_a_seed():
 @pytest.mark.parametrize(
     ("unknown", "meant"),
     [
-        (["max_tokns"], "did you mean max_tokens?"),
+        (["max_tokns"], "unknown option max_tokns: did you mean max_tokens?"),
         (["max_new_token"], "did you mean max_new_tokens?"),
         (["topp"], "did you mean top_p?"),
-        (["repetition_penality", "temprature"], "did you mean repetition_penalty, temperature?"),
+        (["repetition_penality", "temprature"], "did you mean repetition_penalty?; unknown option temprature: did you"),
+        (["do_sample"], "unknown option do_sample: temperature=0 is greedy"),
         (["zzz\x1b"], "there are: temperature, top_k"),
     ],
 )
 def test_an_unknown_option_is_named_with_the_one_that_may_be_meant(unknown, meant):
-    with pytest.raises(SamplingError, match=r"^unknown sampling parameters: ") as caught:
+    with pytest.raises(SamplingError, match=r"^unknown option ") as caught:
         SamplingParams.from_options(dict.fromkeys(unknown, 5), {})
     assert meant in str(caught.value) and "\x1b" not in str(caught.value)
 

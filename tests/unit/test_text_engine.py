@@ -62,13 +62,13 @@ def test_answers_are_those_of_generate_in_threads_and_loops(llama: llamarium.Lla
     expected = [llama.generate(prompt, **option) for prompt, option in asked]
 
     async def together() -> list[Any]:
-        return await asyncio.gather(*(engine.stream(prompt, **option).acollect() for prompt, option in asked))
+        return await asyncio.gather(*(engine.stream(prompt, **option) for prompt, option in asked))
 
     assert asyncio.run(together()) == expected
     found: dict[int, Any] = {}
 
     def one(i: int) -> None:
-        found[i] = engine.stream(asked[i][0], **asked[i][1]).collect()
+        found[i] = engine.stream(asked[i][0], **asked[i][1]).result()
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(len(asked))]
     for thread in threads:
@@ -90,7 +90,7 @@ def test_pieces_joined_are_the_answer_and_say_whose_they_are(llama: llamarium.Ll
         ids[piece.index].extend(piece.token_ids)
     assert texts == [one.text for one in expected.completions]
     assert ids == [list(one.token_ids) for one in expected.completions]
-    assert answers.collect() == expected
+    assert answers.result() == expected
     wait_until_free(engine)  # though some ended at a stop string, which the engine does not know
 
 
@@ -99,9 +99,9 @@ def test_a_dialog_is_answered_as_chat_does(llama: llamarium.Llama, smollm2: llam
     options: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_new_tokens": 8}
     with smollm2.engine(kv_memory=2**26) as engine:
         first = engine.stream_chat(messages, **options)
-        assert first.collect() == smollm2.chat(messages, **options)
+        assert first.result() == smollm2.chat(messages, **options)
         again = engine.stream_chat(messages, **options)
-        assert again.collect() == first.collect()
+        assert again.result() == first.result()
     assert (first.num_cached, again.num_cached) == (0, len(first.prompt_ids) - 1)
 
 
@@ -119,7 +119,7 @@ def test_who_leaves_gives_everything_back(engine: TextEngine) -> None:
     async def cancelled() -> None:
         answers = engine.stream("To be", **long)
         await anext(answers)
-        task = asyncio.create_task(answers.acollect())
+        task = asyncio.ensure_future(answers)
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -132,8 +132,8 @@ def test_who_leaves_gives_everything_back(engine: TextEngine) -> None:
 
 def test_a_request_that_is_late_ends_with_an_error(engine: TextEngine) -> None:
     with pytest.raises(RequestTimeoutError, match="in the time that the request had"):
-        engine.stream("To be", timeout_s=0.0, **SAMPLED).collect()
-    assert engine.stream("To be", timeout_s=60.0, **SAMPLED).collect().text
+        engine.stream("To be", timeout_s=0.0, **SAMPLED).result()
+    assert engine.stream("To be", timeout_s=60.0, **SAMPLED).result().text
     wait_until_free(engine)
 
 
@@ -144,10 +144,10 @@ def test_a_reader_who_must_keep_up_and_does_not_is_ended(engine: TextEngine, mon
     wait_until(lambda: slow._inbox.qsize() > 5)
     wait_until_free(engine)
     with pytest.raises(SlowReaderError, match="not read as fast as it came"):
-        slow.collect()
+        slow.result()
     patient = engine.stream("To be", max_new_tokens=100, temperature=0.0)
     wait_until_free(engine)
-    assert len(patient.collect().completions[0].token_ids) == 100
+    assert len(patient.result().completions[0].token_ids) == 100
 
 
 def test_an_answer_that_gives_way_ends_with_an_error_of_its_own(
@@ -164,8 +164,8 @@ def test_an_answer_that_gives_way_ends_with_an_error_of_its_own(
 
     monkeypatch.setattr(sampler, "sample", without_memory)
     with pytest.raises(GaveWayError, match="no memory for candidates; ask again later"):
-        engine.stream("To be", **SAMPLED).collect()
-    assert engine.stream("To be", **SAMPLED).collect().text
+        engine.stream("To be", **SAMPLED).result()
+    assert engine.stream("To be", **SAMPLED).result().text
     wait_until_free(engine)
 
 
@@ -194,8 +194,8 @@ def test_logits_that_are_nan_end_their_request_alone(llama: llamarium.Llama, eng
     try:
         well, ill = engine.stream("To be", seed=1, **SAMPLED), engine.stream("q", **SAMPLED)  # the first says no q
         with pytest.raises(AnswerError, match="NaN or infinite"):
-            ill.collect()
-        assert well.collect().completions[0].finish_reason == "length"
+            ill.result()
+        assert well.result().completions[0].finish_reason == "length"
     finally:
         del runner.run  # type: ignore[method-assign]
 
@@ -211,9 +211,9 @@ def test_an_engine_that_breaks_tells_everybody(llama: llamarium.Llama) -> None:
     engine._thread.engine.runner.run = broken  # type: ignore[method-assign]
     try:
         with pytest.raises(EngineStoppedError, match="the engine has broken: the disk is on fire"):
-            running.collect()
+            running.result()
         with pytest.raises(EngineStoppedError, match="has broken"):
-            engine.stream("To be").collect()
+            engine.stream("To be").result()
         assert engine.state == "broken"
         assert not engine.close()
     finally:
@@ -236,12 +236,12 @@ def test_an_engine_that_breaks_ends_all_though_a_loop_is_closed(
     unread, waiting = engine.stream("To be"), engine.stream("ROMEO:")
 
     async def read_and_leave() -> None:
-        task = asyncio.create_task(unread.acollect())
+        task = asyncio.ensure_future(unread)
         await asyncio.sleep(0)
         assert not task.done()
 
     async def wait() -> None:
-        await asyncio.wait_for(waiting.acollect(), 20)
+        await asyncio.wait_for(waiting, 20)
 
     asyncio.run(read_and_leave())
     wait_until(lambda: len(thread._deliver) == 2)
@@ -250,7 +250,7 @@ def test_an_engine_that_breaks_ends_all_though_a_loop_is_closed(
         asyncio.run(wait())
     assert closed.wait(20) and engine.state == "broken"
     with pytest.raises(EngineStoppedError, match="broken in mid-step"):
-        unread.collect()
+        unread.result()
 
 
 @pytest.mark.usefixtures("slow")
@@ -259,7 +259,7 @@ def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
     assert engine.state == "ready"
     answers = engine.stream("To be", **SAMPLED)
     assert engine.close() and engine.state == "stopped"
-    assert len(answers.collect().completions[0].token_ids) == 40
+    assert len(answers.result().completions[0].token_ids) == 40
     with pytest.raises(EngineStoppedError, match="takes no more requests"):
         engine.stream("To be")
     hasty = llama.engine(kv_memory=2**24)
@@ -267,13 +267,13 @@ def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
     next(cut)
     assert not hasty.close(timeout_s=0)
     with pytest.raises(EngineStoppedError, match="before the answer came to its end"):
-        cut.collect()
+        cut.result()
     assert hasty.state == "stopped"
     unbegun = llama.engine(kv_memory=2**24)
     answers = unbegun.stream("To be", max_new_tokens=240, temperature=1.0)
     unbegun.close(timeout_s=0)
     with pytest.raises(EngineStoppedError):
-        answers.collect()
+        answers.result()
 
 
 def test_a_step_wakes_an_event_loop_once(engine: TextEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_step_wakes_an_event_loop_once(engine: TextEngine, monkeypatch: pytest
         monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *work: calls.append(work) or call(*work))
         before = engine.snapshot.counts.steps
         options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 60, "stop_token_ids": []}
-        await asyncio.gather(*(engine.stream(prompt, **options).acollect() for prompt in PROMPTS))
+        await asyncio.gather(*(engine.stream(prompt, **options) for prompt in PROMPTS))
         steps = engine.snapshot.counts.steps - before
         return len(calls), steps
 
@@ -322,6 +322,28 @@ def test_where_no_cpu_is_free_a_mixed_step_waits_for_the_event_loop(
     use_threads(monkeypatch, 2, 2)
     last = steps_and_pieces(engine, monkeypatch)[-16:]
     assert last == ["step", "piece"] * 8 or last == ["piece", "step"] * 8
+
+
+def test_the_whole_is_waited_for_in_a_thread_or_in_an_event_loop(engine: TextEngine, llama: llamarium.Llama) -> None:
+    """Text or ids; the result may be asked for again, after some pieces, and for a while only."""
+    options: dict[str, Any] = {"temperature": 0.9, "seed": 4, "max_tokens": 30}
+    expected = llama.generate("To be", **options)
+    answers = engine.submit(llama.encode("To be"), **options)
+    assert next(answers).index == 0
+    assert answers.result() == answers.result(timeout=0.0) == expected and list(answers) == []
+
+    long = engine.submit("To be", llamarium.SamplingParams(max_tokens=150, seed=4, temperature=0.9))
+    with pytest.raises(TimeoutError):
+        long.result(timeout=0.0)
+    assert len(long.result(timeout=60.0).completions[0].token_ids) == 150, "it has gone on"
+
+    async def wait() -> list[llamarium.Generation]:
+        first = engine.submit("To be", **options)
+        async for _ in first:
+            break
+        return [await first, await first, *await asyncio.gather(*(engine.submit("To be", **options) for _ in range(3)))]
+
+    assert asyncio.run(wait()) == [expected] * 5
 
 
 @pytest.mark.parametrize(("method", "count"), [(None, 1), ("NF4", 2)], ids=["a CPU is free", "modules compute"])
@@ -368,7 +390,7 @@ def test_an_event_loop_that_is_gone_harms_nobody(llama: llamarium.Llama, engine:
 
     answers = asyncio.run(begin())
     wait_until_free(engine)
-    assert engine.stream("To be", **SAMPLED | {"seed": 1}).collect() == llama.generate("To be", **SAMPLED | {"seed": 1})
+    assert engine.stream("To be", **SAMPLED | {"seed": 1}).result() == llama.generate("To be", **SAMPLED | {"seed": 1})
     assert answers is not None
 
 
@@ -401,8 +423,8 @@ def test_a_grammar_holds_in_company_as_alone(llama: llamarium.Llama, engine: Tex
     expected = [llama.generate("To be", **option) for option in options]
     asked = [engine.stream("To be", **option) for option in options]
     free = engine.stream("To be", **SAMPLED | {"seed": 7})
-    assert [answers.collect() for answers in asked] == expected
-    assert free.collect() == llama.generate("To be", **SAMPLED | {"seed": 7})
+    assert [answers.result() for answers in asked] == expected
+    assert free.result() == llama.generate("To be", **SAMPLED | {"seed": 7})
     assert expected[1].text in ("yes", "no") and expected[1].completions[0].finish_reason == "stop"
 
 
@@ -419,11 +441,11 @@ def test_a_request_without_memory_for_its_step_ends_alone(llama: llamarium.Llama
     try:
         well = engine.stream("To be", **SAMPLED | {"seed": 1})
         with pytest.raises(GaveWayError, match="no memory for so many"):
-            engine.stream("w" * 200, max_new_tokens=1).collect()
-        assert well.collect() and engine.state == "ready"
+            engine.stream("w" * 200, max_new_tokens=1).result()
+        assert well.result() and engine.state == "ready"
     finally:
         del runner.run  # type: ignore[method-assign]
-    assert engine.stream("To be", **SAMPLED | {"seed": 1}).collect() == well.collect()
+    assert engine.stream("To be", **SAMPLED | {"seed": 1}).result() == well.result()
 
 
 @pytest.mark.usefixtures("slow")
@@ -437,7 +459,7 @@ def test_who_waits_is_woken_when_somebody_else_closes_the_answer(engine: TextEng
     reader.join(10)
     assert not reader.is_alive()
     with pytest.raises(InputError, match="nothing to collect"):
-        answers.collect()
+        answers.result()
     wait_until_free(engine)
 
 
@@ -448,7 +470,7 @@ def test_what_kills_the_thread_is_told(llama: llamarium.Llama) -> None:
     engine = llama.engine(kv_memory=2**24)
     engine._thread.engine.step = panic  # type: ignore[method-assign]
     with pytest.raises(EngineStoppedError, match="panic"):
-        engine.stream("To be").collect()
+        engine.stream("To be").result()
     assert engine.state == "broken"
 
 
@@ -472,7 +494,7 @@ def test_an_engine_is_looked_at_between_two_steps_by_its_own_thread(
     assert name == "llamarium-engine" and num_tokens > len(answers.prompt_ids)
     with pytest.raises(ZeroDivisionError):
         engine.read(lambda _: 1 / 0).result(10)
-    assert len(answers.collect().completions[0].token_ids) == 40, "who reads badly harms nobody"
+    assert len(answers.result().completions[0].token_ids) == 40, "who reads badly harms nobody"
     wait_until_free(engine)
     assert engine.read(lambda inner: inner.sequences).result(10) == [], "also where nothing else is to be done"
     engine.close()

@@ -15,10 +15,12 @@ from llamarium.checkpoints.values import read_array
 from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError, OutputError, check_choice, escape, warn_caller
 from llamarium.io import atomic_folder
+from llamarium.keywords import shows_options
 from llamarium.quant.formats import chosen_type
 from llamarium.quant.packing import count_nonfinite
 
 
+@shows_options()
 def export(
     model: str | Path,
     out: str | Path,

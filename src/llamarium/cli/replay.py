@@ -109,10 +109,10 @@ def _note_differences(start: "RecordedStart", llama: "Llama", engine: "TextEngin
 def _compared(engine: "TextEngine", prompt: "RecordedPrompt", answer: "RecordedAnswer") -> dict[str, Any]:
     """Compute an answer again, and return where it differs."""
     try:
-        answers = engine.submit(
+        answers = engine.begin(
             prompt.prompt_ids, answer.params, new_text=True, stop_ids=answer.stop_ids, adapter=prompt.adapter
         )
-        found = answers.collect().completions[0].token_ids
+        found = answers.result().completions[0].token_ids
     except LlamariumError as error:
         return {"result": "unreadable", "reason": f"line {prompt.line}: cannot be replayed: {error}"}
     recorded = answer.token_ids

@@ -3,11 +3,12 @@
 import asyncio
 import math
 import queue
+import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 from llamarium.engine.prefix import Key
 from llamarium.engine.request import Request, TokenEvent
@@ -17,9 +18,10 @@ from llamarium.generation.completion import Generation, Piece, RowText
 
 
 class Answers:
-    """The answers to one prompt, piece by piece, as an iterator in a thread or in an event loop; one of both.
+    """The answers to one prompt: `result()` and `await` give the whole, iterating gives piece by piece.
 
-    With `n` answers the pieces come as they are made, with `Piece.index`. Dropping or closing it aborts the request.
+    It is for one reader, in a thread or in an event loop. With `n` answers the pieces come as they are made, with
+    `Piece.index`. Dropping or closing it aborts the request.
 
     Attributes:
         adapter: Which adapter answers; None is the model as it is.
@@ -113,16 +115,29 @@ class Answers:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake)
 
-    def collect(self) -> Generation:
-        """Wait for the whole; raises as `__next__`."""
-        for _ in self:
-            pass
+    def result(self, timeout: float | None = None) -> Generation:
+        """Wait for the whole, up to `timeout` seconds; raises as `__next__`.
+
+        TimeoutError if it was not complete by then: the request goes on, and `result` may be called again.
+        """
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while self._num_open > 0:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            try:
+                self._push(self._inbox.get(timeout=left_s))
+            except queue.Empty:
+                raise TimeoutError(f"the answer was not complete after {timeout} s") from None
+        self._ready.clear()
         return self.generation()
 
-    async def acollect(self) -> Generation:
-        """Wait for the whole; raises as `__next__`."""
-        async for _ in self:
-            pass
+    def __await__(self) -> Generator[Any, None, Generation]:
+        """Wait for the whole in an event loop; raises as `__next__`."""
+        return self._whole().__await__()
+
+    async def _whole(self) -> Generation:
+        while self._num_open > 0:
+            self._push(await self._arrival())
+        self._ready.clear()
         return self.generation()
 
     def generation(self) -> Generation:

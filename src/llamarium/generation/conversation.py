@@ -5,10 +5,14 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 from llamarium.engine.tiers.disk_cache import DiskCache
+from llamarium.errors import SamplingError
 from llamarium.generation.completion import Piece, message_of
-from llamarium.generation.dialog import ChatOptions
+from llamarium.generation.dialog import CHAT_MAX_TOKENS, ChatOptions
 from llamarium.generation.loop import DialogEngine
+from llamarium.generation.options import PassOptions
+from llamarium.keywords import shows_options
 from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.tools.deltas import Delta, calls_of, text_of
 
 
@@ -20,6 +24,7 @@ class ChatModel(Protocol):
     def stream_chat(  # noqa: D102
         self,
         messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
         *,
         prefix: DialogEngine | None = None,
         **options: Unpack[ChatOptions],
@@ -42,7 +47,8 @@ class Conversation(Generic[ChatModelT]):
             self.messages.append({"role": "system", "content": system})
         self._prefix = DialogEngine(llama.runner, disk=disk_cache)
 
-    def say(self, text: str, **options: Any) -> Generator[Piece]:
+    @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
+    def say(self, text: str, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Generator[Piece]:
         """Say something and stream the answer; both are in `messages` when the stream ends or is closed.
 
         Options are those of `Llama.chat`, and are checked at once.
@@ -50,11 +56,12 @@ class Conversation(Generic[ChatModelT]):
         An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
         context, say), what was said is taken back.
         """
-        return self._answer([{"role": "user", "content": text}], options)
+        return self._answer([{"role": "user", "content": text}], params, options)
 
-    def go_on(self, **options: Any) -> Generator[Piece]:
+    @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
+    def go_on(self, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Generator[Piece]:
         """Stream the answer to `messages` as they stand, as where results of calls were put into them; as `say`."""
-        return self._answer([], options)
+        return self._answer([], params, options)
 
     def fork(self) -> Self:
         """Return a branch: a dialog that goes on from here by itself, and computes nothing of what both begin with.
@@ -69,8 +76,10 @@ class Conversation(Generic[ChatModelT]):
         """Write what is left to the disk cache; the conversation is over."""
         self._prefix.close()
 
-    def _answer(self, said: list[dict[str, Any]], options: dict[str, Any]) -> Generator[Piece]:
-        pieces = self.llama.stream_chat([*self.messages, *said], prefix=self._prefix, **options)
+    def _answer(
+        self, said: list[dict[str, Any]], params: SamplingParams | None, options: ChatOptions
+    ) -> Generator[Piece]:
+        pieces = self.llama.stream_chat([*self.messages, *said], params, prefix=self._prefix, **options)
         return self._following(said, pieces)
 
     def _following(self, said: list[dict[str, Any]], pieces: Iterator[Piece]) -> Generator[Piece]:

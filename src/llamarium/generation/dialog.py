@@ -15,6 +15,9 @@ from llamarium.tokenizer.tools.forms import ToolForm, check_form
 from llamarium.tokenizer.tools.functions import described
 from llamarium.tokenizer.tools.request import ToolRequest
 
+CHAT_MAX_TOKENS = 1024
+"""Tokens of an answer in a dialog, by default."""
+
 
 class DialogOptions(TypedDict, total=False):
     """What a dialog has besides messages: tools, as OpenAI's API has them, and documents.

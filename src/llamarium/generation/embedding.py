@@ -8,9 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.engine.pooling import Pooling
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.thread import EngineThread
 from llamarium.errors import AnswerError, LlamariumError, RequestTimeoutError
+from llamarium.generation.loop import check_prompts, run_requests
+from llamarium.runtime.runner import Runner
+from llamarium.sampling.params import SamplingParams
 
 
 class Embedding(NamedTuple):
@@ -37,6 +41,22 @@ def embed(thread: EngineThread, request: Request) -> Future[Embedding]:
     number = thread.submit(request, deliver)
     future.add_done_callback(lambda done: thread.abort(number) if done.cancelled() else None)
     return future
+
+
+def embed_prompts(runner: Runner, prompts: Sequence[Sequence[int]], pooling: Pooling) -> NDArray[np.float32]:
+    """Return the vectors of some prompts, (N, D), by an engine of their own.
+
+    InputError or ContextLengthError for prompts that cannot be run, AnswerError if hidden states are not finite.
+    """
+    check_prompts(runner.config, prompts, [0] * len(prompts))
+    params = SamplingParams(max_tokens=1)  # none is chosen
+    vectors_ND = np.empty((len(prompts), runner.config.hidden_size), np.float32)
+    for event in run_requests(runner, [Request(ids, params, pooling=pooling) for ids in prompts]):
+        found = _embedding(event, len(prompts[event.request]))
+        if isinstance(found, LlamariumError):
+            raise found
+        vectors_ND[event.request] = found.vector
+    return vectors_ND
 
 
 def _embedding(event: TokenEvent, num_tokens: int) -> Embedding | LlamariumError:

@@ -26,7 +26,7 @@ from llamarium.sampling.row import check_against_vocabulary
 
 _TWO_ANSWERS = "another answer was begun in the same dialog; end or close a stream before the next one"
 
-__all__ = ["DialogEngine", "FinishReason", "TokenEvent", "check_prompts", "generate_tokens"]
+__all__ = ["DialogEngine", "FinishReason", "TokenEvent", "check_prompts", "generate_tokens", "run_requests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,27 @@ def generate_tokens(
     return prefix.answer(prefix.engine, requests[0], proposer)
 
 
-def _answer(
-    runner: Runner, requests: Sequence[Request], how: _PassOptions, cancelled: Collection[int]
-) -> Iterator[TokenEvent]:
-    """Yield the tokens of all requests, from an engine of their own with room for the longest of them."""
+def run_requests(runner: Runner, requests: Sequence[Request]) -> Iterator[TokenEvent]:
+    """Yield the events of all requests, from an engine of their own."""
+    engine = _engine_for(runner, requests, _PassOptions())
+    for request in requests:
+        engine.add(request)
+    yield from engine.run()
+
+
+def _engine_for(runner: Runner, requests: Sequence[Request], how: _PassOptions) -> Engine:
+    """Return an engine with room for the longest of some requests, as many as run side by side."""
     rooms = [room_of(runner.config, request) for request in requests for _ in range(request.params.n)]
     most = sorted(rooms, reverse=True)[:MAX_NUM_SEQS]
     num_blocks = sum(capacity_blocks(room, BLOCK_SIZE) + 1 for room in most) - 1  # one that each may take next
-    engine, first_rows = how.engine(runner, num_blocks), [0]
+    return how.engine(runner, num_blocks)
+
+
+def _answer(
+    runner: Runner, requests: Sequence[Request], how: _PassOptions, cancelled: Collection[int]
+) -> Iterator[TokenEvent]:
+    """Yield the tokens of all requests, from an engine of their own."""
+    engine, first_rows = _engine_for(runner, requests, how), [0]
     for request in requests:
         engine.add(request)
         first_rows.append(first_rows[-1] + request.params.n)

@@ -1,19 +1,23 @@
 """The options of `Llama.generate` and its like, by name and type. Never torch."""
 
-from dataclasses import dataclass
-from typing import TypedDict, cast, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict, TypeVar, cast, get_args
 
 from llamarium.engine.pooling import Places
 from llamarium.engine.proposers.base import ProposerPolicy, check_exact
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.tiers.disk_cache import DiskCache
-from llamarium.errors import OptionError, check_choice, show_value
+from llamarium.errors import OptionError, SamplingError, check_choice, show_value
 from llamarium.generation.text_model import TextModel
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
+from llamarium.sampling.params import GenerationOptions, SamplingParams
 from llamarium.tokenizer.compare import check_same_vocabulary
+
+OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 
 ProposerChoice = ProposerPolicy | TextModel | None
 """What proposes tokens, or a model that is to."""
@@ -85,13 +89,28 @@ class EngineOptions(TypedDict, total=False):
     disk_cache: DiskCache | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassOptions:
-    """How an answer's passes are run; see `AnswerOptions`."""
+    """How an answer's passes are run; see `AnswerOptions`.
 
-    use_cache: bool
-    proposer: ProposerChoice
-    kv_cache_dtype: CacheDtype
+    OptionError if a value is none of those that there are.
+    """
+
+    use_cache: bool = True
+    prompt_lookup: bool | PromptLookup = False
+    draft_model: TextModel | DraftModel | None = None
+    kv_cache_dtype: CacheDtype = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_choice("use_cache", self.use_cache, (True, False))
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(CacheDtype))
+        proposer_choice(self.prompt_lookup, self.draft_model)
+
+    @property
+    def proposer(self) -> ProposerChoice:
+        """What proposes tokens, or a model that is to."""
+        return proposer_choice(self.prompt_lookup, self.draft_model)
 
 
 def split_options(options: AnswerOptions) -> PassOptions:
@@ -99,11 +118,27 @@ def split_options(options: AnswerOptions) -> PassOptions:
 
     OptionError if a value is none of those that there are.
     """
-    use_cache, kv_cache_dtype = options.pop("use_cache", True), options.pop("kv_cache_dtype", "auto")
-    check_choice("use_cache", use_cache, (True, False))
-    check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
-    proposer = proposer_choice(options.pop("prompt_lookup", False), options.pop("draft_model", None))
-    return PassOptions(use_cache, proposer, kv_cache_dtype)
+    names = [item.name for item in fields(PassOptions)]
+    given: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
+    return PassOptions(**given)
+
+
+def with_params(params: SamplingParams | None, options: OptionsT) -> OptionsT:
+    """Return the options of a call that has been given `SamplingParams`, too, over which its options go.
+
+    SamplingError if `params` are something else.
+    """
+    if params is None:
+        return options
+    if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SamplingError(f"params is {show_value(params)}; expected SamplingParams, or options: temperature=0.7")
+    given: Mapping[str, Any] = {name: value for name, value in options.items() if value is not None}
+    below = {item.name: getattr(params, item.name) for item in fields(params)}
+    if "max_new_tokens" in given:
+        del below["max_tokens"]
+    if not given.keys().isdisjoint(GRAMMAR_OPTIONS):
+        del below["grammar"]
+    return cast(OptionsT, {**below, **given})
 
 
 def proposer_choice(prompt_lookup: object, draft_model: object) -> ProposerChoice:

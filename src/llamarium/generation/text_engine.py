@@ -28,14 +28,21 @@ from llamarium.engine.request import Request, check_timeout
 from llamarium.engine.thread import EngineThread, State
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskUse
-from llamarium.errors import OptionError, check_choice
+from llamarium.errors import OptionError, SamplingError, check_choice
 from llamarium.generation.adapters import AdapterChoices, ServedAdapter
 from llamarium.generation.answers import Answers
 from llamarium.generation.completion import row_texts
-from llamarium.generation.dialog import StreamChatOptions, read_dialog, split_dialog_options
+from llamarium.generation.dialog import CHAT_MAX_TOKENS, StreamChatOptions, read_dialog, split_dialog_options
 from llamarium.generation.embedding import Embedding, embed
-from llamarium.generation.options import StreamOptions, proposer_choice, proposer_of, split_request
+from llamarium.generation.options import (
+    StreamOptions,
+    proposer_choice,
+    proposer_of,
+    split_request,
+    with_params,
+)
 from llamarium.generation.text_model import TextModel, begins_text, compiled
+from llamarium.keywords import shows_options
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.constraint import CompiledGrammar
@@ -135,21 +142,7 @@ class TextEngine:
         disk = self._thread.engine.disk
         return None if disk is None else disk.use()
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Answers:
-        """Answer a prompt, piece by piece; options as in `Llama.generate`, and `RequestOptions`.
-
-        LlamariumError for what cannot be answered; as soon as it is called.
-        """
-        how = split_request(options)
-        return self.submit(self._model.encode(prompt), self._model.sampling_params(**options), **how)
-
-    def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[StreamChatOptions]) -> Answers:
-        """Answer a dialog, piece by piece; as `stream`, with tools as in `Llama.chat`."""
-        how, given = split_request(options), split_dialog_options(options)
-        ids, tools = read_dialog(self._model, messages, given, options)
-        return self.submit(ids, self._model.chat_params(**options), new_text=True, tools=tools, **how)
-
-    def submit(
+    def begin(
         self,
         prompt_ids: Sequence[int],
         params: SamplingParams,
@@ -166,7 +159,7 @@ class TextEngine:
         edits: tuple[Edit, ...] = (),
         places: Places | None = None,
     ) -> Answers:
-        """Answer a prompt's ids; options as in `RequestOptions`.
+        """Answer a prompt's ids with complete parameters; options as in `RequestOptions`.
 
         Answers are texts of their own if `new_text`, as in a dialog, rather than going on where the prompt ends.
         `stop_ids` end an answer; None is the model's own. `grammar` is the parameters' compiled one; None compiles it
@@ -185,9 +178,63 @@ class TextEngine:
             how = number, salt, grammar, deadline_s, None, edits, places, ngram_pool
             return answers.begin(self._thread, Request(prompt_ids, params, stops, *how))
 
+    @shows_options(SamplingParams, begin, error=SamplingError)
+    def submit(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamOptions]
+    ) -> Answers:
+        """Begin to answer a prompt, text or ids, beside all others; wait for the answer by `result()` or `await`.
+
+        Iterating gives it piece by piece, in a thread or in an event loop. LlamariumError for what cannot be answered,
+        as soon as it is called.
+
+        >>> with llama.engine() as engine:
+        ...     both = [engine.submit(text, temperature=0, max_tokens=5) for text in ("To be", "ROMEO:")]
+        ...     [len(answers.result().completions[0].token_ids) for answers in both]
+        [5, 5]
+
+        Args:
+            prompt: As in `Llama.generate`.
+            params: As in `Llama.generate`.
+            **options: Those of `SamplingParams`, as in `Llama.generate`, and of `RequestOptions`.
+        """
+        options = with_params(params, options)
+        how = split_request(options)
+        return self.begin(self._model.encode(prompt), self._model.sampling_params(**options), **how)
+
+    @shows_options(SamplingParams, begin, error=SamplingError)
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamOptions]
+    ) -> Answers:
+        """Answer a prompt, piece by piece: `submit`, named as in `Llama`.
+
+        >>> with llama.engine() as engine:
+        ...     "".join(piece.text for piece in engine.stream("To be", temperature=0, max_tokens=5))
+        ', and '
+        """
+        return self.submit(prompt, params, **options)
+
+    @shows_options(SamplingParams, begin, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        **options: Unpack[StreamChatOptions],
+    ) -> Answers:
+        """Answer a dialog, piece by piece; as `submit`, with tools as in `Llama.chat`.
+
+        >>> with smollm2.engine() as engine:
+        ...     answers = engine.stream_chat([{"role": "user", "content": "Hi"}], temperature=0, max_tokens=3)
+        ...     answers.result().message["role"]
+        'assistant'
+        """
+        options = with_params(params, options)
+        how, given = split_request(options), split_dialog_options(options)
+        ids, tools = read_dialog(self._model, messages, given, options)
+        return self.begin(ids, self._model.chat_params(**options), new_text=True, tools=tools, **how)
+
     def embed(
         self,
-        prompt_ids: Sequence[int],
+        prompt: str | Sequence[int],
         pooling: Pooling = "mean",
         *,
         timeout_s: float | None = None,
@@ -196,25 +243,41 @@ class TextEngine:
     ) -> Future[Embedding]:
         """Return a future of a text's vector of length 1, from the last layer's normalised states; errors as `submit`.
 
-        "mean" is of all tokens' states, "last" the last token's; options as in `RequestOptions`. See `embed`.
+        "mean" is of all tokens' states, "last" the last token's; options as in `RequestOptions`.
+
+        >>> with llama.engine() as engine:
+        ...     engine.embed("To be").result().vector.shape
+        (128,)
         """
         check_choice("pooling", pooling, get_args(Pooling))
         deadline_s, params = self._deadline(timeout_s), SamplingParams(max_tokens=1)  # none is chosen
         with self.choices.number(adapter) as number:
-            return embed(self._thread, Request(prompt_ids, params, (), number, salt, None, deadline_s, pooling))
+            return embed(
+                self._thread, Request(self._model.encode(prompt), params, (), number, salt, None, deadline_s, pooling)
+            )
 
-    def direction(self, toward_ids: Sequence[int], away_ids: Sequence[int], layer: int, **how: Any) -> Vector:
+    def direction(
+        self,
+        toward_ids: Sequence[int],
+        away_ids: Sequence[int],
+        layer: int,
+        *,
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        salt: str = "",
+    ) -> Vector:
         """Return the difference of two prompts' streams after a layer, at their last tokens: (D,); kept for a while.
 
-        Options and errors as for `submit`; it waits for both.
+        Options and errors as for `begin`; it waits for both.
         """
-        with self.choices.number(how.get("adapter")) as number:  # its name may be another adapter's later
+        with self.choices.number(adapter) as number:  # its name may be another adapter's later
             key = tuple(toward_ids), tuple(away_ids), layer, number
         if (known := self._directions.pop(key, None)) is None:
             params = SamplingParams(max_tokens=1, temperature=0.0)
             places = [Places([layer], [len(ids) - 1]) for ids in key[:2]]
-            asked = [self.submit(ids, params, places=at, **how) for ids, at in zip(key[:2], places, strict=True)]
-            toward, away = (one.collect().or_raise().completions[0].states[0].values for one in asked)
+            how: dict[str, Any] = {"timeout_s": timeout_s, "adapter": adapter, "salt": salt}
+            asked = [self.begin(ids, params, places=at, **how) for ids, at in zip(key[:2], places, strict=True)]
+            toward, away = (one.result().or_raise().completions[0].states[0].values for one in asked)
             known = toward - away
         self._directions[key] = known
         if len(self._directions) > MAX_DIRECTIONS:

@@ -29,8 +29,12 @@ class TextModel(Protocol):
     @property
     def grammars(self) -> "GrammarCompiler": ...  # noqa: D102
     def encode(self, prompt: Any) -> list[int]: ...  # noqa: D102
-    def sampling_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams: ...  # noqa: D102
-    def chat_params(self, **options: Unpack[GenerationOptions]) -> SamplingParams: ...  # noqa: D102
+    def sampling_params(  # noqa: D102
+        self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
+    ) -> SamplingParams: ...
+    def chat_params(  # noqa: D102
+        self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
+    ) -> SamplingParams: ...
 
 
 def compiled(model: TextModel, params: SamplingParams) -> CompiledGrammar | None:

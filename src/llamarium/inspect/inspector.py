@@ -7,9 +7,9 @@ call the functions behind them.
 import copy
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
 
-from llamarium.errors import InputError, check_choice, show_value
+from llamarium.errors import InputError, SamplingError, check_choice, show_value
 from llamarium.extras import has_torch, need_torch
 from llamarium.generation.text_model import TextModel, compiled
 from llamarium.inspect.interventions.variants import VariantName, variant_in_c, variant_of
@@ -22,8 +22,9 @@ from llamarium.inspect.probes.cost import TokenCost, token_cost
 from llamarium.inspect.probes.sampling import SamplerSteps, sampler_steps
 from llamarium.inspect.tokens import check_token, tokens_of_word
 from llamarium.inspect.trace import Trace, trace
+from llamarium.keywords import shows_options
 from llamarium.runtime.loaded_model import LoadedModel
-from llamarium.sampling.params import GenerationOptions
+from llamarium.sampling.params import GenerationOptions, SamplingParams
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.compare import check_same_vocabulary
 
@@ -203,15 +204,22 @@ class Inspector(Generic[LlamaT]):
             tokenizer=llama.optional_tokenizer, unpack=unpack,
         )  # fmt: skip
 
+    @shows_options(SamplingParams, error=SamplingError)
     def sampler_steps(
-        self, prompt: Prompt, *, answer_ids: Sequence[int] = (), k: int = 10, **options: Unpack[GenerationOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        answer_ids: Sequence[int] = (),
+        k: int = 10,
+        **options: Unpack[GenerationOptions],
     ) -> SamplerSteps:
         """Follow step by step how the next token of an answer is chosen: the one that `generate` gives.
 
         Prompt, options and errors are those of `generate`; without a seed it is a fresh one. `answer_ids` are the
         tokens of the answer so far, and `k` candidates are kept after each step.
         """
-        llama, params = self._llama, self._llama.sampling_params(**options)
+        llama, params = self._llama, self._llama.sampling_params(params, **options)
         grammar, stops = compiled(llama, params), {*llama.stop_ids, *params.stop_token_ids}
         return sampler_steps(
             llama.runner,
@@ -294,15 +302,26 @@ class Inspector(Generic[LlamaT]):
             answering=llama.runner,
         )  # fmt: skip
 
-    def trace_experiment(self, text: Prompt, experiment: "Experiment", **options: Any) -> Trace:
-        """Trace a text with another mask or rotation; options are `names`, `layers` and `positions`, as for `trace`."""
+    def trace_experiment(
+        self,
+        text: Prompt,
+        experiment: "Experiment",
+        *,
+        names: Collection[str] | None = None,
+        layers: Collection[int] | None = None,
+        positions: Sequence[int] | None = None,
+        budget_mb: float = 1024,
+    ) -> Trace:
+        """Trace a text with another mask or rotation; options as for `Llama.trace`."""
         need_torch("an experiment")
         from llamarium.inspect.interventions.edits import edited
         from llamarium.inspect.interventions.experiments import trace_experiment
 
         ids = self._llama.encode(text)
         with edited(self._llama.model, experiment=experiment) as model:
-            return trace_experiment(model, ids, experiment, **options)
+            return trace_experiment(
+                model, ids, experiment, names=names, layers=layers, positions=positions, budget_mb=budget_mb
+            )
 
     def steer(
         self, toward: Prompt, away: Prompt, layer: int, *, scale: float = 1.0, positions: Iterable[int] | None = None

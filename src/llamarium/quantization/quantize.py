@@ -17,6 +17,7 @@ from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.errors import OptionError
 from llamarium.extras import need_torch
 from llamarium.io import atomic_folder
+from llamarium.keywords import shows_options
 from llamarium.quant.formats import FORMATS, chosen_type
 from llamarium.quantization.fit import FITTED_FORMATS
 from llamarium.quantization.quantizer import CALIBRATED, QuantizeMethod, Quantizer, Recipe
@@ -56,6 +57,7 @@ class Quantized:
     head_kl: dict[str | None, float]
 
 
+@shows_options()
 def quantize(
     model: str | Path,
     out: str | Path,

@@ -4,17 +4,23 @@ import os
 from pathlib import Path
 
 from llamarium.errors import OptionError, show_value
+from llamarium.extras import has_torch, need_torch
 
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
 
 
 def choose_device(name: object) -> str:
-    """Return the device of that name, as torch spells it; "auto" is a GPU where there is one.
+    """Return the device of that name, as torch spells it; "auto" is a GPU where there is one that PyTorch can use.
 
-    OptionError if there is no such device here, or it holds no numbers.
+    OptionError if there is no such device here, or it holds no numbers; MissingPackageError without PyTorch.
     """
-    if isinstance(name, str) and (name == "cpu" or (name == "auto" and not _may_have_gpu())):
+    if isinstance(name, str) and (name == "cpu" or (name == "auto" and not (_may_have_gpu() and has_torch()))):
         return "cpu"
+    if name == "gpu":
+        raise OptionError(
+            "device is 'gpu'; expected 'cuda' (NVIDIA, AMD), 'mps' (Apple), or 'auto': a GPU if there is one"
+        )
+    need_torch(f"device {show_value(name)}")
     import torch
 
     if not isinstance(name, (str, torch.device)):

@@ -5,14 +5,14 @@ command line, the protocols' request fields, the page and the evaluation harness
 them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 """
 
-import difflib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from llamarium.errors import SamplingError, escape, show_value, warn_caller
 from llamarium.file_names import GENERATION_CONFIG
+from llamarium.keywords import shows_options, unknown_names
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.grammar.description import Grammar, checked_grammar
 from llamarium.sampling.parameter import (
@@ -36,6 +36,38 @@ _MAX_SEED = 2**63 - 1
 
 LogitsProcessor = Callable[["NDArray[np.int64]", "NDArray[np.float32]"], "NDArray[np.floating[Any]]"]
 """Takes the ids of prompt and answer so far, (T,), and the next token's logits, (V,); returns other logits, (V,)."""
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The options of an answer that are `SamplingParams` fields, as keyword arguments; None counts as not given.
+
+    `max_new_tokens` is another name of `max_tokens`, and `stop` may be one string. `json_schema` (an object, or its
+    JSON text), `json_object` (True), `regex` and `choice` are short for a `grammar`; one of the five at most.
+    """
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    max_tokens: int | None
+    max_new_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    n: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    grammar: Grammar | None
+    logits_processor: LogitsProcessor | None
+    json_schema: Mapping[str, Any] | str | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +170,8 @@ class SamplingParams:
                 f"stop is {show_value([*self.stop])} beside a grammar; the answer ends where the grammar does: give one"
             )
 
-    def derived(self, **changes: Any) -> Self:
+    @shows_options(is_checked=False)
+    def derived(self, **changes: Unpack[GenerationOptions]) -> Self:
         """Return a copy with other values, which have been checked: nothing is checked again."""
         made = object.__new__(type(self))
         for one in fields(self):
@@ -176,8 +209,8 @@ class SamplingParams:
             if "max_tokens" in given:
                 raise SamplingError("max_new_tokens and max_tokens are the same parameter; give one")
             given["max_tokens"] = given.pop("max_new_tokens")
-        if unknown := given.keys() - _NAMES:
-            raise _unknown_names(unknown)
+        if unknown := [name for name in given if name not in _NAMES]:
+            raise SamplingError(unknown_names(unknown, [*_NAMES]))
         if not given.keys().isdisjoint(GRAMMAR_OPTIONS):
             given = {name: value for name, value in given.items() if name not in GRAMMAR_OPTIONS}
             given["grammar"] = Grammar.from_options(options)
@@ -187,8 +220,14 @@ class SamplingParams:
         return params if params.seed is not None else params.derived(seed=secrets.randbits(32))
 
     @classmethod
+    @shows_options(is_checked=False)
     def from_generation_config(
-        cls, raw: Mapping[str, Any], /, *, source: str = GENERATION_CONFIG, **overrides: Any
+        cls,
+        raw: Mapping[str, Any],
+        /,
+        *,
+        source: str = GENERATION_CONFIG,
+        **overrides: Unpack[GenerationOptions],
     ) -> "SamplingParams":
         """Take the publisher's recommended defaults, below the caller's own values.
 
@@ -207,7 +246,7 @@ class SamplingParams:
         Warns:
             UserWarning: Naming fields that would change the answer and are not supported, and overrides without effect.
         """
-        given = {name: value for name, value in overrides.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
         recommended: dict[str, Any] = {}
         if raw:
             _warn_of_unsupported(raw, source)
@@ -230,55 +269,12 @@ class SamplingParams:
 PARAMETERS = {one.name: Parameter(name=one.name, **one.metadata) for one in fields(SamplingParams) if one.metadata}
 """The table, by name, in the order of the fields."""
 
-_NAMES = {one.name for one in fields(SamplingParams)}.union(GRAMMAR_OPTIONS)
+_NAMES = dict.fromkeys((*(one.name for one in fields(SamplingParams)), "max_new_tokens", *GRAMMAR_OPTIONS))
 
 
 def parameters_of(taker: Taker) -> list[Parameter]:
     """Return the parameters that can be given at a place."""
     return [parameter for parameter in PARAMETERS.values() if taker in parameter.takers]
-
-
-class GenerationOptions(TypedDict, total=False):
-    """The options of an answer that are `SamplingParams` fields, as keyword arguments; None counts as not given.
-
-    `max_new_tokens` is another name of `max_tokens`, and `stop` may be one string. `json_schema` (an object, or its
-    JSON text), `json_object` (True), `regex` and `choice` are short for a `grammar`; one of the five at most.
-    """
-
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    seed: int | None
-    max_tokens: int | None
-    max_new_tokens: int | None
-    min_tokens: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    n: int | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    grammar: Grammar | None
-    logits_processor: LogitsProcessor | None
-    json_schema: Mapping[str, Any] | str | None
-    json_object: bool | None
-    regex: str | None
-    choice: Sequence[str] | None
-
-
-def _unknown_names(given: Iterable[object]) -> SamplingError:
-    """Return the error of options that there are not, with the names that may be meant."""
-    known = [field.name for field in fields(SamplingParams)]
-    unknown = sorted(map(str, given))
-    names = [*known, "max_new_tokens", *GRAMMAR_OPTIONS]
-    meant = [near[0] for name in unknown if (near := difflib.get_close_matches(name, names, n=1))]
-    hint = f"did you mean {', '.join(dict.fromkeys(meant))}? There are" if meant else "there are"
-    shown = ", ".join(escape(name, 40) for name in unknown)
-    return SamplingError(f"unknown sampling parameters: {shown}; {hint}: {', '.join(known)}")
 
 
 def _checked_bias(value: object) -> dict[int, float]:

@@ -209,7 +209,7 @@ def _submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEff
             num_tokens = len(ids) + params.max_tokens
             edits, places = ((), None) if asked.inside is None else asked.inside(model, engine, len(ids), num_tokens)
             begun.append(
-                engine.submit(
+                engine.begin(
                     ids,
                     params,
                     new_text=asked.options.new_text,

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from llamarium.datasets.sources import Data, named_rows
-from llamarium.errors import warn_caller
+from llamarium.errors import TrainingError, warn_caller
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
+from llamarium.keywords import shows_options
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
 
@@ -133,6 +134,7 @@ class GRPOSettings(FinetuneSettings, total=False):
     alarm_collapse: float
 
 
+@shows_options(PretrainConfig, error=TrainingError)
 def pretrain(
     out: str | Path = "runs/pretrain",
     *,
@@ -160,6 +162,7 @@ def pretrain(
     return _train(PretrainConfig, Path(out), resume, allow_changes, watch, settings)
 
 
+@shows_options(FinetuneConfig, error=TrainingError)
 def finetune(
     out: str | Path = "runs/finetune",
     *,
@@ -176,6 +179,7 @@ def finetune(
     return _train(FinetuneConfig, Path(out), resume, allow_changes, watch, settings)
 
 
+@shows_options(DPOConfig, error=TrainingError)
 def dpo(
     out: str | Path = "runs/dpo",
     *,
@@ -191,6 +195,7 @@ def dpo(
     return _train(DPOConfig, Path(out), resume, allow_changes, watch, settings)
 
 
+@shows_options(GRPOConfig, error=TrainingError)
 def grpo(
     out: str | Path = "runs/grpo",
     *,

@@ -10,11 +10,13 @@ from llamarium.checkpoints.options import DtypeName
 from llamarium.errors import OutputError, escape, warn_caller
 from llamarium.extras import need_torch
 from llamarium.io import atomic_folder
+from llamarium.keywords import shows_options
 
 if TYPE_CHECKING:
     from llamarium.adapters.merge import MergeReport
 
 
+@shows_options(load)
 def merge(
     adapter: str | Path,
     out: str | Path,
