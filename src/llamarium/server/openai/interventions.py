@@ -108,7 +108,7 @@ class Inside:
     def __init__(self, service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> None:
         self._most, self._body, self._num_answers = service.max_tokens, body, num_answers
         salt, timeout_s = body.cache_salt or "", service.settings.request_timeout_s
-        self._how = {"adapter": choice.adapter, "salt": salt, "timeout_s": timeout_s}
+        self._how: dict[str, Any] = {"adapter": choice.adapter, "salt": salt, "timeout_s": timeout_s}
         self._edits: tuple[Edit, ...] | None = None
 
     def __call__(
