@@ -114,4 +114,4 @@ def _no_attribute(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "errors", *(name for name in globals() if name.startswith("__") and name not in __all__)]
+    return [*__all__, "errors"]

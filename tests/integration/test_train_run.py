@@ -715,7 +715,7 @@ def test_sigterm_saves_and_the_resumed_run_is_the_uninterrupted_one(text: Path, 
 def test_the_shell_refuses_what_the_settings_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toml = tmp_path / "x.toml"
     for content, message in (
-        ("stepz = 3", "unknown settings: stepz"),
+        ("stepz = 3", "unknown option stepz: did you mean steps"),
         ("steps = [", "no TOML"),
         ("steps = 0", "from 1"),
     ):

@@ -82,6 +82,6 @@ def test_export(tmp_path: Path) -> None:
 
 
 def test_settings_that_there_are_not_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="unknown settings: stepz"):
+    with pytest.raises(TrainingError, match="unknown option stepz"):
         llamarium.pretrain(tmp_path / "r", stepz=3)  # type: ignore[call-arg]
     assert not (tmp_path / "r").exists()

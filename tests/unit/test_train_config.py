@@ -97,7 +97,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     config = PretrainConfig.resolve(file, given_settings(parser.parse_args(words), PretrainConfig))
     assert (config.steps, config.seed, config.data, config.optimizer) == (6, 7, "a.txt", "muon")
     assert (config.learning_rate, config.compile, config.batch_rows) == (0.01, False, 32)
-    with pytest.raises(TrainingError, match=r"x.toml: unknown settings: stepz; there are: steps"):
+    with pytest.raises(TrainingError, match=r"x.toml: unknown option stepz: did you mean steps"):
         file.write_text("stepz = 5")
         PretrainConfig.resolve(file, {})
     with pytest.raises(TrainingError, match=r"nowhere.toml: cannot be read: No such file"):

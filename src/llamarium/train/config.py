@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, get_args, get_type_hints
 from llamarium.datasets.rows import Reading
 from llamarium.datasets.sources import Data, parse_data
 from llamarium.errors import TrainingError, escape, show_value
+from llamarium.keywords import unknown_names
 from llamarium.quant.formats import chosen_type
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.setting_checks import check_setting
@@ -155,7 +156,7 @@ class RunConfig:
         settings, where = ({}, "") if file is None else (read_toml(file), f"{file}: ")
         known = [item.name for item in dataclasses.fields(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
-            raise TrainingError(f"{where}unknown settings: {escape(', '.join(unknown))}; there are: {', '.join(known)}")
+            raise TrainingError(f"{where}{unknown_names(unknown, known)}")
         if any(name in flags for name in _LENGTHS):  # a flag takes the place of all that the file says of the length
             settings = {name: value for name, value in settings.items() if name not in _LENGTHS}
         name, before = flags.get("optimizer"), settings.get("optimizer")
