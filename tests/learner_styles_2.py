@@ -250,3 +250,61 @@ def lora(x, w, a, b, alpha):
 """,
     },
 }
+
+LOOPS = {
+    "project": """
+def project(x, w_q, w_k, w_v, n, k):
+    T, D = x.shape
+    def made(w, heads):
+        H = len(w) // heads
+        out = np.zeros((T, heads, H), np.float32)
+        for t in range(T):
+            for head in range(heads):
+                for i in range(H):
+                    total = 0.0
+                    for d in range(D):
+                        total += x[t, d] * w[head * H + i, d]
+                    out[t, head, i] = total
+        return out
+    return made(w_q, n), made(w_k, k), made(w_v, k)
+""",
+    "join": """
+def join(heads, w_o):
+    T, N, H = heads.shape
+    out = np.zeros((T, len(w_o)), np.float32)
+    for t in range(T):
+        for d in range(len(w_o)):
+            total = 0.0
+            for n in range(N):
+                for h in range(H):
+                    total += float(heads[t, n, h]) * float(w_o[d, n * H + h])
+            out[t, d] = total
+    return out
+""",
+    "swiglu": """
+import math
+def product(x, w):
+    out = [[0.0] * len(w) for _ in x]
+    for t in range(len(x)):
+        for f in range(len(w)):
+            total = 0.0
+            for d in range(len(w[f])):
+                total += x[t][d] * w[f][d]
+            out[t][f] = float(total)
+    return out
+def swiglu(x, gate, up, down):
+    g, u = product(x, gate), product(x, up)
+    inner = [[a / (1 + math.exp(-a)) * b for a, b in zip(*pair)] for pair in zip(g, u)]
+    return np.array(product(inner, down), np.float32)
+""",
+    "head": """
+def head(x, table):
+    logits = np.zeros((len(x), len(table)), dtype=np.float32)
+    for t in range(len(x)):
+        for v in range(len(table)):
+            for d in range(x.shape[1]):
+                logits[t, v] += x[t, d] * table[v, d]
+    return logits
+""",
+}
+"""Products as loops over single numbers."""

@@ -14,6 +14,7 @@ import learner_styles_2
 from llamarium.build.arguments import Source
 from llamarium.build.check import Result
 from llamarium.build.folder.course import file_of, step_named
+from llamarium.build.limits import LIMITS, Limits
 from llamarium.build.passes import Weights
 from llamarium.build.worker import _check
 from llamarium.checkpoints.open import open_model
@@ -71,7 +72,7 @@ def weights() -> Weights:
     return random_weights()
 
 
-def check_source(folder: Path, name: str, source: str, seed: int = 0, budget_s: float = 4.0) -> Result:
+def check_source(folder: Path, name: str, source: str, seed: int = 0, limits: Limits = LIMITS) -> Result:
     """Check a step whose file holds this text."""
     head = "" if "import torch" in source else "import numpy as np\n"
     (folder / file_of(step_named(name))).write_text(head + source, encoding="utf-8")
@@ -79,6 +80,6 @@ def check_source(folder: Path, name: str, source: str, seed: int = 0, budget_s: 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy's are no errors in a learner's process
-            return _check(Source(weights(), tokenizer()), folder, name, seed, budget_s)
+            return _check(Source(weights(), tokenizer()), folder, name, seed, limits)
     finally:
         sys.path[:] = path

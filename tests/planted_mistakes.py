@@ -1,7 +1,12 @@
 """Mistakes in learners' functions: what is changed in a right one of learner_styles.py, and what a check must say."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from planted_mistakes_2 import FURTHER, SOURCES
+
 PLANTED: tuple[tuple[str, str, str, str, str], ...] = (
-    # step, style, what is replaced, by what, how the cause begins
+    # step, style, what is replaced, by what, how the cause begins; "" for none
     ("merge", "best of a loop", "best is None or r < best", "best is None", "The first pair that has a rank"),
     ("merge", "best of a loop", "r < best", "r > best", "The pair with the highest rank is joined first;"),
     ("merge", "recursion", "min(ranks, key=ranks.get)", "max(reversed(ranks), key=ranks.get)",
@@ -178,3 +183,34 @@ PLANTED: tuple[tuple[str, str, str, str, str], ...] = (
     ("lora", "two paths", "np.dot(x, w.T) + ", "", "The base's product is left out"),
     ("lora", "einsum", "+ scale", "- scale", "The correction is subtracted"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A learner's file with a mistake in it.
+
+    Attributes:
+        label: Which one it is.
+        source: The file.
+        cause: How the cause begins; "" where none is known.
+    """
+
+    label: str
+    source: str
+    cause: str
+
+    def is_named(self, cause: str) -> bool:
+        """Return whether a check's cause is this mistake's."""
+        return cause.startswith(self.cause) if self.cause else not cause
+
+
+def planted_in(step: str, styles: Mapping[str, Mapping[str, str]]) -> Iterator[Planted]:
+    """Yield the mistakes of a step."""
+    for name, style, old, new, cause in (*PLANTED, *FURTHER):
+        if name == step:
+            right = styles[name][style]
+            assert old in right, (style, old)
+            yield Planted(f"{style}: {old!r} -> {new!r}", right.replace(old, new), cause)
+    for name, source, cause in SOURCES:
+        if name == step:
+            yield Planted(source, source, cause)

@@ -83,7 +83,7 @@ def test_a_check_leads_from_step_to_step(run: Run) -> None:
     ]
     fill("my_llama", "merge")
     code, out, _ = run("check")
-    assert code == 0 and out.startswith("step 1, merge: right (25 random cases, ")
+    assert code == 0 and out.startswith("step 1, merge: right (33 random cases, ")
     _, out, _ = run("check")
     assert out.startswith("step 2, embed: is still empty")
     entry = progress(Path("my_llama"))["merge"]
@@ -151,8 +151,11 @@ def test_all_steps_end_with_the_whole_model(run: Run) -> None:
     ("whole", "words"),
     [
         (Whole(error="layer raises KeyError"), "layer raises KeyError"),
-        (replace(WHOLE, nats=0.02), "0.02 nats a token apart; right is at most 0.0001"),
-        (replace(WHOLE, nats=math.nan), "nan nats a token apart; right is at most 0.0001"),
+        (replace(WHOLE, nats=0.02), "0.02 nats a token apart at 'The capital of France is'; right is at most 0.0001"),
+        (
+            replace(WHOLE, nats=math.nan),
+            "nan nats a token apart at 'The capital of France is'; right is at most 0.0001",
+        ),
     ],
 )
 def test_a_whole_model_that_is_not_the_librarys_is_not_right(

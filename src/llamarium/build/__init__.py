@@ -15,7 +15,8 @@ from llamarium.build.check import Result
 from llamarium.build.folder.course import Course, course_of, step_named
 from llamarium.build.folder.progress import keep, keep_hints, progress
 from llamarium.build.folder.source import solution, start
-from llamarium.build.process import LIMIT_S, check_in_process, whole_in_process
+from llamarium.build.limits import CALL_S
+from llamarium.build.process import check_in_process, whole_in_process
 from llamarium.build.step import Step
 from llamarium.build.steps import STEPS
 from llamarium.build.whole import Whole
@@ -25,14 +26,14 @@ from llamarium.hub.folders import trust
 __all__ = ["STEPS", "Course", "Result", "Whole", "check_step", "check_steps", "check_whole", "hint", "start"]
 
 
-def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s: float = LIMIT_S) -> Result:
+def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s: float = CALL_S) -> Result:
     """Check one step of a learner's folder in a process of its own, and keep the progress in the folder.
 
     Args:
         folder: The folder, whose code is run.
         step: A step's name or number; None is the first that has not been right yet, or the last.
         seed: Of sentences, shapes and numbers.
-        limit_s: How long the check may compute.
+        limit_s: Processor time that one call of the function may take.
 
     Raises:
         InputError: If it is no learner's folder, the course lacks the step, or its model or texts cannot be used.
@@ -44,13 +45,13 @@ def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s:
     return result
 
 
-def check_steps(folder: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Result]:
+def check_steps(folder: Path, *, seed: int = 0, limit_s: float = CALL_S) -> Iterator[Result]:
     """Yield what the check of each step of the course finds, once it is kept; arguments and errors of `check_step`."""
     course = _course(folder)
     return _checked(folder, course.steps, seed, limit_s)
 
 
-def check_whole(folder: Path, *, limit_s: float = LIMIT_S) -> Whole:
+def check_whole(folder: Path, *, limit_s: float = CALL_S) -> Whole:
     """Compare all functions of a folder together with the library; arguments and errors of `check_step`."""
     _course(folder)
     trust(folder)

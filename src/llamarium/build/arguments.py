@@ -62,6 +62,18 @@ class Source:
         """Return ids of some of the texts, at most 12 each."""
         return [self.tokenizer.encode(text)[:12] for text in self.some_texts(rng, count)]
 
+    def prompts(self, rng: np.random.Generator) -> list[list[int]]:
+        """Return ids of three texts with the same first token, at most 12 each.
+
+        The second is the first one with another token in its middle; the third is shorter.
+        """
+        first, *others = self.sentences(rng)
+        other = others[0] if others else first[::-1]
+        middle = (len(first) - 2) // 2
+        another = next((token for token in other[1:] if token != first[middle]), other[0])
+        second = [*first[:middle], another, *first[middle + 1 :]]
+        return [first, second, [first[0], *other[1 : max(3, len(first) // 2)]]]
+
     def vocabulary(self) -> ByteLevelBPE:
         """Return the merges of the model; InputError if it has none."""
         try:

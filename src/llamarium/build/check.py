@@ -4,11 +4,8 @@ Each call inside the model is compared with what the right function returns of t
 first place that parts is the answer, and what is often done wrong is recognised by its results.
 """
 
-import signal
 import time
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from llamarium.build.arguments import ARGUMENTS, STEPS_OF_A_PASS, Source
-from llamarium.build.compare import Difference, as_results, first_difference, given, plain, same, shape_problem, where
+from llamarium.build.calls import Call, Calls
+from llamarium.build.compare import Difference, as_results, first_difference, given, plain, shape_problem, where
 from llamarium.build.guard import LearnerError
 from llamarium.build.learner import Learner
-from llamarium.build.passes import Pass, watched
-from llamarium.build.step import Mistake
+from llamarium.build.limits import LIMITS, Limits
+from llamarium.build.pace import Pace
+from llamarium.build.passes import KeysAndValues, Pass, watched
+from llamarium.build.step import Function, own_state
 from llamarium.build.steps import STEPS
-
-BUDGET_S = 4.0
-"""How long a learner's function may compute inside the model; what was not reached by then is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +61,52 @@ class Result:
 class _DiffersError(Exception):
     """A result is not the right one: why in words, and where."""
 
-    def __init__(self, status: str, words: str, difference: Difference | None, layer: int | None, inside: bool) -> None:
-        self.status, self.words, self.difference, self.layer, self.inside = status, words, difference, layer, inside
+    def __init__(self, status: str, words: str, difference: Difference | None, at: "_Place") -> None:
+        self.status, self.words, self.difference, self.at = status, words, difference, at
 
 
-class _EnoughError(BaseException):
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a call is made: on random numbers, or inside the model, there in a layer and a text."""
+
+    inside: bool = False
+    layer: int | None = None
+    text: "_Text | None" = None
+
+    @property
+    def chain(self) -> tuple[int, int | None] | None:
+        """The text and the layer."""
+        return None if self.text is None else (self.text.name, self.layer)
+
+
+class _EnoughError(Exception):
     """The time that a function may take inside the model is over; what was compared was right."""
 
 
-def check_learner(source: Source, learner: Learner, *, seed: int = 0, budget_s: float = BUDGET_S) -> Result:
+@dataclass(slots=True)
+class _Text:
+    """A text that runs through the model part by part.
+
+    Attributes:
+        name: What the calls of it belong to.
+        ids: Its tokens.
+        past: Keys and values of those that have run.
+        num_read: How many have run.
+    """
+
+    name: int
+    ids: list[int]
+    past: list[KeysAndValues]
+    num_read: int = 0
+
+
+def check_learner(source: Source, learner: Learner, *, seed: int = 0, limits: Limits = LIMITS) -> Result:
     """Check a learner's function against a model; LearnerError if it did anything but return a result.
 
-    `seed` is of sentences, shapes and numbers; the function may compute for `budget_s` inside the model.
+    `seed` is of sentences, shapes and numbers.
     """
     try:
-        return _Check(source, learner, seed, budget_s).result()
+        return _Check(source, learner, seed, limits).result()
     except LearnerError as error:
         if error.kind == "changed":
             source.weights.forget()
@@ -88,62 +116,79 @@ def check_learner(source: Source, learner: Learner, *, seed: int = 0, budget_s: 
 class _Check:
     """One check of one function."""
 
-    def __init__(self, source: Source, learner: Learner, seed: int, budget_s: float) -> None:
-        self._source, self._step, self._learner, self._budget_s = source, learner.step, learner, budget_s
+    def __init__(self, source: Source, learner: Learner, seed: int, limits: Limits) -> None:
+        self._source, self._step, self._learner, self._limits = source, learner.step, learner, limits
         self._rng = np.random.default_rng([seed, STEPS.index(self._step)])
-        self._calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+        self._calls, self._pace = Calls(self._step), Pace(self._step.name)
         self._spent_s, self._num_calls = 0.0, 0
         self._slow = ""
-        self._ids: list[int] = []
-        self._start = 0
 
     def result(self) -> Result:
         """Compare small random shapes, then the model's own numbers, then other shapes; report where it differs first.
 
         What a function does other than to return or to raise ends the check at once.
         """
-        cases = [partial(self._compare, None, *case) for case in self._step.cases(self._rng)]
-        found: list[_DiffersError | LearnerError] = []
+        cases = [partial(self._compare, _Place(), *case) for case in self._step.cases(self._rng)]
+        failures: list[tuple[_DiffersError | LearnerError, Call]] = []
         for tried in (cases[0], self._inside, *cases[1:]):
             try:
                 tried()
             except (_DiffersError, LearnerError) as error:
                 if isinstance(error, LearnerError) and error.kind != "raised":
                     raise
-                found.append(error)
-        if not found:
-            inside = f"{self._num_calls} call{'' if self._num_calls == 1 else 's'} inside the model"
-            return Result(
-                self._step.name, "passed", "is right", checked=f"{len(cases)} random cases, {inside}{self._slow}"
-            )
-        parts = [error for error in found if isinstance(error, _DiffersError)]
-        cause = next(filter(self._was_made, self._step.mistakes), None) if parts else None
-        if isinstance(found[0], LearnerError) and cause is None:
-            raise found[0]
-        inside = [error for error in parts if error.inside and error.difference is not None]
-        return self._failed((inside or parts)[0], cause)
+                failures.append((error, self._calls.last))
+        return self._failed(failures) if failures else self._passed(len(cases))
 
-    def _compare(self, layer: int | None, *args: Any, inside: bool = False) -> Any:
+    def _passed(self, num_cases: int) -> Result:
+        inside = f"{self._num_calls} call{'' if self._num_calls == 1 else 's'} inside the model"
+        slow = self._slow or (": it is slow" if self._pace.has_shortened else "")
+        return Result(self._step.name, "passed", "is right", checked=f"{num_cases} random cases, {inside}{slow}")
+
+    def _failed(self, failures: Sequence[tuple[_DiffersError | LearnerError, Call]]) -> Result:
+        """Return the place that says most, and what was done wrong; LearnerError if it raised and no more is known."""
+        first, call = failures[0]
+        cause, section = self._calls.cause(self._learner, call)
+        section = section or self._step.section
+        differing = [error for error, _ in failures if isinstance(error, _DiffersError)]
+        if isinstance(first, LearnerError):
+            if not cause:
+                raise first
+            if not differing:
+                return Result(self._step.name, first.kind, str(first), cause, section)
+        inside = [error for error in differing if error.at.inside and error.difference is not None]
+        error = (inside or differing)[0]
+        return Result(self._step.name, error.status, error.words, cause, section, _described(error))
+
+    def _compare(self, at: _Place, *args: Any) -> Any:
         """Call the function, compare its results with the right ones, and return these as the function would."""
-        result = self._step.right(*args)
+        result = self._step.right(*own_state(args))
         right = as_results(result)
+        self._calls.begin(args, right, at.chain)
         started = time.process_time()
-        with _within(self._budget_s - self._spent_s) if inside else nullcontext():
-            yours = as_results(self._learner(*args))
-        self._calls.append((args, yours))
+        yours = as_results(self._learner(*own_state(args)))
+        seconds = time.process_time() - started
+        self._calls.end(yours)
         problem = shape_problem(self._step.outputs, yours, right)
         if problem is not None:
-            raise _DiffersError("shape", problem, None, layer, inside)
+            raise _DiffersError("shape", problem, None, at)
         difference = first_difference(self._step.outputs, yours, right)
         if difference is not None:
-            if inside and "T" in difference.at:
-                difference.at["T"] += self._start
-            words = where(difference, given(self._learner.names, args), layer, inside)
-            raise _DiffersError("differs", words, difference, layer, inside)
-        if inside:
-            self._spent_s += time.process_time() - started
-            self._num_calls += 1
+            if at.text is not None and "T" in difference.at:
+                difference.at["T"] += at.text.num_read
+            words = where(difference, given(self._learner.names, args), at.layer, at.inside)
+            raise _DiffersError("differs", words, difference, at)
+        self._calls.was_right()
+        if at.inside:
+            self._pace.took(args, seconds)
+            self._spend(seconds)
         return result
+
+    def _spend(self, seconds: float) -> None:
+        """Count a call inside the model; _EnoughError if there is no time for another one."""
+        self._spent_s += seconds
+        self._num_calls += 1
+        if self._spent_s > self._limits.inside_s:
+            raise _EnoughError
 
     def _inside(self) -> None:
         """Run it in the model's place, as long as it may compute."""
@@ -153,65 +198,46 @@ class _Check:
                 self._passes(reached)
             else:
                 for args in ARGUMENTS[self._step.name](self._source, self._rng):
-                    self._compare(None, *args, inside=True)
+                    self._compare(_Place(inside=True), *args)
         except _EnoughError:
-            if self._spent_s < self._budget_s / 2:  # so this one call took longer than all before it
-                words = f"does not return within {self._budget_s / 2:g} s inside the model"
-                raise LearnerError("time", words) from None
             self._slow = f"{reached[0]}: it is slow"
 
     def _passes(self, reached: list[str]) -> None:
-        """Run sentences through the model: the prompt, then two tokens one by one."""
+        """Run texts through the model in turns: the beginning of each, then tokens one by one.
 
-        def watch(layer: int | None, _right: Any, args: tuple[Any, ...]) -> Any:
-            right = self._compare(layer, *args, inside=True)
+        So what a function keeps of one text, or of one layer, shows in another.
+        """
+        text = _Text(0, [], [])
+
+        def watch(layer: int | None, right: Function, args: tuple[Any, ...]) -> Any:
+            fitting = self._pace.fitting(args, self._limits.inside_s - self._spent_s)
+            result = self._compare(_Place(True, layer, text), *fitting)
             reached[0] = "" if layer is None else f", down to layer {layer}"
-            return right
+            return result if fitting is args else right(*args)
 
         running = Pass(self._source.weights, watched(self._step.name, lambda: running, watch))
-        for ids in self._source.sentences(self._rng):
-            past, self._ids, self._start = running.empty(), ids, 0
-            for part in (ids[:-2], ids[-2:-1], ids[-1:]):
-                if self._step.name == "embed":  # which is the begin of a pass: the rest takes a second
-                    running.embed(np.array(part))
-                else:
-                    _, past = running.logits(np.array(part), past)
-                self._start += len(part)
-            self._calls = self._calls[:64]  # enough to tell the mistakes apart
-
-    def _failed(self, error: _DiffersError, cause: Mistake | None) -> Result:
-        place: dict[str, Any] = {}
-        if error.difference is not None:
-            found = error.difference
-            place = {"inside": error.inside, "layer": error.layer, **found.at, "output": found.output}
-            if error.inside and self._ids:
-                place["ids"] = self._ids
-            place |= {"yours": plain(found.yours), "right": plain(found.right)}
-        words, section = ("", "") if cause is None else (cause.cause, cause.section)
-        return Result(self._step.name, error.status, error.words, words, section or self._step.section, place)
-
-    def _was_made(self, mistake: Mistake) -> bool:
-        """Return whether a mistake's results are the learner's in all calls."""
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                return all(
-                    same(self._step.outputs, yours, as_results(mistake.wrong(*args))) for args, yours in self._calls
-                )
-        except Exception:  # noqa: BLE001 - a mistake may fail where shapes do not fit it
-            return False
+        texts = [_Text(name, ids, running.empty()) for name, ids in enumerate(self._source.prompts(self._rng))]
+        for name, end in _TURNS:
+            text = texts[name]
+            part = np.array(text.ids[text.num_read : end])
+            if self._step.name == "embed":  # which is the begin of a pass: the rest takes a second
+                running.embed(part)
+            else:
+                run = running.logits if self._step.name == "head" else running.hidden
+                _, text.past = run(part, text.past)
+            text.num_read += len(part)
 
 
-@contextmanager
-def _within(seconds: float) -> Generator[None]:
-    """Raise _EnoughError where the code inside computes for longer."""
+_TURNS = (0, -2), (1, -2), (0, -1), (1, None), (2, -1), (0, None), (2, None)
+"""Which text runs, and up to which token."""
 
-    def stop(*_: object) -> None:
-        raise _EnoughError
 
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, max(seconds, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+def _described(error: _DiffersError) -> dict[str, Any]:
+    """Return the place of a difference as a result has it."""
+    if error.difference is None:
+        return {}
+    place: dict[str, Any] = {"inside": error.at.inside, "layer": error.at.layer, **error.difference.at}
+    place["output"] = error.difference.output
+    if error.at.text is not None:
+        place["ids"] = error.at.text.ids
+    return place | {"yours": plain(error.difference.yours), "right": plain(error.difference.right)}

@@ -79,20 +79,21 @@ def same(outputs: Sequence[str], yours: Sequence[Any], wrong: Sequence[Any]) -> 
 
 
 def _is_same_value(mine: Any, wrong: Any) -> bool:
-    if all(isinstance(value, (float, np.floating)) and bool(np.isnan(value)) for value in (mine, wrong)):
+    if all(isinstance(value, (float, np.floating)) for value in (mine, wrong)):
+        if not np.isfinite(mine) or not np.isfinite(wrong):
+            return bool(np.array_equal(mine, wrong, equal_nan=True))
+    elif isinstance(mine, list) and isinstance(wrong, list) and mine == wrong:  # of text, say, which is never right
         return True
     return _value_problem(mine, wrong) is None and _same_value(mine, wrong)
 
 
 def _same_array(mine: Any, wrong: NDArray[Any]) -> bool:
-    if (
-        not isinstance(mine, np.ndarray)
-        or mine.dtype.kind not in "fiu"
-        or mine.shape != wrong.shape
-        or not np.array_equal(np.isnan(mine), np.isnan(wrong))
-    ):
+    if not isinstance(mine, np.ndarray) or mine.dtype.kind not in "fiu" or mine.shape != wrong.shape:
         return False
-    return bool(is_close(np.nan_to_num(mine), np.nan_to_num(wrong)).all())
+    is_odd = ~np.isfinite(wrong)
+    if not np.array_equal(mine[is_odd], wrong[is_odd], equal_nan=True) or not np.isfinite(mine[~is_odd]).all():
+        return False
+    return bool(is_close(np.where(is_odd, 0, mine), np.where(is_odd, 0, wrong)).all())
 
 
 def _token_first(index: Sequence[int], axes: str) -> tuple[int, ...]:

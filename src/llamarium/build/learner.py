@@ -9,7 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from llamarium.build.guard import LearnerError, guarded
+from llamarium.build.limits import Limits, OvertimeError, limited
 from llamarium.build.step import Step
 from llamarium.errors import escape
 
@@ -28,13 +29,14 @@ class Learner:
     Args:
         step: The step.
         path: Its file.
+        limits: Of what its code computes; None where the caller bounds it.
 
     Attributes:
         names: The names of the function's arguments.
     """
 
-    def __init__(self, step: Step, path: Path) -> None:
-        self.step, self.path, self._folder = step, path, path.parent.resolve()
+    def __init__(self, step: Step, path: Path, limits: Limits | None = None) -> None:
+        self.step, self.path, self._folder, self._limits = step, path, path.parent.resolve(), limits
         code = step.right.__code__
         self.names: Sequence[str] = code.co_varnames[: code.co_argcount]
         if not path.is_file():
@@ -42,7 +44,7 @@ class Learner:
         with self._explained():
             if (uses_torch := _imports_torch(path)) and importlib.util.find_spec("torch") is not None:
                 importlib.import_module("torch")  # whose first import writes files
-            with guarded(self._folder):
+            with self._limited(), guarded(self._folder):
                 module = self._import()
             self._torch = sys.modules.get("torch") if uses_torch else None
         self._function = self._found(module)
@@ -53,7 +55,7 @@ class Learner:
         LearnerError if it raises, changes its input, opens files, or is still empty.
         """
         given = [self._given(arg) for arg in args]
-        with self._explained(), guarded(self._folder):
+        with self._explained(), self._limited(), guarded(self._folder):
             result = self._function(*given)
             is_several = isinstance(result, tuple) or (isinstance(result, list) and len(self.step.outputs) > 1)
             results = tuple(map(_from_learner, result if is_several else (result,)))
@@ -61,6 +63,13 @@ class Learner:
             if _is_changed(before, after):
                 raise LearnerError("changed", _CHANGED.format(f" {name}"))
         return results[0] if len(results) == 1 else results
+
+    def anew(self) -> "Learner":
+        """Return the function of the same file, imported again: nothing of earlier calls is left in it."""
+        return Learner(self.step, self.path, self._limits)
+
+    def _limited(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._limits is None else limited(self._limits)
 
     def _found(self, module: ModuleType) -> Callable[..., Any]:
         """Return the function of the file, which takes the arguments of the step."""
@@ -122,6 +131,8 @@ class Learner:
             raise
         except SyntaxError as error:
             raise LearnerError("raised", f"{self.path.name}, line {error.lineno}: {error.msg}") from None
+        except OvertimeError as error:
+            raise LearnerError("time", str(error) + self._line(error, "")) from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever a learner does becomes words
             kind, words = _described(error)
             raise LearnerError(kind, words + self._line(error, self.path.name if kind == "empty" else "")) from None

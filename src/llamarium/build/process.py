@@ -9,25 +9,26 @@ from typing import TypeVar
 
 from llamarium.build.check import Result
 from llamarium.build.folder.course import step_named
+from llamarium.build.limits import CALL_S
 from llamarium.build.whole import Whole
 from llamarium.errors import InputError, escape
-from llamarium.kernels.threads import num_threads
 from llamarium.runtime.process.child import EndedError, Process
 
-LIMIT_S = 15.0
-"""How long the check of one step may compute; it may wait for the processor, or sleep, three times as long."""
+LAST_S = 600.0
+"""How long an answer may take by the clock: for what waits, and is interrupted by nothing. A check takes seconds of the
+processor's time, and a busy machine has them within this."""
 
 _DISTURBED = "ended", "writes to a descriptor that it did not open, or closes it; a step returns a result"
 
 _Found = TypeVar("_Found", Result, Whole)
 
 
-def check_in_process(folder: Path, steps: Sequence[str], *, seed: int, limit_s: float = LIMIT_S) -> Iterator[Result]:
+def check_in_process(folder: Path, steps: Sequence[str], *, seed: int, limit_s: float = CALL_S) -> Iterator[Result]:
     """Yield what the check of each step found.
 
     InputError if the process cannot load the model, or the model cannot read the course's texts.
     """
-    with closing(_Checks(folder, steps, limit_s, num_threads=1)) as checks:  # more would wait for each other
+    with closing(_Checks(folder, steps, limit_s)) as checks:
         for name in steps:
             try:
                 yield checks.ask(Result, name, seed)
@@ -35,9 +36,9 @@ def check_in_process(folder: Path, steps: Sequence[str], *, seed: int, limit_s: 
                 yield Result(name, failed.status, failed.words, section=step_named(name).section)
 
 
-def whole_in_process(folder: Path, *, limit_s: float = LIMIT_S) -> Whole:
+def whole_in_process(folder: Path, *, limit_s: float = CALL_S) -> Whole:
     """Return what the whole model does; errors as of `check_in_process`."""
-    with closing(_Checks(folder, ("whole",), limit_s, num_threads())) as checks:
+    with closing(_Checks(folder, ("whole",), limit_s)) as checks:
         try:
             return checks.ask(Whole, "whole", 0)
         except _FailedError as failed:
@@ -54,10 +55,10 @@ class _FailedError(Exception):
 class _Checks:
     """A process that checks; started anew after one that ended."""
 
-    def __init__(self, folder: Path, steps: Sequence[str], limit_s: float, num_threads: int) -> None:
+    def __init__(self, folder: Path, steps: Sequence[str], limit_s: float) -> None:
         worker = (sys.executable, "-P", "-m", "llamarium.build.worker")
         self._command = (*worker, str(folder.resolve()), ",".join(steps))
-        self._limit_s, self._num_threads = limit_s, num_threads
+        self._limit_s = limit_s
         self._process: Process | None = None
 
     def close(self) -> None:
@@ -72,7 +73,7 @@ class _Checks:
             self._process, is_new = self._begun(), True
             process = self._process
         try:
-            answer = process.ask({"step": step, "seed": seed, "limit_s": self._limit_s}, 3 * self._limit_s)
+            answer = process.ask({"step": step, "seed": seed, "limit_s": self._limit_s}, LAST_S)
         except EndedError as ended:
             if ended.place < 0 and not ended.is_late and not is_new:  # between two steps
                 return self.ask(kind, step, seed)
@@ -84,7 +85,7 @@ class _Checks:
             raise _FailedError(*_DISTURBED) from None
 
     def _begun(self) -> Process:
-        process = Process(self._command, self._num_threads)
+        process = Process(self._command, 1)  # thread; more would wait for each other, on a busy machine for long
         try:
             answer = process.begin()
         except EndedError as ended:
@@ -96,8 +97,10 @@ class _Checks:
 
     def _why(self, ended: EndedError) -> tuple[str, str]:
         """Return a status and words for a process that did not answer."""
-        if ended.is_late or ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
-            return "time", f"does not end within {self._limit_s:g} s"
+        if ended.is_late:
+            return "time", f"does not end within {LAST_S:g} s"
+        if ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
+            return "time", f"does not end within {self._limit_s:g} s of processor time"
         if ended.code is None:
             return _DISTURBED
         said = ended.said.strip().splitlines()

@@ -7,12 +7,35 @@ with. Tests hold these functions to the library's own pass.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An argument whose calls have an effect on the next one, such as a choice by random numbers."""
+
+    def anew(self) -> Self:
+        """Return it as it was before its first call."""
+        ...
+
+
+def own_state(args: Arguments) -> Arguments:
+    """Return arguments for one more call: those with a state begin anew."""
+    return tuple(arg.anew() if isinstance(arg, Stateful) else arg for arg in args)
+
+
+def something_is_kept(args: Arguments, yours: tuple[Any, ...] | None, right: tuple[Any, ...]) -> str:
+    """Return the cause of a result that an earlier call has changed."""
+    del args, yours, right
+    return (
+        "Something of an earlier call is used again, from a global, a cache, a class or a default argument: alone, "
+        "this call is right. Compute from the arguments only."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +68,8 @@ class Step:
         hints: Two hints; the third is the solution.
         cases: Arguments of random shapes, small, on which the mistakes show.
         mistakes: What is often done wrong.
+        cause_of_keeping: The cause where a result is wrong because of an earlier call, by what was given, returned
+            (None where it raised) and right.
     """
 
     right: Function
@@ -56,6 +81,7 @@ class Step:
     hints: tuple[str, str]
     cases: Callable[[np.random.Generator], Iterable[Arguments]]
     mistakes: tuple[Mistake, ...]
+    cause_of_keeping: Callable[[Arguments, tuple[Any, ...] | None, tuple[Any, ...]], str] = something_is_kept
 
     @property
     def name(self) -> str:

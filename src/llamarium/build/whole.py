@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +10,32 @@ import numpy as np
 
 from llamarium.build.arguments import Source
 from llamarium.build.folder.course import file_of
+from llamarium.build.guard import LearnerError
 from llamarium.build.learner import Learner
+from llamarium.build.limits import Limits
 from llamarium.build.passes import Pass
 from llamarium.build.step import Function
 from llamarium.build.steps import STEPS
+from llamarium.build.steps.types import Floats
 from llamarium.generation.completion import stop_ids_of
 from llamarium.inspect.numbers import log_softmax
+from llamarium.inspect.score import score
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
 
 PROMPT = "The capital of France is"
+FURTHER_PROMPTS = "The capital of Japan is", "Water boils at"
+"""Continued by three tokens in the same process: a prompt as long as the first one that begins as it does, and a
+shorter one."""
+
 NUM_TOKENS = 12
+
+SLOW_S = 60.0
+"""Functions that would take more of the processor's time write fewer tokens."""
+
+CALL_LIMITS = 8
+"""How much longer than in a check of one step a call may take: all tokens of a prompt, and all rows of the weights."""
 
 MAX_NATS = 1e-4
 """Right functions are 4e-6 nats a token from the library inside SmolLM2, as float32 sums in another order are; the
@@ -37,8 +51,12 @@ class Whole:
         library_text: How the library does.
         tokens_per_second: Of the functions.
         library_tokens_per_second: Of the library.
-        nats: The mean distance of log P of a text's tokens from the library's; NaN if a function failed.
-        error: What a function did instead of returning a result, or "".
+        nats: The mean distance of log P of a text's tokens from the library's, the largest of all prompts; NaN if a
+            function failed.
+        error: What a function did instead of returning a result, or another text than the library's from the same
+            numbers; or "".
+        prompt: The prompt with this distance.
+        is_slow: Whether fewer tokens were written because the functions are slow.
     """
 
     text: str = ""
@@ -47,6 +65,8 @@ class Whole:
     library_tokens_per_second: float = 0.0
     nats: float = math.nan
     error: str = ""
+    prompt: str = PROMPT
+    is_slow: bool = False
 
     @property
     def passed(self) -> bool:
@@ -54,53 +74,90 @@ class Whole:
         return not self.error and self.nats <= MAX_NATS
 
 
-def functions_of(folder: Path) -> dict[str, Function]:
+def functions_of(folder: Path, limits: Limits | None = None) -> dict[str, Function]:
     """Return all of a learner's functions; LearnerError if one is missing."""
-    return {step.name: Learner(step, folder / file_of(step)) for step in STEPS}
+    return {step.name: Learner(step, folder / file_of(step), limits) for step in STEPS}
 
 
-def whole(llama: "Llama", source: Source, folder: Path) -> Whole:
-    """Let the functions in a learner's folder write a text and compare it with the library's, of a model in float32.
+def whole(llama: "Llama", source: Source, folder: Path, limits: Limits) -> Whole:
+    """Let the functions in a learner's folder write texts and compare these with the library's, of a model in float32.
 
     LearnerError if one of them fails.
     """
-    mine = functions_of(folder)
-    text, rate = _write(source, mine)
+    mine = functions_of(folder, replace(limits, call_s=CALL_LIMITS * limits.call_s))
+    num_tokens = _affordable(source, mine)
+    prompts = (PROMPT, *FURTHER_PROMPTS)
+    found = [
+        _compared(llama, source, mine, prompt, num_tokens if prompt == PROMPT else min(3, num_tokens))
+        for prompt in prompts
+    ]
+    worst = max(found, key=lambda one: one.nats)
+    error = ""
+    for one in found:
+        if worst.nats <= MAX_NATS and one.text != one.library_text:
+            error = f"continues {one.prompt!r} with {one.text!r}; the library with {one.library_text!r}"
+    is_slow = num_tokens < NUM_TOKENS
+    return replace(found[0], nats=worst.nats, prompt=worst.prompt, error=error, is_slow=is_slow)
+
+
+def _affordable(source: Source, mine: dict[str, Function]) -> int:
+    """Return how many tokens the functions shall write, by what they take for one."""
+    running, started = Pass(source.weights, mine), time.process_time()
+    running.logits(np.array(source.tokenizer.encode(PROMPT)[:1]), running.empty())
+    num_passes = int(SLOW_S / (time.process_time() - started))
+    num_read = sum(len(source.tokenizer.encode(prompt)) for prompt in (PROMPT, *FURTHER_PROMPTS))
+    return max(2, min(NUM_TOKENS, num_passes - num_read - 6))
+
+
+def _compared(llama: "Llama", source: Source, mine: dict[str, Function], prompt: str, num_tokens: int) -> Whole:
+    """Let the functions and the library continue a prompt."""
+    written = _Writing(source, mine)
     started = time.perf_counter()
-    right = llama.generate(PROMPT, max_new_tokens=NUM_TOKENS, temperature=0.0)
+    text = written.text(prompt, num_tokens)
+    rate = written.num_new / (time.perf_counter() - started)
+    started = time.perf_counter()
+    right = llama.generate(prompt, max_new_tokens=num_tokens, temperature=0.0)
     library_rate = len(right.completions[0].token_ids) / (time.perf_counter() - started)
-    return Whole(text, right.text, round(rate, 2), round(library_rate, 2), _distance(llama, source, mine))
+    return Whole(text, right.text, round(rate, 2), round(library_rate, 2), written.distance(llama), prompt=prompt)
 
 
-def _write(source: Source, mine: dict[str, Function]) -> tuple[str, float]:
-    """Write with the learner's merges, loop, choice, cache and layers."""
-    vocabulary = source.vocabulary()
-    parts = [part for piece in vocabulary.cut(PROMPT) for part in mine["merge"](piece.encode(), vocabulary.rank)]
-    ids = [vocabulary.ids[part] for part in parts]
-    running = Pass(source.weights, mine)
-    past, num_read = running.empty(), 0
+class _Writing:
+    """Writes with the learner's merges, loop, choice, cache and layers, and keeps what was computed."""
 
-    def next_logits(ids: list[int]) -> Any:
-        nonlocal past, num_read
-        logits_TV, past = running.logits(np.array(ids[num_read:]), past)
-        num_read = len(ids)
+    def __init__(self, source: Source, mine: dict[str, Function]) -> None:
+        self._source, self._mine = source, mine
+        self._running = Pass(source.weights, mine)
+        self._past = self._running.empty()
+        self._ids: list[int] = []
+        self._logits: list[Floats] = []
+        self.num_new = 0
+
+    def text(self, prompt: str, num_tokens: int) -> str:
+        """Continue a prompt; LearnerError if a function fails."""
+        source, mine = self._source, self._mine
+        vocabulary = source.vocabulary()
+        parts = [part for piece in vocabulary.cut(prompt) for part in mine["merge"](piece.encode(), vocabulary.rank)]
+        ids = [vocabulary.ids[part] for part in parts]
+        stop_ids = sorted(stop_ids_of(source.weights.config, source.tokenizer, ()))
+        new = mine["generate"](ids, source.bos_id, stop_ids, num_tokens, self._next_logits, self._greedy)
+        self.num_new = len(new)
+        return source.tokenizer.decode(list(map(int, new)))
+
+    def distance(self, llama: "Llama") -> float:
+        """Return the mean absolute distance of log P of the text's tokens from the library's, in nats."""
+        ids = np.array(self._ids)
+        yours = log_softmax(np.concatenate(self._logits)[: len(ids) - 1])[np.arange(len(ids) - 1), ids[1:]]
+        theirs = np.array(score(llama.runner, self._ids).logprobs[1:], np.float64)
+        return float(np.abs(yours - theirs).mean())
+
+    def _next_logits(self, ids: list[int]) -> Any:
+        ids = list(map(int, ids))
+        if ids[: len(self._ids)] != self._ids or len(ids) == len(self._ids):
+            raise LearnerError("differs", "generate: the model is asked for other tokens than those of its text so far")
+        logits_TV, self._past = self._running.logits(np.array(ids[len(self._ids) :]), self._past)
+        self._ids = ids
+        self._logits.append(logits_TV)
         return logits_TV[-1]
 
-    def greedy(logits_V: Any) -> int:
-        return mine["choose"](logits_V, 0.0, 1.0, 0.0)
-
-    stop_ids = sorted(stop_ids_of(source.weights.config, source.tokenizer, ()))
-    started = time.perf_counter()
-    new = mine["generate"](ids, source.bos_id, stop_ids, NUM_TOKENS, next_logits, greedy)
-    seconds = time.perf_counter() - started
-    return source.tokenizer.decode(list(map(int, new))), len(new) / seconds
-
-
-def _distance(llama: "Llama", source: Source, mine: dict[str, Function]) -> float:
-    """Return the mean absolute distance of log P of a text's tokens from the library's, in nats."""
-    ids = np.array(source.tokenizer.encode(source.texts[0]))
-    running = Pass(source.weights, mine)
-    logits_TV, _ = running.logits(ids, running.empty())
-    yours = log_softmax(logits_TV)[np.arange(len(ids) - 1), ids[1:]]
-    theirs = np.array(llama.score(source.texts[0]).logprobs[1:], np.float64)
-    return float(np.abs(yours - theirs).mean())
+    def _greedy(self, logits_V: Any) -> int:
+        return self._mine["choose"](logits_V, 0.0, 1.0, 0.0)

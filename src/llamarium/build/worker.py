@@ -7,7 +7,6 @@ prints is kept; the memory that it may take is bounded, and the parent bounds it
 import faulthandler
 import fcntl
 import io
-import math
 import os
 import resource
 import socket
@@ -21,10 +20,11 @@ from typing import Any
 
 import llamarium
 from llamarium.build.arguments import Source
-from llamarium.build.check import BUDGET_S, Result, check_learner
+from llamarium.build.check import Result, check_learner
 from llamarium.build.folder.course import Course, course_of, file_of, step_named
 from llamarium.build.guard import LearnerError
 from llamarium.build.learner import Learner
+from llamarium.build.limits import Limits
 from llamarium.build.passes import Weights
 from llamarium.build.whole import Whole, whole
 from llamarium.errors import LlamariumError
@@ -69,13 +69,12 @@ def _checking(
     sys.dont_write_bytecode = True
 
     def answer(asked: dict[str, Any], _: list[int]) -> None:
-        name, limit_s = asked["step"], asked["limit_s"]
-        is_whole = name == "whole"
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        limit = math.ceil(usage.ru_utime + usage.ru_stime + (3 * limit_s if is_whole else limit_s))  # then SIGXCPU
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        name, limits = asked["step"], Limits(asked["limit_s"], kills=True)
         os.pwrite(place, (0).to_bytes(8, "little"), 0)
-        found = _whole(course.model, source, folder) if is_whole else _check(source, folder, name, asked["seed"])
+        if name == "whole":
+            found = _whole(course.model, source, folder, limits)
+        else:
+            found = _check(source, folder, name, asked["seed"], limits)
         os.pwrite(place, (-1).to_bytes(8, "little", signed=True), 0)
         send(channel, {"found": asdict(found)})
 
@@ -91,21 +90,22 @@ def _loaded(course: Course, steps: Sequence[str]) -> Source:
     return source
 
 
-def _check(source: Source, folder: Path, name: str, seed: int, budget_s: float = BUDGET_S) -> Result:
+def _check(source: Source, folder: Path, name: str, seed: int, limits: Limits) -> Result:
     """Check one step; whatever the learner's code does but return becomes words."""
     step, started = step_named(name), time.perf_counter()
     with _printed() as printed:
         try:
-            result = check_learner(source, Learner(step, folder / file_of(step)), seed=seed, budget_s=budget_s)
+            learner = Learner(step, folder / file_of(step), limits)
+            result = check_learner(source, learner, seed=seed, limits=limits)
         except LearnerError as error:
             result = Result(name, error.kind, str(error), section=step.section)
     return replace(result, printed=printed.getvalue(), seconds=round(time.perf_counter() - started, 3))
 
 
-def _whole(model: str, source: Source, folder: Path) -> Whole:
+def _whole(model: str, source: Source, folder: Path, limits: Limits) -> Whole:
     with _printed():
         try:
-            return whole(llamarium.load(model, dtype="float32"), source, folder)
+            return whole(llamarium.load(model, dtype="float32"), source, folder, limits)
         except LearnerError as error:
             return Whole(error=str(error))
 

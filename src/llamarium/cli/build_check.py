@@ -104,12 +104,16 @@ def _say_whole(found: "Whole") -> None:
     say(f"the library's with {found.library_text!r}.")
     mine, library = found.tokens_per_second, found.library_tokens_per_second
     say(f"{mine:.1f} tokens/s (the library's: {library:.0f}), {_apart(found)}.")
+    if found.is_slow:
+        say("Fewer tokens were compared, because these functions are slow.")
 
 
 def _apart(found: "Whole") -> str:
     from llamarium.build.whole import MAX_NATS
 
-    return f"{found.nats:.1g} nats a token apart" + ("" if found.passed else f"; right is at most {MAX_NATS:g}")
+    if found.passed:
+        return f"{found.nats:.1g} nats a token apart"
+    return f"{found.nats:.1g} nats a token apart at {found.prompt!r}; right is at most {MAX_NATS:g}"
 
 
 def _show_table(rows: "list[tuple[str, list[Result], Whole | None]]") -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -97,6 +98,48 @@ def _attend_so(
     return pattern, np.einsum("nts,snh->tnh", pattern, v_SNH)
 
 
+def _without_sum(scores: Floats, axis: int) -> Floats:
+    return np.exp(scores - scores.max(axis=axis, keepdims=True))
+
+
+def _hidden_by_a_number(q: Floats, k: Floats, v: Floats, positions: Ints) -> tuple[Floats, Floats]:
+    """Hide a token's own key too, and keys that are not seen by a number so large that scores vanish beside it."""
+    return _attend_so(q, k, v, positions, sees=lambda past, now: past < now, masked=-1e30)
+
+
+def _gathered(q: Floats, k: Floats, v: Floats, positions: Ints, *, shares: Callable[[Floats], Floats]) -> Any:
+    """Return the right pattern, and heads that are gathered by other shares."""
+    pattern, _ = attend(q, k, v, positions)
+    v_SNH = np.repeat(v, q.shape[1] // v.shape[1], axis=1)
+    return pattern, np.einsum("nts,snh->tnh", shares(pattern), v_SNH)
+
+
+def _shares_scaled(
+    q: Floats, k: Floats, v: Floats, positions: Ints, *, divisor: Callable[[Floats], float]
+) -> tuple[Floats, Floats]:
+    pattern, heads = _attend_so(q, k, v, positions, divisor=divisor)
+    root = np.sqrt(np.float32(q.shape[-1]))
+    return pattern / root, heads / root
+
+
+def _with_scores(q: Floats, k: Floats, v: Floats, positions: Ints) -> tuple[Floats, Floats]:
+    """Return masked scores in place of the pattern."""
+    k_SNH = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    scores = np.einsum("tnh,snh->nts", q, k_SNH) / np.sqrt(np.float32(q.shape[-1]))
+    seen = np.where(np.arange(len(k)) <= positions[:, None], scores, np.float32(-np.inf))
+    return seen, attend(q, k, v, positions)[1]
+
+
+def _mixed_groups(q: Floats, k: Floats, v: Floats, positions: Ints, *, tiled: str) -> tuple[Floats, Floats]:
+    """Repeat keys or values as a whole, and the others each by itself."""
+    times = q.shape[1] // k.shape[1]
+    spread = {
+        name: np.tile(x, (1, times, 1)) if name == tiled else np.repeat(x, times, 1)
+        for name, x in zip("kv", (k, v), strict=True)
+    }
+    return attend(q, spread["k"], spread["v"], positions)
+
+
 def _overflowing(scores: Floats, axis: int) -> Floats:
     powers = np.exp(scores)
     return powers / powers.sum(axis=axis, keepdims=True)
@@ -107,15 +150,17 @@ def _cached_so(
     attend: Callable[..., tuple[Floats, Floats]], join: Callable[[Floats], Floats], *, how: str,
 ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
     """Run attention over a cache with one thing changed."""
-    now = np.arange(len(x))
-    turned_at = now if how in ("from 0", "rotated from 0") else len(k_past) + now
+    now = np.arange(len(x)) + {"one later": 1, "one earlier": -min(1, len(k_past))}.get(how, 0)
+    turned_at = now if how in ("from 0", "rotated from 0") else len(k_past) + now + (how == "rotated one later")
     positions = now if how in ("from 0", "seen from 0") else len(k_past) + now
     q, k_new, v_new = project(x)
     if how == "unrotated":
         k_all, v_all = np.concatenate([k_past, k_new]), np.concatenate([v_past, v_new])
         turned = rotate(q, k_new, v_new, positions)[0]
         return join(attend(turned, k_all, v_all, positions)[1]), k_all, v_all
-    q, k_new, v_new = rotate(q, k_new, v_new, turned_at)
+    k_unrotated = k_new
+    if how != "not rotated":
+        q, k_new, v_new = rotate(q, k_new, v_new, turned_at)
     k_all, v_all = np.concatenate([k_past, k_new]), np.concatenate([v_past, v_new])
     if how == "in front":
         k_all, v_all = np.concatenate([k_new, k_past]), np.concatenate([v_new, v_past])
@@ -127,8 +172,32 @@ def _cached_so(
         return join(attend(q, k_past, v_past, positions)[1]), k_all, v_all
     if how == "new alone":
         return join(attend(q, k_new, v_new, np.arange(len(x)))[1]), k_all, v_all
+    if how == "rotated late":
+        k_kept = np.concatenate([k_past, k_unrotated])
+        k_turned = rotate(k_kept, k_kept, v_all, np.arange(len(k_kept)))[1]
+        return join(attend(q, k_turned, v_all, positions)[1]), k_kept, v_all
     out = join(attend(q, k_all, v_all, positions)[1])
-    return (out, k_new, v_new) if how == "kept new" else (out, k_all, v_all)
+    returned = {
+        "kept new": (k_new, v_new),
+        "kept old": (k_past, v_past),
+        "no values": (k_all, v_new),
+        "exchanged": (v_all, k_all),
+    }
+    return (out, *returned.get(how, (k_all, v_all)))
+
+
+def _kept_keys(args: Arguments, yours: tuple[Any, ...] | None, right: tuple[Any, ...]) -> str:
+    """Return what is wrong with keys and values that a function keeps itself."""
+    del args
+    if yours is not None and len(yours) == len(right) and np.shape(yours[1]) == np.shape(right[1]):
+        return (
+            "Keys and values of an earlier text are used again, from a cache that is never cleared; each call gets "
+            "those of its own text and layer as k_past and v_past. Keep nothing else."
+        )
+    return (
+        "Keys and values of several layers or texts are in one list that the function keeps; each call gets those of "
+        "its own text and layer as k_past and v_past. Keep nothing else."
+    )
 
 
 # --- random shapes ----------------------------------------------------------------------------------------------------
@@ -177,12 +246,21 @@ STEPS = (
                     partial(_attend_so, spread=lambda x, times: np.tile(x, (1, times, 1))),
                     "2-how-attention-works#Groups of heads share keys and values"),
             Mistake("The scores are not divided by the root of H.", partial(_attend_so, divisor=lambda q: 1.0)),
+            Mistake("The scores are multiplied by the root of H; they are divided by it.",
+                    partial(_attend_so, divisor=lambda q: q.shape[-1] ** -0.5)),
+            Mistake("The shares are divided by the root of H; the scores are, before softmax.",
+                    partial(_shares_scaled, divisor=lambda q: 1.0)),
+            Mistake("The shares are divided by the root of H, as the scores are; softmax's shares sum to 1.",
+                    partial(_shares_scaled, divisor=lambda q: q.shape[-1] ** 0.5)),
             Mistake("The scores are divided by H; by its root is meant.",
                     partial(_attend_so, divisor=lambda q: q.shape[-1])),
             Mistake("The scores are divided by the root of N * H; each head has H numbers.",
                     partial(_attend_so, divisor=lambda q: (q.shape[-1] * q.shape[-2]) ** 0.5)),
             Mistake("The mask is off by one: a token does not see itself.",
                     partial(_attend_so, sees=lambda past, now: past < now)),
+            Mistake("The mask is off by one: a token does not see itself. The first token sees nothing then, and its "
+                    "shares are even because the hidden scores are a large negative number; use -inf and <=.",
+                    _hidden_by_a_number),
             Mistake("The mask is off by one: a token sees the one after it.",
                     partial(_attend_so, sees=lambda past, now: past <= now + 1)),
             Mistake("There is no mask: a token sees those after it.",
@@ -199,6 +277,23 @@ STEPS = (
                     partial(_attend_so, mask_after=True)),
             Mistake("exp overflows: subtract the largest score of each query first.",
                     partial(_attend_so, softmax=_overflowing)),
+            Mistake("The sum is missing in softmax: exp(score) is divided by the sum of a query's.",
+                    partial(_attend_so, softmax=_without_sum)),
+            Mistake("Scores are returned as the pattern; the shares are wanted.", _with_scores),
+            Mistake("The heads gather keys; they gather values.",
+                    lambda q, k, v, positions: attend(q, k, k, positions)),
+            Mistake("Queries are compared with values; they are compared with keys.",
+                    lambda q, k, v, positions: attend(q, v, v, positions)),
+            Mistake("Keys and values are exchanged.", lambda q, k, v, positions: attend(q, v, k, positions)),
+            Mistake("The pattern is transposed when the values are gathered: each query (row) has its shares of the "
+                    "keys (columns).",
+                    partial(_gathered, shares=lambda pattern: pattern.swapaxes(1, 2))),
+            Mistake("All query heads use the first head of keys and values; N / K of them share one.",
+                    lambda q, k, v, positions: attend(q, k[:, :1], v[:, :1], positions)),
+            Mistake("The heads of keys are repeated as a whole (0 1 0 1), those of values each by itself; both are "
+                    "repeated each by itself (0 0 1 1).", partial(_mixed_groups, tiled="k")),
+            Mistake("The heads of values are repeated as a whole (0 1 0 1), those of keys each by itself; both are "
+                    "repeated each by itself (0 0 1 1).", partial(_mixed_groups, tiled="v")),
             Mistake("Softmax goes over the queries; over the keys, the last axis, is meant.",
                     partial(_attend_so, axis=-2)),
             Mistake("Softmax goes over the heads; over the keys, the last axis, is meant.",
@@ -227,8 +322,23 @@ STEPS = (
                     partial(_cached_so, how="from 0")),
             Mistake("The new tokens are rotated as if they stood at 0; the first of them stands at S.",
                     partial(_cached_so, how="rotated from 0")),
+            Mistake("The new tokens are rotated one position too far; the first of them stands at S.",
+                    partial(_cached_so, how="rotated one later")),
             Mistake("The new tokens see as if they stood at 0; the first of them stands at S, and sees all before it.",
                     partial(_cached_so, how="seen from 0")),
+            Mistake("Positions are one too large: the first new token stands at S, the number of kept keys.",
+                    partial(_cached_so, how="one later")),
+            Mistake("Positions are one too small where keys are kept: the first new token stands at S.",
+                    partial(_cached_so, how="one earlier")),
+            Mistake("Queries and keys are not rotated.", partial(_cached_so, how="not rotated")),
+            Mistake("Keys are kept before their rotation, and rotated in each call; rotate once, and keep them so.",
+                    partial(_cached_so, how="rotated late")),
+            Mistake("Keys and values are returned in the wrong order: out, keys, values.",
+                    partial(_cached_so, how="exchanged")),
+            Mistake("The values are not kept: those of earlier tokens are missing in what is returned.",
+                    partial(_cached_so, how="no values")),
+            Mistake("The new keys and values are used, and the old ones returned: keep the new ones as well.",
+                    partial(_cached_so, how="kept old")),
             Mistake("Keys are kept before their rotation, and the kept ones are used so.",
                     partial(_cached_so, how="unrotated")),
             Mistake("The new keys and values stand in front of the kept ones; they follow them.",
@@ -240,5 +350,6 @@ STEPS = (
             Mistake("Only the new keys and values are returned; all are to be kept.",
                     partial(_cached_so, how="kept new")),
         ),
+        _kept_keys,
     ),
 )  # fmt: skip

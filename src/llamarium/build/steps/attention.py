@@ -89,17 +89,32 @@ def _project_so(
     return cut(x @ w_q.T, n), cut(x @ w_k.T, k), cut(x @ w_v.T, k)
 
 
+def _normalised(x: Floats, w_q: Floats, w_k: Floats, w_v: Floats, n: int, k: int) -> Heads:
+    q, keys, values = project(x, w_q, w_k, w_v, n, k)
+    q, keys = (heads / np.sqrt((heads**2).mean(-1, keepdims=True) + np.float32(1e-6)) for heads in (q, keys))
+    return q, keys, values
+
+
 def _scaled(x: Floats, w_q: Floats, w_k: Floats, w_v: Floats, n: int, k: int) -> Heads:
     q, keys, values = project(x, w_q, w_k, w_v, n, k)
     return q / np.sqrt(np.float32(q.shape[-1])), keys, values
 
 
-def _turn(x: Floats, positions: Ints, frequencies: Floats, *, sign: int = 1, interleaved: bool = False) -> Floats:
+Turn = Callable[[Floats, Floats, Floats, Floats], tuple[Floats, Floats]]
+
+
+def _turned_pair(a: Floats, b: Floats, cos: Floats, sin: Floats) -> tuple[Floats, Floats]:
+    return a * cos - b * sin, b * cos + a * sin
+
+
+def _turned(
+    x: Floats, positions: Ints, frequencies: Floats, *, turn: Turn = _turned_pair, interleaved: bool = False
+) -> Floats:
     angles = positions[:, None, None] * frequencies
-    cos, sin = np.cos(angles).astype(np.float32), sign * np.sin(angles).astype(np.float32)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     half = x.shape[-1] // 2
     a, b = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
-    turned = a * cos - b * sin, b * cos + a * sin
+    turned = turn(a, b, cos, sin)
     return np.stack(turned, -1).reshape(x.shape) if interleaved else np.concatenate(turned, -1)
 
 
@@ -114,16 +129,17 @@ def _rotate_so(
     start: int = 0,
     base: float | None = None,
     power: float = 1.0,
-    sign: int = 1,
+    first: int = 0,
+    turn: Turn = _turned_pair,
     interleaved: bool = False,
 ) -> Heads:
     """Rotate with one thing changed."""
     half = q.shape[-1] // 2
-    frequencies = (base or theta) ** (-np.arange(half, dtype=np.float64) / half * power)
+    frequencies = (base or theta) ** (-np.arange(first, first + half, dtype=np.float64) / half * power)
     places = positions + start
 
     def turned(name: str, x: Floats) -> Floats:
-        return _turn(x, places, frequencies, sign=sign, interleaved=interleaved) if name in rotated else x  # pyright: ignore[reportArgumentType]
+        return _turned(x, places, frequencies, turn=turn, interleaved=interleaved) if name in rotated else x  # pyright: ignore[reportArgumentType]
 
     return turned("q", q), turned("k", k), turned("v", v)
 
@@ -138,6 +154,12 @@ def _mixed_pairs(q: Floats, k: Floats, v: Floats, positions: Ints, theta: float)
         return x * cos + np.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
 
     return turned(q), turned(k), v
+
+
+def _rotate_half_of_the_pairs(q: Floats, k: Floats, v: Floats, positions: Ints, theta: float) -> Heads:
+    half = q.shape[-1] // 2
+    first_q, first_k, _ = rotate(q[..., :half], k[..., :half], v, positions, theta)
+    return np.concatenate([first_q, q[..., half:]], -1), np.concatenate([first_k, k[..., half:]], -1), v
 
 
 # --- random shapes ----------------------------------------------------------------------------------------------------
@@ -194,6 +216,11 @@ STEPS = (
                     "heads, H) does not.",
                     partial(_project_so, cut=lambda y, count: y.reshape(count, len(y), -1).swapaxes(0, 1))),
             Mistake("Keys and values are swapped.", lambda x, q, k, v, n, m: project(x, q, v, k, n, m)),
+            Mistake("The keys are made with the weight of the values.",
+                    lambda x, q, k, v, n, m: project(x, q, v, v, n, m)),
+            Mistake("Queries and keys are normalised here, as in Qwen3; Llama does not.", _normalised),
+            Mistake("Keys and values are cut into N heads; they have K.",
+                    lambda x, q, k, v, n, m: project(x, q, k, v, n, n)),
             Mistake("The values are made with the weight of the keys.",
                     lambda x, q, k, v, n, m: project(x, q, k, k, n, m)),
             Mistake("The queries are divided by the root of H here already; that is done with the scores.", _scaled),
@@ -231,8 +258,26 @@ STEPS = (
                     lambda q, k, v, positions, theta: rotate(q, k, v, np.arange(len(q)), theta),
                     _CACHE),
             Mistake("The hands turn backwards: (a, b) becomes (a cos - b sin, b cos + a sin).",
-                    partial(_rotate_so, sign=-1)),
+                    partial(_rotate_so, turn=lambda a, b, cos, sin: (a * cos + b * sin, b * cos - a * sin))),
+            Mistake("Sine and cosine are exchanged: (a, b) becomes (a cos - b sin, b cos + a sin).",
+                    partial(_rotate_so, turn=lambda a, b, cos, sin: (a * sin - b * cos, b * sin + a * cos))),
+            Mistake("A sign is wrong: the first number of a pair becomes a cos - b sin.",
+                    partial(_rotate_so, turn=lambda a, b, cos, sin: (a * cos + b * sin, b * cos + a * sin))),
+            Mistake("A sign is wrong: the second number of a pair becomes b cos + a sin.",
+                    partial(_rotate_so, turn=lambda a, b, cos, sin: (a * cos - b * sin, b * cos - a * sin))),
+            Mistake("The second number of a pair is made of the first one that is turned already; both are made of the "
+                    "old ones.",
+                    partial(_rotate_so, turn=lambda a, b, cos, sin: ((c := a * cos - b * sin), b * cos + c * sin))),
+            Mistake("a and b of a pair are exchanged in the sine's terms: (a, b) becomes (a cos - b sin, b cos + a "
+                    "sin).",
+                    partial(_rotate_so, turn=lambda a, b, cos, sin: (a * cos - a * sin, b * cos + b * sin))),
+            Mistake("The sign of the exponent is wrong: it is -2i/H, so that later pairs turn slower.",
+                    partial(_rotate_so, power=-1.0)),
+            Mistake("i counts from 1 in the exponent -2i/H; the first pair has i = 0 and turns by the position.",
+                    partial(_rotate_so, first=1)),
+            Mistake("Only the first half of each head is turned; all its pairs are.", _rotate_half_of_the_pairs),
             Mistake("The base is always 10,000; theta is given.", partial(_rotate_so, base=10_000.0)),
+            Mistake("The base is always 500,000; theta is given.", partial(_rotate_so, base=500_000.0)),
             Mistake("The exponent is half as large: it is -2i/H, for i below H/2.", partial(_rotate_so, power=0.5)),
             Mistake("The exponent is twice as large: it is -2i/H, for i below H/2.", partial(_rotate_so, power=2.0)),
             Mistake("All tokens are turned by the same angle, that of the last; each has its own position.",
@@ -258,6 +303,7 @@ STEPS = (
                     lambda heads, w_o: heads.swapaxes(0, 1).reshape(len(heads), -1) @ w_o.T),
             Mistake("The weight is transposed: it is (out, in), and a product is x @ w.T.",
                     lambda heads, w_o: heads.reshape(len(heads), -1) @ w_o),
+            Mistake("The output weight is left out.", lambda heads, w_o: heads.reshape(len(heads), -1)),
             Mistake("The result is divided by the number of heads; the heads are summed, not averaged.",
                     lambda heads, w_o: join(heads, w_o) / heads.shape[1]),
         ),

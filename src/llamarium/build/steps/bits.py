@@ -1,12 +1,12 @@
 """A weight in four bits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from llamarium.build.step import Arguments, Mistake, Step
-from llamarium.build.steps.types import Floats
+from llamarium.build.steps.types import Floats, Ints
 
 
 def unpack_q4_0(block: bytes) -> Floats:
@@ -27,13 +27,16 @@ def unpack_q4_0(block: bytes) -> Floats:
     return scale * (np.concatenate([low, high]).astype(np.float32) - 8)
 
 
+Cut = Callable[[Ints], Ints]
+
+
 def _unpack_so(
     block: bytes, *, interleaved: bool = False, swapped: bool = False, middle: float = 8, signed: bool = False,
-    scale: str = "<f2", wraps: bool = False,
+    scale: str = "<f2", wraps: bool = False, low: Cut = lambda codes: codes & 15, high: Cut = lambda codes: codes >> 4,
 ) -> Floats:  # fmt: skip
     """Unpack with one thing changed."""
     codes = np.frombuffer(block, np.uint8, 16, offset=2)
-    halves = (codes >> 4, codes & 15) if swapped else (codes & 15, codes >> 4)
+    halves = (high(codes), low(codes)) if swapped else (low(codes), high(codes))
     together = np.stack(halves, -1).reshape(-1) if interleaved else np.concatenate(halves)
     numbers = together.astype(np.float32)
     if wraps:
@@ -77,6 +80,18 @@ STEPS = (
                     partial(_unpack_so, swapped=True)),
             Mistake("The high bits are taken first, and as neighbours of the low; weights 0 to 15 are the low bits.",
                     partial(_unpack_so, swapped=True, interleaved=True)),
+            Mistake("The high bits are not shifted: `codes & 240` is 16 times the code; take codes >> 4.",
+                    lambda block: _unpack_so(block, high=lambda codes: codes & 240)),
+            Mistake("The low bits are not cut out: a byte holds two codes; take codes & 15.",
+                    lambda block: _unpack_so(block, low=lambda codes: codes)),
+            Mistake("The codes are read from the first byte on; the first two bytes are the scale.",
+                    lambda block: unpack_q4_0(block[:2] + block[:16])),
+            Mistake("The scale divides; it multiplies.",
+                    lambda block: _unpack_so(block) / _scale(block, "<f2") ** 2),
+            Mistake("The scale is left out.", lambda block: _unpack_so(block) / _scale(block, "<f2")),
+            Mistake("16 is subtracted; it is 8.", partial(_unpack_so, middle=16)),
+            Mistake("8 is subtracted after the scale; it is subtracted from the codes.",
+                    lambda block: _unpack_so(block, middle=0) - np.float32(8)),
             Mistake("8 is not subtracted: codes are 0 to 15, numbers -8 to 7.", partial(_unpack_so, middle=0)),
             Mistake("8 is subtracted from bytes (uint8), which wrap around below 0: make numbers of the codes first, "
                     "with astype(np.float32).", partial(_unpack_so, wraps=True)),

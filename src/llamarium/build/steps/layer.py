@@ -1,5 +1,6 @@
 """The norm, the MLP, and the layer that joins them."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -70,6 +71,10 @@ def _gelu(z: Floats) -> Floats:
     return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi).astype(np.float32) * (z + 0.044715 * z**3)))
 
 
+def _erf_gelu(z: Floats) -> Floats:
+    return 0.5 * z * (1 + np.vectorize(math.erf, otypes=[float])(z / math.sqrt(2)))
+
+
 def _mlp(x: Floats, gate: Floats, up: Floats, down: Floats, *, gated: Callable[[Floats, Floats], Floats]) -> Floats:
     return gated(x @ gate.T, x @ up.T) @ down.T
 
@@ -124,8 +129,23 @@ STEPS = (
                     lambda x, gamma, eps: rms_norm(x - x.mean(axis=-1, keepdims=True), gamma, eps)),
             Mistake("eps is added outside of the root; it belongs inside, to the mean square.",
                     lambda x, gamma, eps: x / (_root_mean_square(x) + np.float32(eps)) * gamma),
+            Mistake("eps is added to the result; it belongs inside the root, to the mean square.",
+                    lambda x, gamma, eps: x / _root_mean_square(x) * gamma + np.float32(eps)),
             Mistake("eps is left out.", lambda x, gamma, eps: x / _root_mean_square(x) * gamma),
             Mistake("gamma is left out.", lambda x, gamma, eps: rms_norm(x, np.ones_like(gamma), eps)),
+            Mistake("gamma is added; it is multiplied.",
+                    lambda x, gamma, eps: rms_norm(x, np.ones_like(gamma), eps) + gamma),
+            Mistake("The row is divided by gamma; it is multiplied by it.",
+                    lambda x, gamma, eps: rms_norm(x, 1 / gamma, eps)),
+            Mistake("The row is divided by its standard deviation (np.var, np.std), from which the mean is taken; "
+                    "RMSNorm divides by the root of the mean square.",
+                    lambda x, gamma, eps: x / np.sqrt(x.var(axis=-1, keepdims=True) + np.float32(eps)) * gamma),
+            Mistake("The mean is of absolute values; of the squares is meant.",
+                    lambda x, gamma, eps: x / (np.abs(x).mean(axis=-1, keepdims=True) + np.float32(eps)) * gamma),
+            Mistake("keepdims=True is missing: the size of row t divides column t.",
+                    lambda x, gamma, eps: x / np.sqrt((x**2).mean(axis=-1) + np.float32(eps)) * gamma),
+            Mistake("Rows are multiplied by the root; they are divided by it.",
+                    lambda x, gamma, eps: x * np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(eps)) * gamma),
             Mistake("gamma counts from 0 here, as in Gemma: 1 + gamma is multiplied; Llama multiplies by gamma.",
                     lambda x, gamma, eps: rms_norm(x, 1 + gamma, eps)),
             Mistake("The squares are summed; their mean is wanted.", partial(_norm, sums=True)),
@@ -161,6 +181,17 @@ STEPS = (
             Mistake("SiLU is missing: gate * up.", partial(_mlp, gated=lambda gate, up: gate * up)),
             Mistake("silu is applied to the product of the two; it belongs on gate alone.",
                     partial(_mlp, gated=lambda gate, up: _silu(gate * up))),
+            Mistake("The gate is left out: down(up(x)).", partial(_mlp, gated=lambda gate, up: up)),
+            Mistake("The exponent's sign is wrong: silu(z) is z / (1 + exp(-z)).",
+                    partial(_mlp, gated=lambda gate, up: gate / (1 + np.exp(gate)) * up)),
+            Mistake("SiLU is applied to the result; it belongs on gate.",
+                    lambda x, gate, up, down: _silu(_mlp(x, gate, up, down, gated=lambda g, u: g * u))),
+            Mistake("The stream is added to the result; the layer does that.",
+                    lambda x, gate, up, down: x + swiglu(x, gate, up, down)),
+            Mistake("The gate is GELU, computed with erf; Llama uses SiLU.",
+                    partial(_mlp, gated=lambda gate, up: _erf_gelu(gate) * up)),
+            Mistake("The gate is QuickGELU, z times the sigmoid of 1.702 z; Llama uses SiLU.",
+                    partial(_mlp, gated=lambda gate, up: gate / (1 + np.exp(-1.702 * gate)) * up)),
             Mistake("The halves are added; they are multiplied.",
                     partial(_mlp, gated=lambda gate, up: _silu(gate) + up)),
             Mistake("The gate is a sigmoid, as in the first GLU; silu(z) is z times the sigmoid of z.",
@@ -200,6 +231,29 @@ STEPS = (
                     lambda x, n1, a, n2, m: (z := n2((y := n1(x)) + a(y))) + m(z)),
             Mistake("norm_1 is used twice; the MLP has a norm of its own.",
                     lambda x, n1, a, n2, m: (y := x + a(n1(x))) + m(n1(y))),
+            Mistake("norm_2 is used twice; attention has a norm of its own.",
+                    lambda x, n1, a, n2, m: (y := x + a(n2(x))) + m(n2(y))),
+            Mistake("The norms are exchanged: norm_1 is attention's, norm_2 is the MLP's.",
+                    lambda x, n1, a, n2, m: (y := x + a(n2(x))) + m(n1(y))),
+            Mistake("The residual is added twice: the stream of before attention is in the result of attention's line "
+                    "already.",
+                    lambda x, n1, a, n2, m: x + (y := x + a(n1(x))) + m(n2(y))),
+            Mistake("The residual is added twice: x + attention(...) is added to x again.",
+                    lambda x, n1, a, n2, m: (y := x + x + a(n1(x))) + m(n2(y))),
+            Mistake("The residual is added twice in the MLP's line.",
+                    lambda x, n1, a, n2, m: (y := x + a(n1(x))) + y + m(n2(y))),
+            Mistake("The residual is added twice, in both lines.",
+                    lambda x, n1, a, n2, m: (y := x + x + a(n1(x))) + y + m(n2(y))),
+            Mistake("The MLP's line adds to the stream from before attention, and attention's result is lost.",
+                    lambda x, n1, a, n2, m: x + m(n2(x + a(n1(x))))),
+            Mistake("Attention and the MLP both read norm_1 of the same stream (as in GPT-J); the MLP reads norm_2 of "
+                    "what attention has added to.",
+                    lambda x, n1, a, n2, m: x + a(y := n1(x)) + m(y)),
+            Mistake("The MLP reads attention's result alone; it reads the stream.",
+                    lambda x, n1, a, n2, m: x + (y := a(n1(x))) + m(n2(y))),
+            Mistake("Both norms are left out.", lambda x, n1, a, n2, m: (y := x + a(x)) + m(y)),
+            Mistake("Attention runs twice; the second part is the MLP.",
+                    lambda x, n1, a, n2, m: (y := x + a(n1(x))) + a(n2(y))),
             Mistake("The MLP's norm is left out.", lambda x, n1, a, n2, m: (y := x + a(n1(x))) + m(y)),
             Mistake("Attention's norm is left out.", lambda x, n1, a, n2, m: (y := x + a(x)) + m(n2(y))),
             Mistake("The MLP comes before attention.", lambda x, n1, a, n2, m: (y := x + m(n2(x))) + a(n1(y))),

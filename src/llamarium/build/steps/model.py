@@ -46,6 +46,10 @@ def _through(x: Floats, layers: Sequence[OnRows]) -> Floats:
     return reduce(lambda stream, layer: layer(stream), layers, x)
 
 
+def _scaled(x: Floats) -> Floats:
+    return x * np.sqrt(np.float32(x.shape[-1]))
+
+
 def _of_length_1(x: Floats) -> Floats:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
@@ -81,6 +85,21 @@ STEPS = (
         _trunk_cases,
         (
             Mistake("The last norm is left out.", lambda ids, embed, layers, norm: _through(embed(ids), layers)),
+            Mistake("The rows of the table are multiplied by the root of D, as Gemma does; Llama takes them as they "
+                    "are.",
+                    lambda ids, embed, layers, norm: norm(_through(_scaled(embed(ids)), layers))),
+            Mistake("The norm runs after every layer; it runs once, after the last.",
+                    lambda ids, embed, layers, norm: reduce(lambda x, layer: norm(layer(x)), layers, embed(ids))),
+            Mistake("The norm runs after every layer, and once more at the end; it runs once, after the last.",
+                    lambda ids, embed, layers, norm: norm(reduce(lambda x, layer: norm(layer(x)), layers, embed(ids)))),
+            Mistake("The last norm runs twice.",
+                    lambda ids, embed, layers, norm: norm(norm(_through(embed(ids), layers)))),
+            Mistake("The rows of the table are added again at the end; they are in the stream already.",
+                    lambda ids, embed, layers, norm: norm((x := embed(ids)) + _through(x, layers))),
+            Mistake("What the layers return is added up; each reads what the one before it returned.",
+                    lambda ids, embed, layers, norm:
+                        norm((x := embed(ids)) + sum((layer(x) for layer in layers), np.zeros_like(x)))),
+            Mistake("No layer runs.", lambda ids, embed, layers, norm: norm(embed(ids))),
             Mistake("The layers run from the last to the first.",
                     lambda ids, embed, layers, norm: norm(_through(embed(ids), layers[::-1]))),
             Mistake("The last layer is left out.",
@@ -112,6 +131,13 @@ STEPS = (
                     lambda x, table: x @ table),
             Mistake("Softmax is applied; logits are wanted, and the choice makes probabilities of them.",
                     lambda x, table: softmax(head(x, table))),
+            Mistake("The logarithm of softmax is returned; logits are wanted.",
+                    lambda x, table: np.log(softmax(head(x, table)))),
+            Mistake("The rows are normalised again; the trunk has done that.",
+                    lambda x, table: head(x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6), table)),
+            Mistake("The logits are multiplied by the root of D.", lambda x, table: _scaled(x) @ table.T),
+            Mistake("The logits are bounded by tanh (30 tanh(z / 30)), as Gemma 2 does; Llama does not.",
+                    lambda x, table: 30 * np.tanh(head(x, table) / 30)),
             Mistake("The rows are divided by their lengths (a cosine); the plain product is wanted.",
                     lambda x, table: head(_of_length_1(x), _of_length_1(table))),
             Mistake("The logits are divided by the root of D; only attention's scores are divided.",

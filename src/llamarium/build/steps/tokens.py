@@ -76,20 +76,28 @@ def _merge_by(
     return merge_so
 
 
+def _embed_with_positions(ids_T: Ints, table_VD: Floats) -> Floats:
+    width = table_VD.shape[1]
+    angles = np.arange(len(ids_T))[:, None] / 10_000.0 ** (np.arange(width) // 2 * 2 / width)
+    return table_VD[ids_T] + np.where(np.arange(width) % 2, np.cos(angles), np.sin(angles))
+
+
 def _merge_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    """Yield pieces over a vocabulary that was made at random: any two tokens of up to three bytes may merge."""
+    """Yield pieces over vocabularies that were learned as real ones are: a pair's tokens have lower ranks than it has.
+
+    So joining all places of a pair in one round, as GPT-2's code does, is right as well.
+    """
     yield b"aaa", lambda left, right: 1 if left == right == b"a" else None
-    letters = "abcé€"
-    for _ in range(24):
+    letters = "abé"
+    for _ in range(32):
+        tokens = [bytes([byte]) for byte in sorted(set(letters.encode()))]
         ranks: dict[tuple[bytes, bytes], int] = {}
-        for number in rng.permutation(60):
-            left, right = ("".join(rng.choice(list(letters), rng.integers(1, 3))).encode() for _ in range(2))
-            ranks.setdefault((left, right), int(number))
-        for character in "é€":
-            data = character.encode()
-            for i in range(1, len(data)):
-                ranks[data[:i], data[i : i + 1]] = int(rng.integers(100, 200))
-        word = "".join(rng.choice(list(letters), rng.integers(3, 12))).encode()
+        while len(ranks) < 40:
+            left, right = (tokens[int(rng.integers(len(tokens)))] for _ in range(2))
+            if (left, right) not in ranks and len(left + right) <= 6:
+                ranks[left, right] = len(ranks)
+                tokens.append(left + right)
+        word = "".join(rng.choice(list(letters), rng.integers(4, 16))).encode()
         yield word, lambda left, right, ranks=ranks: ranks.get((left, right))
 
 
@@ -125,6 +133,17 @@ STEPS = (
             Mistake("Nothing is merged: each byte is a token of its own.", _merge_by(min, 0)),
             Mistake("The piece is cut into characters; it begins as bytes, and é is two of them.",
                     _merge_by(min, parts_of=_characters_of)),
+            Mistake("Bytes are taken for characters and encoded again: chr(195) becomes two bytes. A part is "
+                    "piece[i : i + 1].",
+                    _merge_by(min, parts_of=lambda piece: [chr(byte).encode() for byte in piece])),
+            Mistake("The parts are text (str), characters instead of bytes; tokens are bytes: piece[i : i + 1].",
+                    lambda piece, rank: [part.decode("latin-1") for part in merge(piece, rank)]),
+            Mistake("The parts are text (str), and none of them merges; tokens are bytes: piece[i : i + 1].",
+                    lambda piece, rank: list(piece.decode("utf-8", "replace"))),
+            Mistake("The parts are numbers: list(piece) and piece[i] give ints; a part is piece[i : i + 1].",
+                    lambda piece, rank: list(piece)),
+            Mistake("The pair with rank 0 is never joined, as `if rank(...)` is false for 0; compare with None.",
+                    lambda piece, rank: merge(piece, lambda left, right: rank(left, right) or None)),
         ),
     ),
     Step(
@@ -139,6 +158,9 @@ STEPS = (
         (
             Mistake("Columns are taken; an id is the number of a row.", lambda ids_T, table_VD: table_VD[:, ids_T].T),
             Mistake("Ids count from 0; the row after each id is taken.", lambda ids_T, table_VD: table_VD[ids_T + 1]),
+            Mistake("Ids count from 0; the row before each id is taken.", lambda ids_T, table_VD: table_VD[ids_T - 1]),
+            Mistake("Positions are added to the rows (sines and cosines), as in the first Transformer; Llama rotates "
+                    "queries and keys instead.", _embed_with_positions),
             Mistake("The rows are scaled by the root of D, as the first Transformer and Gemma do; Llama does not.",
                     lambda ids_T, table_VD: table_VD[ids_T] * np.sqrt(np.float32(table_VD.shape[1]))),
             Mistake("The rows are divided by their length; Llama takes them as they are.",

@@ -108,6 +108,17 @@ def _loss_so(
     return float(joined(surprise(of_tokens[of(is_answer)])))
 
 
+def _loss_of_probabilities(logits: Floats, ids: Ints, is_answer: Bools, *, add: float) -> float:
+    powers = np.exp(logits[:-1] - logits[:-1].max(axis=-1, keepdims=True))
+    of_tokens = (powers / powers.sum(axis=-1, keepdims=True))[np.arange(len(ids) - 1), ids[1:]]
+    return float(-np.log(of_tokens + np.float32(add))[is_answer[1:]].mean())
+
+
+def _overflowing_loss(logits: Floats, ids: Ints, is_answer: Bools) -> float:
+    logprobs = logits[:-1] - np.log(np.exp(logits[:-1]).sum(axis=-1, keepdims=True))
+    return float(-logprobs[np.arange(len(ids) - 1), ids[1:]][is_answer[1:]].mean())
+
+
 def _adamw_so(
     w: Floats, g: Floats, m: Floats, v: Floats, step: int, lr: float, b1: float, b2: float, eps: float, decay: float,
     *, how: str,
@@ -117,14 +128,24 @@ def _adamw_so(
         g, decay = g + np.float32(decay) * w, 0.0
     if how == "betas swapped":
         b1, b2 = b2, b1
-    m = np.float32(b1) * m + np.float32(1 - b1) * g
-    v = np.float32(b2) * v + np.float32(1 - b2) * (g if how == "no square" else g**2)
+    old_m, old_v = m, v
+    m = np.float32(b1) * m + np.float32(1 if how in ("no 1 - beta", "no 1 - beta_1") else 1 - b1) * g
+    v = np.float32(b2) * v + np.float32(1 if how == "no 1 - beta" else 1 - b2) * (g if how == "no square" else g**2)
     count = {"step from 0": step + 1, "one step behind": max(step - 1, 1)}.get(how, step)
     is_corrected = how != "no correction"
     m_now = m / np.float32(1 - b1**count) if is_corrected else m
     v_now = v / np.float32(1 - b2**count) if is_corrected and how != "m alone" else v
-    root = np.sqrt(np.abs(v_now) + np.float32(eps)) if how == "eps inside" else np.sqrt(np.abs(v_now)) + np.float32(eps)
+    if how == "beta times step":
+        m_now, v_now = m / np.float32(1 - b1 * step), v / np.float32(1 - b2 * step)
+    if how == "old means":
+        m_now, v_now = old_m / np.float32(1 - b1**step), old_v / np.float32(1 - b2**step)
+    root = np.sqrt(v_now + np.float32(eps)) if how == "eps inside" else np.sqrt(v_now) + np.float32(eps)
+    root = v_now + np.float32(eps) if how == "no root" else root
     move = np.float32(lr) * (g if how == "gradient" else m_now) / root
+    if how == "decay after":
+        return (w - move) * np.float32(1 - lr * decay), m, v
+    if how == "decay grows":
+        return w + np.float32(lr * decay) * w - move, m, v
     shrink = {"decay whole": decay, "no decay": 0.0}.get(how, lr * decay)
     new_w = w - np.float32(shrink) * w + (move if how == "uphill" else -move)
     return (new_w, m_now, v_now) if how == "corrected kept" else (new_w, m, v)
@@ -134,10 +155,12 @@ def _adamw_so(
 
 
 def _loss_cases(rng: np.random.Generator) -> Iterator[Arguments]:
-    for tokens, words, prompt, scale in ((8, 11, 3, 1.0), (6, 5, 1, 4.0), (9, 20, 5, 1.0), (5, 7, 1, 300.0)):
+    settings = [(8, 11, 3, 1.0, 0), (6, 5, 1, 4.0, 0), (9, 20, 5, 1.0, 0), (5, 7, 1, 300.0, 0)]
+    settings += [(4, 6, 1, 1.0, 200), (4, 6, 1, 1.0, 1000)]  # whose exp overflows in float32, and in float64 too
+    for tokens, words, prompt, scale, mean in settings:
         is_answer = np.arange(tokens) >= prompt
         is_answer[-1] = tokens % 2 == 0
-        yield floats(rng, tokens, words, scale=scale), rng.integers(0, words, tokens), is_answer
+        yield floats(rng, tokens, words, scale=scale) + np.float32(mean), rng.integers(0, words, tokens), is_answer
 
 
 def _adamw_cases(rng: np.random.Generator) -> Iterator[Arguments]:
@@ -184,6 +207,28 @@ STEPS = (
                         loss(logits, ids, is_answer) * float(is_answer[1:].sum()) / (len(ids) - 1)),
             Mistake("The logarithm is to the base of 2; nats are wanted (np.log).",
                     partial(_loss_so, surprise=lambda logprobs: -logprobs / np.log(2))),
+            Mistake("P is rounded to 0 before its logarithm is taken: compute log softmax, logits less the logarithm "
+                    "of the sum.", partial(_loss_of_probabilities, add=0.0)),
+            Mistake("exp overflows: subtract the largest logit of each row first.", _overflowing_loss),
+            Mistake("exp overflows, in float64 too: subtract the largest logit of each row first.",
+                    lambda logits, *rest: _overflowing_loss(logits.astype(np.float64), *rest)),
+            Mistake("The shift goes the wrong way: the logits at t are of the token at t + 1, not t - 1.",
+                    lambda logits, ids, is_answer: loss(np.roll(logits, -2, 0), ids, is_answer)),
+            Mistake("exp of the loss is returned (the perplexity); the mean of -log P is wanted.",
+                    lambda logits, ids, is_answer: float(np.exp(loss(logits, ids, is_answer)))),
+            Mistake("The probability is averaged, without a logarithm.",
+                    partial(_loss_so, surprise=lambda logprobs: np.exp(logprobs))),
+            Mistake("The missing probability (1 - P) is averaged; the loss is -log P.",
+                    partial(_loss_so, surprise=lambda logprobs: 1 - np.exp(logprobs))),
+            Mistake("The logarithm of the sum is missing: log softmax subtracts it from the logits.",
+                    lambda logits, ids, is_answer: float(-(logits - logits.max(-1, keepdims=True))[
+                        np.flatnonzero(is_answer[1:]), ids[1:][is_answer[1:]]].mean())),
+            Mistake("The logits are averaged; log softmax makes logarithms of probabilities of them.",
+                    lambda logits, ids, is_answer:
+                        float(-logits[np.flatnonzero(is_answer[1:]), ids[1:][is_answer[1:]]].mean())),
+            Mistake("The sum is divided by all T tokens; only the answer's are counted.",
+                    lambda logits, ids, is_answer:
+                        loss(logits, ids, is_answer) * float(is_answer[1:].sum()) / len(ids)),
             Mistake("The sign is missing: log P is returned, and a loss is -log P.",
                     partial(_loss_so, surprise=lambda logprobs: logprobs)),
             Mistake("The probabilities are averaged, not their logarithms.",
@@ -217,6 +262,17 @@ STEPS = (
             Mistake("v is a mean of the gradient; of its square is meant.", partial(_adamw_so, how="no square")),
             Mistake("The weights move by the gradient; by m is meant.", partial(_adamw_so, how="gradient")),
             Mistake("The weights move uphill; the move is subtracted.", partial(_adamw_so, how="uphill")),
+            Mistake("The root is missing: m is divided by v; by the root of v is meant.",
+                    partial(_adamw_so, how="no root")),
+            Mistake("1 - beta is missing in the running means.", partial(_adamw_so, how="no 1 - beta")),
+            Mistake("1 - beta_1 is missing in the running mean m.", partial(_adamw_so, how="no 1 - beta_1")),
+            Mistake("beta is multiplied by step in the correction; 1 - beta**step is meant.",
+                    partial(_adamw_so, how="beta times step")),
+            Mistake("The weights move by m and v from before this step; by the new ones is meant.",
+                    partial(_adamw_so, how="old means")),
+            Mistake("Weights shrink after the move, and the move with them; the old weights shrink.",
+                    partial(_adamw_so, how="decay after")),
+            Mistake("Weight decay lets the weights grow; it is subtracted.", partial(_adamw_so, how="decay grows")),
             Mistake("The corrected m and v are kept; they are kept without correction.",
                     partial(_adamw_so, how="corrected kept")),
         ),
@@ -238,6 +294,19 @@ STEPS = (
             Mistake("alpha is not divided by the rank.", lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a))),
             Mistake("alpha is divided by the root of the rank (rsLoRA); by the rank is meant.",
                     lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a) ** 0.5)),
+            Mistake("alpha is multiplied by the rank; it is divided by it.",
+                    lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a) ** 2)),
+            Mistake("alpha is divided by the number of outputs; by the rank, the number of rows of a, is meant.",
+                    lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a) / len(b))),
+            Mistake("alpha is divided by the number of inputs; by the rank, the number of rows of a, is meant.",
+                    lambda x, w, a, b, alpha: lora(x, w, a, b, alpha * len(a) / a.shape[1])),
+            Mistake("a and b are exchanged, and not transposed: x goes through a.T, then through b.T.",
+                    lambda x, w, a, b, alpha: x @ w.T + np.float32(alpha / len(a)) * ((x @ b) @ a)),
+            Mistake("The base's weight is transposed: a product is x @ w.T.",
+                    lambda x, w, a, b, alpha: x @ w + np.float32(alpha / len(a)) * ((x @ a.T) @ b.T)),
+            Mistake("The base's weight and its correction are transposed: a product is x @ (w + ...).T.",
+                    lambda x, w, a, b, alpha: x @ w + np.float32(alpha / len(a)) * ((x @ b) @ a)),
+            Mistake("There is no correction: a and b are not used.", lambda x, w, a, b, alpha: x @ w.T),
             Mistake("alpha is left out.", lambda x, w, a, b, alpha: lora(x, w, a, b, len(a))),
             Mistake("alpha is left out, and the correction is divided by the rank.",
                     lambda x, w, a, b, alpha: lora(x, w, a, b, 1.0)),
