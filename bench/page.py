@@ -89,7 +89,7 @@ def inspecting(model: list[str]) -> Generator[str]:
                     break
                 except OSError:  # 503: the model is loading
                     time.sleep(0.005)
-            yield link
+            yield f"{link}&stage=map"
         finally:
             process.terminate()
 

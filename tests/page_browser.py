@@ -88,8 +88,9 @@ def page(window: BrowserContext, served: Running) -> Iterator[Page]:
 
 
 def link(served: Running, text: str = TEXT, **view: Any) -> str:
-    """The link to a view, with the key; at the first token where no other is named, its details open where not said."""
-    named = "".join(f"&{name}={quote(str(value))}" for name, value in {"pos": 0, "details": 1, **view}.items())
+    """The link to a view, with the key: the map where no stage is named, the first token, its details open."""
+    chosen = {"stage": "map", "pos": 0, "details": 1, **view}
+    named = "".join(f"&{name}={quote(str(value))}" for name, value in chosen.items())
     return link_to(served.url, text, key=KEY) + named
 
 
@@ -146,7 +147,7 @@ _QUIET = """
   const end = performance.now() + 30_000;
   let frames = 0;
   const look = () => {
-    const isThere = document.querySelector('article .body[aria-busy="false"]');
+    const isThere = document.querySelector('article .body[aria-busy="false"], main[data-ready]');
     const isBusy = document.querySelector(".waiting, form.text button[disabled]");
     frames = isThere && !isBusy ? frames + 1 : 0;
     if (frames > 5) done();
@@ -175,10 +176,11 @@ def check_fits_and_is_open(page: Page, url: str | None = None) -> None:
         page.emulate_media(color_scheme=colors)
         page.set_viewport_size({"width": width, "height": 800})
         settled(page)
-        _check_view(page)
+        check_is_open(page)
 
 
-def _check_view(page: Page) -> None:
+def check_is_open(page: Page) -> None:
+    """Hold what is open to its width and to axe's rules."""
     wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wider <= 0, f"{page.url} is wider than its window"
     axe = Axe()

@@ -28,6 +28,15 @@ export default defineConfig({
     assetsInlineLimit: 0, // a data: address would be foreign to the page's content security policy
     modulePreload: { polyfill: false },
     target: "es2022",
+    rolldownOptions: {
+      output: {
+        // The views of these rooms come together: packed as one, they are smaller than apart.
+        codeSplitting: {
+          includeDependenciesRecursively: false,
+          groups: ["ask", "compare", "chat", "stages"].map((room) => ({ name: room, test: new RegExp(`/web/src/${room}/(?!index)`) })),
+        },
+      },
+    },
   },
   test: { include: ["tests/**/*.test.ts"], environment: "node", testTimeout: 20_000, isolate: false },
 });

@@ -340,7 +340,7 @@ def test_a_server_that_is_gone_is_said_and_the_text_kept(
 
 
 def test_without_the_key_it_is_asked_for_and_nothing_is_lost(page: Page, served: Running) -> None:
-    page.goto(f"{served.url}/#text={quote('I love to drink')}")
+    page.goto(f"{served.url}/#stage=map&text={quote('I love to drink')}")
     expect(page.get_by_text("This server needs its key")).to_be_visible()
     expect(page.get_by_label("Text", exact=True)).to_have_value("I love to drink")
     page.get_by_label("Key").fill("wrong")

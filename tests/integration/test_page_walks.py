@@ -1,4 +1,4 @@
-"""The page from its opening picture: questions answered within four clicks, two screens a stage, keys, a phone."""
+"""The page from its picture: questions answered within four clicks, two screens a stage, keys, a phone."""
 
 import re
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def llama(smollm2: Llama) -> Llama:
 
 @pytest.fixture
 def click(page: Page, served: Running) -> Callable[[Locator], None]:
-    """Clicks on what the opening picture has, and what follows: so many and no more."""
-    page.goto(link_to(served.url, TEXT, key=KEY))
+    """Clicks on what the picture has, and what follows: so many and no more."""
+    page.goto(link_to(served.url, TEXT, key=KEY, stage="map"))
     settled(page)
     done = list[Locator]()
 

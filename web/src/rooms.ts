@@ -3,6 +3,7 @@ import { asking } from "./ask";
 import { building } from "./build";
 import { chat } from "./chat";
 import { comparisons } from "./compare";
+import { home } from "./home";
 import { course } from "./learn";
 import { stages } from "./stages";
 import type { ViewEntry } from "./view";
@@ -14,9 +15,12 @@ interface Room {
   hasText: boolean;
   /** Whether the picture of the pass stands above its views, each of which is a place in it. */
   hasPicture?: boolean;
+  /** Whether each of its views is a whole page, without the line of text and the list of views. */
+  isPlain?: boolean;
 }
 
 export const rooms: readonly Room[] = [
+  { title: "Start", views: home, hasText: true, isPlain: true },
   { title: "Follow", views: stages, hasText: true, hasPicture: true },
   { title: "Learn", views: course, hasText: false },
   { title: "Ask", views: asking, hasText: true },

@@ -13,8 +13,6 @@ export interface ViewEntry {
   component: () => Promise<{ default: Component }>;
   /** It draws a figure of its own in the place of the picture. */
   draws?: true;
-  /** It has a way on of its own. */
-  leads?: true;
   /** Which selectors stand above it. */
   uses: readonly ("layer" | "head")[];
 }

@@ -1,4 +1,4 @@
-/** Flights, a pass that rises, and the stations of Play, as functions of time and data. */
+/** Flights and a pass that rises, as functions of time and data. */
 
 import { describe, expect, it } from "vitest";
 import { project, type Camera } from "../src/scene/places/camera";
@@ -8,10 +8,9 @@ import { frameOf } from "../src/scene/places/layout";
 import type { Mark, Rect } from "../src/scene/marks/marks";
 import type { Near } from "../src/scene/data/near";
 import type { Place } from "../src/scene/places/place";
-import { headThatLooks, looksBack, settledAt, STATIONS } from "../src/scene/places/play";
 import { sheets } from "../src/scene/scene";
 import { samePlace } from "../src/scene/places/stations";
-import { blockNumbers, cameraAt, dataOf, farOf, LAYERS, layerNumbers, PHONE, productNumbers, SHAPE, TOKENS, WIDE } from "./scene-given";
+import { blockNumbers, cameraAt, dataOf, farOf, LAYERS, layerNumbers, PHONE, productNumbers, TOKENS, WIDE } from "./scene-given";
 
 const AT = { pos: 5, layer: 3, head: 1 };
 const EXTENT = { tokens: TOKENS, layers: LAYERS };
@@ -104,60 +103,5 @@ describe("a pass that rises", () => {
   it("computes a block from nothing to rest", () => {
     expect(blockAt(0).share).toBe(0);
     expect(blockAt(1e6)).toBe(REST);
-  });
-});
-
-describe("Play", () => {
-  it("has eight stations, in the order of the computation", () => {
-    expect(STATIONS.map((one) => one.id)).toEqual(["text", "row", "norm", "look", "hands", "mlp", "mind", "draw"]);
-  });
-
-  it("looks for the layer, key and head that look back most", () => {
-    const far = farOf();
-    const attention = far.attention.slice();
-    const row = (TOKENS * (TOKENS + 1)) / 2;
-    attention[4 * row + (6 * 7) / 2 + 2] = 0.9; // layer 4: the last token takes from token 2
-    const of = { ...data, far: { ...far, attention } };
-    expect(looksBack(of)).toMatchObject({ layer: 4, key: 2 });
-    expect(looksBack(of).share).toBeCloseTo(0.9, 6);
-    const layer = layerNumbers(4);
-    const pattern = layer.pattern.slice();
-    pattern[(3 * TOKENS + 6) * TOKENS + 2] = 0.8;
-    const known = { ...of, near: { layer: { ...layer, pattern } } };
-    expect(headThatLooks(of).share).toBeUndefined();
-    expect(headThatLooks(known).head).toBe(3);
-    expect(STATIONS[3]?.words(known)).toContain("head 3 takes 80 % of what it gathers from “␣that”");
-    expect(STATIONS[4]?.place(known)).toEqual({ depth: 2, block: "rope", pos: 6, layer: 4, head: 3 });
-  });
-
-  it("finds the layer after which the lens keeps to its word", () => {
-    const words = Array.from({ length: LAYERS * TOKENS }, (_, i) => (i % TOKENS === 6 ? (i < 3 * TOKENS ? " was" : " into") : " x"));
-    const said = { words, probabilities: new Float32Array(LAYERS * TOKENS).fill(0.25) };
-    expect(settledAt({ ...data, said })).toEqual({ layer: 3, word: " into", probability: 0.25 });
-    expect(STATIONS[6]?.words({ ...data, said })).toBe("After layer 3 the lens reads “␣into” behind it, and keeps to it: 25.0 % at the end.");
-  });
-
-  it("says no other token's number where the last one is outside of the window that is drawn", () => {
-    const far = { ...farOf(), columns: 3 }; // tokens 0 to 2, so that the numbers behind them are other layers'
-    const said = { words: new Array<string>(LAYERS * 3).fill(" x"), probabilities: new Float32Array(LAYERS * 3).fill(0.5) };
-    const of = { ...data, far, said };
-    expect(STATIONS[1]?.words(of)).toMatch(/stream begins\.$/);
-    expect(STATIONS[2]?.words(of)).toMatch(/^The stream goes into layer 2\. /);
-    expect(STATIONS[5]?.words(of)).toContain("What they add is put on the stream.");
-    expect([settledAt(of), looksBack(of).share]).toEqual([undefined, 0]);
-  });
-
-  it("says only numbers that have come, in at most 40 words", () => {
-    for (const one of STATIONS) {
-      for (const of of [dataOf(undefined), data]) {
-        const words = one.words(of);
-        expect(words).not.toMatch(/NaN|undefined|∞/);
-        expect(words.split(" ").length, words).toBeLessThanOrEqual(40);
-        expect(one.place(of).pos).toBe(TOKENS - 1);
-      }
-    }
-    const drawn = { ...data, near: { block: blockNumbers("logits", 6, 5) } };
-    expect(STATIONS[7]?.words(drawn)).toMatch(/^“␣word1” is drawn, at 30\.8 %/);
-    expect(STATIONS[0]?.words(data)).toContain(`number 6 of ${SHAPE.V}`);
   });
 });

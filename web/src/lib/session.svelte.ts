@@ -7,7 +7,7 @@ import { LAST, readLink, writeLink, type How, type View } from "./link";
 import { renew } from "./resource.svelte";
 import { Selection } from "./selection.svelte";
 
-const DEFAULT_TEXT = "The cat sat on the mat";
+const DEFAULT_TEXT = "My grandmother baked a delicious apple"; // the built-in model is sure of " pie"
 const HEALTH_MS = 400;
 const REPLACED_MS = 2000; // a server that is replaced more often is several
 const AHEAD = 32; // tokens of a text whose whole pass is run before a stage requests it
@@ -39,7 +39,7 @@ interface Along {
 }
 
 class Session extends Selection {
-  stage = $state("map");
+  stage = $state("first");
   /** The token that is asked about, by its id; undefined is the most probable one. */
   token = $state<number | undefined>();
   /** Further inputs of the open view; another view begins with none. */
@@ -243,7 +243,7 @@ class Session extends Selection {
       this.pos = along.pos?.(pass) ?? pass.tokens.length - 1;
       this.fields = along.fields ?? this.fields;
     }
-    if (pass.tokens.length <= AHEAD) void api.activation(pass, "embed", { position: 0 }).catch(() => undefined);
+    if (pass.tokens.length <= AHEAD && !roomOf(this.stage).isPlain) void api.activation(pass, "embed", { position: 0 }).catch(() => undefined);
   }
 
   /** Another process answers at the same address, perhaps with another model: nothing that is shown is known to be its. */
