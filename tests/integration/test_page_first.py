@@ -136,7 +136,7 @@ def test_the_story_tells_of_the_pass_and_leads_deeper(page: Page, served: Runnin
     settled(page)
     scores = trace[f"layers.{layer}.scores"][head, -1]
     card.get_by_role("button").first.click()
-    shown = card.locator(".picture .note.hot").first.inner_text()
+    shown = card.locator(".picture .note.hot").first.text_content() or ""
     assert float(shown.replace("\u2212", "-")) == pytest.approx(scores.max().item(), rel=0.005)
     deeper.click()
     settled(page)
