@@ -1,10 +1,9 @@
 /** A picture's own pass, for the figures of the room Learn: it leaves the text and the place of the other rooms alone. */
 
-import { api, Refusal } from "../lib/api";
+import { api } from "../lib/api";
 import { Resource } from "../lib/resource.svelte";
 import { session } from "../lib/session.svelte";
 import type { ModelView, PassView } from "../schema";
-import type { Data } from "../scene/data/data";
 import type { Place } from "../scene/places/place";
 import type { Figure } from "../scene/data/subject";
 
@@ -18,35 +17,18 @@ interface Found extends Asked {
   readonly pass: PassView;
 }
 
-const passOf = async (asked: Asked): Promise<Found> => {
+export const passOf = async (asked: Asked): Promise<Found> => {
   const pass = await api.pass({ text: asked.text, add_special_tokens: asked.bos, adapter: asked.adapter ?? null });
   return { ...asked, pass };
 };
 
-/** The pass of the first text that is accepted and that fits; the last one must. */
-export async function firstThatFits(texts: readonly Asked[], fits: (pass: PassView) => boolean): Promise<Found> {
-  for (const asked of texts.slice(0, -1)) {
-    try {
-      const found = await passOf(asked);
-      if (fits(found.pass)) return found;
-    } catch (error) {
-      if (!(error instanceof Refusal) || error.status < 400 || [401, 429].includes(error.status) || error.status >= 500) throw error;
-    }
-  }
-  return passOf(texts.at(-1) as Asked);
-}
-
 export class OwnPass implements Figure {
   readonly asked: Resource<Found>;
-  /** All numbers that have come, also those that are not drawn yet. */
-  data = $state.raw<Data | undefined>();
   #place: Place = $state.raw({ depth: 0, pos: 0, layer: 0, head: 0 });
-  readonly #shown: (data: Data) => Data;
 
-  /** `ask` is called again where what it reads changes; `shown` says which of the numbers are drawn. */
-  constructor(first: Place, ask: () => Promise<Found> | null, shown: (data: Data) => Data = (data) => data) {
+  /** `ask` is called again where what it reads changes. */
+  constructor(first: Place, ask: () => Promise<Found> | null) {
     this.#place = first;
-    this.#shown = shown;
     this.asked = new Resource(() => (session.model ? ask() : null));
   }
 
@@ -88,12 +70,4 @@ export class OwnPass implements Figure {
   open = (place: Place): void => {
     this.#place = place;
   };
-
-  shown(data: Data): Data {
-    return this.#shown(data);
-  }
-
-  came(data: Data): void {
-    this.data = data;
-  }
 }

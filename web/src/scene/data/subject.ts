@@ -1,7 +1,6 @@
 /** What a picture is of. The page's own is its session; a figure in a text has one of its own. */
 
 import type { ModelView, PassView } from "../../schema";
-import type { Data } from "./data";
 import type { Place } from "../places/place";
 
 type Chosen = Pick<Place, "pos" | "layer" | "head">;
@@ -17,13 +16,9 @@ export interface Subject {
   go(to: Partial<Chosen>): void;
 }
 
-/** A picture that stands in a text: it has a place of its own, and may hold back what is not to be seen yet. */
+/** A picture that stands in a text: it has a place of its own. */
 export interface Figure extends Subject {
   readonly place: Place;
   /** A place was entered in it. */
   open(place: Place): void;
-  /** What of the numbers is drawn. */
-  shown(data: Data): Data;
-  /** More numbers have come. */
-  came(data: Data): void;
 }
