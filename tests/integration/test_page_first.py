@@ -89,9 +89,13 @@ _OVERLAPS = """
   const picture = open.querySelector(".picture")?.getBoundingClientRect();
   const texts = [...open.querySelectorAll("svg text")].filter((one) => one.textContent.trim());
   const boxes = texts.map((one) => [one.textContent, one.getBoundingClientRect()]);
-  const wrong = boxes.filter(([, box]) => box.left < picture.left - 1 || box.right > picture.right + 1).map(([text]) => `cut: ${text}`);
-  const over = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
-  boxes.forEach(([text, box], i) => boxes.slice(0, i).forEach(([other, its]) => over(box, its) && wrong.push(`${text} over ${other}`)));
+  const isCut = (box) => box.left < picture.left - 1 || box.right > picture.right + 1;
+  const shared = (a, b, from, to) => Math.min(a[to], b[to]) - Math.max(a[from], b[from]);
+  const isOver = (a, b) => shared(a, b, "left", "right") > 1 && shared(a, b, "top", "bottom") > 2;
+  const wrong = boxes.filter(([, box]) => isCut(box)).map(([text]) => `cut: ${text}`);
+  for (const [i, [text, box]] of boxes.entries()) {
+    for (const [other, its] of boxes.slice(0, i)) if (isOver(box, its)) wrong.push(`${text} over ${other}`);
+  }
   return wrong;
 }
 """
