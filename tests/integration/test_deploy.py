@@ -25,8 +25,8 @@ import pytest
 import yaml
 
 from llamarium.cli import serve
+from llamarium.server.http.access import OPEN_PATHS
 from llamarium.server.http.access_keys import KEY_VARIABLE
-from llamarium.server.http.guard import OPEN_PATHS
 from llamarium.server.lifecycle.run import _BREAKING_S, _CLOSING_S
 from llamarium.server.ray_serve.options import options_of
 from llamarium.server.settings import Settings

@@ -20,7 +20,7 @@ from llamarium.api import Llama
 from llamarium.errors import MemoryBudgetError, OptionError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.sampling.grammar.compiler import GrammarCompiler
-from llamarium.server.faults import validated
+from llamarium.server.fields import validated
 from llamarium.server.http.body import Held
 from llamarium.server.http.protocol import MAX_REQUESTS_AHEAD
 from llamarium.server.lifecycle.service import check_context
@@ -350,9 +350,9 @@ def test_what_takes_long_to_read_is_not_read_in_the_event_loop(
     threads: dict[str, set[threading.Thread]] = {"body": set(), "tools": set()}
     read = ToolRequest.read
 
-    def checked(kind: Any, body: Any) -> Any:
+    def checked(kind: Any, body: Any, doubtful: Any) -> Any:
         threads["body"].add(threading.current_thread())
-        return validated(kind, body)
+        return validated(kind, body, doubtful)
 
     def read_tools(*args: Any) -> ToolRequest:
         threads["tools"].add(threading.current_thread())

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from llamarium.api import Llama
-from llamarium.server.prefix.explainer import PrefixExplainer
-from llamarium.server.prefix.memory import BYTES_PER_BLOCK
+from llamarium.server.prefix.explainer import BYTES_PER_BLOCK, PrefixExplainer
 from llamarium.tokenizer.chat.choose import with_template
 from serving import CHAT, Running, serving, small_llama
 
@@ -365,7 +364,7 @@ def test_answers_to_long_prompts_are_kept_beside_the_event_loop(
 
     monkeypatch.setattr(PrefixExplainer, "finished", noted)
     if is_long:
-        monkeypatch.setattr("llamarium.server.prefix.explainer.LONG_PROMPT", 8)
+        monkeypatch.setattr("llamarium.server.replying.LONG_PROMPT", 8)
     with serving(llama) as running:
         said = running.post(**BASE).json()["choices"][0]["message"]
         after = [*TRANSCRIPT, said, {"role": "user", "content": "And now?"}]

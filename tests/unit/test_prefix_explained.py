@@ -12,9 +12,9 @@ import pytest
 
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.engine.prefix import block_key, block_keys, root_key
-from llamarium.server.prefix.explanation import Explanation, Prompt, explain, nearest
+from llamarium.server.prefix.explainer import BYTES_PER_BLOCK, PromptMemory
+from llamarium.server.prefix.explanation import Explanation, Prompt, PromptRecord, explain, nearest
 from llamarium.server.prefix.fields import PromptParts, digest_fields, pack, unpack
-from llamarium.server.prefix.memory import BYTES_PER_BLOCK, PromptMemory, PromptRecord
 from llamarium.tokenizer.base import Tokenizer
 
 SIZE = 32
@@ -95,7 +95,9 @@ def test_the_memory_holds_its_bound_and_forgets_the_oldest_and_what_is_continued
 
     def record(owner: bytes, number: int, blocks: int) -> PromptRecord:
         keys = [bytes([number % 256, i % 256]) * 8 for i in range(blocks)]
-        return PromptRecord.of(owner, b"root", keys, [number], 10, pack(digest_fields(PromptParts().values())), 4)
+        fields = digest_fields(PromptParts().values())
+        exact = array("Q", {field.exact for field in fields})
+        return PromptRecord(owner, b"root", b"".join(keys), array("i", [number]), 10, pack(fields), 4, exact)
 
     for number in range(200):
         memory.add(record(b"a", number, 8))

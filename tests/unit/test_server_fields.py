@@ -30,7 +30,7 @@ from llamarium.server.anthropic.dialog import _NAMES as CLAUDES_NAMES
 from llamarium.server.dialogs import Dialog
 from llamarium.server.field_table import GENERATION, TABLE, Hint, Refused
 from llamarium.server.fields import Body, _meant_by
-from llamarium.server.naming import ModelChoice
+from llamarium.server.lifecycle.service import ModelChoice
 from llamarium.server.openai import fields, tools
 from llamarium.server.openai.embeddings import EmbeddingRequest
 from llamarium.server.openai.fields import Message, StreamFields, TextPart

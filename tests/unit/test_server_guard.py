@@ -20,9 +20,9 @@ from llamarium.cli.main import main
 from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import OptionError
 from llamarium.server.app import create_app
-from llamarium.server.hosts import host_name, listen
+from llamarium.server.hosts import listen
+from llamarium.server.http.access import OPEN_PATHS, host_name
 from llamarium.server.http.access_keys import KEY_VARIABLE, _warn_of_others, access_keys
-from llamarium.server.http.guard import OPEN_PATHS
 from llamarium.server.http.log import Log
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.ray_serve.options import options_of

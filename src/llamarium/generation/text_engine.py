@@ -81,7 +81,7 @@ class TextEngine:
         draft_model: TextModel | DraftModel | None = None,
         disk_cache: DiskCache | None = None,
     ) -> None:
-        self._model, self._tokenizer = model, model.tokenizer
+        self._model, self.tokenizer = model, model.tokenizer
         check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
         self.kv_cache_dtype: CacheDtype = kv_cache_dtype
         self._base = model.runner
@@ -114,7 +114,7 @@ class TextEngine:
 
         LlamariumError if it cannot be read, has another base, or learned other dialogs.
         """
-        self.choices.add(name, *read_beside(Path(folder), self._model.loaded, self._tokenizer))
+        self.choices.add(name, *read_beside(Path(folder), self._model.loaded, self.tokenizer))
 
     @property
     def state(self) -> State:
@@ -169,8 +169,8 @@ class TextEngine:
         """
         deadline_s = self._deadline(timeout_s)
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
-        begins = new_text or begins_text(self._tokenizer, prompt_ids)
-        rows, _ = row_texts(self._tokenizer, [params], stops, [begins], tools)
+        begins = new_text or begins_text(self.tokenizer, prompt_ids)
+        rows, _ = row_texts(self.tokenizer, [params], stops, [begins], tools)
         grammar = grammar or (params.grammar and compiled(self._model, params))
         most = MAX_BUFFERED if must_keep_up else math.inf
         answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=most)

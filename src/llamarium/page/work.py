@@ -16,7 +16,7 @@ from llamarium.page.executor import AdaptedModels, Pass
 from llamarium.page.passes import Passes
 from llamarium.page.schema.base import EndView, has_only_finite
 from llamarium.server.errors import ApiError, of_library
-from llamarium.server.http.stream import EventStream, Write, event, unless_gone
+from llamarium.server.http.stream import EventStream, Write, event, while_listening
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.threads import in_own_thread
 
@@ -97,7 +97,7 @@ class _Worker:
 
     async def do_while_here(self, work: "Callable[[Llama, TextEngine], T]") -> T:
         """As `do`, but raise an ApiError (499) as soon as the client has left."""
-        made = await unless_gone(self._request, _in_list(self.do(work)))
+        made = await while_listening(_in_list(self.do(work)), self._request.receive)
         if made is None:
             raise ApiError(499, "the client has left", code="client_left")
         return made[0]

@@ -1,7 +1,7 @@
 """From a request's fields to the engine's answers: prompts, lengths, forms, and metrics."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,16 +22,14 @@ from llamarium.sampling.grammar.description import Grammar
 from llamarium.sampling.params import GenerationOptions, SamplingParams
 from llamarium.server.dialogs import renamed
 from llamarium.server.errors import ApiError, of_library
-from llamarium.server.hints import NoEffect
-from llamarium.server.lifecycle.service import MAX_ANSWERS, ServedModel, Service
+from llamarium.server.hints import no_effect_of
+from llamarium.server.lifecycle.service import ModelChoice, ServedModel, Service
 from llamarium.server.lifecycle.threads import in_own_thread
 from llamarium.server.metrics import RequestMetrics
-from llamarium.server.naming import ModelChoice
 from llamarium.server.prefix.explainer import Explained
 from llamarium.server.prefix.fields import PromptParts
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
 
 T = TypeVar("T")
@@ -134,26 +132,18 @@ class AnswerRequest:
     inside: Inside | None = None
 
     @property
-    def num_answers(self) -> int:
-        """Over all prompts."""
-        return self.prompts.count * (self.options.sampler.get("n") or 1)
-
-    @property
-    def offered(self) -> tuple[ToolDefinition, ...]:
-        """The tools that are described to the model."""
-        return () if self.constraint is None else self.constraint.tools.offered
+    def places(self) -> tuple[int, str]:
+        """How many answers there are over all prompts, and the field that says so, for messages."""
+        n, count = self.options.sampler.get("n") or 1, self.prompts.count
+        return count * n, "n" if n > 1 else self.names.prompt
 
     def parts(self, edits: tuple[Edit, ...]) -> PromptParts:
         """Return what its prompts are made of, with the edits of one of them."""
         changed = edits_key(edits).hex() if edits else ""
         adapter, prompts = self.model.adapter or "", self.prompts
-        dialog = prompts.variables, self.offered, prompts.messages, prompts.begun
+        offered = () if self.constraint is None else self.constraint.tools.offered
+        dialog = prompts.variables, offered, prompts.messages, prompts.begun
         return PromptParts(adapter, self.salt, changed, *dialog)
-
-    @property
-    def number_field(self) -> str:
-        """The field with the number of answers, for messages."""
-        return "n" if self.num_answers > self.prompts.count else self.names.prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +162,16 @@ def variables_of(
     return {**(given or {}), **{name: value for name, value in more.items() if value is not None}}
 
 
-async def submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEffect) -> Submitted:
+async def submit(service: Service, asked: AnswerRequest, owner: str, scope: MutableMapping[str, Any]) -> Submitted:
     """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own.
 
-    `owner` is the request's API key, or "". What of the request turns out to have no effect is noted in `no_effect`.
+    `owner` is the request's API key, or "". What of the request turns out to have no effect is noted in its `scope`.
     """
-    if asked.num_answers > MAX_ANSWERS:
-        message = f"{asked.num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
-        raise ApiError(400, message, param=asked.number_field)
     held = asked.constraint
     is_slow = held is not None and (held.form is not None or held.tools.is_held)
     if is_slow or asked.inside is not None:
-        return await in_own_thread(partial(_submit, service, asked, owner, no_effect))
-    return await asyncio.to_thread(_submit, service, asked, owner, no_effect)
+        return await in_own_thread(partial(_submit, service, asked, owner, scope))
+    return await asyncio.to_thread(_submit, service, asked, owner, scope)
 
 
 def place_of(field: str, place: int, count: int) -> str:
@@ -192,20 +179,22 @@ def place_of(field: str, place: int, count: int) -> str:
     return field if count == 1 else f"{field}[{place}]"
 
 
-def _submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEffect) -> Submitted:
+def _submit(service: Service, asked: AnswerRequest, owner: str, scope: MutableMapping[str, Any]) -> Submitted:
     model, engine = service.loaded or service.require()
+    tokenizer = engine.tokenizer
     begun: list[Answers] = []
     explained: list[Explained] = []
     field = asked.names.prompt
     try:
-        prompts = asked.prompts.encode(model.tokenizer)
-        held = _NOTHING_HELD if asked.constraint is None else _held(asked, model, engine, service.settings, no_effect)
+        prompts = asked.prompts.encode(tokenizer)
+        held = _NOTHING_HELD if asked.constraint is None else _held(asked, model, engine, service.settings, scope)
         for place, ids in enumerate(prompts):
-            field = place_of(asked.names.prompt, place, len(prompts))
+            if len(prompts) > 1:
+                field = place_of(asked.names.prompt, place, len(prompts))
             check_prompt(
                 model.config, ids, room=0 if asked.options.max_tokens == 0 else 1
             )  # before a token is looked up
-            params = _params(model, asked, held.form, len(ids), service.max_tokens, no_effect)
+            params = _params(model, asked, held.form, len(ids), service.max_tokens, scope)
             num_tokens = len(ids) + params.max_tokens
             edits, places = ((), None) if asked.inside is None else asked.inside(model, engine, len(ids), num_tokens)
             begun.append(
@@ -226,11 +215,11 @@ def _submit(service: Service, asked: AnswerRequest, owner: str, no_effect: NoEff
                 )
             )
             path_of, parts = asked.names.path_of, asked.parts(edits)
-            explained.append(service.explainer.opened(owner, begun[-1], parts, engine, model.tokenizer, path_of))
+            explained.append(service.explainer.opened(owner, begun[-1], parts, engine, tokenizer, path_of))
     except BaseException as error:
         close(begun)
         if isinstance(error, LlamariumError):
-            raise refusal_of(error, asked, model.tokenizer.source, field) from None
+            raise refusal_of(error, asked, tokenizer.source, field) from None
         raise
     return Submitted(begun, explained)
 
@@ -247,9 +236,9 @@ _NOTHING_HELD = _Held()
 
 
 def _held(
-    asked: AnswerRequest, model: ServedModel, engine: TextEngine, settings: Settings, no_effect: NoEffect
+    asked: AnswerRequest, model: ServedModel, engine: TextEngine, settings: Settings, scope: MutableMapping[str, Any]
 ) -> _Held:
-    """Compile a request's constraint; what it does not enforce is noted in `no_effect`."""
+    """Compile a request's constraint; what it does not enforce is noted in the request's `scope`."""
     assert asked.constraint is not None
     form, tools = asked.constraint.form, asked.constraint.tools
     tools = tools if form is None else tools.after(asked.prompts.messages)
@@ -257,7 +246,7 @@ def _held(
         grammar, compiled = held_form(model, form, tools, settings)
     for keyword in () if grammar is None else grammar.unenforced:
         named = keyword if form is None else keyword.inside(form[0])
-        no_effect.add(asked.names.path_of(str(named)))
+        no_effect_of(scope).add(asked.names.path_of(str(named)))
     return _Held(grammar, compiled, tools)
 
 
@@ -302,14 +291,19 @@ def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str, field: 
 
 
 def _params(
-    model: ServedModel, asked: AnswerRequest, form: Grammar | None, num_prompt: int, most: int, no_effect: NoEffect
+    model: ServedModel,
+    asked: AnswerRequest,
+    form: Grammar | None,
+    num_prompt: int,
+    most: int,
+    scope: MutableMapping[str, Any],
 ) -> SamplingParams:
     """Return the parameters of a prompt's answers; stop strings within a form have no effect."""
     options, wanted = asked.options.sampler.copy(), asked.options.max_tokens
     if form is not None:
         options["grammar"] = form
         if options.get("stop") and not form.has_free_text:
-            no_effect.add(asked.names.path_of("stop"))
+            no_effect_of(scope).add(asked.names.path_of("stop"))
             options["stop"] = None
     recommended = model.generation_config.get("max_new_tokens")
     if num_prompt + (1 if wanted is None else wanted) > most:
@@ -364,9 +358,6 @@ async def with_tokenizer(
 
 async def side_by_side(work: Sequence[Any]) -> None:
     """Run coroutines concurrently; the first error cancels the others, and is raised."""
-    if len(work) == 1:
-        await work[0]
-        return
     try:
         async with asyncio.TaskGroup() as group:
             for one in work:

@@ -137,7 +137,8 @@ def _variables(variables: Mapping[str, Any], read: frozenset[str], *, is_strict:
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the texts of a dialog, and the arguments of its calls."""
     for message in messages:
-        yield joined(message["content"]) or ""
+        content = message["content"]
+        yield content if isinstance(content, str) else joined(content) or ""
         yield from (said for key, said in message.items() if key not in _KEYS)
         for call in message.get("tool_calls", ()):
             yield call["function"]["arguments"]

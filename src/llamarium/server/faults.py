@@ -1,9 +1,7 @@
 """Translates pydantic's errors about a body into one error, which names the field as the client wrote it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
-
-from pydantic import BaseModel, ValidationError
+from typing import Any, cast
 
 from llamarium.errors import escape, show_value
 from llamarium.server.errors import ApiError
@@ -16,8 +14,6 @@ UNKNOWN = "unknown_field"
 
 _NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 """Types of pydantic's errors whose messages name Python's classes."""
-
-KindT = TypeVar("KindT", bound=BaseModel)
 
 Path = tuple[str | int, ...]
 
@@ -64,15 +60,6 @@ def unknown(path: Path, advice: str = "") -> ApiError:
     return ApiError(
         400, f"{escape(param)} is not a field of this request{advice}", code="unknown_parameter", param=param
     )
-
-
-def validated(kind: type[KindT], body: Any) -> KindT:
-    """Return the validated body."""
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
-        raise refusal_of(faults, body) from None
 
 
 def _meant(faults: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

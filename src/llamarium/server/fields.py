@@ -12,14 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, ModelWrapValidatorHandler, Tag, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    ModelWrapValidatorHandler,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from llamarium.errors import show_value
 from llamarium.sampling.parameter import Parameter, Taker
 from llamarium.sampling.params import PARAMETERS, GenerationOptions, parameters_of
 from llamarium.server.errors import ApiError
-from llamarium.server.faults import REFUSED, UNKNOWN
+from llamarium.server.faults import REFUSED, UNKNOWN, refusal_of
 from llamarium.server.field_table import TABLE, Hint, Refused
 
 _NESTED = ("content", "tool_calls", "output")  # lists within messages
@@ -69,6 +79,12 @@ class Body(BaseModel):
         if cls.generates:
             _generating[cls.__name__] = cls
 
+    has_no_effect: ClassVar[bool] = False
+    """Whether a whole object of this kind has none."""
+
+    may_have_no_effect: ClassVar[frozenset[str]] = frozenset({"chat_template_kwargs", "arguments"})
+    """Fields without effect, and those whose values tell whether they have one."""
+
     @property
     def without_effect(self) -> tuple[str, ...]:
         """The names that were given and are no fields of this model: hints, fields that are off, unknown names."""
@@ -89,12 +105,18 @@ class Body(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Take the fields that are declared, note the others, and refuse those that would change the answer."""
+    def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Take the fields that are declared, note the others, and refuse those that would change the answer.
+
+        A context is a list, to which this class is appended if some of the fields may have no effect.
+        """
         if not isinstance(value, dict):
             return handler(value)
         given, declared = cast("dict[str, Any]", value), _declared(cls)
         others = [name for name in given if name not in declared]
+        is_doubtful = others or cls.has_no_effect or not cls.may_have_no_effect.isdisjoint(given)
+        if is_doubtful and info.context is not None:
+            info.context.append(cls)
         if not others:
             return handler(given)
         _check_others(cls, others, given)
@@ -106,6 +128,18 @@ class Body(BaseModel):
 
 ModelT = TypeVar("ModelT", bound=Body)
 AnyModelT = TypeVar("AnyModelT", bound=BaseModel)
+
+
+def validated(kind: type[AnyModelT], body: Any, doubtful: list[type[Body]] | None = None) -> AnyModelT:
+    """Return the validated body; ApiError 400 that names a field.
+
+    `doubtful` gets the kind of each of its objects that has fields which may have no effect.
+    """
+    try:
+        return kind.model_validate(body, context=doubtful)
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
+        raise refusal_of(faults, body) from None
 
 
 def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
@@ -121,6 +155,7 @@ def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
         }
         made = create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
         made.hints = model.hints | {name for name, known in rows.items() if isinstance(known, Hint)}
+        made.may_have_no_effect = model.may_have_no_effect | made.hints
         made.refused = {**model.refused, **{name: known for name, known in own.items() if isinstance(known, Refused)}}
         return made
 

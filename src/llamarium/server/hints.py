@@ -20,6 +20,9 @@ from llamarium.server.other_tools import OtherTool
 HEADER = "x-llamarium-no-effect"
 """The header of an answer that names what of the request had no effect."""
 
+HINT_HEADERS = frozenset(name.encode() for name in TABLE["headers"])
+"""Headers of requests without effect."""
+
 MAX_NAMES = 20
 """Of names that are no hints of the table; a request may have any number of them."""
 

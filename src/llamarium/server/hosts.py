@@ -3,7 +3,6 @@
 import errno
 import ipaddress
 import os
-import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +12,6 @@ from llamarium.server.settings import Settings
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{0,5}))?")
 _UNREAD_BYTES = 2**18  # buffered by the system for a client that does not read
 
 
@@ -26,14 +24,6 @@ def own_names(host: str, allowed: Iterable[str]) -> frozenset[str]:
 def is_everywhere(host: str) -> bool:
     """Whether a host stands for every address of the machine."""
     return is_address(host) and ipaddress.ip_address(host).is_unspecified
-
-
-def host_name(header: str) -> str:
-    """Return the name in a Host header, without port and brackets; an empty one if it is none."""
-    match = _HOST.fullmatch(header)
-    if match is None or int(match[2] or 0) > 65535:
-        return ""
-    return match[1].strip("[]").lower().removesuffix(".")
 
 
 def is_address(name: str) -> bool:

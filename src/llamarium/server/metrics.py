@@ -1,13 +1,14 @@
 """Counts and times, as Prometheus reads them: in vLLM's shape, with `llamarium:` before the names."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from llamarium.engine.tiers.disk_tier import DiskUse
+from llamarium.generation.completion import Piece
 from llamarium.server.lifecycle.service import Service
 
 _FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
@@ -71,25 +72,29 @@ class RequestMetrics:
         self.num_aborted.labels(self.name, reason).inc()
 
 
+@dataclass(slots=True)
 class Timer:
     """Times the tokens of one request, which began at `began` of the monotonic clock."""
 
-    def __init__(self, metrics: RequestMetrics, began: float) -> None:
-        self._metrics, self._began = metrics, began
-        self._last = 0.0
+    metrics: RequestMetrics
+    began: float
+    _last: float = 0.0
 
-    def tokens(self) -> None:
-        """Record the arrival of a step's tokens."""
+    def step(self, pieces: Sequence[Piece]) -> None:
+        """Record the arrival of a step's tokens, and the answers that end with it."""
         now = time.monotonic()
         if self._last:
-            self._metrics.between.observe(now - self._last)
+            self.metrics.between.observe(now - self._last)
         else:
-            self._metrics.first.observe(now - self._began)
+            self.metrics.first.observe(now - self.began)
         self._last = now
+        for piece in pieces:
+            if piece.finish_reason is not None:
+                self.metrics.finished(piece.finish_reason)
 
     def end(self) -> None:
         """Record the end."""
-        self._metrics.whole.observe(time.monotonic() - self._began)
+        self.metrics.whole.observe(time.monotonic() - self.began)
 
 
 class _EngineCollector:

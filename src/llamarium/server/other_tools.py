@@ -5,7 +5,7 @@ A request that forces one is refused by its `tool_choice`; any other has the res
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import Discriminator
 
@@ -22,6 +22,8 @@ _TYPES_OF_FUNCTIONS = {"function", "custom"}  # in either protocol
 
 class OtherTool(Body):
     """A tool, or the name of one, of another kind than a function that the client calls."""
+
+    has_no_effect: ClassVar[bool] = True
 
     type: str | None = None
 

@@ -4,55 +4,65 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 
 from llamarium.generation.answers import Answers
 from llamarium.generation.completion import Piece
-from llamarium.server.answering import AnswerRequest, Submitted, close, recording, side_by_side, submit
+from llamarium.server.answering import AnswerRequest, Submitted, recording, side_by_side, submit
 from llamarium.server.errors import JSON, ApiError
-from llamarium.server.hints import no_effect_of
-from llamarium.server.http.guard import owner_of
-from llamarium.server.http.stream import COMMENT, EventStream, Write, unless_gone
+from llamarium.server.http.access import owner_of
+from llamarium.server.http.stream import COMMENT, EventStream, Write, while_listening
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.metrics import Timer
 from llamarium.server.prefix.explainer import HEADER as PREFIX_HEADER
-from llamarium.server.prefix.explainer import Explained
+from llamarium.server.prefix.explainer import LONG_PROMPT, Explained
 
-T = TypeVar("T")
 Pieces = Sequence[Piece]
+WriteStep = Callable[[int, Pieces], Awaitable[None]]
+"""Writes one step of a prompt's answers to a stream."""
 
 
+class TokenCounts(NamedTuple):
+    """The tokens of one HTTP request.
+
+    Attributes:
+        prompt: Tokens of prompts.
+        generated: Tokens of answers so far.
+        cached: Tokens of prompts whose keys and values were cached.
+        disk: How many of those came from disk.
+    """
+
+    prompt: int
+    generated: int
+    cached: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens of one HTTP request; `answers` are those to each of its prompts, `explained` is of a single one."""
+    """What one HTTP request used; `answers` are those to each of its prompts, `explained` is of a single one."""
 
-    def __init__(self, answers: Sequence[Answers], explained: Explained | None = None) -> None:
-        self.answers, self.explained = answers, explained
+    answers: Sequence[Answers]
+    explained: Explained | None = None
 
+    def counts(self) -> TokenCounts:
+        """Return the tokens so far."""
+        return TokenCounts(
+            sum(len(one.prompt_ids) for one in self.answers),
+            sum(len(row.token_ids) for one in self.answers for row in one.rows),
+            sum(one.num_cached for one in self.answers),
+            sum(one.num_disk for one in self.answers),
+        )
+
+    @property
     def prefix(self) -> dict[str, Any]:
-        """Return the explanation of a single prompt's prefix as a member of its details, if texts may be shown."""
-        return {} if self.explained is None else self.explained.usage()
-
-    @property
-    def prompt(self) -> int:
-        """Tokens of prompts."""
-        return sum(len(one.prompt_ids) for one in self.answers)
-
-    @property
-    def generated(self) -> int:
-        """Tokens of answers so far."""
-        return sum(len(row.token_ids) for one in self.answers for row in one.rows)
-
-    @property
-    def cached(self) -> int:
-        """Those of them whose keys and values were cached."""
-        return sum(one.num_cached for one in self.answers)
-
-    @property
-    def disk(self) -> int:
-        """Those of these that came from disk."""
-        return sum(one.num_disk for one in self.answers)
+        """The explanation of a single prompt's prefix as a member of its details, if texts may be shown."""
+        if self.explained is None or not self.explained.shows_texts:
+            return {}
+        return {"prefix": self.explained.explanation.to_json()}
 
 
 class ReplyFormatter(ABC):
@@ -67,6 +77,9 @@ class ReplyFormatter(ABC):
 
     stores = False
     """Whether `end` and `whole` take long, since they store the answer."""
+
+    needs_steps = True
+    """Whether a whole answer is made of its steps; otherwise `take` is not called."""
 
     def begin(self) -> str:
         """Return the events before the first step; none by default."""
@@ -96,102 +109,93 @@ class ReplyFormatter(ABC):
 async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatter, *, streams: bool) -> Response:
     """Answer a request."""
     service: Service = request.app.state.service
+    owner = owner_of(request) if service.settings.api_keys else ""
     with ExitStack() as held:
-        held.enter_context(service.place(asked.num_answers, asked.number_field))
-        submitted = await submit(service, asked, owner_of(request), no_effect_of(request.scope))
-        held.callback(close, submitted.answers)
-        running = _Reply(request, submitted, formatter, is_kept=asked.is_kept)
+        held.enter_context(service.place(*asked.places))
+        submitted = await submit(service, asked, owner, request.scope)
+        for answers in submitted.answers:
+            held.callback(answers.close)
+        running = _Reply(request, asked, submitted, formatter)
         if streams:
             ping_s = service.settings.ping_s
             response = EventStream(running.stream, formatter.failure, ping_s, held.pop_all(), formatter.ping)
         else:
-            response = await unless_gone(request, running.whole()) or Response(status_code=499)
+            response = await while_listening(running.whole(), request.receive) or Response(status_code=499)
         if (explained := running.usage.explained) is not None:
-            response.headers[PREFIX_HEADER] = explained.header()
+            response.headers[PREFIX_HEADER] = explained.explanation.header()
         return response
 
 
 class _Reply:
     """The answers to one request, on their way to its client."""
 
-    def __init__(self, request: Request, submitted: Submitted, formatter: ReplyFormatter, *, is_kept: bool) -> None:
-        self._request, self._submitted, self._formatter = request, submitted, formatter
-        self._is_kept, explained = is_kept, submitted.explained
+    def __init__(self, request: Request, asked: AnswerRequest, submitted: Submitted, formatter: ReplyFormatter) -> None:
+        self._request, self._formatter, self._is_kept = request, formatter, asked.is_kept
+        self._explained = explained = submitted.explained
         self.usage = Usage(submitted.answers, explained[0] if len(explained) == 1 else None)
+        # log-probabilities of a prompt and hidden states take long to format
+        self._is_long = asked.options.sampler.get("prompt_logprobs") is not None or asked.inside is not None
 
     async def stream(self, write: Write) -> None:
         """Write all events."""
+        formatter, usage = self._formatter, self.usage
 
         async def write_step(prompt: int, pieces: Pieces) -> None:
-            if _has_prompt(pieces):
-                await write(await asyncio.to_thread(self._formatter.events, prompt, pieces, self.usage))
+            if self._is_long and any(piece.prompt_logprobs is not None or piece.states for piece in pieces):
+                await write(await asyncio.to_thread(formatter.events, prompt, pieces, usage))
             else:
-                await write(self._formatter.events(prompt, pieces, self.usage))
+                await write(formatter.events(prompt, pieces, usage))
 
-        await write(self._formatter.begin())
-        await self._read(write_step)
-        await write(await _run(lambda: self._formatter.end(self.usage), is_long=self._formatter.stores))
+        await write(formatter.begin())
+        await self._follow_all(write_step)
+        await write(await asyncio.to_thread(formatter.end, usage) if formatter.stores else formatter.end(usage))
 
     async def whole(self) -> Response:
         """Return the whole answer, when it is complete."""
-        is_long = self._formatter.stores
+        await self._follow_all(None)
+        if self._is_long or self._formatter.stores:
+            return await asyncio.to_thread(lambda: JSON(self._formatter.whole(self.usage)))
+        return JSON(self._formatter.whole(self.usage))
 
-        async def take(prompt: int, pieces: Pieces) -> None:
-            nonlocal is_long
-            is_long = is_long or _has_prompt(pieces)
-            self._formatter.take(prompt, pieces, self.usage)
-
-        await self._read(take)
-        return await _run(lambda: JSON(self._formatter.whole(self.usage)), is_long=is_long)
-
-    async def _read(self, take: Callable[[int, Pieces], Awaitable[None]]) -> None:
-        """Pass each step of each prompt to `take`, all prompts side by side."""
-
-        async def read(prompt: int, answers: Answers) -> None:
-            noted = self._request.app.state.metrics.of(answers.adapter)
-            timer = Timer(noted, self._request.scope["began"])
-            with recording(noted, is_edited=answers.is_edited):
-                while pieces := await answers.arrived():
-                    timer.tokens()
-                    for piece in pieces:
-                        if piece.finish_reason is not None:
-                            noted.finished(piece.finish_reason)
-                    await take(prompt, pieces)
-                timer.end()
-
+    async def _follow_all(self, write_step: WriteStep | None) -> None:
+        """Follow the answers to all prompts side by side; note what was used, and keep it."""
         try:
-            await side_by_side([read(prompt, answers) for prompt, answers in enumerate(self._submitted.answers)])
+            all_answers = self.usage.answers
+            if len(all_answers) == 1:
+                await self._follow(0, all_answers[0], write_step)
+            else:
+                await side_by_side([self._follow(*one, write_step) for one in enumerate(all_answers)])
         finally:
-            service: Service = self._request.app.state.service
-            used = self.usage
+            used, service = self.usage.counts(), self._request.app.state.service
             notes = {"prompt": used.prompt, "cached": used.cached, "generated": used.generated}
             self._request.scope["notes"].update(notes)
-            if self._is_long_to_keep(service):
+            is_recorded = service.settings.recorder is not None and self._is_kept
+            if is_recorded or any(len(one.prompt.ids) > LONG_PROMPT for one in self._explained):
                 await asyncio.shield(asyncio.to_thread(self._keep, service))  # kept even if the client is gone
             else:
                 self._keep(service)
 
-    def _is_long_to_keep(self, service: Service) -> bool:
-        is_recorded = service.settings.recorder is not None and self._is_kept
-        return is_recorded or any(one.is_long for one in self._submitted.explained)
+    async def _follow(self, prompt: int, answers: Answers, write_step: WriteStep | None) -> None:
+        """Pass each step of a prompt's answers on: to `write_step`, or to the formatter of a whole answer."""
+        noted = self._request.app.state.metrics.of(answers.adapter)
+        timer, formatter = Timer(noted, self._request.scope["began"]), self._formatter
+        with recording(noted, is_edited=answers.is_edited):
+            while pieces := await answers.arrived():
+                timer.step(pieces)
+                if write_step is not None:
+                    await write_step(prompt, pieces)
+                elif formatter.needs_steps:
+                    formatter.take(prompt, pieces, self.usage)
+            timer.end()
 
     def _keep(self, service: Service) -> None:
         """Keep what later prompts are compared with, and record the answers, if that is wanted."""
-        for explained, answers in zip(self._submitted.explained, self._submitted.answers, strict=True):
+        for explained, answers in zip(self._explained, self.usage.answers, strict=True):
             service.explainer.finished(explained, answers)
 
         recorder, loaded = service.settings.recorder, service.loaded
         if recorder is None or loaded is None or not self._is_kept:
             return
-        for answers in self._submitted.answers:
+        for answers in self.usage.answers:
             failure = recorder.write(self._request.scope["request_id"], answers, *loaded)
             self._request.scope["notes"].update({"not_recorded": failure} if failure else {})
-
-
-def _has_prompt(pieces: Pieces) -> bool:
-    """Whether there are log-probabilities of a prompt or hidden states, which take long to format."""
-    return any(piece.prompt_logprobs is not None or piece.states for piece in pieces)
-
-
-async def _run(work: Callable[[], T], *, is_long: bool) -> T:
-    return await asyncio.to_thread(work) if is_long else work()

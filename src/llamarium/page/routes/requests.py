@@ -19,8 +19,8 @@ from llamarium.page.work import passes_of, work_on
 from llamarium.sampling.params import parameters_of
 from llamarium.sampling.row import SamplingRow
 from llamarium.server.errors import ApiError, of_library
+from llamarium.server.http.access import owner_of
 from llamarium.server.http.body import StrictRoute
-from llamarium.server.http.guard import owner_of
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.prefix.explainer import ShownExplanation
 

@@ -103,10 +103,11 @@ class MessageFormatter(ReplyFormatter):
 
 def _counts(usage: Usage) -> dict[str, Any]:
     """Return token counts under Anthropic's names, where `input_tokens` excludes cached ones."""
+    counts = usage.counts()
     return {
-        "input_tokens": usage.prompt - usage.cached,
+        "input_tokens": counts.prompt - counts.cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.generated,
-        **usage.prefix(),
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.generated,
+        **usage.prefix,
     }

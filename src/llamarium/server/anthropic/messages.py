@@ -23,8 +23,7 @@ from llamarium.server.anthropic.requests import CountRequest, MessagesRequest
 from llamarium.server.fields import parameters_in
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED
-from llamarium.server.lifecycle.service import Service
-from llamarium.server.naming import chosen_model
+from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.replying import reply
 from llamarium.tokenizer.base import Tokenizer
 

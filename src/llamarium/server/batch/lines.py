@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, ClassVar, Literal, cast
 from pydantic import Field
 
 from llamarium.server.errors import ApiError
-from llamarium.server.faults import validated
-from llamarium.server.http.body import MAX_LEVELS, parse_body
+from llamarium.server.fields import validated
+from llamarium.server.http.body import MAX_LEVELS, MAX_VALUES
 from llamarium.server.openai.fields import Body
 from llamarium.server.settings import Settings
-from llamarium.strict_json import NotJson
+from llamarium.strict_json import NotJson, parse_json
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 """Characters of a custom_id."""
@@ -107,7 +107,7 @@ def parse(line: Line) -> BatchRequest:
     if not line.text:
         raise ApiError(413, "the line is longer than a request may be", code="request_too_large")
     try:
-        value = parse_body(line.text, MAX_LEVELS + 1)
+        value = parse_json(line.text, max_values=MAX_VALUES, max_levels=MAX_LEVELS + 1, portable=True)
     except NotJson as error:
         raise ApiError(400, f"the line cannot be read as JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):

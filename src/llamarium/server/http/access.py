@@ -1,19 +1,34 @@
-"""The outermost layer: a request's id, its line in the log, and the handler of unexpected errors."""
+"""The layers around the routes.
 
+`Access`, the outermost, gives a request its id and its line in the log, and handles unexpected errors. `Guard` lets in
+the server's own host names, pages of allowed origins, and API keys.
+"""
+
+import hashlib
+import hmac
 import re
 import secrets
 import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llamarium.server.errors import internal_error, is_anthropic
+from llamarium.server.errors import ApiError, internal_error, is_anthropic
+from llamarium.server.hosts import is_address, is_everywhere, own_names
 from llamarium.server.http.log import Log
+from llamarium.server.settings import Settings
 
 _TRACE = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{0,5}))?")
+
+OPEN_PATHS = frozenset({"/health"})
+"""Paths that need no key."""
+
+_KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
 class Access:
@@ -31,7 +46,8 @@ class Access:
         names = (b"x-request-id", b"request-id") if is_anthropic(scope["path"]) else (b"x-request-id",)
         scope["notes"] = notes = {}
         own = [(name, request_id.encode()) for name in names]
-        if trace := _trace(scope):
+        traces = [value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"]
+        if trace := _trace(traces) if traces else "":
             own.append((b"traceparent", trace.encode()))
 
         async def send_with_id(message: Message) -> None:
@@ -67,12 +83,11 @@ def _request_id(scope: MutableMapping[str, Any]) -> str:
     return given if _SANE_ID.fullmatch(given) else new_request_id()
 
 
-def _trace(scope: MutableMapping[str, Any]) -> str:
+def _trace(given: Sequence[str]) -> str:
     """Return a request's `traceparent`, if it is one: version, trace, parent and flags, none of them all zeros.
 
     Source: W3C Trace Context, https://www.w3.org/TR/trace-context/#traceparent-header.
     """
-    given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"]
     found = _TRACE.fullmatch(given[0]) if len(given) == 1 else None
     is_valid = found is not None and found[1] != "ff" and found[2].strip("0") and found[3].strip("0")
     return given[0] if is_valid else ""
@@ -103,3 +118,86 @@ def where(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = frames[-1] if frames else None
     return type(error).__name__ if place is None else f"{type(error).__name__} in {place.name}, line {place.lineno}"
+
+
+class Guard:
+    """Refuses requests without access; `open_paths` and `OPEN_PATHS` need no key."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, open_paths: frozenset[str] = frozenset()) -> None:
+        self._app, self._settings, self._open_paths = app, settings, OPEN_PATHS | open_paths
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in settings.api_keys]
+        self._names = own_names(settings.host, settings.allowed_hosts)
+        self._any_address = settings.uds is None and is_everywhere(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await error.response(scope["path"], scope["request_id"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == b"host"]
+        self._check_host(hosts)
+        for name, value in headers:
+            if name == b"origin":
+                self._check_origin(value, hosts)
+        if self._keys and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
+            self._check_key([(name, value) for name, value in headers if name in _KEY_HEADERS])
+
+    def _check_host(self, hosts: list[str]) -> None:
+        """Refuse other host names: a page's own name can be made to point here (DNS rebinding)."""
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        if not name:
+            message = "a request needs one Host header: a name or an address, and perhaps a port"
+            raise ApiError(400, message, code="invalid_http")
+        if self._settings.uds is not None or name in self._names or (self._any_address and is_address(name)):
+            return
+        message = "this host name is not the server's own; start it with --allowed-host to allow it"
+        raise ApiError(403, message, code="host_not_allowed")
+
+    def _check_origin(self, origin: str, hosts: list[str]) -> None:
+        """Refuse pages of other origins than the server itself and the allowed ones."""
+        allowed = self._settings.cors_origins
+        own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
+        if origin in own or origin in allowed or "*" in allowed:
+            return
+        message = "pages of this origin may not ask; start the server with --cors-origin to let them"
+        raise ApiError(403, message, code="origin_not_allowed")
+
+    def _check_key(self, given: list[tuple[bytes, str]]) -> None:
+        """Refuse a request without a key or with a wrong one; a proxy may read another header than this server."""
+        if len(dict(given)) < len(given):
+            raise ApiError(400, "a key's header stands twice; send one", code="invalid_http")
+        if given and all(self._is_key(value) for _, value in given):
+            return
+        message = "no valid API key was given, or another one beside it; send the header Authorization: Bearer KEY"
+        raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _is_key(self, value: str) -> bool:
+        digest = hashlib.sha256(key_in(value).encode("latin-1")).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._keys]  # in equal time
+        return any(matches)
+
+
+def host_name(header: str) -> str:
+    """Return the name in a Host header, without port and brackets; an empty one if it is none."""
+    match = _HOST.fullmatch(header)
+    if match is None or int(match[2] or 0) > 65535:
+        return ""
+    return match[1].strip("[]").lower().removesuffix(".")
+
+
+def key_in(value: str) -> str:
+    """Return the key in the value of a header."""
+    scheme, _, rest = value.partition(" ")
+    return rest.strip() if scheme.lower() == "bearer" else value
+
+
+def owner_of(request: Request) -> str:
+    """Return the key of a request: what is kept under it is found with no other one. "" on a server without keys."""
+    given = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
+    return key_in(given) if request.app.state.service.settings.api_keys else ""

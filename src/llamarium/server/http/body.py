@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
@@ -10,9 +11,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from llamarium.server.errors import ApiError
-from llamarium.server.faults import validated
-from llamarium.server.fields import Body
-from llamarium.server.hints import HEADER, no_effect_of, note_hints
+from llamarium.server.fields import Body, validated
+from llamarium.server.hints import HEADER, HINT_HEADERS, no_effect_of, note_hints
 from llamarium.server.settings import Settings
 from llamarium.strict_json import NotJson, parse_json
 
@@ -21,6 +21,9 @@ MAX_LEVELS = 64
 
 MAX_VALUES = 2**20
 """Values of a body at most: an empty list takes three bytes to send and sixty to keep."""
+
+BOUNDS: dict[str, Any] = {"max_values": MAX_VALUES, "max_levels": MAX_LEVELS, "portable": True}
+"""Of `parse_json`, for everything that clients send."""
 
 MAX_BYTES_AT_ONCE = 2**28
 """Of all bodies that are being received or read."""
@@ -43,11 +46,12 @@ class Bodies:
             held.release()
 
 
+@dataclass(slots=True)
 class Held:
     """The bytes of one body in memory."""
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies, self.num_bytes = bodies, 0
+    _bodies: Bodies
+    num_bytes: int = 0
 
     def add(self, num_bytes: int, most: int) -> None:
         """Count received bytes; ApiError 413 for more than `most` of the body, 503 for too many of all together."""
@@ -73,9 +77,13 @@ class StrictRequest(Request):
         self._held, self._kind = held, kind
 
     async def body(self) -> bytes:
-        """Read the whole body."""
+        """Read the whole body; ApiError 415 if it is not declared as JSON, 408, 413 and 503 as `read_bounded`."""
         if not hasattr(self, "_body"):
-            self._body = await self._bounded_body()
+            check_json_type(self.headers.get("content-type", ""), self.headers.get("content-encoding", ""))
+            settings = self.app.state.service.settings
+            if int(self.headers.get("content-length", "0")) > settings.max_body_bytes:
+                raise _too_large(settings.max_body_bytes)  # before it comes
+            self._body = await read_bounded(self.stream(), settings, self._held)
         return self._body
 
     async def json(self) -> Body:
@@ -89,34 +97,25 @@ class StrictRequest(Request):
         service = self.app.state.service
         if service.loaded is not None:
             self._kind.check_length(value, service.max_tokens)
-        validated_body = validated(self._kind, value)
-        note_hints(validated_body, self.scope, service)
+        doubtful = list[type[Body]]()
+        validated_body = validated(self._kind, value, doubtful)
+        if doubtful or any(name in HINT_HEADERS for name, _ in self.scope["headers"]):
+            note_hints(validated_body, self.scope, service)
         return validated_body
-
-    async def _bounded_body(self) -> bytes:
-        check_json_type(self.headers.get("content-type", ""), self.headers.get("content-encoding", ""))
-        settings = self.app.state.service.settings
-        if int(self.headers.get("content-length", "0")) > settings.max_body_bytes:
-            raise _too_large(settings.max_body_bytes)  # before it comes
-        return await read_bounded(self.stream(), settings, self._held)
 
 
 async def read_bounded(parts: AsyncIterator[bytes], settings: Settings, held: Held) -> bytes:
     """Read a body within the settings' bounds of time and size, and of all bodies together; ApiError 408, 413, 503."""
+    read: list[bytes] = []
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            return await _read(parts, settings.max_body_bytes, held)
+            async for part in parts:
+                held.add(len(part), settings.max_body_bytes)
+                read.append(part)
     except TimeoutError:
         message = f"the body did not arrive within {settings.body_timeout_s:g} s"
         raise ApiError(408, message, code="request_timeout") from None
-
-
-async def _read(parts: AsyncIterator[bytes], most: int, held: Held) -> bytes:
-    found: list[bytes] = []
-    async for part in parts:
-        held.add(len(part), most)
-        found.append(part)
-    return b"".join(found)
+    return b"".join(read)
 
 
 def _too_large(most: int) -> ApiError:
@@ -141,7 +140,8 @@ class StrictRoute(APIRoute):
                 except ClientDisconnect:
                     return Response(status_code=499)
                 finally:
-                    if names := str(no_effect_of(request.scope)):
+                    names = str(no_effect_of(request.scope)) if "no_effect" in request.scope else ""
+                    if names:
                         request.scope["notes"]["no_effect"] = names
                 if names:
                     response.headers[HEADER] = names
@@ -160,13 +160,8 @@ def check_json_type(content_type: str, content_encoding: str) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """Read a body; ApiError 400 if it is not strict JSON."""
+    """Read a body; ApiError 400 if it is not strict JSON within the server's bounds."""
     try:
-        return parse_body(body)
+        return parse_json(body, **BOUNDS)
     except NotJson as error:
         raise ApiError(400, f"the body cannot be read as JSON: {error}", code="invalid_json") from None
-
-
-def parse_body(body: bytes, max_levels: int = MAX_LEVELS) -> Any:
-    """Parse a JSON text within the server's bounds; NotJson if it is not strict JSON."""
-    return parse_json(body, max_values=MAX_VALUES, max_levels=max_levels, portable=True)

@@ -32,13 +32,13 @@ class Log:
 
     def event(self, text: str, **fields: Any) -> None:
         """Log an event of the server."""
-        self._write({"event": text} | fields, escape(" ".join([text, *_pairs(fields)]), 2000))
+        self._write({"event": text} | fields, escape(_line(text, fields), 2000))
 
     def request(self, fields: dict[str, Any]) -> None:
         """Log the end of a request."""
         shown = {name: escape(value, 200) if isinstance(value, str) else value for name, value in fields.items()}
         head = f"{shown.pop('client')} {shown.pop('method')} {shown.pop('path')} {shown.pop('status')}"
-        self._write({"event": "request"} | fields, " ".join([head, *_pairs(shown)]))
+        self._write({"event": "request"} | fields, _line(head, shown))
 
     def status(self, text: str) -> None:
         """Replace the status line; an empty text removes it."""
@@ -66,5 +66,5 @@ def _write_all(text: str) -> None:
         sys.stderr.flush()
 
 
-def _pairs(fields: dict[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in fields.items() if value is not None]
+def _line(text: str, fields: dict[str, Any]) -> str:
+    return " ".join([text, *(f"{name}={value}" for name, value in fields.items() if value is not None)])

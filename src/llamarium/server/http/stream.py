@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -102,18 +101,16 @@ class EventStream(Response):
         return bool(came_to_its_end)
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`, or None if the client disconnected; then it is cancelled."""
-    return await while_listening(work, request.receive)
-
-
 async def while_listening(
     work: Coroutine[Any, Any, T],
     receive: Receive,
     idle: Callable[[], Awaitable[None]] | None = None,
     idle_s: float = 1e9,
 ) -> T | None:
-    """Run `work` and call `idle` every `idle_s` seconds; if the client disconnects, cancel it and return None."""
+    """Return the result of `work`, or None if the client disconnected; then it is cancelled.
+
+    `receive` is the request's; `idle` is called every `idle_s` seconds.
+    """
     task = asyncio.ensure_future(work)
     listener = asyncio.ensure_future(_leaving(receive, idle, idle_s))
     both = (task, listener)

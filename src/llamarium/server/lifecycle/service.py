@@ -3,9 +3,12 @@
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from llamarium.errors import OptionError
+from fastapi import Request
+
+from llamarium.errors import OptionError, show_value
 from llamarium.generation.text_engine import TextEngine, TextModel
 from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.loading import ModelLoader
@@ -28,6 +31,14 @@ def check_context(engine: TextEngine, max_context: int | None) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The model of a request: its name as the request has it, for replies, and the engine's adapter, if it is one."""
+
+    name: str
+    adapter: str | None = None
+
+
 class ServedModel(TextModel, Protocol):
     """What is served: a `Llama`."""
 
@@ -36,10 +47,15 @@ class ServedModel(TextModel, Protocol):
 
 
 class Service:
-    """A model that may still be loading, its engine, and the number of answers under way."""
+    """A model that may still be loading, its engine, and the number of answers under way.
+
+    Attributes:
+        capacity: How many answers may be under way before a request is refused.
+    """
 
     def __init__(self, loading: ModelLoader[tuple[ServedModel, TextEngine]], settings: Settings) -> None:
         self.loading, self.settings = loading, settings
+        self.capacity = settings.max_num_seqs + settings.max_queue
         self.in_flight = 0
         self.is_draining = False
         self.explainer = PrefixExplainer(settings.api_keys, shows_texts=settings.explain_cache)
@@ -74,8 +90,8 @@ class Service:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's, once it is there; also while the server is stopping."""
-        model, _ = self.loaded or self.require()
-        return model.tokenizer
+        _, engine = self.loaded or self.require()
+        return engine.tokenizer
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -88,11 +104,6 @@ class Service:
         """The most tokens of a request, prompt and answer together."""
         _, engine = self.loaded or self.require()
         return min(engine.max_tokens, self.settings.max_context or engine.max_tokens)
-
-    @property
-    def capacity(self) -> int:
-        """How many answers may be under way before a request is refused."""
-        return self.settings.max_num_seqs + self.settings.max_queue
 
     @contextmanager
     def place(self, num_answers: int, field: str = "n") -> Generator[None]:
@@ -110,6 +121,9 @@ class Service:
         if num_answers > self.capacity:
             most = f"{self.capacity} may run and wait (--max-num-seqs, --max-queue)"
             raise ApiError(400, f"{num_answers} answers are asked for, and {most}; ask for fewer at once", param=field)
+        if num_answers > MAX_ANSWERS:
+            message = f"{num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
+            raise ApiError(400, message, param=field)
         if self.in_flight + num_answers > self.capacity:
             message = f"{self.in_flight} answers are under way, and {self.capacity} may run and wait; try again later"
             wait = {"retry-after": str(max(1, min(60, round(self._typical_s))))}
@@ -126,3 +140,20 @@ class Service:
         """Take no more requests, abort those that are left after `timeout_s`, and return whether all were completed."""
         self.is_draining = True
         return True if self.loaded is None else self.loaded[1].close(timeout_s)
+
+
+def chosen_model(request: Request, name: str | None) -> ModelChoice:
+    """Return the model that a request's `model` names; without one it is the served model.
+
+    Raises:
+        ApiError: 404 for a name that nothing is served under; 503 while that is not known.
+    """
+    names: tuple[str, ...] = request.app.state.names
+    if name is None or name in names:
+        return ModelChoice(name or names[0])
+    service: Service = request.app.state.service
+    if name not in service.adapters:
+        message = f"no model {show_value(name)} is served here; there is: {', '.join((*names, *service.adapters))}"
+        raise ApiError(404, message, code="model_not_found", param="model")
+    request.scope["notes"]["adapter"] = name
+    return ModelChoice(name, name)

@@ -12,8 +12,7 @@ from llamarium.server.dialogs import check_begun, encode_dialog, misplaced
 from llamarium.server.errors import ApiError
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
-from llamarium.server.lifecycle.service import Service
-from llamarium.server.naming import ModelChoice, chosen_model
+from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import length_of, plain, sampler_options
 from llamarium.server.openai.forms import FORM_FIELDS, form_of
@@ -34,13 +33,12 @@ class ChatFormatter(ChoicesFormatter):
 
     prefix, whole_name, chunk_name, nothing = "chatcmpl", "chat.completion", "chat.completion.chunk", '"delta":{}'
 
-    def __init__(self, request: Request, body: ChatRequest, model: ModelChoice, has_tools: bool) -> None:
-        super().__init__(request, body, model)
-        self._no_content = None if has_tools else ""
+    no_content: str | None = ""
+    """The content of an answer without text: null where tools are offered."""
 
     def _choice(self, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
         answer = generation.completions[row]
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text or self._no_content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text or self.no_content, "refusal": None}
         if answer.tool_calls:
             message["tool_calls"] = [call.to_openai() for call in answer.tool_calls]
         return {
@@ -55,7 +53,7 @@ class ChatFormatter(ChoicesFormatter):
         return ids | self._of_prompts(generation)
 
     def _first(self, index: int, prompt: int, ids: str) -> str:
-        return self._chunk(index, f'"delta":{{"role":"assistant","content":{encode(self._no_content)}}}', beside=ids)
+        return self._chunk(index, f'"delta":{{"role":"assistant","content":{encode(self.no_content)}}}', beside=ids)
 
     def _piece(self, index: int, prompt: int, piece: Piece) -> str:
         logprobs = encode(for_chat(self._tokenizer, piece.logprobs)) if piece.logprobs else "null"
@@ -91,7 +89,9 @@ def _delta_json(delta: Delta) -> str:
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Answer a dialog."""
     asked = await answer_request(request, body)
-    formatter = ChatFormatter(request, body, asked.model, bool(asked.offered))
+    formatter = ChatFormatter(request, body, asked.model)
+    if asked.constraint is not None and asked.constraint.tools.offered:
+        formatter.no_content = None
     return await reply(request, asked, formatter, streams=body.stream or False)
 
 
@@ -109,7 +109,7 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         tools, path_of = await asyncio.to_thread(tool_request, *about_tools)
     given = body.model_fields_set
     form = None if given.isdisjoint(FORM_FIELDS) else form_of(body)
-    constraint = Constraint.of(form, tools)
+    constraint = None if form is None and tools is None else Constraint.of(form, tools)
     prompts = await asyncio.to_thread(_prompts, service, body, constraint)
     return AnswerRequest(
         model=model,
@@ -134,7 +134,7 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
 
 def _prompts(service: Service, body: ChatRequest, constraint: Constraint | None) -> Prompts:
     """Return the dialog as a prompt."""
-    begun = _begun(body, constraint)
+    begun = _begun(body, constraint) if body.continue_final_message else None
     messages = plain(body.messages[: -1 if body.continue_final_message else None])
     how: Any = {
         "add_generation_prompt": body.add_generation_prompt is not False or begun is not None,
@@ -151,14 +151,13 @@ def _prompts(service: Service, body: ChatRequest, constraint: Constraint | None)
             check_reported(len(ids), body.prompt_logprobs, 1, "prompt_logprobs")
         return [ids]
 
-    variables = variables_of(body.chat_template_kwargs, body.reasoning_effort, body.documents)
+    given = body.chat_template_kwargs, body.reasoning_effort, body.documents
+    variables = {} if given == (None, None, None) else variables_of(*given)
     return Prompts(encode=encode, messages=messages, variables=variables, begun=begun)
 
 
-def _begun(body: ChatRequest, constraint: Constraint | None) -> str | None:
-    """Return the text of the last message if the answer goes on where it ends."""
-    if not body.continue_final_message:
-        return None
+def _begun(body: ChatRequest, constraint: Constraint | None) -> str:
+    """Return the text of the last message, where the answer goes on."""
     if body.add_generation_prompt:
         raise misplaced("continue_final_message", "is true beside add_generation_prompt; give one")
     place, last = len(body.messages) - 1, body.messages[-1]

@@ -13,8 +13,7 @@ from llamarium.generation.adapters import head_reader
 from llamarium.generation.completion import Generation, Piece
 from llamarium.server.errors import ApiError
 from llamarium.server.http.stream import encode
-from llamarium.server.lifecycle.service import Service
-from llamarium.server.naming import ModelChoice
+from llamarium.server.lifecycle.service import ModelChoice, Service
 from llamarium.server.openai.fields import shows_usage
 from llamarium.server.openai.interventions import Intervened, shown
 from llamarium.server.openai.logprobs import for_prompt
@@ -33,12 +32,16 @@ class ChoicesFormatter(ReplyFormatter):
     nothing: ClassVar[str]
     """The members of a chunk's choice that adds no text."""
 
+    needs_steps = False
+
     def __init__(self, request: Request, body: Intervened, model: ModelChoice) -> None:
         service: Service = request.app.state.service
         self._tokenizer, self._body = service.tokenizer, body
         self._num_answers = body.n or 1  # of each prompt
         self._reports_prompts = body.prompt_logprobs is not None
-        self._shows_ids, self._shows_usage = body.return_token_ids or False, shows_usage(body)
+        self._shows_ids = body.return_token_ids or False
+        self._shows_usage = body.stream_options is not None and shows_usage(body)
+        self._looks_inside = body.hidden_states is not None or body.lens is not None
         self._begun = set[int]()  # prompts
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -84,16 +87,14 @@ class ChoicesFormatter(ReplyFormatter):
             ids = f',"prompt_token_ids":{encode(usage.answers[prompt].prompt_ids)}' if self._shows_ids else ""
             events = "".join(self._first(first + row, prompt, "" if row else ids) for row in range(self._num_answers))
         for piece in pieces:
-            if piece.states:
+            if piece.states and self._looks_inside:
                 members = encode(self._inside(piece.states, prompt, usage))[1:-1]
                 events += self._chunk(first + piece.index, f"{self.nothing},{members}")
             events += self._piece(first + piece.index, prompt, piece)
         return events
 
     def _inside(self, states: Sequence[State], prompt: int, usage: Usage) -> dict[str, Any]:
-        """Return the members of a choice about hidden states, if they were asked for."""
-        if self._body.hidden_states is None and self._body.lens is None:
-            return {}
+        """Return the members of a choice about hidden states."""
         answers = usage.answers[prompt]
         return shown(self._body, states, len(answers.prompt_ids), head_reader(*answers.runs_on), self._tokenizer)
 
@@ -106,19 +107,17 @@ class ChoicesFormatter(ReplyFormatter):
         """Return the event of an error."""
         return error_event(error)
 
-    def take(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> None:
-        """Do nothing: the answers collect their pieces."""
-
     def whole(self, usage: Usage) -> dict[str, Any]:
         """Return the body with all choices."""
         generations = [answers.generation() for answers in usage.answers]
-        choices = [
-            self._choice(generation, prompt, row) | self._inside(generation.completions[row].states, prompt, usage)
-            for prompt, generation in enumerate(generations)
-            for row in range(len(generation.completions))
-        ]
-        indexed = [{"index": i} | choice for i, choice in enumerate(choices)]
-        return self._head | {"choices": indexed, "usage": counts_of(usage)} | self._beside(generations[0])
+        choices = list[dict[str, Any]]()
+        for prompt, generation in enumerate(generations):
+            for row, answer in enumerate(generation.completions):
+                choice = {"index": len(choices)} | self._choice(generation, prompt, row)
+                choices.append(choice | self._inside(answer.states, prompt, usage) if self._looks_inside else choice)
+
+        body = self._head | {"choices": choices, "usage": counts_of(usage)}
+        return body | self._beside(generations[0]) if self._shows_ids or self._reports_prompts else body
 
 
 def error_event(error: ApiError) -> str:
@@ -128,10 +127,11 @@ def error_event(error: ApiError) -> str:
 
 def counts_of(usage: Usage) -> dict[str, Any]:
     """Return token counts under OpenAI's names."""
-    from_disk = {"disk_tokens": usage.disk} if usage.disk else {}
+    counts = usage.counts()
+    from_disk = {"disk_tokens": counts.disk} if counts.disk else {}
     return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.generated,
-        "total_tokens": usage.prompt + usage.generated,
-        "prompt_tokens_details": {"cached_tokens": usage.cached, **from_disk, **usage.prefix()},
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.generated,
+        "total_tokens": counts.prompt + counts.generated,
+        "prompt_tokens_details": {"cached_tokens": counts.cached, **from_disk, **usage.prefix},
     }

@@ -12,7 +12,7 @@ from llamarium.server.answering import AnswerOptions, AnswerRequest, Constraint,
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
-from llamarium.server.naming import ModelChoice, chosen_model
+from llamarium.server.lifecycle.service import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
 from llamarium.server.openai.fields import length_of, sampler_options
 from llamarium.server.openai.forms import FORM_FIELDS, form_of

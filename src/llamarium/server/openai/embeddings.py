@@ -18,10 +18,9 @@ from llamarium.server.answering import recording, side_by_side, with_tokenizer
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body, of_table
 from llamarium.server.http.body import StrictRoute
-from llamarium.server.http.stream import encode, unless_gone
-from llamarium.server.lifecycle.service import Service
+from llamarium.server.http.stream import encode, while_listening
+from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.metrics import Metrics
-from llamarium.server.naming import chosen_model
 from llamarium.server.openai.completions import Prompt, encode_prompt, for_each, prompts_of
 from llamarium.tokenizer.base import Tokenizer
 
@@ -55,7 +54,7 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         raise ApiError(400, f"dimensions is {body.dimensions}; {reason}", param="dimensions")
     prompts = await _prompts(request, body)
     with service.place(1):
-        found = await unless_gone(request, _embed(request, body, prompts, chosen.adapter))
+        found = await while_listening(_embed(request, body, prompts, chosen.adapter), request.receive)
     if found is None:
         return Response(status_code=499)
     notes = {"prompt": sum(one.num_tokens for one in found), "cached": sum(one.num_cached for one in found)}

@@ -67,9 +67,8 @@ def length_of(max_tokens: int | None) -> int | None:
 
 
 def shows_usage(body: Sampling) -> bool:
-    """Whether a stream ends with the token counts."""
-    if body.stream_options is None:
-        return False
+    """Whether a stream with options ends with the token counts."""
+    assert body.stream_options is not None
     if not body.stream:
         raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
     return body.stream_options.include_usage or False
@@ -111,7 +110,14 @@ class Message(Body):
 
     def plain(self, where: str) -> dict[str, Any]:
         """Return the message, its content as text or as parts; `where` is its path in the request."""
-        self._check(where)
+        if self.content is None and self.tool_calls is None:
+            raise missing(f"{where}.content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise missing(f"{where}.tool_call_id")
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if self.role != role and getattr(self, name) is not None:
+                raise misplaced(f"{where}.{name}", f"belongs to the role {role}; this is {self.role}")
+
         content = self.content
         if isinstance(content, list):
             content = [{"type": part.type, "text": part.text} for part in content]
@@ -124,15 +130,6 @@ class Message(Body):
         if self.tool_call_id is not None:
             plain["tool_call_id"] = self.tool_call_id
         return plain | self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
-
-    def _check(self, where: str) -> None:
-        if self.content is None and self.tool_calls is None:
-            raise missing(f"{where}.content")
-        if self.role == "tool" and self.tool_call_id is None:
-            raise missing(f"{where}.tool_call_id")
-        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
-            if self.role != role and getattr(self, name) is not None:
-                raise misplaced(f"{where}.{name}", f"belongs to the role {role}; this is {self.role}")
 
 
 def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:

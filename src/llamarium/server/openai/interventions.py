@@ -20,8 +20,7 @@ from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import Runner
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.fields import Body
-from llamarium.server.lifecycle.service import ServedModel, Service
-from llamarium.server.naming import ModelChoice
+from llamarium.server.lifecycle.service import ModelChoice, ServedModel, Service
 from llamarium.server.openai.forms import Formed
 from llamarium.tokenizer.base import Tokenizer
 

@@ -12,9 +12,8 @@ from llamarium.errors import LlamariumError, OptionError, show_value
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
-from llamarium.server.lifecycle.service import Service
+from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.lifecycle.threads import in_own_thread
-from llamarium.server.naming import chosen_model
 
 router = APIRouter(route_class=StrictRoute)
 

@@ -10,8 +10,7 @@ from llamarium.server.answering import with_tokenizer
 from llamarium.server.errors import ApiError
 from llamarium.server.fields import Body
 from llamarium.server.http.body import StrictRoute
-from llamarium.server.lifecycle.service import Service
-from llamarium.server.naming import chosen_model
+from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.openai.fields import Message, dialog_ids
 from llamarium.server.openai.tools import AnyTool, tool_request
 from llamarium.tokenizer.base import Tokenizer

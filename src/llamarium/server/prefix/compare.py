@@ -1,14 +1,11 @@
-"""What a prompt shares with the nearest earlier one, and the first field that differs."""
+"""The fields that differ between two prompts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from operator import attrgetter
 from typing import Literal
 
-from llamarium.engine.prefix import Key
 from llamarium.server.prefix.fields import Field, FieldKind
-from llamarium.server.prefix.memory import PromptRecord
 
 Reason = Literal[
     "first", "extended", "contained", "model", "cache_salt", "interventions", "changed", "added", "removed",
@@ -43,48 +40,6 @@ class Difference:
     reason: Reason
     path: str
     is_earlier: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The tokens that a prompt shares with an earlier one.
-
-    Attributes:
-        num_tokens: How many, from the first on.
-        is_exact: False if the earlier prompt's next block is not in memory any more: there are less than a block more.
-        ends: Which of the two ends there, or neither.
-        earlier_ids: The earlier prompt's next tokens, as far as they are known.
-    """
-
-    num_tokens: int
-    is_exact: bool = True
-    ends: Literal["now", "earlier", "neither"] = "neither"
-    earlier_ids: tuple[int, ...] = ()
-
-
-def shared_tokens(
-    record: PromptRecord,
-    ids: Sequence[int],
-    keys: bytes,
-    block_size: int,
-    ids_of: Callable[[Key], Sequence[int] | None],
-) -> Shared:
-    """Return what a prompt shares with an earlier one, whose blocks `ids_of` returns."""
-    block = record.num_common_blocks(keys)
-    start = block * block_size
-    ours = ids[start : start + block_size]
-    is_tail = block == record.num_blocks
-    theirs = record.tail if is_tail else ids_of(record.key(block))
-    if theirs is None:
-        return Shared(start, is_exact=False, ends="neither" if ours else "now")
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
-    count = start + same
-    if count == len(ids):
-        return Shared(count, ends="now")
-    if is_tail and same == len(theirs):
-        return Shared(count, ends="earlier")
-    after = [] if is_tail else record.tail if block + 1 == record.num_blocks else ids_of(record.key(block + 1))
-    return Shared(count, earlier_ids=(*theirs[same:], *(after or ())))
 
 
 def differences(earlier: Sequence[Field], now: Sequence[Field]) -> list[Difference]:

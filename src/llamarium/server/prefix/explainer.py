@@ -6,16 +6,21 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
 
 from llamarium.engine.prefix import Key
 from llamarium.generation.answers import Answers
-from llamarium.generation.completion import RowText
+from llamarium.generation.completion import message_of
 from llamarium.generation.text_engine import TextEngine
-from llamarium.server.prefix.explanation import Explanation, Prompt, explain, nearest
+from llamarium.server.prefix.explanation import Explanation, Prompt, PromptRecord, explain, nearest
 from llamarium.server.prefix.fields import PromptParts, Value, message_values
-from llamarium.server.prefix.memory import BYTES_PER_BLOCK, PromptMemory
 from llamarium.tokenizer.base import Tokenizer
+
+BYTES_PER_BLOCK = 64
+"""Of the memory of earlier prompts, for each block of the prefix cache."""
+
+MAX_COMPARED = 128
+"""Prompts of one key that a new one is compared with, the newest first."""
 
 MAX_KEPT_ANSWERS = 4
 """Answers to one prompt that later prompts are compared with."""
@@ -48,19 +53,6 @@ class Explained:
     has_new_message: bool
     shows_texts: bool
 
-    @property
-    def is_long(self) -> bool:
-        """Whether `PrefixExplainer.finished` belongs in a thread."""
-        return len(self.prompt.ids) > LONG_PROMPT
-
-    def header(self) -> str:
-        """Return the explanation as a header's value."""
-        return self.explanation.header()
-
-    def usage(self) -> dict[str, Any]:
-        """Return the explanation as a member of a prompt's details, if texts are shown."""
-        return {"prefix": self.explanation.to_json()} if self.shows_texts else {}
-
 
 @dataclass(frozen=True, slots=True)
 class ShownExplanation:
@@ -74,6 +66,46 @@ class ShownExplanation:
     owner: Key
     number: int
     explanation: Explanation
+
+
+class PromptMemory:
+    """The newest earlier prompts, of `max_bytes` in all; any thread may use it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._lock = max_bytes, threading.Lock()
+        self._records = dict[int, PromptRecord]()  # by age, the oldest first
+        self._of_owner = dict[Key, dict[int, None]]()
+        self._next = 0
+        self.num_bytes = 0
+
+    def newest(self, owner: Key) -> list[PromptRecord]:
+        """Return the newest prompts of a key, the newest first."""
+        with self._lock:
+            return [self._records[number] for number in islice(reversed(self._of_owner.get(owner, {})), MAX_COMPARED)]
+
+    def add(self, record: PromptRecord) -> None:
+        """Keep a prompt; those that are its beginning, and the oldest beyond the bound, are forgotten."""
+        size = record.num_bytes
+        if size > self._max_bytes:
+            return
+        with self._lock:
+            for number in list(islice(reversed(self._of_owner.get(record.owner, {})), MAX_COMPARED)):
+                if self._records[number].is_beginning_of(record):
+                    self._forget(number)
+            while self.num_bytes + size > self._max_bytes:
+                self._forget(next(iter(self._records)))
+            self._records[self._next] = record
+            self._of_owner.setdefault(record.owner, {})[self._next] = None
+            self._next += 1
+            self.num_bytes += size
+
+    def _forget(self, number: int) -> None:
+        record = self._records.pop(number)
+        self.num_bytes -= record.num_bytes
+        numbers = self._of_owner[record.owner]
+        del numbers[number]
+        if not numbers:
+            del self._of_owner[record.owner]
 
 
 class PrefixExplainer:
@@ -149,17 +181,13 @@ class PrefixExplainer:
         if self._memory is None:
             return
         for row in answers.rows[:MAX_KEPT_ANSWERS]:
+            values = list[Value]()
+            if row.finish_reason is not None and explained.has_new_message:
+                whole = row.completion()
+                values = list(message_values(explained.num_messages, message_of(whole.text, whole.tool_calls)))
             if row.token_ids:
-                values = _answer_values(explained, row)
                 self._memory.add(explained.prompt.record(row.token_ids, values))
 
 
 def _digest(owner: str) -> Key:
     return hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _answer_values(explained: Explained, row: RowText) -> list[Value]:
-    """Return the fields of a whole answer as the dialog's next message."""
-    if row.finish_reason is None or not explained.has_new_message:
-        return []
-    return list(message_values(explained.num_messages, row.completion().message))

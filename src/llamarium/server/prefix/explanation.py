@@ -1,19 +1,23 @@
 """Why a prompt's prefix was not cached: found when it is submitted, completed when the first token is there."""
 
 import re
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 from llamarium.engine.prefix import Key, block_keys
-from llamarium.server.prefix.compare import Difference, Reason, Shared, differences, shared_tokens
-from llamarium.server.prefix.fields import Field, PromptParts, Value, digest_fields, pack
-from llamarium.server.prefix.memory import PromptRecord
+from llamarium.server.prefix.compare import Difference, Reason, differences
+from llamarium.server.prefix.fields import MAX_FIELDS, PACKED, Field, PromptParts, Value, digest_fields, pack, unpack
 from llamarium.tokenizer.base import Tokenizer
 
 SHOWN_TOKENS = 24
 """Tokens of a text before and after the first one that differs."""
 
+_KEY_BYTES = 16
+_OVERHEAD_BYTES = 400  # of a record besides its arrays: the object, its place in two dictionaries, and their headers
 _BESIDE = 4  # tokens between a text and the first one that differs: a role's mark, the end of a turn
 _VERBATIM = re.compile(r"\.(id|name|tool_call_id|content(\[\d+\])?)$")  # fields that are written as they are, or not
 _ROOT_REASONS = ("model", "cache_salt", "interventions")
@@ -115,6 +119,72 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """An earlier prompt and its answer.
+
+    Attributes:
+        owner: A digest of the API key.
+        root: The prefix key before its first block.
+        keys: The prefix keys of its whole blocks, one after the other.
+        tail: The ids of its tokens after these.
+        num_prompt: How many of its tokens were the prompt's.
+        packed: Its fields, the answer's after the prompt's.
+        num_prompt_fields: How many of them were the prompt's.
+        exact: The exact digests of its fields, each once.
+    """
+
+    owner: Key
+    root: Key
+    keys: bytes
+    tail: "array[int]"
+    num_prompt: int
+    packed: bytes
+    num_prompt_fields: int
+    exact: "array[int]" = field(repr=False, compare=False)
+
+    @property
+    def fields(self) -> list[Field]:
+        """Its fields."""
+        return unpack(self.packed)
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks."""
+        return len(self.keys) // _KEY_BYTES
+
+    def key(self, block: int) -> Key:
+        """Return the prefix key of a whole block."""
+        return self.keys[block * _KEY_BYTES : (block + 1) * _KEY_BYTES]
+
+    def num_common_blocks(self, keys: bytes) -> int:
+        """Return how many blocks it shares with a prompt whose keys are given one after the other."""
+        low, high = 0, min(len(keys), len(self.keys)) // _KEY_BYTES
+        while low < high:  # a key is a hash of all tokens up to its block's end
+            middle = (low + high + 1) // 2
+            end = middle * _KEY_BYTES
+            if self.keys[end - _KEY_BYTES : end] == keys[end - _KEY_BYTES : end]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def is_beginning_of(self, other: "PromptRecord") -> bool:
+        """Whether another record has all of its blocks and fields, so that it tells nothing more."""
+        return (
+            (self.owner, self.root) == (other.owner, other.root)
+            and other.packed.startswith(self.packed)
+            and other.keys.startswith(self.keys)
+            and (self.num_blocks < other.num_blocks or other.tail[: len(self.tail)] == self.tail)
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        parts = (self.keys, self.tail, self.packed, self.exact)
+        return _OVERHEAD_BYTES + sum(map(sys.getsizeof, parts))
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt that is compared with earlier ones: its ids, their prefix keys, and its fields, also packed."""
 
@@ -130,7 +200,7 @@ class Prompt:
     @classmethod
     def of(cls, owner: Key, root: Key, ids: Sequence[int], block_size: int, parts: PromptParts) -> "Prompt":
         """Return a prompt of an owner, whose first block goes on from the key `root`."""
-        values = parts.values()
+        values = list(islice(parts.values(), MAX_FIELDS))
         fields, keys = digest_fields(values, owner.hex()), block_keys(root, ids, block_size)
         return cls(owner, root, tuple(ids), block_size, values, fields, pack(fields), keys)
 
@@ -140,9 +210,9 @@ class Prompt:
         rest = (*self.ids[start:], *answer_ids[:-1])  # after the prompt's last whole block
         new = block_keys(self.keys[-1] if self.keys else self.root, rest, size)
         packed = self.packed + pack(digest_fields(answer, self.owner.hex()))
-        return PromptRecord.of(
-            self.owner, self.root, self.keys + new, rest[len(new) * size :], len(self.ids), packed, len(self.fields)
-        )
+        tail, exact = array("i", rest[len(new) * size :]), array("Q", {one[0] for one in PACKED.iter_unpack(packed)})
+        keys, num_fields = b"".join((*self.keys, *new)), len(self.fields)
+        return PromptRecord(self.owner, self.root, keys, tail, len(self.ids), packed, num_fields, exact)
 
 
 def nearest(prompt: Prompt, records: Sequence[PromptRecord]) -> PromptRecord | None:
@@ -150,7 +220,51 @@ def nearest(prompt: Prompt, records: Sequence[PromptRecord]) -> PromptRecord | N
     if not records:
         return None
     exact, keys = {one.exact for one in prompt.fields}, b"".join(prompt.keys)
-    return max(records, key=lambda one: (one.similarity(exact), one.num_common_blocks(keys)))
+    common = [(len(exact.intersection(one.exact)), one.num_common_blocks(keys)) for one in records]
+    return records[common.index(max(common))]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The tokens that a prompt shares with an earlier one.
+
+    Attributes:
+        num_tokens: How many, from the first on.
+        is_exact: False if the earlier prompt's next block is not in memory any more: there are less than a block more.
+        ends: Which of the two ends there, or neither.
+        earlier_ids: The earlier prompt's next tokens, as far as they are known.
+    """
+
+    num_tokens: int
+    is_exact: bool = True
+    ends: Literal["now", "earlier", "neither"] = "neither"
+    earlier_ids: tuple[int, ...] = ()
+
+
+def shared_tokens(
+    record: PromptRecord,
+    ids: Sequence[int],
+    keys: bytes,
+    block_size: int,
+    ids_of: Callable[[Key], Sequence[int] | None],
+) -> Shared:
+    """Return what a prompt shares with an earlier one, whose blocks `ids_of` returns."""
+    block = record.num_common_blocks(keys)
+    start = block * block_size
+    ours = ids[start : start + block_size]
+    is_tail = block == record.num_blocks
+    theirs = record.tail if is_tail else ids_of(record.key(block))
+    if theirs is None:
+        return Shared(start, is_exact=False, ends="neither" if ours else "now")
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    same = next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+    count = start + same
+    if count == len(ids):
+        return Shared(count, ends="now")
+    if is_tail and same == len(theirs):
+        return Shared(count, ends="earlier")
+    after = [] if is_tail else record.tail if block + 1 == record.num_blocks else ids_of(record.key(block + 1))
+    return Shared(count, earlier_ids=(*theirs[same:], *(after or ())))
 
 
 def explain(

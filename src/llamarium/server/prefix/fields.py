@@ -8,10 +8,9 @@ import hashlib
 import json
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from itertools import islice
 from typing import Any, NamedTuple
 
 from llamarium.tokenizer.tools.definition import ToolDefinition
@@ -22,7 +21,8 @@ MAX_FIELDS = 4096
 _SECRET = secrets.token_bytes(32)
 _REASONING_END = "</think>"
 _LAST_INDEX = 2**16 - 1
-_PACKED = struct.Struct("<QQBBHH")
+PACKED = struct.Struct("<QQBBHH")
+"""A field's bytes, the exact digest first."""
 
 
 class FieldKind(IntEnum):
@@ -139,14 +139,11 @@ class PromptParts(NamedTuple):
     messages: Sequence[Mapping[str, Any]] = ()
     begun: str | None = None
 
-    def values(self) -> list[Value]:
-        """Return the fields with their texts, in the order of comparison; without messages there is the prompt alone.
+    def values(self) -> Iterator[Value]:
+        """Yield the fields with their texts, in the order of comparison; without messages there is the prompt alone.
 
         A prompt that is no dialog has the text "" here: its tokens are compared.
         """
-        return list(islice(self._all(), MAX_FIELDS))
-
-    def _all(self) -> Iterator[Value]:
         yield FieldKind.MODEL, 0, 0, self.model
         yield FieldKind.CACHE_SALT, 0, 0, self.salt
         yield FieldKind.INTERVENTIONS, 0, 0, self.interventions
@@ -186,52 +183,39 @@ def message_values(index: int, message: Mapping[str, Any]) -> Iterator[Value]:
         yield FieldKind.TOOL_CALL_ID, index, 0, str(call_id)
 
 
-def digest_fields(values: Sequence[Value], owner: str = "") -> list[Field]:
+def digest_fields(values: Iterable[Value], owner: str = "") -> list[Field]:
     """Return fields with digests in place of texts; equal texts of two owners have different ones."""
-    digest = _digest(owner)
-    return [_field(digest, value) for value in values]
-
-
-def _field(digest: Callable[[str], int], value: Value) -> Field:
-    kind, index, sub, text = value
-    exact, has_reasoning = digest(text), False
-    if kind in _JSON:
-        loose = digest(_normal_json(text))
-    elif kind in (FieldKind.CONTENT, FieldKind.REASONING):
-        before, mark, after = text.rpartition(_REASONING_END)
-        has_reasoning = bool(mark)
-        loose = digest("".join((after if mark else before + after).split()))
-    else:
-        loose = exact
-    return Field(exact, loose, kind, has_reasoning, min(index, _LAST_INDEX), sub)
-
-
-def pack(fields: Sequence[Field]) -> bytes:
-    """Return fields in 22 bytes each."""
-    return b"".join(_PACKED.pack(*one) for one in fields)
-
-
-def unpack(packed: bytes) -> list[Field]:
-    """Return the fields of `pack`."""
-    return [
-        Field(exact, loose, FieldKind(kind), bool(has_reasoning), index, sub)
-        for exact, loose, kind, has_reasoning, index, sub in _PACKED.iter_unpack(packed)
-    ]
-
-
-def exact_digests(packed: bytes) -> set[int]:
-    """Return the exact digests of packed fields."""
-    return {one[0] for one in _PACKED.iter_unpack(packed)}
-
-
-def _digest(owner: str) -> Callable[[str], int]:
     salt = hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def digest(text: str) -> int:
         data = text.encode("utf-8", "surrogatepass")
         return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=_SECRET, salt=salt).digest(), "little")
 
-    return digest
+    fields = list[Field]()
+    for kind, index, sub, text in values:
+        exact, has_reasoning = digest(text), False
+        loose = exact
+        if kind in _JSON:
+            loose = digest(_normal_json(text))
+        elif kind in (FieldKind.CONTENT, FieldKind.REASONING):
+            before, mark, after = text.rpartition(_REASONING_END)
+            has_reasoning = bool(mark)
+            loose = digest("".join((after if mark else before + after).split()))
+        fields.append(Field(exact, loose, kind, has_reasoning, min(index, _LAST_INDEX), sub))
+    return fields
+
+
+def pack(fields: Sequence[Field]) -> bytes:
+    """Return fields in 22 bytes each."""
+    return b"".join(PACKED.pack(*one) for one in fields)
+
+
+def unpack(packed: bytes) -> list[Field]:
+    """Return the fields of `pack`."""
+    return [
+        Field(exact, loose, FieldKind(kind), bool(has_reasoning), index, sub)
+        for exact, loose, kind, has_reasoning, index, sub in PACKED.iter_unpack(packed)
+    ]
 
 
 def _json(value: Any) -> str:

@@ -20,14 +20,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llamarium.server.app import layered
 from llamarium.server.errors import JSON, ApiError, internal_error
-from llamarium.server.http.body import Bodies, Held, parse_body, read_bounded
+from llamarium.server.http.body import BOUNDS, Bodies, Held, read_bounded
 from llamarium.server.http.log import Log
 from llamarium.server.ray_serve.cluster import Cluster
 from llamarium.server.ray_serve.conversation import conversation_of
 from llamarium.server.ray_serve.forward import Forwarded, Head, forwarded_scope, path_of
 from llamarium.server.ray_serve.relay import Relay
 from llamarium.server.settings import Settings
-from llamarium.strict_json import NotJson
+from llamarium.strict_json import NotJson, parse_json
 
 _LARGE = 2**16  # bytes: parsed in a thread
 _MAX_TRIED = 3  # replicas tried for a request without a place
@@ -128,7 +128,7 @@ class Forward:
 def _conversation(path: str, body: bytes) -> str | None:
     """Return the name of a request's conversation; an invalid body has none, and the replica refuses it."""
     try:
-        return conversation_of(path, parse_body(body))
+        return conversation_of(path, parse_json(body, **BOUNDS))
     except NotJson:
         return None
 

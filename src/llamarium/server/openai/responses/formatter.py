@@ -194,10 +194,11 @@ def _as_given(value: Body | str | None) -> Any:
 
 
 def _counts(usage: Usage) -> dict[str, Any]:
+    counts = usage.counts()
     return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0, **usage.prefix()},
-        "output_tokens": usage.generated,
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0, **usage.prefix},
+        "output_tokens": counts.generated,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt + usage.generated,
+        "total_tokens": counts.prompt + counts.generated,
     }

@@ -12,11 +12,10 @@ from llamarium.server.dialogs import Dialog, encode_dialog, misplaced
 from llamarium.server.errors import JSON, ApiError
 from llamarium.server.fields import parameters_in
 from llamarium.server.hints import LOGPROBS
+from llamarium.server.http.access import owner_of
 from llamarium.server.http.body import StrictRoute
-from llamarium.server.http.guard import owner_of
 from llamarium.server.http.stream import STREAMED
-from llamarium.server.lifecycle.service import Service
-from llamarium.server.naming import chosen_model
+from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.openai.responses.formatter import ResponseFormatter
 from llamarium.server.openai.responses.items import ITEMS, Item, MessageItem, add_item
 from llamarium.server.openai.responses.requests import NAMES, ResponseRequest, form_of
