@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,7 +35,7 @@ from llamarium.train.data.bpe import train_bpe
 from llamarium.train.objectives.group_policy import GroupPolicy
 from llamarium.train.report.journal import Event
 from llamarium.train.report.write import write_report
-from llamarium.train.rewards.functions import StoppedError, reward_of
+from llamarium.train.rewards.functions import Rewards, StoppedError, reward_of
 from llamarium.train.rewards.grpo import prepare
 from llamarium.train.rewards.rollouts import Group, Rollouts, adapted_runner
 from llamarium.train.setup import Setup
@@ -376,7 +377,7 @@ def test_a_reward_whose_file_changed_is_refused(settings: dict[str, Any], tmp_pa
 
 def test_a_signal_ends_an_expression_that_backtracks(tokenizer: Tokenizer) -> None:
     reward = reward_of("regex:(.*.*.*.*.*.*.*.*.*)*q", tokenizer, 280)
-    with stop_signals(reward) as came:
+    with stop_signals(Rewards([reward], [1.0])) as came:
         before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
         signal.setitimer(signal.ITIMER_REAL, 0.05)  # a thread would wait for the interpreter's lock
         with pytest.raises(StoppedError):
@@ -398,7 +399,7 @@ def test_a_signal_that_a_reward_has_caught_ends_the_run_all_the_same(
         "    return 1.0\n"
     )
     reward = reward_of(f"{tmp_path}/mine.py:rude", tokenizer, 280)
-    with stop_signals(reward) as came, pytest.raises(StoppedError):
+    with stop_signals(Rewards([reward], [1.0])) as came, pytest.raises(StoppedError):
         reward("answer", {})
     assert came == [signal.SIGTERM] and reward.num_failed == 0
 
@@ -406,14 +407,14 @@ def test_a_signal_that_a_reward_has_caught_ends_the_run_all_the_same(
 def test_a_third_ctrl_c_ends_a_reward_that_catches_all(tmp_path: Path) -> None:
     program = (
         "import signal\n"
-        "from llamarium.train.rewards.functions import Reward\n"
+        "from llamarium.train.rewards.functions import Reward, Rewards\n"
         "from llamarium.train.state.signals import stop_signals\n"
         "def rude(answer, row):\n"
         "    while True:\n"
         "        try: signal.raise_signal(signal.SIGINT)\n"
         "        except: pass\n"
         "reward = Reward('rude', rude)\n"
-        "with stop_signals(reward): reward('', {})\n"
+        "with stop_signals(Rewards([reward], [1.0])): reward('', {})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == -signal.SIGINT
@@ -630,3 +631,109 @@ def test_a_step_without_a_signal_leaves_moments_and_counters(settings: dict[str,
         one, two, three = (load_file(tmp_path / "run" / f"step-0000000{i}" / name) for i in (1, 2, 3))
         assert one and all(torch.equal(one[key], two[key]) and torch.equal(one[key], three[key]) for key in one)
     assert [event["step"] for event in events if event["event"] == "skipped"] == [2, 3]
+
+
+# --- several functions ------------------------------------------------------------------------------------------------
+
+SEVERAL = """
+def short(answer, row): return -len(answer)
+def even(answer, row): return row["number"] % 2 and len(answer) % 2 if row["number"] < 6 else None
+def broken(answer, row):
+    if len(answer) % 3 == 0: raise ValueError
+    return 1.0 if len(answer) % 3 == 1 else None
+"""
+
+
+@pytest.fixture
+def several(settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    Path(settings["data"]).write_text("".join(json.dumps({**row, "number": i}) + "\n" for i, row in enumerate(PROMPTS)))
+    return settings
+
+
+def named(tmp_path: Path, *names: str) -> list[str]:
+    return [f"{tmp_path}/several.py:{name}" for name in names]
+
+
+@pytest.mark.filterwarnings("ignore:reward ")
+def test_rewards_are_weighted_sums_and_none_for_a_whole_prompt_does_not_apply(
+    several: dict[str, Any], tmp_path: Path
+) -> None:
+    short, even = named(tmp_path, "short", "even")
+    setup = prepare(GRPOConfig(**{**several, "reward": {short: 0.5, even: -2.0, "length:4": 0.0}}))
+    _, told = rollouts_of(setup).sample([(0, i) for i in (0, 1, 7, 8)], 0)
+    groups, sums = rollouts_of(setup).groups, list[float]()
+    assert {group.prompt.row["number"] < 6 for group in groups} == {True, False}
+    for group in groups:
+        number = group.prompt.row["number"]
+        for answer in group.answers:
+            parity = 0 if number >= 6 else number % 2 and len(answer.text) % 2
+            sums.append(-0.5 * len(answer.text) - 2 * parity)
+            assert answer.reward == sums[-1]
+            assert (even in answer.parts) == (number < 6) and answer.parts["length:4"] >= 0
+    assert told["reward"] == pytest.approx(sum(sums) / len(sums)) and told["rewards_failed"] == 0
+    lengths = [-len(answer.text) for group in groups for answer in group.answers]
+    assert told[f"reward/{short}"] == pytest.approx(sum(lengths) / len(lengths))
+
+    setup = prepare(GRPOConfig(**{**several, "reward": named(tmp_path, "short", "broken")}))
+    _, told = rollouts_of(setup).sample([(0, i) for i in (0, 1, 7, 8)], 0)
+    answers = [answer for group in rollouts_of(setup).groups for answer in group.answers]
+    for answer in answers:  # what raised has no reward, nor what has none where others of its group have one
+        expected = 1.0 - len(answer.text) if len(answer.text) % 3 == 1 else math.nan
+        assert answer.reward == expected or (math.isnan(answer.reward) and math.isnan(expected))
+    assert told["rewards_failed"] == sum(math.isnan(answer.reward) for answer in answers) > 0
+
+
+@pytest.mark.filterwarnings("ignore:reward ")
+def test_a_run_with_several_rewards_shows_each_and_resumes(
+    several: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"--{n.replace('_', '-')}={v}" for n, v in {**several, "steps": 4}.items() if n != "reward"]
+    asked = [f"--reward={name}" for name in ("several.py:short", "several.py:even", "regex:a=1,b")]
+    assert main(["grpo", *words, *asked, "--reward-weights=1,0.5,-1", "--out=run"]) == 0
+    assert "by function several.py:short -" in capsys.readouterr().err
+    toml = tomllib.loads((tmp_path / "run" / "train.toml").read_text())
+    assert toml["reward"] == {"several.py:short": 1.0, "several.py:even": 0.5, "regex:a=1,b": -1.0}
+    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    step = next(event for event in events if event["event"] == "step")
+    assert {name for name in step if name.startswith("reward/")} == {f"reward/{name}" for name in toml["reward"]}
+    (group, *_) = [event for event in events if event["event"] == "group"]
+    assert all(a["parts"]["several.py:short"] == -len(a["text"]) for a in group["answers"])
+    page = write_report(tmp_path / "run").read_text()
+    assert "Rewards by function" in page and ">several.py:short</th>" in page
+
+    again = ["grpo", "--config=run/train.toml", "--out=run", "--resume", "--allow-changes", "--steps=5"]
+    assert main(again) == 0
+    assert main([*again[:-2], "--steps=6", "--reward-weights=1,1,1"]) == 1
+    assert "reward: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reward", "weights", "expected"),
+    [
+        ("exact", "", "exact"), (["exact"], "", "exact"), ({"exact": 1}, "", "exact"), ("exact", "2", {"exact": 2.0}),
+        (["exact", "length:3"], "", {"exact": 1.0, "length:3": 1.0}),
+        (("exact", "length:3"), "1, -0.5", {"exact": 1.0, "length:3": -0.5}),
+        ({"exact": 3.0, "length:3": 0}, "", {"exact": 3.0, "length:3": 0.0}),
+        ({"exact": 3.0, "length:3": 0}, "1,2", {"exact": 1.0, "length:3": 2.0}),
+    ],
+)  # fmt: skip
+def test_ways_to_name_rewards(reward: Any, weights: str, expected: Any) -> None:
+    config = GRPOConfig(reward=reward, reward_weights=weights)
+    assert config.reward == expected and config.reward_weights == ""
+    assert GRPOConfig(**tomllib.loads(config.to_toml().replace('data = ""', ""))).reward == expected
+
+
+@pytest.mark.parametrize(
+    ("reward", "weights", "words"),
+    [
+        (["exact", "exact"], "", "names 'exact' twice"), (["exact", "length:3"], "1", "1 numbers; expected 2"),
+        (["exact", "length:3"], "1,x", "length:3' is 'x'"), ({"exact": math.nan}, "", "'exact' is nan"),
+        (["exact", 3], "", "reward has 3"), ({"exact": True}, "", "is True"), (3, "", "reward is 3"),
+        ({"exact": 1e300}, "", "expected a number up to"),
+    ],
+)  # fmt: skip
+def test_rewards_that_are_named_wrongly(reward: Any, weights: str, words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        GRPOConfig(reward=reward, reward_weights=weights)

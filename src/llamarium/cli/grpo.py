@@ -11,8 +11,12 @@ prompt as the model reads it, and trains nothing. Rewards:
   length:N               1 at N characters, falling to 0 at none and at 2 N
   FILE.py:NAME           your own: NAME(answer: str, row: dict) -> float
 
+Several --reward are added up, with --reward-weights (1 each by default).
+
   llamarium grpo --data sums.jsonl --reward exact --out runs/sums
   llamarium grpo --data prompts.jsonl --reward rewards.py:polite -m runs/sft
+  llamarium grpo --data sums.jsonl --reward exact --reward length:2 \\
+    --reward-weights 1,0.2
 """
 
 from functools import partial

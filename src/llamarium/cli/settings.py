@@ -51,7 +51,7 @@ def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | N
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
     found = {item.name: getattr(args, item.name) for item in dataclasses.fields(kind) if hasattr(args, item.name)}
-    return {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
+    return {name: ",".join(value) if name == "data" else value for name, value in found.items()}
 
 
 def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
@@ -68,6 +68,6 @@ def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
         how["choices"] = get_args(kind)
     else:
         how |= {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
-    if item.name == "data":  # each with its weight, as in one --data with commas
+    if item.name in ("data", "reward"):  # each source with its weight, as in one --data with commas
         how["action"] = "append"
     group.add_argument(f"--{item.name.replace('_', '-')}", **how)

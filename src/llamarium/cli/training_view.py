@@ -172,13 +172,24 @@ def _rewards(event: "Event") -> list[tuple[str, str]]:
     some = f"; {event['equal_groups']:.0%} of the groups have equal rewards" if event["equal_groups"] else ""
     equal = "; all groups equal: nothing is learned" if event["equal_groups"] == 1 else some
     failed = f"; {event['rewards_failed']} without one" if event["rewards_failed"] else ""
+    by_function = ", ".join(f"{name} {_number(value)}" for name, value in _parts(event).items())
     cut = f" ({event['cut']:.0%} of the answers cut off at --max-tokens)" if event["cut"] else ""
     return [
         ("reward", f"{event['reward']:z.3f} (spread {event['reward_spread']:.3f}{equal}{failed})"),
+        *([("by function", by_function)] if by_function else []),
         ("length", f"{event['length']:.1f} tokens{cut}"),
         *([("KL", f"{event['kl']:z.4f}")] if "kl" in event else []),
         ("log P", f"differs by {event['largest_difference']:.1e} at most between sampling and training"),
     ]
+
+
+def _parts(event: "Event") -> dict[str, float]:
+    """Return the mean of each reward function by its name, where there are several."""
+    return {name.removeprefix("reward/"): value for name, value in event.items() if name.startswith("reward/")}
+
+
+def _number(value: float) -> str:
+    return f"{value:z.3f}" if math.isfinite(value) else "-"
 
 
 def _group(event: "Event") -> str:

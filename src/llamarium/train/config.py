@@ -16,6 +16,7 @@ from llamarium.errors import TrainingError, escape, show_value
 from llamarium.keywords import unknown_names
 from llamarium.quant.formats import chosen_type
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
+from llamarium.train.rewards.names import RewardNames, parse_rewards
 from llamarium.train.setting_checks import check_setting
 from llamarium.train.settings_file import read_toml, renamed, toml_value
 
@@ -319,7 +320,10 @@ class GRPOConfig(FinetuneConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = _setting(
         "float32", "of the frozen base; in bfloat16, too, the two passes differ; auto: as finetune has it"
     )
-    reward: str = _setting("", "what an answer is worth: exact, regex:PATTERN, schema:FILE, length:N, FILE.py:NAME")
+    reward: RewardNames = _setting(
+        "", "what an answer is worth: exact, regex:PATTERN, schema:FILE, length:N, FILE.py:NAME (repeatable)"
+    )
+    reward_weights: str = _setting("", "weights of several rewards, in their order, such as 1,0.5; left out: all 1")
     group_size: int = _setting(8, "answers to each prompt", 2, 1024)
     max_tokens: int = _setting(128, "tokens of an answer at most", 1, _MAX_CONTEXT)
     stop: str = _setting("", "a text of one token that ends an answer, besides the model's own ends")
@@ -334,7 +338,9 @@ class GRPOConfig(FinetuneConfig):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check types and ranges, and that groups are whole."""
+        """Check types and ranges, and that groups are whole; `reward` has the weights of several from here on."""
+        object.__setattr__(self, "reward", parse_rewards(self.reward, self.reward_weights))
+        object.__setattr__(self, "reward_weights", "")
         FinetuneConfig.__post_init__(self)
         if self.rows_per_step % self.group_size:
             raise TrainingError(

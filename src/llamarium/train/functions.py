@@ -18,6 +18,7 @@ from llamarium.kernels.threads import computing_with
 from llamarium.keywords import shows_options
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
+from llamarium.train.rewards.names import RewardNames
 
 if TYPE_CHECKING:
     from llamarium.train.report.journal import Event
@@ -122,7 +123,8 @@ class DPOSettings(FinetuneSettings, total=False):
 class GRPOSettings(FinetuneSettings, total=False):
     """Settings of `GRPOConfig`, which has their defaults and ranges."""
 
-    reward: str
+    reward: RewardNames
+    reward_weights: str
     group_size: int
     max_tokens: int
     stop: str

@@ -147,7 +147,7 @@ class _Loop:
         if at.step == 0:
             self._snapshot()
         was_over = self._is_over()
-        with stop_signals(self.rollouts and self.rollouts.reward, self._tell_stopping) as came:
+        with stop_signals(self.rollouts and self.rollouts.rewards, self._tell_stopping) as came:
             stopped = self.process_group.any_signal(came)
             while not stopped and not self._is_over():
                 found, improved = None, False
@@ -362,7 +362,7 @@ class _Loop:
             "settings": dataclasses.asdict(self.setup.config),
             "data": self.setup.train.fingerprint,
             "about": dict(self.setup.train.about),
-            "reward": self.rollouts.reward.digest if self.rollouts else "",
+            "reward": self.rollouts.rewards.digest if self.rollouts else "",
             **({} if self.threads is None else {"threads": self.threads.count}),
         }
 

@@ -23,7 +23,7 @@ def check_setting(item: dataclasses.Field[Any], hint: Any, value: Any) -> None:
     if value is None and type(None) in get_args(hint):
         return
     kind = kind_of(hint)
-    if item.name == "data" and isinstance(value, Mapping):
+    if item.name in ("data", "reward") and isinstance(value, Mapping):  # several sources or functions, and weights
         value = ", ".join(cast("Mapping[str, float]", value))
     if get_origin(kind) is Literal:
         fits, expected = value in get_args(kind), ", ".join(get_args(kind))

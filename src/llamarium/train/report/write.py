@@ -143,6 +143,8 @@ def _curves(history: History) -> Iterator[str]:
             Series("validation, greedy", history.curve("validation", "reward"), 1, dots=True),
         ]
         yield page.figure("Reward", "reward", series, "The mean, as the function gave it.")
+        if several := [*_parts(history)]:
+            yield page.figure("Rewards by function", "reward", several, "The mean of each, before its weight.")
         for title, field, caption in _REWARD_CURVES:
             yield page.figure(title, title.lower(), [Series(title.lower(), history.curve("step", field))], caption)
     else:
@@ -182,6 +184,13 @@ def _samples(history: History) -> Iterator[str]:
         yield f"<h3>Step {number_of(event['step']):,.0f}</h3>{_sample(event)}"
 
 
+def _parts(history: History) -> Iterator[Series]:
+    """Yield a curve of each reward function, where there are several."""
+    fields = dict.fromkeys(name for event in history.of("step") for name in event if name.startswith("reward/"))
+    for style, field in enumerate(fields):
+        yield Series(field.removeprefix("reward/"), history.curve("step", field), style % page.NUM_STYLES)
+
+
 def _alarms(history: History) -> Iterator[str]:
     """List the run's alarms, each from the step at which it was raised to the one at which it was over."""
     rows: list[list[str]] = []
@@ -211,11 +220,19 @@ def _groups(history: History) -> Iterator[str]:
     for event in page.spread(history.of("group"), _MAX_SAMPLES):
         rows = [cast("dict[str, Any]", answer) for answer in event.get("answers", ()) if isinstance(answer, dict)]
         rows.sort(key=lambda answer: -(number_of(answer.get("advantage")) or 0.0))
+        parts = [cast("dict[str, Any]", p) if isinstance(p := a.get("parts"), dict) else {} for a in rows]
+        names = [*dict.fromkeys(name for part in parts for name in part)]
         cells = [
-            (number(number_of(a.get("reward"))), number(number_of(a.get("advantage"))), a.get("text", "")) for a in rows
+            (
+                number(number_of(a.get("reward"))),
+                *(number(number_of(part.get(name))) for name in names),
+                number(number_of(a.get("advantage"))),
+                a.get("text", ""),
+            )
+            for a, part in zip(rows, parts, strict=True)
         ]
         yield f"<h3>Step {number_of(event['step']):,.0f}</h3>"
-        yield page.table(str(event.get("prompt", "")), ("reward", "advantage", "answer"), cells)
+        yield page.table(str(event.get("prompt", "")), ("reward", *names, "advantage", "answer"), cells)
 
 
 def _sample(event: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from llamarium.errors import TrainingError, escape, show_value, warn_caller
 from llamarium.sampling.grammar.description import Grammar
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.train.rewards.names import RewardNames
 
 Function = Callable[[str, dict[str, Any]], Any]
 
@@ -65,6 +66,11 @@ class Reward:
 
     def __call__(self, answer: str, row: Mapping[str, Any]) -> float:
         """Return an answer's reward; NaN where the function gives none, with a warning, once for each reason."""
+        value = self.value(answer, row)
+        return self.fail(answer, "returned None; expected a number") if value is None else value
+
+    def value(self, answer: str, row: Mapping[str, Any]) -> float | None:
+        """Return what a call does, but None where the function returns None."""
         printed, begin = _Kept(), time.perf_counter()
         self.is_running = True
         try:
@@ -73,11 +79,12 @@ class Reward:
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 found = self.function(answer, copy.deepcopy(dict(row)))  # it may change what it gets
             value = math.nan if found is None or isinstance(found, str | bytes | bytearray) else float(found)
-            why = "" if abs(value) <= _LARGEST else f"returned {show_value(found)}; expected a number"
+            good = found is None or abs(value) <= _LARGEST
+            why = "" if good else f"returned {show_value(found)}; expected a number"
         except (KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:  # noqa: BLE001 - a caller's function may raise anything
-            value, why = math.nan, f"raised {_words(error)}"
+            found, value, why = error, math.nan, f"raised {_words(error)}"
         finally:
             self.is_running = False
             self.seconds += (took := time.perf_counter() - begin)
@@ -88,9 +95,14 @@ class Reward:
         if printed.getvalue():
             self._warn("printed", f"prints: {escape(printed.getvalue().strip(), 80)}; a reward returns a number")
         if why:
-            self.num_failed += 1
-            self._warn(why[:20], f"{why} for the answer {show_value(answer)}; it has no reward, and no weight")
-        return value if not why else math.nan
+            return self.fail(answer, why)
+        return None if found is None else value
+
+    def fail(self, answer: str, why: str) -> float:
+        """Count an answer that gets no reward, and warn once for each reason; return NaN."""
+        self.num_failed += 1
+        self._warn(why[:20], f"{why} for the answer {show_value(answer)}; it has no reward, and no weight")
+        return math.nan
 
     def _warn(self, kind: str, words: str) -> None:
         if kind not in self._said:
@@ -98,11 +110,71 @@ class Reward:
             warn_caller(f"reward {self.name}: {words}")
 
 
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """The reward functions of a run, and the weight of each one's value in an answer's reward."""
+
+    functions: Sequence[Reward]
+    weights: Sequence[float]
+
+    @property
+    def names(self) -> list[str]:
+        """The functions' names."""
+        return [function.name for function in self.functions]
+
+    @property
+    def digest(self) -> str:
+        """The functions' digests."""
+        return "+".join(function.digest for function in self.functions)
+
+    @property
+    def seconds(self) -> float:
+        """Time in all functions."""
+        return sum(function.seconds for function in self.functions)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a function is being called."""
+        return any(function.is_running for function in self.functions)
+
+    def listen_to(self, signals: list[int]) -> None:
+        """Let the calls end once there is a signal in this list."""
+        for function in self.functions:
+            function.signals = signals
+
+    def of_group(self, answers: Sequence[str], row: Mapping[str, Any]) -> list[tuple[float, dict[str, float]]]:
+        """Return the reward of each answer to one prompt, and what each function gave; NaN where there is none.
+
+        The reward is the weighted sum. Of several functions, one that returns None for all answers does not apply to
+        this prompt, and is left out of their sums; else an answer without a value of each function has no reward.
+        """
+        columns: list[tuple[Reward, float, list[float]]] = []
+        for function, weight in zip(self.functions, self.weights, strict=True):
+            values = [function.value(answer, row) for answer in answers]
+            if len(self.functions) > 1 and all(value is None for value in values):
+                continue
+            missing = "returned None; expected a number, or None for all answers to a prompt"
+            numbers = [function.fail(a, missing) if v is None else v for a, v in zip(answers, values, strict=True)]
+            columns.append((function, weight, numbers))
+        parts = [{function.name: numbers[i] for function, _, numbers in columns} for i in range(len(answers))]
+        totals = [
+            sum(weight * numbers[i] for _, weight, numbers in columns if weight) if columns else math.nan
+            for i in range(len(answers))
+        ]
+        return [*zip(totals, parts, strict=True)]
+
+
 class _Kept(io.StringIO):
     """What a reward prints; also after it has closed it."""
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def rewards_of(asked: RewardNames, tokenizer: Tokenizer, vocab_size: int) -> Rewards:
+    """Return the rewards that a parsed setting names, with their weights; errors as `reward_of`."""
+    weights = asked if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked, 1.0)
+    return Rewards([reward_of(name, tokenizer, vocab_size) for name in weights], [*weights.values()])
 
 
 def reward_of(asked: str, tokenizer: Tokenizer, vocab_size: int) -> Reward:

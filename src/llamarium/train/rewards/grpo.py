@@ -20,7 +20,7 @@ from llamarium.train.data.marked import visible
 from llamarium.train.data.prompts import PromptRows
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from llamarium.train.objectives.group_policy import GroupPolicy
-from llamarium.train.rewards.functions import FORMS, Reward, reward_of
+from llamarium.train.rewards.functions import FORMS, Reward, rewards_of
 from llamarium.train.rewards.rollouts import Rollouts
 from llamarium.train.setup import Setup
 
@@ -37,14 +37,15 @@ def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) ->
     setup = finetune.prepare(config, process_group, read_prompts)
     rows, validation = setup.train, setup.validation
     assert isinstance(rows, PromptRows) and (validation is None or isinstance(validation, PromptRows))
-    reward = reward_of(config.reward, setup.tokenizer, setup.model.config.vocab_size)
+    rewards = rewards_of(config.reward, setup.tokenizer, setup.model.config.vocab_size)
     for part in filter(None, (rows, validation)):
-        _check_fields(config, part, reward)
+        for reward in rewards.functions:
+            _check_fields(part, reward)
     reference = None
     if config.beta:  # the model as it is now, over the same memory but for what is trained
         shared = [*(p for p in setup.model.parameters() if not p.requires_grad), *setup.model.buffers()]
         reference = copy.deepcopy(setup.model, {id(tensor): tensor for tensor in shared}).requires_grad_(False).eval()
-    rollouts = Rollouts(config, setup.model, setup.tokenizer, rows, validation, reward, reference)
+    rollouts = Rollouts(config, setup.model, setup.tokenizer, rows, validation, rewards, reference)
     return replace(setup, objective=GroupPolicy(config.epsilon, config.beta), rollouts=rollouts)
 
 
@@ -66,7 +67,7 @@ def first_row(config: GRPOConfig) -> "Text":
     return shown.append(visible(tokenizer.decode(ids, skip_special_tokens=False)) + "\n", "dim")
 
 
-def _check_fields(config: GRPOConfig, rows: PromptRows, reward: Reward) -> None:
+def _check_fields(rows: PromptRows, reward: Reward) -> None:
     """Check that every line has what the reward reads."""
     lacking = [prompt for prompt in rows.prompts if reward.reads is not None and reward.reads not in prompt.row]
     if lacking:

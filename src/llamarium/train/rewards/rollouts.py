@@ -6,8 +6,8 @@ run's seed, the step and the weights, so a run that is resumed samples what one 
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from llamarium.train.data.order import derived_seed
 from llamarium.train.data.prompts import Prompt, PromptRows
 from llamarium.train.objectives.base import Trunk
 from llamarium.train.objectives.logprobs import learned_logprobs
-from llamarium.train.rewards.functions import Reward
+from llamarium.train.rewards.functions import Rewards
 from llamarium.train.step import Evaluation, causal_trunk, computing_in, measured_rows
 
 _LEAST_SPREAD = 1e-6  # of a group's rewards; below, they are equal, and none is better than the others
@@ -46,7 +46,8 @@ class Answer:
         ids: Its tokens, the one that ends it included.
         logprobs: float32; log P of each in the pass that sampled it.
         is_cut: Whether it ended by its length.
-        reward: NaN where the function gave none.
+        reward: The weighted sum of what the functions gave; NaN where it has no reward.
+        parts: What each function gave, by its name.
         advantage: Its reward's distance from the group's mean, in standard deviations; 0 without a reward.
     """
 
@@ -55,6 +56,7 @@ class Answer:
     is_cut: bool = True
     text: str = ""
     reward: float = math.nan
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
     advantage: float = 0.0
 
 
@@ -78,10 +80,12 @@ class Group:
 
     def to_event(self) -> dict[str, Any]:
         """Return it as JSON values for the journal."""
-        answers = [
-            {"text": a.text, "reward": a.reward if math.isfinite(a.reward) else None, "advantage": a.advantage}
-            for a in self.answers
+        answers: list[dict[str, Any]] = [
+            {"text": a.text, "reward": _finite(a.reward), "advantage": a.advantage} for a in self.answers
         ]
+        for answer, shown in zip(self.answers, answers, strict=True):
+            if len(answer.parts) > 1:
+                shown["parts"] = {name: _finite(value) for name, value in answer.parts.items()}
         return {"prompt": self.prompt.text, "answers": answers}
 
 
@@ -105,10 +109,10 @@ class Rollouts:
         tokenizer: Tokenizer,
         rows: PromptRows,
         validation: PromptRows | None,
-        reward: Reward,
+        rewards: Rewards,
         reference: LlamaForCausalLM | None = None,
     ) -> None:
-        self._config, self._model, self._tokenizer, self.reward = config, model, tokenizer, reward
+        self._config, self._model, self._tokenizer, self.rewards = config, model, tokenizer, rewards
         self._rows, self._validation, self._reference = rows, validation, reference
         stop = tokenizer.encode(config.stop, add_special_tokens=False) if config.stop else []
         if len(stop) > 1:
@@ -128,23 +132,25 @@ class Rollouts:
         `places` are epochs and indices of prompts.
         """
         prompts = [self._rows.prompt(epoch, index) for epoch, index in places]
-        failed, seconds = self.reward.num_failed, self.reward.seconds
+        seconds = self.rewards.seconds
         self.groups = groups = self._answered(prompts, self._config.group_size, step, temperature=1.0)
         if not any(len(group.rewards) for group in groups):
-            raise TrainingError(f"no answer of step {step + 1} got a reward from {self.reward.name}; see the warnings")
+            raise TrainingError(
+                f"no answer of step {step + 1} got a reward from {', '.join(self.rewards.names)}; see the warnings"
+            )
         for group in groups:
             _set_advantages(group)
         answers = [answer for group in groups for answer in group.answers]
         spreads = [group.spread for group in groups]
         self._batches = self._batched(_rewarded(groups))
         return self._batches, {
-            **_summary(groups),
+            **self._summary(groups),
             "entropy": _entropy(answers),
             "reward_spread": sum(spreads) / len(groups),
             "equal_groups": spreads.count(0.0) / len(groups),
             "cut": sum(answer.is_cut for answer in answers) / len(answers),
-            "rewards_failed": self.reward.num_failed - failed,
-            "reward_seconds": self.reward.seconds - seconds,
+            "rewards_failed": sum(math.isnan(answer.reward) for answer in answers),
+            "reward_seconds": self.rewards.seconds - seconds,
         }
 
     def again(self) -> Sequence[AnswerBatch]:
@@ -171,12 +177,22 @@ class Rollouts:
         assert self._validation is not None
         chosen = measured_rows(self._validation, self._config.eval_rows)
         groups = self._answered([self._validation.prompt(0, index) for index in chosen], 1, 0, temperature=0.0)
-        found = _summary(groups)
+        found = self._summary(groups)
         return Evaluation(-found["reward"], found)
 
     def to_event(self) -> dict[str, Any]:
         """Return the last step's group with the largest spread as JSON values."""
         return max(self.groups, key=lambda group: group.spread).to_event()
+
+    def _summary(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the means of rewards, of each function's where there are several, and of the answers' tokens."""
+        answers = [answer for group in groups for answer in group.answers]
+        names = self.rewards.names if len(self.rewards.names) > 1 else []
+        return {
+            "reward": _mean([answer.reward for answer in answers]),
+            **{f"reward/{name}": _mean([a.parts.get(name, math.nan) for a in answers]) for name in names},
+            "length": sum(len(answer.ids) for answer in answers) / len(answers),
+        }
 
     def _answered(self, prompts: Sequence[Prompt], count: int, step: int, *, temperature: float) -> list[Group]:
         """Sample answers, with a seed of its own for each prompt of each step, and reward them."""
@@ -204,7 +220,9 @@ class Rollouts:
         for group in groups:
             for answer in group.answers:
                 answer.text = self._tokenizer.decode(answer.ids if answer.is_cut else answer.ids[:-1])
-                answer.reward = self.reward(answer.text, group.prompt.row)
+            rewards = self.rewards.of_group([answer.text for answer in group.answers], group.prompt.row)
+            for answer, (reward, parts) in zip(group.answers, rewards, strict=True):
+                answer.reward, answer.parts = reward, parts
         return groups
 
     def _batched(self, rows: "Sequence[_Row]") -> list[AnswerBatch]:
@@ -256,11 +274,14 @@ def adapted_runner(model: LlamaForCausalLM) -> Runner:
     return runner.with_adapters([adapter], default=0) if adapter else runner
 
 
-def _summary(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the means of rewards, NaN if there are none, and of the answers' tokens."""
-    rewards = np.concatenate([group.rewards for group in groups])
-    lengths = [len(answer.ids) for group in groups for answer in group.answers]
-    return {"reward": float(rewards.mean()) if len(rewards) else math.nan, "length": sum(lengths) / len(lengths)}
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """Return the mean of those that are finite, NaN if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return float(np.mean(finite)) if finite else math.nan
 
 
 def _entropy(answers: Sequence[Answer]) -> float:

@@ -183,7 +183,7 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
     same_rows = state.get("data") == setup.train.fingerprint
     if not same_rows:
         changed += _data_differences(about, setup.train.about) or ([] if changed else ["the data is another"])
-    reward = setup.rollouts.reward.digest if setup.rollouts else ""
+    reward = setup.rollouts.rewards.digest if setup.rollouts else ""
     same_reward = not any(change.startswith("reward:") for change in changed)
     if state.get("reward", reward) != reward:
         same_reward = False

@@ -5,18 +5,20 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from llamarium.train.rewards.functions import Reward, StoppedError
+from llamarium.train.rewards.functions import Rewards, StoppedError
 
 
 @contextmanager
-def stop_signals(reward: Reward | None = None, first: Callable[[int], object] = lambda _: None) -> Generator[list[int]]:
+def stop_signals(
+    rewards: Rewards | None = None, first: Callable[[int], object] = lambda _: None
+) -> Generator[list[int]]:
     """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once.
 
-    Any of them ends a `reward` that is being computed, by StoppedError. `first` is called with the first of them.
+    Any of them ends a reward that is being computed, by StoppedError. `first` is called with the first of them.
     """
     came: list[int] = []
-    if reward is not None:
-        reward.signals = came
+    if rewards is not None:
+        rewards.listen_to(came)
     if threading.current_thread() is not threading.main_thread():  # others may set no handlers
         yield came
         return
@@ -28,7 +30,7 @@ def stop_signals(reward: Reward | None = None, first: Callable[[int], object] = 
         came.append(number)
         if len(came) == 1:
             first(number)
-        if reward is not None and reward.is_running:
+        if rewards is not None and rewards.is_running:
             raise StoppedError
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}

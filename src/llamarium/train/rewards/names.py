@@ -1,0 +1,53 @@
+"""The setting `reward`: one reward function, or several with weights. Never imports torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from llamarium.errors import TrainingError, show_value
+
+_LARGEST = 1e6
+
+RewardNames = str | Sequence[str] | Mapping[str, float]
+"""A reward function by name, several with the weight 1, or several with their weights."""
+
+
+def parse_rewards(reward: Any, weights: str) -> Any:
+    """Return the name of a single function with the weight 1, else the weights of all functions by name.
+
+    `weights` are numbers with commas in the order of the names, and win over those of a mapping; "" is none. Values of
+    other types than `RewardNames` are returned as they are. TrainingError for a weight that is no finite number, for
+    another number of weights than functions, and for a function that is named twice.
+    """
+    found: list[Any]
+    if isinstance(reward, Mapping):
+        names, found = [*cast("Mapping[Any, Any]", reward)], [*cast("Mapping[Any, Any]", reward).values()]
+    elif isinstance(reward, str):
+        names, found = [reward], [1.0]
+    elif isinstance(reward, Sequence):
+        names = [*cast("Sequence[Any]", reward)]
+        found = [1.0] * len(names)
+    else:
+        return reward
+    if weights:
+        found = [_number(part) for part in weights.split(",")]
+        if len(found) != len(names):
+            raise TrainingError(f"reward_weights has {len(found)} numbers; expected {len(names)}, one for each reward")
+    if wrong := [name for name in names if not isinstance(name, str) or not name] if len(names) != 1 else []:
+        raise TrainingError(f"reward has {show_value(wrong[0])}; expected the name of a function")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise TrainingError(f"reward names {show_value(twice[0])} twice; give it once, with the sum of the weights")
+    for name, weight in zip(names, found, strict=True):
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= _LARGEST:
+            raise TrainingError(
+                f"the weight of reward {show_value(name)} is {show_value(weight)}; expected a number up to {_LARGEST:g}"
+            )
+    if len(names) == 1 and found == [1.0]:
+        return names[0]
+    return {name: float(weight) for name, weight in zip(names, found, strict=True)}
+
+
+def _number(part: str) -> Any:
+    try:
+        return float(part)
+    except ValueError:
+        return part.strip()
