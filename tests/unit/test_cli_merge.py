@@ -11,17 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import llamarium
+from llamarium.adapters.base_check import QUANTIZED_KEY
 from llamarium.adapters.config import LoRAConfig
-from llamarium.adapters.lora import LoRALinear, apply_lora, rows_of
+from llamarium.adapters.files import read_metadata
+from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, rows_of
 from llamarium.adapters.merge import merge_adapter
 from llamarium.adapters.modules import load_adapter
-from llamarium.adapters.save import save_adapter
+from llamarium.adapters.save import adapter_metadata, save_adapter
 from llamarium.cli import options
 from llamarium.cli.main import COMMANDS, main
-from llamarium.errors import TrainingError
+from llamarium.errors import OptionError, TrainingError
+from llamarium.model import LlamaForCausalLM
 from llamarium.quant.packed import LinearPacked
+from llamarium.train.data.bpe import train_bpe
 from strong_adapters import strengthen
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
@@ -231,3 +236,101 @@ def test_a_model_in_the_adapters_place_is_named_so(
     assert main(["merge", "--adapter", str(base), "--out", str(tmp_path / "merged")]) == 1
     words = f"{base}: is a model, no adapter; expected a folder with adapter_config.json"
     assert words in capsys.readouterr().err
+
+
+# --- what training held the base in -----------------------------------------------------------------------------------
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return how far logits are apart, relative to the expected ones' length, each without its mean over tokens."""
+    found, expected = (x.double() - x.double().mean(-1, keepdim=True) for x in (found, expected))
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.fixture
+def plain_base(model_files: Callable[..., Any]) -> Path:
+    return model_files(dtype=torch.float32, vocab_size=280).huggingface()
+
+
+def trained_over(base: Path, folder: Path, strength: float, quantize: str | None = "NF4") -> LlamaForCausalLM:
+    """Save an adapter as a run over this base does, and return the model that was trained."""
+    model = llamarium.load(base, device="cpu", dtype="float32", quantize=quantize).model
+    metadata = adapter_metadata(model, str(base), None, quantize or "none")
+    apply_lora(model, LoRAConfig(r=2))
+    strengthen(model, strength)
+    save_adapter(model, folder, base_model=str(base), metadata=metadata)
+    return model
+
+
+@torch.no_grad()
+def test_a_merge_is_measured_against_the_base_that_training_used(
+    plain_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = trained_over(plain_base, tmp_path / "a", 0.3)
+    ids = torch.randint(280, (1, 64), generator=torch.Generator().manual_seed(0))[
+        :, : trained.config.max_position_embeddings
+    ]
+    expected = trained(ids)
+    results: dict[str, Any] = {}
+    for onto in ("full", "trained"):
+        words = ["--adapter", tmp_path / "a", "--out", tmp_path / onto, "--dtype", "float32", "--json"]
+        assert run(*words, "--onto", onto) == 0
+        told = capsys.readouterr()
+        results[onto] = json.loads(told.out)
+        assert "training held the base in NF4, and " in told.err
+        merged = llamarium.load(tmp_path / onto, device="cpu").model
+        found = distance(merged(ids), expected)
+        assert results[onto]["from_trained"] == pytest.approx(found, rel=1e-3, abs=1e-5)
+        assert results[onto]["trained_over"] == "NF4" and results[onto]["difference"] < 1e-4
+        if onto == "trained":
+            for name, linear in lora_linears(trained):  # the weights themselves: NF4's numbers plus B A
+                whole = torch.cat([rows for _, _, rows in linear.merged_rows()])
+                torch.testing.assert_close(merged.get_submodule(name).weight, whole, rtol=1e-6, atol=1e-7)
+    assert results["full"]["merged_onto"] == "stored" and results["full"]["from_trained"] > 0.01
+    assert results["trained"]["merged_onto"] == "NF4" and results["trained"]["from_trained"] < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:the merged model is saved without a tokenizer")
+def test_the_loss_of_the_trained_base_is_a_warning_where_it_outweighs_what_was_learned(
+    plain_base: Path, tmp_path: Path
+) -> None:
+    trained_over(plain_base, tmp_path / "weak", 1e-3)
+    with pytest.warns(UserWarning, match=r"training held the base in NF4: .* away .*`--onto trained`"):
+        report = llamarium.merge(tmp_path / "weak", tmp_path / "merged", dtype="float32", device="cpu")
+    assert report.from_trained is not None and report.from_trained > report.effect
+    kept = llamarium.merge(tmp_path / "weak", tmp_path / "kept", onto="trained", dtype="float32", device="cpu")
+    assert kept.from_trained == kept.difference < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:the merged model is saved without a tokenizer")
+@pytest.mark.parametrize(("quantize", "expected"), [(None, "stored"), ("NF4", "NF4"), ("Q8_0", None)])
+def test_adapters_of_earlier_versions_tell_by_their_linears(
+    plain_base: Path, tmp_path: Path, quantize: str | None, expected: str | None
+) -> None:
+    trained_over(plain_base, tmp_path / "a", 0.3, quantize)
+    path = tmp_path / "a" / "adapter_model.safetensors"
+    metadata = {key: value for key, value in read_metadata(tmp_path / "a").items() if key != QUANTIZED_KEY}
+    save_file(load_file(path), path, metadata)
+    report = llamarium.merge(tmp_path / "a", tmp_path / "out", dtype="float32", device="cpu")
+    assert report.trained_over == expected and (report.from_trained is None) == (expected is None)
+    if expected is None:
+        with pytest.raises(OptionError, match="does not say what training held the base in"):
+            llamarium.merge(tmp_path / "a", tmp_path / "b", onto="trained", device="cpu")
+        report = llamarium.merge(tmp_path / "a", tmp_path / "b", quantize="q8_0", dtype="float32", device="cpu")
+        assert report.merged_onto == "Q8_0"
+    else:
+        with pytest.raises(OptionError, match="quantize is Q8_0, and training held the base in"):
+            llamarium.merge(tmp_path / "a", tmp_path / "b", onto="trained", quantize="q8_0", device="cpu")
+
+
+@pytest.mark.parametrize("quantize", ["none", "NF4"])
+def test_a_run_notes_what_it_held_the_base_in(plain_base: Path, tmp_path: Path, quantize: Any) -> None:
+    train_bpe(["one two three " * 9], 259).save(plain_base)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "one", "completion": " two"}\n' * 4)
+    ending = llamarium.finetune(
+        tmp_path / "run", model=str(plain_base), data=str(tmp_path / "rows.jsonl"), quantize=quantize, steps=1,
+        context=16, validation=0.0, sample_every=0, chat_format="none", device="cpu", threads=1,
+    )  # fmt: skip
+    assert read_metadata(ending.checkpoint)[QUANTIZED_KEY] == quantize
+    merged = llamarium.merge(ending.checkpoint, tmp_path / "merged", onto="trained", dtype="float32", device="cpu")
+    assert merged.trained_over == merged.merged_onto == ("stored" if quantize == "none" else "NF4")

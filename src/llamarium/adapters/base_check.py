@@ -1,11 +1,12 @@
 """Check that a model is the base that an adapter was trained on, and does not contain the adapter already.
 
 On another base of the same shape an adapter is noise; on one that it was merged into it moves the weights twice. So the
-header of an adapter's file keeps four values of the base, which other readers ignore:
+header of an adapter's file keeps five values of the base, which other readers ignore:
 
 - `llamarium_base_stored`, how the weights with which training began were stored, and a hash of some bytes of each. If
   these are loaded now, in whatever dtype, nothing else has to be looked at. So a base of a quantized file, which was
   trained on as numbers, is named truly.
+- `llamarium_base_quantized`, the type that training quantized the stored Linears to, or "none".
 - `llamarium_base`, a hash of what quantizing the Linears does not change: the norms, some of the embedding's rows.
 - `llamarium_base_linears`, how the Linears were stored, and a hash of some rows of each. A merge changes these. Hashes
   compare only where the Linears are stored alike: a base in NF4 is the same base with other numbers.
@@ -18,7 +19,7 @@ header of an adapter's file keeps four values of the base, which other readers i
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ from llamarium.runtime.adapter import LAYER_LINEARS, Adapter, LowRank
 from llamarium.runtime.runner import Runner, WeightInfo
 
 BASE_KEY, LINEARS_KEY, PROJECTION_KEY = "llamarium_base", "llamarium_base_linears", "llamarium_base_projection"
-STORED_KEY = "llamarium_base_stored"
+STORED_KEY, QUANTIZED_KEY = "llamarium_base_stored", "llamarium_base_quantized"
 _EMBEDDING_ROWS = 256
 _LINEAR_ROWS = 8
 # What quantization moves a weight by, as a share of the weights' own size: about 0.1 in 4 bits. Six of them are noise.
@@ -63,6 +64,19 @@ class Share:
         if not correction:  # nothing is learned yet
             return cls(0.0, 0.0)
         return cls(inner / correction, _QUANTIZATION_NOISE * math.sqrt(base / count / correction))
+
+
+def trained_quantized(metadata: Mapping[str, str]) -> str | None:
+    """Return the type that training quantized the stored base to, "none", or None where the header does not tell.
+
+    Earlier versions noted only how the Linears were held; NF4 is no type of a file that adapters are trained on here.
+    """
+    if QUANTIZED_KEY in metadata:
+        return metadata[QUANTIZED_KEY]
+    held = metadata.get(LINEARS_KEY, "").rpartition(":")[0].split("+")
+    if any(name.startswith("Linear4bit") for name in held):
+        return "NF4"
+    return "none" if held == ["plain"] else None
 
 
 class Base(Protocol):

@@ -3,6 +3,9 @@
 A merged weight is rounded. In bfloat16, with eight bits, a correction much smaller than its weight vanishes. So three
 things are checked: each merged matrix before rounding against its adapter, in float32, with hardly any tolerance; the
 share of the correction that rounding keeps; and the merged model's logits against the adapter's.
+
+An adapter that was trained over a quantized base has learned to correct that base's rounding, too. Merged into the base
+as it is stored, it is another model than the one that was trained; `MergeReport.from_trained` says by how much.
 """
 
 from dataclasses import dataclass, replace
@@ -36,30 +39,47 @@ class MergeReport:
         effect: How far the adapter moves the logits of some random tokens, relative to their length.
         difference: How far the merged model's logits are from the adapter's.
         tolerance: The most that they may be.
+        trained_over: What training held the base in: "stored", as its files have it, or the type that it was quantized
+            to, such as "NF4"; None where the adapter does not tell.
+        merged_onto: What the adapter was merged into, in the same words.
+        from_trained: How far the merged model's logits are from those of the adapter over the base that it was trained
+            on; None where that base is not known.
     """
 
     kept: float
     effect: float
     difference: float
     tolerance: float
+    trained_over: str | None = None
+    merged_onto: str = "stored"
+    from_trained: float | None = None
 
 
 @torch.no_grad()
-def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> MergeReport:
+def adapted_logits(model: LlamaForCausalLM, folder: Path, *, check_base: bool = True) -> Tensor:
+    """Put an adapter on its base, in place, and return its logits of the tokens that a merge is measured with."""
+    load_adapter(model, folder, check_base=check_base)
+    return _probe(model).cpu()
+
+
+@torch.no_grad()
+def merge_adapter(
+    model: LlamaForCausalLM, folder: Path, *, check_base: bool = True, trained: Tensor | None = None
+) -> MergeReport:
     """Put an adapter on its base, merge it in place, and compare the result with the adapter.
 
-    The base, plain or quantized, is plain afterwards, in its own dtype. Warns if a tenth of the correction is lost in
-    rounding; TrainingError if half of it is, or if the merged model computes something else. Others as `load_adapter`.
+    The base, plain or quantized, is plain afterwards, in its own dtype. `trained` are `adapted_logits` of the base as
+    training held it, if that is another. Warns if a tenth of the correction is lost in rounding; TrainingError if half
+    of it is, or if the merged model computes something else. Others as `load_adapter`.
     """
-    count = min(_NUM_PROBES, model.config.max_position_embeddings)
-    drawn_1T = torch.randint(model.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
-    ids_1T = drawn_1T.to(model.device)
-    base = model(ids_1T).float()
+    base = _probe(model)
     load_adapter(model, folder, check_base=check_base)
-    adapted = model(ids_1T).float()
+    adapted = _probe(model)
     kept = _merge(model, model.dtype)
-    merged = model(ids_1T).float()
+    merged = _probe(model)
     report = MergeReport(kept, _distance(adapted, base), _distance(merged, adapted), _TOLERANCES[model.dtype])
+    if trained is not None:
+        report = replace(report, from_trained=_distance(merged.cpu(), trained))
     dtype = str(model.dtype).removeprefix("torch.")
     noise = report.tolerance / 4  # what computing alone moves, twice
     most = min(report.tolerance, max(noise, report.effect / 2))
@@ -78,6 +98,13 @@ def merge_adapter(model: LlamaForCausalLM, folder: Path, *, check_base: bool = T
             raise TrainingError(lost)
         warn_caller(lost)
     return report
+
+
+def _probe(model: LlamaForCausalLM) -> Tensor:
+    """Return the logits of some random tokens, always the same: (1, T, V), float32."""
+    count = min(_NUM_PROBES, model.config.max_position_embeddings)
+    drawn_1T = torch.randint(model.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
+    return model(drawn_1T.to(model.device)).float()
 
 
 def _distance(logits: Tensor, reference: Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY, STORED_KEY
+from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY, QUANTIZED_KEY, STORED_KEY
 from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD, LoRAConfig
 from llamarium.adapters.files import BUILTIN, PREFIX
 from llamarium.adapters.lora import lora_linears
@@ -88,10 +88,11 @@ def _listed(names: tuple[str, ...] | str) -> list[str] | str:
 
 
 def adapter_metadata(
-    model: LlamaForCausalLM, base_model: str | None = None, stored: str | None = None
+    model: LlamaForCausalLM, base_model: str | None = None, stored: str | None = None, quantized: str | None = None
 ) -> dict[str, str]:
-    """Return the header of an adapter's file, which identifies its base; `stored` is its `stored_fingerprint`.
+    """Return the header of an adapter's file, which identifies its base.
 
+    `stored` is its `stored_fingerprint`, `quantized` the type to which it was quantized after that, or "none".
     A model with weights that its adapter replaced is no longer the base, so nothing of it identifies one.
     """
     base = ModuleBase(model)
@@ -99,7 +100,8 @@ def adapter_metadata(
     fingerprint = None if is_replaced else base.fingerprint()
     known = {} if fingerprint is None else {BASE_KEY: fingerprint, LINEARS_KEY: base.linears_fingerprint()}
     named = {BUILTIN: base_model} if base_model is not None and base_model in BUILTINS else {}
-    return {"format": "pt"} | known | named | ({} if stored is None else {STORED_KEY: stored})
+    told = {STORED_KEY: stored, QUANTIZED_KEY: quantized}
+    return {"format": "pt"} | known | named | {key: value for key, value in told.items() if value is not None}
 
 
 def _weight(key: str, tensor: Tensor, full_tensor: Callable[[Tensor], Tensor] | None) -> OutputTensor:

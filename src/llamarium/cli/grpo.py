@@ -15,8 +15,7 @@ Several --reward are added up, with --reward-weights (1 each by default).
 
   llamarium grpo --data sums.jsonl --reward exact --out runs/sums
   llamarium grpo --data prompts.jsonl --reward rewards.py:polite -m runs/sft
-  llamarium grpo --data sums.jsonl --reward exact --reward length:2 \\
-    --reward-weights 1,0.2
+  llamarium grpo --data sums.jsonl --reward exact --reward length:2
 """
 
 from functools import partial

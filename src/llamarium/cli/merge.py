@@ -2,7 +2,8 @@
 every tool of the ecosystem reads.
 
 The base is the one that the adapter names, unless -m names another. A quantized
-base is unpacked. The merged model's logits are held against the adapter's.
+base is unpacked. The merged model's logits are held against the adapter's, and
+against those in training, which may have quantized the base (QLoRA).
 
   llamarium merge --adapter runs/my-adapter --out my-model
   llamarium merge --adapter runs/my-adapter -m ./base --dtype float32 --out my-model
@@ -12,12 +13,16 @@ import argparse
 import dataclasses
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamarium.cli.options import add_json, add_loading, importing_torch, name_base
 from llamarium.cli.output import emit, note, share_done, status, write_text
 from llamarium.cli.threads import set_threads
 from llamarium.extras import need_torch
 from llamarium.hub.resolve import resolve
+
+if TYPE_CHECKING:
+    from llamarium.adapters.merge import MergeReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
     text = "merge even if the adapter was trained on another base of this shape"
     parser.add_argument("--any-base", action="store_true", help=text)
+    text = "trained: the base as training held it, quantized if it was; full: as its files have it (default: full)"
+    parser.add_argument("--onto", choices=("trained", "full"), default="full", help=text)
     add_json(parser)
     group = parser.add_argument_group("base model")
     group.add_argument("-m", "--model", metavar="NAME", help="the base (default: the one that the adapter names)")
@@ -47,13 +54,14 @@ def run(args: argparse.Namespace) -> int:
         report = merge(
             args.adapter, args.out, model=path, dtype=args.dtype, device=args.device, quantize=args.quantize,
             dequantize=args.dequantize, strict=args.strict, check_base=not args.any_base, force=args.force,
-            progress=progress,
+            progress=progress, onto=args.onto,
         )  # fmt: skip
     how = "and as it should be" if report.kept >= FULLY_KEPT else "with the loss that the warning tells"
     note(
         f"merged, {how}: {report.kept:.1%} of the adapter's correction is in the merged weights\n"
         f"the adapter moves the base's logits by {report.effect:.2%}; the merged model's are within "
         f"{report.difference:.2%} of the adapter's\n"
+        f"{_trained(report)}\n"
         f"chat with it: llamarium chat -m {shlex.quote(str(args.out))}"
     )
     if args.json:
@@ -61,3 +69,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         write_text(f"{args.out}\n")
     return 0
+
+
+def _trained(report: "MergeReport") -> str:
+    """Say what training held the base in, and how far the merged model is from the one that was trained."""
+    if report.trained_over is None or report.from_trained is None:
+        return "the adapter does not say in what training held the base, so it is not compared with that"
+    words = {"stored": "as its files have it"}
+    over, onto = (words.get(name, f"in {name}") for name in (report.trained_over, report.merged_onto))
+    if over == onto:
+        return f"training held the base {over}, and so does this merge"
+    return (
+        f"training held the base {over}, and this merge {onto}: its logits are {report.from_trained:.2%} away from "
+        "those of the model that was trained (--onto trained: the base as training held it)"
+    )

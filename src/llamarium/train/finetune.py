@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from safetensors.torch import load_file
 
-from llamarium.adapters.base_check import LINEARS_KEY, STORED_KEY, same_linears
+from llamarium.adapters.base_check import LINEARS_KEY, QUANTIZED_KEY, STORED_KEY, same_linears
 from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.files import PREFIX, base_of, read_metadata
 from llamarium.adapters.load import tokenizer_beside, with_answer_ends
@@ -118,7 +118,7 @@ def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
 def _train_adapters(
     model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup, stored: str
 ) -> SaveAndRestore:
-    metadata = adapter_metadata(model, config.model, stored)  # now, while the whole base is at hand
+    metadata = adapter_metadata(model, config.model, stored, config.quantize)  # now, while the whole base is at hand
     if config.adapter:
         load_adapter(model, Path(config.adapter).expanduser(), trainable=True)
     else:
@@ -196,7 +196,8 @@ def restore_adapter(
 def _same_base(written: Mapping[str, str], here: Mapping[str, str]) -> bool:
     has_both = LINEARS_KEY in written and LINEARS_KEY in here
     linears = same_linears(written[LINEARS_KEY], here[LINEARS_KEY]) if has_both else None
-    others = (written.get(key, value) == value for key, value in here.items() if key not in (LINEARS_KEY, STORED_KEY))
+    how_held = (LINEARS_KEY, STORED_KEY, QUANTIZED_KEY)
+    others = (written.get(key, value) == value for key, value in here.items() if key not in how_held)
     return linears is not False and all(others)
 
 

@@ -1,18 +1,25 @@
 """Merge an adapter into its base: a plain model's folder, which every tool of the ecosystem reads."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from llamarium.adapters.files import base_of
+from llamarium.adapters.base_check import trained_quantized
+from llamarium.adapters.files import base_of, read_metadata
 from llamarium.adapters.load import tokenizer_beside, with_answer_ends
 from llamarium.api import Loading, load
-from llamarium.checkpoints.options import DtypeName
-from llamarium.errors import OutputError, escape, warn_caller
+from llamarium.checkpoints.open import open_checkpoint
+from llamarium.checkpoints.options import DtypeName, quantized_types
+from llamarium.errors import OptionError, OutputError, escape, warn_caller
 from llamarium.extras import need_torch
+from llamarium.hub.resolve import resolve
 from llamarium.io import atomic_folder
 from llamarium.keywords import shows_options
+from llamarium.quant.formats import METHODS, chosen_type
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from llamarium.adapters.merge import MergeReport
 
 
@@ -22,6 +29,7 @@ def merge(
     out: str | Path,
     *,
     model: str | Path | None = None,
+    onto: Literal["trained", "full"] = "full",
     dtype: Literal["auto"] | DtypeName = "auto",
     check_base: bool = True,
     force: bool = False,
@@ -33,17 +41,22 @@ def merge(
         adapter: The adapter's folder.
         out: Folder of the merged model; complete or absent.
         model: The base; None is the one that the adapter names.
+        onto: "full": the base as its files have it; "trained": as training held it, quantized first if training
+            quantized it (QLoRA), so that the merged model is the one that was trained.
         dtype: As for `load`, and of the merged model. Rounding to float32 loses nothing.
         check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
         force: Replace a model that is at `out`.
         **loading: As for `load`: device, quantize (the merged model is plain again), dequantize, strict, progress.
 
     Returns:
-        The share of the correction in the merged weights, and the distance of its logits from the adapter's.
+        The share of the correction in the merged weights, the base that training used, and the distances of the logits
+        from those of the adapter over the base that it is merged into, and over the base that it was trained on.
 
     Raises:
         LlamariumError: As `load`; if the adapter cannot be read or does not fit; if `out` cannot be written.
-        TrainingError: If the merged model computes something else than the adapter; warns if a tenth of it is lost.
+        OptionError: If `quantize` is not what training used, with `onto="trained"`.
+        TrainingError: If the merged model computes something else than the adapter; warns if a tenth of it is lost, and
+            if it is further away from the model that was trained than the adapter moves it.
     """
     need_torch("merging an adapter")
     from llamarium.adapters.merge import merge_adapter
@@ -54,13 +67,76 @@ def merge(
     for what, path in (("the adapter", adapter), ("the base model", Path(base))):
         if out.resolve() == path.resolve():
             raise OutputError(f"{escape(out)}: is {what}; choose another folder for the merged model")
+    over = trained_quantized(read_metadata(adapter))
+    quantize = _quantize(onto, over, loading.get("quantize"), adapter)
+    loading = _held_in(quantize, base, loading) if onto == "trained" else {**loading, "quantize": quantize}
     with atomic_folder(out, replace=force) as folder:
+        logits = None
+        if over not in (None, quantize or "none"):
+            logits = _trained_logits(adapter, base, over, dtype, loading, check_base=check_base)
         llama = load(base, dtype=dtype, **loading)
-        report = merge_adapter(llama.model, adapter, check_base=check_base)
+        report = merge_adapter(llama.model, adapter, check_base=check_base, trained=logits)
+        report = _with_bases(report, over, quantize)
         tokenizer, recommended = llama.optional_tokenizer, llama.generation_config
         if (learned := tokenizer_beside(adapter, llama.config)) is not None:
             tokenizer, recommended = learned, with_answer_ends(recommended, llama.config, learned)
         if tokenizer is None:
             warn_caller(f"the merged model is saved without a tokenizer: {llama.why_no_tokenizer}")
         save_model(llama.model, folder, tokenizer=tokenizer, generation_config=recommended)
+    return report
+
+
+def _quantize(onto: str, over: str | None, asked: str | None, adapter: Path) -> str | None:
+    """Return the type that the base is quantized to before the merge, None for none."""
+    asked = None if asked is None else chosen_type("quantize", asked, METHODS)
+    if onto == "full":
+        return asked
+    if over is None:
+        raise OptionError(
+            f"{escape(adapter)}: does not say what training held the base in, so it cannot be merged onto that; name "
+            "it with --quantize, or leave out --onto (in Python: quantize=, onto=)"
+        )
+    if asked not in (None, over):
+        raise OptionError(f"quantize is {asked}, and training held the base in {over}; leave one of them out")
+    return None if over == "none" else over
+
+
+def _trained_logits(
+    adapter: Path,
+    base: str | Path,
+    over: str,
+    dtype: Literal["auto"] | DtypeName,
+    loading: Loading,
+    *,
+    check_base: bool,
+) -> "Tensor":
+    """Return the logits of the adapter over the base as training held it."""
+    from llamarium.adapters.merge import adapted_logits
+
+    held: Loading = {**_held_in(None if over == "none" else over, base, loading), "progress": None}
+    return adapted_logits(load(base, dtype=dtype, **held).model, adapter, check_base=check_base)
+
+
+def _held_in(quantize: str | None, base: str | Path, loading: Loading) -> Loading:
+    """Return options that load the base as training held it, which rounded a quantized file a second time."""
+    held: Loading = {**loading, "quantize": quantize}
+    if quantize is not None and quantized_types(open_checkpoint(resolve(str(base)))):
+        held["dequantize"] = "load"
+    return held
+
+
+def _with_bases(report: "MergeReport", over: str | None, quantize: str | None) -> "MergeReport":
+    """Add what training and the merge held the base in; warn where that matters more than what was learned."""
+    named = {"none": "stored"}
+    report = replace(report, trained_over=over and named.get(over, over), merged_onto=quantize or "stored")
+    if over is None:
+        return report
+    if report.from_trained is None:
+        return replace(report, from_trained=report.difference)
+    if report.from_trained > report.effect:
+        warn_caller(
+            f"training held the base in {report.trained_over}: the merged model's logits are {report.from_trained:.2%} "
+            f"away from those of the model that was trained, and the adapter moves them by {report.effect:.2%}; "
+            '`--onto trained` (in Python: onto="trained") merges into the base that training used'
+        )
     return report
