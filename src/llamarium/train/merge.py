@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from llamarium.adapters.base_check import trained_quantized
 from llamarium.adapters.files import base_of, read_metadata
 from llamarium.adapters.load import tokenizer_beside, with_answer_ends
-from llamarium.api import Loading, load
+from llamarium.api import Llama, Loading, load
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.options import DtypeName, quantized_types
 from llamarium.errors import OptionError, OutputError, escape, warn_caller
@@ -41,32 +41,28 @@ def merge(
         adapter: The adapter's folder.
         out: Folder of the merged model; complete or absent.
         model: The base; None is the one that the adapter names.
-        onto: "full": the base as its files have it; "trained": as training held it, quantized first if training
-            quantized it (QLoRA), so that the merged model is the one that was trained.
+        onto: "full": the base as its files have it; "trained": as training held it, quantized if it was (QLoRA).
         dtype: As for `load`, and of the merged model. Rounding to float32 loses nothing.
         check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
         force: Replace a model that is at `out`.
         **loading: As for `load`: device, quantize (the merged model is plain again), dequantize, strict, progress.
 
     Returns:
-        The share of the correction in the merged weights, the base that training used, and the distances of the logits
-        from those of the adapter over the base that it is merged into, and over the base that it was trained on.
+        The share of the correction in the merged weights, the base that training used, and how far the logits are from
+        those of the adapter over the base here, and over that of training.
 
     Raises:
         LlamariumError: As `load`; if the adapter cannot be read or does not fit; if `out` cannot be written.
         OptionError: If `quantize` is not what training used, with `onto="trained"`.
-        TrainingError: If the merged model computes something else than the adapter; warns if a tenth of it is lost, and
-            if it is further away from the model that was trained than the adapter moves it.
+        TrainingError: If the merged model computes something else than the adapter. Warns if a tenth of it is lost, or
+            if it is further from the model that was trained than the adapter moves it.
     """
     need_torch("merging an adapter")
     from llamarium.adapters.merge import merge_adapter
-    from llamarium.checkpoints.save import save_model
 
     adapter, out = Path(adapter), Path(out)
     base = model or base_of(adapter)
-    for what, path in (("the adapter", adapter), ("the base model", Path(base))):
-        if out.resolve() == path.resolve():
-            raise OutputError(f"{escape(out)}: is {what}; choose another folder for the merged model")
+    _check_out(out, adapter, Path(base))
     over = trained_quantized(read_metadata(adapter))
     quantize = _quantize(onto, over, loading.get("quantize"), adapter)
     loading = _held_in(quantize, base, loading) if onto == "trained" else {**loading, "quantize": quantize}
@@ -77,13 +73,26 @@ def merge(
         llama = load(base, dtype=dtype, **loading)
         report = merge_adapter(llama.model, adapter, check_base=check_base, trained=logits)
         report = _with_bases(report, over, quantize)
-        tokenizer, recommended = llama.optional_tokenizer, llama.generation_config
-        if (learned := tokenizer_beside(adapter, llama.config)) is not None:
-            tokenizer, recommended = learned, with_answer_ends(recommended, llama.config, learned)
-        if tokenizer is None:
-            warn_caller(f"the merged model is saved without a tokenizer: {llama.why_no_tokenizer}")
-        save_model(llama.model, folder, tokenizer=tokenizer, generation_config=recommended)
+        _save(llama, adapter, folder)
     return report
+
+
+def _check_out(out: Path, adapter: Path, base: Path) -> None:
+    for what, path in (("the adapter", adapter), ("the base model", base)):
+        if out.resolve() == path.resolve():
+            raise OutputError(f"{escape(out)}: is {what}; choose another folder for the merged model")
+
+
+def _save(llama: Llama, adapter: Path, folder: Path) -> None:
+    """Save a merged model, with the tokenizer of the adapter's training where there is one."""
+    from llamarium.checkpoints.save import save_model
+
+    tokenizer, recommended = llama.optional_tokenizer, llama.generation_config
+    if (learned := tokenizer_beside(adapter, llama.config)) is not None:
+        tokenizer, recommended = learned, with_answer_ends(recommended, llama.config, learned)
+    if tokenizer is None:
+        warn_caller(f"the merged model is saved without a tokenizer: {llama.why_no_tokenizer}")
+    save_model(llama.model, folder, tokenizer=tokenizer, generation_config=recommended)
 
 
 def _quantize(onto: str, over: str | None, asked: str | None, adapter: Path) -> str | None:
