@@ -72,9 +72,8 @@ def merge(
             logits = _trained_logits(adapter, base, over, dtype, loading, check_base=check_base)
         llama = load(base, dtype=dtype, **loading)
         report = merge_adapter(llama.model, adapter, check_base=check_base, trained=logits)
-        report = _with_bases(report, over, quantize)
         _save(llama, adapter, folder)
-    return report
+    return _with_bases(report, over, quantize)
 
 
 def _check_out(out: Path, adapter: Path, base: Path) -> None:
