@@ -339,10 +339,8 @@ class GRPOConfig(FinetuneConfig):
 
     def __post_init__(self) -> None:
         """Check types and ranges, and that groups are whole; `reward` has the weights of several from here on."""
-        weights: object = self.reward_weights
-        if isinstance(weights, str):
-            object.__setattr__(self, "reward", parse_rewards(self.reward, weights))
-            object.__setattr__(self, "reward_weights", "")
+        object.__setattr__(self, "reward", parse_rewards(self.reward, self.reward_weights))
+        object.__setattr__(self, "reward_weights", self.reward_weights and "")  # None stays, and is refused
         FinetuneConfig.__post_init__(self)
         if self.rows_per_step % self.group_size:
             raise TrainingError(

@@ -11,7 +11,7 @@ RewardNames = str | Sequence[str] | Mapping[str, float]
 """A reward function by name, several with the weight 1, or several with their weights."""
 
 
-def parse_rewards(reward: Any, weights: str) -> Any:
+def parse_rewards(reward: Any, weights: Any) -> Any:
     """Return the name of a single function with the weight 1, else the weights of all functions by name.
 
     `weights` are numbers with commas in the order of the names, and win over those of a mapping; "" is none. Values of
@@ -28,6 +28,8 @@ def parse_rewards(reward: Any, weights: str) -> Any:
         found = [1.0] * len(names)
     else:
         return reward
+    if weights and not isinstance(weights, str):
+        raise TrainingError(f"reward_weights is {show_value(weights)}; expected numbers with commas, such as '1,0.5'")
     if weights:
         found = [_number(part) for part in weights.split(",")]
         if len(found) != len(names):
