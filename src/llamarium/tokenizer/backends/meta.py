@@ -1,28 +1,24 @@
-"""Meta's `tokenizer.model` for Llama 3, run by the `tiktoken` package.
+"""Meta's `tokenizer.model` for Llama 3: a table of ranks, run as byte-level BPE.
 
 A text file with 128,000 lines, `base64(token) rank`. The rank is the token's id and at the same time the order of its
-merge: two neighbours join if their concatenation is a token, the lowest rank first. 256 control tokens follow, whose
-names are not in the file. Llama 2's file of the same name is another format, SentencePiece's.
+merge: two neighbours join if their concatenation is a token, the lowest rank first. The `tokenizers` package wants the
+merges listed, so they are derived from the ranks. 256 control tokens follow, whose names are not in the file. Llama 2's
+file of the same name is another format, SentencePiece's.
 
 Source: llama-models, `llama3/tokenizer.py`.
 """
 
 import binascii
-import re
-from collections.abc import Iterator
-from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llamarium.errors import TokenizerError, escape
-from llamarium.tokenizer.backends.files import read_bytes, save_huggingface
-from llamarium.tokenizer.backends.pipeline import LLAMA3_PATTERN, byte_level_json, llama3_cutter
-from llamarium.tokenizer.base import Backend, Tokenizer
-from llamarium.tokenizer.bpe import ByteLevelBPE, spell
+from llamarium.tokenizer.backends.files import guard_rust, read_bytes
+from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
+from llamarium.tokenizer.backends.pipeline import byte_level_json, llama3_cutter
+from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.bpe import BYTE_TO_CHARACTER
 from llamarium.tokenizer.special import SpecialTokens
-
-if TYPE_CHECKING:
-    import tiktoken
 
 NUM_RANKS = 128_000
 NUM_SPECIAL_TOKENS = 256
@@ -31,12 +27,8 @@ _NAMED_SPECIAL_TOKENS = (
     "<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>",
     "<|python_tag|>", "<|image|>",
 )  # fmt: skip
-_MAX_FILE_BYTES = 16 * 2**20  # Llama 3's has 2.2 MB
-
-# Unicode's White_Space without \r and \n, as the pattern's \s reads it. A run is tried from its beginning only and
-# never given back (`+`), so that looking for long ones takes one pass.
-_BLANK = "[\t\x0b\x0c \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-_LONG_BLANK = re.compile(f"(?<!{_BLANK}){_BLANK}{{100000,}}+(?![\r\n])")
+_MAX_FILE_BYTES = 8 * 2**20  # Llama 3's has 2.2 MB
+_MAX_TOKEN_BYTES = 256  # its longest is half of that; deriving merges takes the square
 
 
 def load_meta(path: Path) -> Tokenizer:
@@ -53,80 +45,44 @@ def load_meta(path: Path) -> Tokenizer:
         pad=ids["<|finetune_right_pad_id|>"],
         add_bos=True,
     )
-    backend = MetaBackend(tokens, [name.encode() for name in names], source)
+    backend = _byte_level(tokens, special, source)
     return Tokenizer(backend, special, vocab_size=NUM_RANKS + NUM_SPECIAL_TOKENS, source=source)
 
 
-class MetaBackend(Backend):
-    """Ranks that the `tiktoken` package runs."""
+def _byte_level(tokens: list[bytes], special: SpecialTokens, source: str) -> HuggingFaceBackend:
+    spelled = _spell_all(tokens)
+    contents = byte_level_json(
+        vocab={token: rank for rank, token in enumerate(spelled)},
+        merges=_merges(spelled),
+        special=special.ids,
+        cutter=llama3_cutter(),
+        whole_pieces=True,
+    )
+    return guard_rust(lambda: HuggingFaceBackend(contents, special.ids, byte_level=True, source=source), source)
 
-    def __init__(self, tokens: list[bytes], names: list[bytes], source: str) -> None:
-        """Take the tokens in the order of their ranks, and the control tokens that follow them."""
-        self._tokens = tokens
-        self._names = names
-        self._source = source
 
-    @cached_property
-    def _ranks(self) -> dict[bytes, int]:
-        return {token: rank for rank, token in enumerate(self._tokens)}
+def _spell_all(tokens: list[bytes]) -> list[str]:
+    """Write all tokens in GPT-2's printable characters: one translation takes a third of what 128,000 take."""
+    spelling = {byte: ord(character) for byte, character in BYTE_TO_CHARACTER.items()}
+    joined = b"".join(tokens).decode("latin-1").translate(spelling)
+    ends = list(accumulate(map(len, tokens)))
+    return [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
-    @cached_property
-    def _encoding(self) -> "tiktoken.Encoding":
-        import tiktoken
 
-        return tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=self._ranks, special_tokens={})
+def _merges(tokens: list[str]) -> list[tuple[str, str]]:
+    """Return the merges in order: every way to cut a token into two tokens, the better known halves first."""
+    rank_of = {token: rank for rank, token in enumerate(tokens)}.get
+    merges: list[tuple[str, str]] = []
 
-    def encode(self, text: str) -> list[int]:
-        r"""Encode ordinary text.
-
-        The regular expression engine keeps a stack entry per character of `\s+(?!\S)` and gives up at a million.
-        That alternative takes a run of blanks without line ends up to the last one, which goes with the next word, so
-        such a long run is cut out here and encoded as the one piece that it is.
-        """
-        encoding = self._encoding
-        ids: list[int] = []
-        done = 0
-        for run in _LONG_BLANK.finditer(text):
-            end = run.end() if run.end() == len(text) else run.end() - 1
-            ids += encoding.encode_ordinary(text[done : run.start()])
-            ids += encoding._encode_single_piece(text[run.start() : end])  # pyright: ignore[reportPrivateUsage]
-            done = end
-        return ids + encoding.encode_ordinary(text[done:] if done else text)
-
-    def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of one token."""
-        if token_id < NUM_RANKS:
-            return self._tokens[token_id]
-        return self._names[token_id - NUM_RANKS]
-
-    def byte_level_bpe(self) -> ByteLevelBPE:
-        """Return the readable twin. The rank of a merge is the id of the token that it makes."""
-        import regex
-
-        pattern = regex.compile(LLAMA3_PATTERN)
-        ranks = self._ranks
-        return ByteLevelBPE(
-            ids=ranks, rank=lambda left, right: ranks.get(left + right), cut=pattern.findall, whole_pieces=True
-        )
-
-    def save(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """Write `tokenizer.json`, whose merges are derived from the ranks, and `tokenizer_config.json`."""
-        contents = byte_level_json(
-            vocab={spell(token): rank for token, rank in self._ranks.items()},
-            merges=[(spell(left), spell(right)) for left, right in self._merges()],
-            special=tokenizer.special.ids,
-            cutter=llama3_cutter(),
-            whole_pieces=True,
-        )
-        save_huggingface(folder, tokenizer, contents)
-
-    def _merges(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the merges in order: every way to cut a token into two tokens, the better known halves first."""
-        ranks = self._ranks
-        for token in self._tokens:
-            cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
-            halves = [(ranks[left], ranks[right]) for left, right in cuts if left in ranks and right in ranks]
-            yield from ((self._tokens[left], self._tokens[right]) for left, right in sorted(halves))
+    for token in tokens:
+        halves = [
+            (left, right)
+            for cut in range(1, len(token))
+            if (left := rank_of(token[:cut])) is not None and (right := rank_of(token[cut:])) is not None
+        ]
+        halves.sort()
+        merges += [(tokens[left], tokens[right]) for left, right in halves]
+    return merges
 
 
 def _read_ranks(data: bytes, source: str) -> list[bytes]:
@@ -138,6 +94,12 @@ def _read_ranks(data: bytes, source: str) -> list[bytes]:
             "a download, or another model's?)"
         )
     tokens = [_read_line(line, rank, source) for rank, line in enumerate(lines)]
+    longest = max(range(NUM_RANKS), key=lambda rank: len(tokens[rank]))
+    if len(tokens[longest]) > _MAX_TOKEN_BYTES:
+        raise TokenizerError(
+            f"{source}: line {longest + 1} holds a token of {len(tokens[longest])} bytes; "
+            f"expected up to {_MAX_TOKEN_BYTES}"
+        )
     first: dict[bytes, int] = {}
     for rank, token in enumerate(tokens):
         if first.setdefault(token, rank) != rank:
