@@ -19,6 +19,10 @@ SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
 	$(BIN)/llamarium chat "What is the capital of France, and what is it famous for?"
+	$(SAY) "Three commands to try next:"
+	@echo "  $(BIN)/llamarium chat        # talk to it; /help lists what you can type"
+	@echo "  $(BIN)/llamarium inspect     # see in the browser how it computes"
+	@echo "  $(BIN)/llamarium pretrain    # train a small model of your own, in minutes"
 
 # What the suite takes on two quiet cores: the one place where that stands.
 MINUTES := 14
@@ -71,20 +75,25 @@ wheels: .venv-wheels/.made
 clean:
 	rm -rf .venv .venv-light .venv-wheels dist build
 
+# What pip fetches, one line a file, with its size.
+FETCHED := sed -un 's/^ *\(Downloading\|Using cached\) \([^ ]*\) \(([^)]*)\).*/  \1 \2 \3/p'
+
 # Compilers and downloads side by side; where one of them fails, the installation after them says why.
 .venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/python || { $(PYTHON) -m venv .venv; }
 	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled and the page is built (a minute) ..."
 	@$(INSTALL) --no-compile hatchling
-	@$(BIN)/python hatch_build.py 2>/dev/null & $(BIN)/python hatch_page.py 2>/dev/null & \
-	$(BIN)/python -c $(DEPENDENCIES) | $(INSTALL) --no-compile -r /dev/stdin; wait
-	@$(INSTALL) --no-compile -e .
+	@$(BIN)/python hatch_build.py --best 2>/dev/null & $(BIN)/python hatch_page.py 2>/dev/null & \
+	$(BIN)/python -c $(DEPENDENCIES) | \
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --progress-bar off --no-compile -r /dev/stdin | $(FETCHED); wait
+	@$(INSTALL) --no-compile $$(test -e src/llamarium/page/dist/index.html && echo --no-build-isolation) -e .
 	@touch $@
 
 # torch first and by its pinned version: otherwise pip may take another build of it for a dependency. instructor last and
 # alone: it runs with newer versions of jiter and rich than its bounds allow, which openai and others need.
 .venv/.dev: .venv/.run
 	$(SAY) "Installing what the tests need (a few minutes the first time) ..."
+	$(BIN)/python hatch_build.py
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(INSTALL) -e '.[dev]'
 	$(INSTALL) --no-deps instructor

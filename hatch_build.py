@@ -2,11 +2,14 @@
 
 The page is built beside it (hatch_page.py).
 
-Each set of instructions has kernels in five parts; sets that have one in common share it (PARTS, SHARED). At run time
+Each set of instructions has kernels in six parts; sets that have one in common share it (PARTS, SHARED). At run time
 the library takes the best set that the processor has (native/dispatch.c). Without a C compiler, or if it fails, the
 build fails and says why: pip hides what a build that succeeds has to say. LLAMARIUM_NO_NATIVE=1 builds without the
 library; PyTorch has to do its work then.
 To build it in place: `python hatch_build.py`, or `make native`.
+
+Wheels hold every set. In place, for an editable installation and with `--best`, only the set that this processor runs
+best is compiled, and the portable one: half of the time, or less.
 
 What was compiled is kept in build/native, under a name made from all that it depends on; nothing is compiled twice.
 """
@@ -14,13 +17,15 @@ What was compiled is kept in build/native, under a name made from all that it de
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -76,61 +81,129 @@ def compile_objects(cc: Sequence[str], folder: Path, *flags: str) -> list[Path]:
     Beside each object NAME.o stands NAME.warnings, what the compiler had to say.
     """
     folder.mkdir(exist_ok=True)
-    processor = _run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
-    # Room in every wheel: on x86-64 `portable` is for processors before 2013, and unrolled twice as large; what `ops`
-    # calls takes the time, so that copies of it for constant arguments gain nothing.
-    is_old = processor == "x86_64"
-    portable = ["-O2"] if is_old else []
+    sets = _sets(cc)
+    return _compile(cc, _jobs(cc, sets, list(sets)), folder, flags, lambda name: None)
+
+
+def kept_objects(cc: Sequence[str], *, only_best: bool = False) -> list[Path]:
+    """Return what the library is linked from; objects of these sources and flags are not compiled again.
+
+    With `only_best`, these are the best set of instructions that this processor has, and the portable one.
+    """
+    folder, sets = _kept_folder(cc), _sets(cc)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in KEPT.glob(f"{folder.name.rpartition('-')[0]}-*"):
+        if old != folder:
+            shutil.rmtree(old)
+
+    jobs = _jobs(cc, sets, _best_of(cc, sets) if only_best else list(sets))
+    missing = {name: job for name, job in jobs.items() if not (folder / f"{name}.o").exists()}
+    if missing:
+        print(f"Compiling the CPU kernels: {len(missing)} files ...", flush=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
+            for made in _compile(cc, missing, Path(unfinished), WARNINGS, _progress(len(missing))):
+                made.with_suffix(".warnings").rename(folder / f"{made.stem}.warnings")
+                made.rename(folder / made.name)
+    return sorted(folder / f"{name}.o" for name in jobs)
+
+
+def _kept_folder(cc: Sequence[str]) -> Path:
+    return KEPT / f"{_run(*cc, '-dumpmachine').strip()}-{_fingerprint(cc)}"
+
+
+def _sets(cc: Sequence[str]) -> dict[str, list[str]]:
+    """Return the flags of each set of instructions that the compiler knows, `portable` first and the best last."""
+    processor = _processor(cc)
+    # Room in every wheel: on x86-64 `portable` is for processors before 2013, and unrolled twice as large.
+    portable = ["-O2"] if processor == "x86_64" else []
     sets = {"portable": portable, **{name: own.split() for name, own in SETS.get(processor, {}).items()}}
-    sets = {name: own for name, own in sets.items() if _knows(cc, own)}
+    return {name: own for name, own in sets.items() if _knows(cc, own)}
+
+
+def _best_of(cc: Sequence[str], sets: Mapping[str, list[str]]) -> list[str]:
+    """Return the names of the portable set and of the best one that this processor has.
+
+    A set is there if what the compiler calls the native processor has all its instructions. A compiler that knows no
+    native processor gets all sets.
+    """
+    here = _instructions(cc, ["-march=native"])
+    if here is None:
+        return list(sets)
+    found = [name for name, own in sets.items() if (_instructions(cc, own) or set()) <= here]
+    best = found[-2:] if found[-1] == "amx" else found[-1:]  # a system may refuse AMX
+    return [*dict.fromkeys(("portable", *best))]
+
+
+def _instructions(cc: Sequence[str], flags: Sequence[str]) -> set[str] | None:
+    """Return the macros that say which instructions code may use; None if the compiler does not know the flags."""
+    command = [*cc, *(flag for flag in flags if flag.startswith("-m")), "-dM", "-E", "-x", "c", os.devnull]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return None
+    macros = {line.split()[1] for line in done.stdout.splitlines()}
+    return {name for name in macros if name.startswith(("__AVX", "__FMA__", "__F16C__", "__AMX", "__ARM_FEATURE_"))}
+
+
+def _jobs(cc: Sequence[str], sets: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return what is compiled for some of the sets: each object's name, with its source and its flags.
+
+    What takes longest is first, so that no core waits at the end.
+    """
+    is_old = _processor(cc) == "x86_64"
+    # What `ops` calls takes the time, so that copies of it for constant arguments gain nothing.
     flags_of = {"ops": [_NO_COPIES]} if _knows(cc, [_NO_COPIES]) else {}
-    parts = [(part, name) for part in PARTS for name in reversed(sets) if part not in SHARED.get(name, {})]
-    jobs = {  # what takes longest begins, so that no core waits at the end
+    parts = dict.fromkeys((part, SHARED.get(name, {}).get(part, name)) for part in PARTS for name in reversed(names))
+    return {
         "encode": ["encode.c", "-ffp-contract=off"],  # its bytes are those of every processor
         **{f"{part}_{name}": [*_part(part, name), *sets[name], *flags_of.get(part, [])] for part, name in parts},
         **({"ops_portable": [*_part("ops", "portable"), "-Os"]} if is_old else {}),
         **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
         **{name: [f"{name}.c", "-O2"] for name in ("merge", "best_cut")},
         "segment": ["segment.c", "-Os"],  # it runs once for each vocabulary
-        "dispatch": ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in sets)],
+        f"dispatch_{'_'.join(names)}": ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in names)],
     }
+
+
+def _compile(
+    cc: Sequence[str], jobs: Mapping[str, list[str]], folder: Path, flags: Sequence[str], tell: Callable[[str], None]
+) -> list[Path]:
+    """Compile side by side, one file for each processor at a time."""
 
     def run(name: str) -> Path:
         made, (source, *own) = folder / f"{name}.o", jobs[name]
         said = _run(*cc, *FLAGS, *own, *flags, "-c", str(NATIVE / source), "-o", str(made))
         made.with_suffix(".warnings").write_text(said)
+        tell(name)
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(run, jobs))
 
 
-def kept_objects(cc: Sequence[str]) -> list[Path]:
-    """Return what the library is linked from, compiled if there is none of these sources, flags and compiler."""
-    machine = _run(*cc, "-dumpmachine").strip()
-    folder = KEPT / f"{machine}-{_fingerprint(cc)}"
-    if not folder.exists():
-        print("Compiling the CPU kernels (about a minute) ...", flush=True)
-        KEPT.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
-            compile_objects(cc, made := Path(unfinished) / "objects", *WARNINGS)
-            for old in KEPT.glob(f"{machine}-*"):
-                shutil.rmtree(old)
-            made.rename(folder)
-    return sorted(folder.glob("*.o"))
+def _progress(count: int) -> Callable[[str], None]:
+    """Return what prints a line for each file that is compiled."""
+    begin, numbers = time.monotonic(), itertools.count(1)
+
+    def tell(name: str) -> None:
+        print(f"  {next(numbers)} of {count} compiled after {time.monotonic() - begin:.0f} s: {name}", flush=True)
+
+    return tell
 
 
-def build() -> None:
-    """Make the library, or raise BuildError; one that is not of these sources is gone in any case."""
+def _processor(cc: Sequence[str]) -> str:
+    return _run(*cc, "-dumpmachine").split("-")[0].replace("arm64", "aarch64")
+
+
+def build(*, only_best: bool = False) -> None:
+    """Make the library, or raise BuildError; one that is not of these sources is gone in any case.
+
+    With `only_best`, of the sets that `kept_objects` says; a library of all sets that is there already stays.
+    """
     if os.environ.get("LLAMARIUM_NO_NATIVE") == "1":
         LIBRARY.unlink(missing_ok=True)
         raise BuildError("LLAMARIUM_NO_NATIVE is 1")
     try:
-        cc = compiler()
-        objects = kept_objects(cc)
-        linked = objects[0].with_name("_native.so")
-        if not linked.exists():
-            _run(*cc, "-shared", *map(str, objects), "-o", str(linked), "-lpthread", "-ldl", "-lm")
+        linked = _linked(compiler(), only_best)
     except (BuildError, OSError):
         LIBRARY.unlink(missing_ok=True)
         raise
@@ -139,9 +212,20 @@ def build() -> None:
         new.replace(LIBRARY)  # not written over: a running program may have the old one open
 
 
+def _linked(cc: Sequence[str], only_best: bool) -> Path:
+    """Return the library of all sets, or one that is named after those that it has."""
+    linked = _kept_folder(cc) / "_native.so"
+    if only_best and not linked.exists():
+        linked = linked.with_name(f"_native_{'_'.join(_best_of(cc, _sets(cc)))}.so")
+    if not linked.exists():
+        objects = kept_objects(cc, only_best=only_best)
+        _run(*cc, "-shared", *map(str, objects), "-o", str(linked), "-lpthread", "-ldl", "-lm")
+    return linked
+
+
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
-    how = inspect.getsource(compile_objects) + inspect.getsource(_part)
+    how = inspect.getsource(_jobs) + inspect.getsource(_sets) + inspect.getsource(_part)
     found = hashlib.sha256(repr((cc, _run(*cc, "--version"), FLAGS, WARNINGS, SETS, SHARED, how)).encode())
     for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())
@@ -191,7 +275,7 @@ class BuildHook(BuildHookInterface):
         """Build both side by side: the page mostly waits for npm. The page may be missing, with a warning."""
         with ThreadPoolExecutor(1) as pool:
             page = pool.submit(self._build_page, build_data)
-            self._build_library(build_data)
+            self._build_library(build_data, only_best=version == "editable")
             page.result()
 
     def _build_page(self, build_data: dict[str, Any]) -> None:
@@ -203,7 +287,7 @@ class BuildHook(BuildHookInterface):
             return
         build_data["artifacts"].append(f"{page.BUNDLE.relative_to(self.root).as_posix()}/**")
 
-    def _build_library(self, build_data: dict[str, Any]) -> None:
+    def _build_library(self, build_data: dict[str, Any], *, only_best: bool) -> None:
         """Build the library and name its platform in the wheel's tag; stop the build where that fails.
 
         LLAMARIUM_LIBRARY is one that is there already, in a folder that is named as its platform (hatch_wheels.py).
@@ -215,7 +299,7 @@ class BuildHook(BuildHookInterface):
             build_data["pure_python"] = False
             return
         try:
-            build()
+            build(only_best=only_best)
         except (BuildError, OSError) as error:
             if os.environ.get("LLAMARIUM_NO_NATIVE") != "1":
                 self.app.abort(f"llamarium's kernels cannot be compiled: {error}. {REMEDY}")
@@ -228,4 +312,4 @@ class BuildHook(BuildHookInterface):
 
 
 if __name__ == "__main__":
-    build()
+    build(only_best="--best" in sys.argv[1:])

@@ -330,40 +330,41 @@ INLINE void encode_q6_k(const float *x, void *out) {
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */
 
-INLINE void encode_blocks(int kind, int64_t count, const float *x, uint8_t *blocks) {
-    const int cols = tile_cols(kind);
-    const size_t bytes = tile_bytes(kind) / LM_TILE_ROWS;
-    for (int64_t i = 0; i < count; i++, x += cols, blocks += bytes)
-        switch (kind) {
-        case LM_Q8_0: encode_q8_0(x, blocks); break;
-        case LM_Q4_0: encode_q4_0(x, blocks); break;
-        case LM_Q4_1: encode_q4_1(x, blocks); break;
-        case LM_Q5_0: encode_q5_0(x, blocks); break;
-        case LM_IQ4_NL: encode_iq4_nl(x, blocks); break;
-        case LM_Q4_K: encode_q4_k(x, blocks); break;
-        case LM_Q5_K: encode_q5_k(x, blocks); break;
-        case LM_Q6_K: encode_q6_k(x, blocks); break;
-        }
-}
+/* A function for each type and width of registers: the bytes are equal for all widths, and the time is not. All types in one function
+ * would take a compiler twice as long. */
+#define ENCODER(SET, TYPE, KIND)                                                                            \
+    static void SET##_##TYPE(int64_t count, const float *x, uint8_t *blocks) {                              \
+        const size_t bytes = tile_bytes(KIND) / LM_TILE_ROWS;                                               \
+        for (int64_t i = 0; i < count; i++) encode_##TYPE(x + i * tile_cols(KIND), blocks + (size_t)i * bytes); \
+    }
+#define EACH_TYPE(DO, SET)                                                                              \
+    DO(SET, q8_0, LM_Q8_0) DO(SET, q4_0, LM_Q4_0) DO(SET, q4_1, LM_Q4_1) DO(SET, q5_0, LM_Q5_0)          \
+    DO(SET, iq4_nl, LM_IQ4_NL) DO(SET, q4_k, LM_Q4_K) DO(SET, q5_k, LM_Q5_K) DO(SET, q6_k, LM_Q6_K)
+#define ENTRY(SET, TYPE, KIND) [KIND] = SET##_##TYPE,
+#define TABLE(SET) static const encoder SET[] = {EACH_TYPE(ENTRY, SET)}
 
-/* The same for registers of each width: the bytes are equal, and the time is not. */
+typedef void (*encoder)(int64_t count, const float *x, uint8_t *blocks);
+
+#define ANYWHERE(SET, TYPE, KIND) FOR_OLD ENCODER(SET, TYPE, KIND)
 #if defined __x86_64__ && !defined __clang__ /* for processors before AVX2: unrolled it takes four times the room */
-__attribute__((optimize("O2")))
+#define FOR_OLD __attribute__((optimize("O2")))
+#else
+#define FOR_OLD
 #endif
-static void encode_anywhere(int kind, int64_t count, const float *x, uint8_t *blocks) { encode_blocks(kind, count, x, blocks); }
+EACH_TYPE(ANYWHERE, anywhere)
+TABLE(anywhere);
 
 #ifdef __x86_64__
-__attribute__((target("avx2"))) static void encode_avx2(int kind, int64_t count, const float *x, uint8_t *blocks) {
-    encode_blocks(kind, count, x, blocks);
-}
-
-__attribute__((target("avx512f,avx512bw,avx512dq"))) static void encode_avx512(int kind, int64_t count, const float *x, uint8_t *blocks) {
-    encode_blocks(kind, count, x, blocks);
-}
+#define AVX2(SET, TYPE, KIND) __attribute__((target("avx2"))) ENCODER(SET, TYPE, KIND)
+#define AVX512(SET, TYPE, KIND) __attribute__((target("avx512f,avx512bw,avx512dq"))) ENCODER(SET, TYPE, KIND)
+EACH_TYPE(AVX2, avx2)
+TABLE(avx2);
+EACH_TYPE(AVX512, avx512)
+TABLE(avx512);
 #endif
 
 typedef struct {
-    void (*encode)(int kind, int64_t count, const float *x, uint8_t *blocks);
+    encoder encode;
     int kind;
     int64_t count; /* blocks */
     const float *x;
@@ -379,7 +380,7 @@ static void encode_pieces(void *context, lm_team team) {
     const size_t bytes = tile_bytes(e->kind) / LM_TILE_ROWS;
     for (int64_t first; (first = lm_next(&e->next) * piece) < e->count;) {
         const int64_t count = e->count - first < piece ? e->count - first : piece;
-        e->encode(e->kind, count, e->x + first * cols, e->blocks + (size_t)first * bytes);
+        e->encode(count, e->x + first * cols, e->blocks + (size_t)first * bytes);
     }
 }
 
@@ -392,11 +393,11 @@ static int is_encoded(int kind) {
 
 int lm_encode(int32_t kind, int64_t num_blocks, const float *x, uint8_t *blocks) {
     if (!is_encoded(kind)) return LM_NO_TILES;
-    encoding e = {.encode = encode_anywhere, .kind = kind, .count = num_blocks, .x = x, .blocks = blocks};
+    encoding e = {.encode = anywhere[kind], .kind = kind, .count = num_blocks, .x = x, .blocks = blocks};
 #ifdef __x86_64__
-    if (__builtin_cpu_supports("avx2")) e.encode = encode_avx2;
+    if (__builtin_cpu_supports("avx2")) e.encode = avx2[kind];
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
-        e.encode = encode_avx512;
+        e.encode = avx512[kind];
 #endif
     lm_enter();
     lm_parallel(encode_pieces, &e);

@@ -213,7 +213,7 @@ def write_compiler(hook: ModuleType, path: Path, unknown: str) -> str:
         "#!/bin/sh\n"
         f'for last; do case "$last" in {unknown}) echo "error: what is $last?" >&2; exit 1; esac; done\n'
         f'kept={shlex.quote(str(kept))}/"${{last##*/}}"\n'
-        'case "$last" in */dispatch.o) ;; *.o) exec cp "$kept" "$last" ;; esac\n'
+        'case "$last" in */dispatch_*.o) ;; *.o) exec cp "$kept" "$last" ;; esac\n'
         f'exec {shlex.join(cc)} "$@" -O0\n'
     )
     path.chmod(0o755)
@@ -288,7 +288,9 @@ def test_an_old_compiler_builds_fewer_sets(
     hook: ModuleType, project: Path, tmp_path: Path, unknown: str, left_out: set[str]
 ) -> None:
     cc = write_compiler(hook, tmp_path / "cc", unknown=unknown)
-    assert run(sys.executable, project / "hatch_build.py", CC=cc) == "Compiling the CPU kernels (about a minute) ...\n"
+    said = run(sys.executable, project / "hatch_build.py", CC=cc).splitlines()
+    count = int(re.fullmatch(r"Compiling the CPU kernels: (\d+) files \.\.\.", said[0])[1])
+    assert [line.split()[:3] for line in said[1:]] == [[str(i + 1), "of", str(count)] for i in range(count)]
     library = ctypes.CDLL(str(project / "src" / LIBRARY))
     has = processor_has()
     for name, needed in NEEDED.items():
@@ -296,6 +298,31 @@ def test_an_old_compiler_builds_fewer_sets(
             assert library.lm_use_kernels(name.encode()) == 1, name
         elif name != "amx" and needed <= has:
             assert library.lm_use_kernels(name.encode()) == 0, name
+
+
+def test_for_this_processor_alone_the_best_set_is_compiled(
+    hook: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the portable one; all sets that are asked for afterwards are added, and stay."""
+    for path in (project / "native").glob("*.c"):
+        path.write_text("static int nothing;\n")  # quickly compiled
+    cc, has = hook.compiler(), processor_has()
+    sets = hook._sets(cc)
+    runnable = [name for name in sets if NEEDED[name] <= has] if has else list(sets)
+    names = hook._best_of(cc, sets)
+    assert names[0] == "portable" and names[-1] == runnable[-1] and len(names) <= 3
+    monkeypatch.setattr(hook, "_instructions", lambda cc, flags: None)  # a compiler that knows no native processor
+    assert hook._best_of(cc, sets) == list(sets)
+
+    kept = project / "build" / "native"
+    run(sys.executable, project / "hatch_build.py", "--best")
+    first = {path.name for path in kept.glob("*/*.o")}
+    assert {name.removeprefix("ops_").removesuffix(".o") for name in first if name.startswith("ops_")} == set(names)
+    run(sys.executable, project / "hatch_build.py")
+    assert {path.name for path in kept.glob("*/*.o")} > first or set(names) == set(sets)
+    made = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    assert run(sys.executable, project / "hatch_build.py", "--best") == ""
+    assert {path: path.stat().st_mtime_ns for path in kept.rglob("*")} == made
 
 
 def test_what_has_not_changed_is_not_compiled_again(project: Path) -> None:
