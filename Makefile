@@ -80,9 +80,9 @@ FETCHED := sed -un 's/^ *\(Downloading\|Using cached\) \([^ ]*\) \(([^)]*)\).*/ 
 
 # Compilers and downloads side by side; where one of them fails, the installation after them says why.
 .venv/.run: pyproject.toml constraints.txt hatch_build.py hatch_page.py $(wildcard native/*) $(shell find web docs/learn -type f -not -path '*/node_modules/*')
-	@test -x $(BIN)/python || { $(PYTHON) -m venv .venv; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(SAY) "Installing Llamarium; where they have changed, the CPU kernels are compiled and the page is built (a minute) ..."
-	@$(INSTALL) --no-compile hatchling
+	@$(INSTALL) --no-compile hatchling editables
 	@$(BIN)/python hatch_build.py --best 2>/dev/null & $(BIN)/python hatch_page.py 2>/dev/null & \
 	$(BIN)/python -c $(DEPENDENCIES) | \
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --progress-bar off --no-compile -r /dev/stdin | $(FETCHED); wait
