@@ -211,6 +211,14 @@ def show_value(value: object, limit: int = 80) -> str:
     return escape(spelled, limit)
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Write a number with what it counts: "1 token", "1,024 tokens"; `plural` where it is not the noun with an s.
+
+    Words that follow the number in the same way may be part of both: `counted(n, "tensor is", "tensors are")`.
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Check that an option has one of its values; OptionError naming the option, its value and the choices."""
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):

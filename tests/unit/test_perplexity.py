@@ -85,6 +85,19 @@ def test_it_is_what_transformers_gives_window_by_window(
     assert (found.context, found.stride, found.bos) == (context, stride, True)
 
 
+@pytest.mark.parametrize("context", [2, 16, 33])
+def test_windows_side_by_side_share_one_token(llama: llamarium.Llama, theirs: TransformersLlama, context: int) -> None:
+    found = llama.perplexity(TEXT, context=context, stride=context)
+    ids, nats, end = llama.tokenizer.encode(TEXT), 0.0, 1
+    while end < len(ids):
+        begin, end = end, min(end + context - (end == 1), len(ids))
+        with torch.inference_mode():
+            logits = theirs(torch.tensor([ids[begin - 1 : end - 1]])).logits[0]
+        nats -= float(logits.log_softmax(-1)[range(end - begin), ids[begin:end]].sum())
+    assert found.nats == pytest.approx(nats, rel=2e-6)
+    assert (found.num_tokens, found.stride) == (len(ids) - 1, context)
+
+
 def test_a_text_of_one_window_has_the_perplexity_of_score(llama: llamarium.Llama):
     found = llama.perplexity(TEXT)
     assert found.perplexity == pytest.approx(llama.score(TEXT).perplexity, rel=1e-6)  # not summed in the same order
@@ -98,12 +111,12 @@ def test_less_context_is_less_to_look_at(llama: llamarium.Llama):
 @settings(deadline=None, max_examples=200)
 @given(st.integers(2, 60), st.integers(2, 20), st.data())
 def test_every_token_is_scored_once_with_enough_before_it(num_tokens: int, context: int, data: st.DataObject):
-    stride = data.draw(st.integers(1, context - 1))
+    stride = data.draw(st.integers(1, context))
     scored: list[int] = []
     for window in windows(num_tokens, context, stride):
-        assert window.end - window.begin <= context
+        assert window.end - 1 - window.begin <= context, "its last token is not read"
         for token in range(window.first, window.end):
-            assert token - window.begin >= min(context - stride, token)
+            assert token - window.begin >= max(1, min(context - stride, token))
         scored += range(window.first, window.end)
     assert scored == list(range(1, num_tokens))
 
@@ -152,7 +165,7 @@ def test_progress_ends_at_all_tokens(llama: llamarium.Llama):
         ({"context": 513}, r"context is 513; expected a whole number within 1\.\.512"),
         ({"context": 1}, "context is 1; expected at least 2"),
         ({"context": True}, "context is True"),
-        ({"context": 16, "stride": 16}, r"stride is 16; expected a whole number within 1\.\.15"),
+        ({"context": 16, "stride": 17}, r"stride is 17; expected a whole number within 1\.\.16"),
         ({"stride": 0}, "stride is 0"),
         ({"stride": 1.5}, "stride is 1.5"),
     ],

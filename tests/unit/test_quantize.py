@@ -22,6 +22,7 @@ from llamarium.cli.main import main
 from llamarium.errors import CheckpointError, InputError, OptionError, OutputError
 from llamarium.inspect import forward
 from llamarium.inspect.measures.divergence import kl_of_rows
+from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packed import LinearPacked
 from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
@@ -371,10 +372,48 @@ def test_what_is_quantized_is_quantized_again_only_when_asked(
         llamarium.quantize(path, tmp_path / "out", requantize=True)
 
 
-def test_a_matrix_that_does_not_fit_is_named_before_anything_is_done(model_files: Callable[..., Any], tmp_path: Path):
-    folder = model_files(hidden_size=48, head_dim=6).huggingface()
-    with pytest.raises(OptionError, match=r"embed_tokens\.weight has 48 columns; .* a multiple of 32"):
-        llamarium.quantize(folder, tmp_path / "out")
+@pytest.mark.parametrize("calibration", [None, TEXT])
+def test_a_matrix_that_does_not_fit_stays_in_f16(
+    model_files: Callable[..., Any], tokenizer: Any, tmp_path: Path, calibration: str | None
+) -> None:
+    files = model_files(
+        vocab_size=tokenizer.vocab_size,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_ids,
+        hidden_size=48,
+        head_dim=8,
+        intermediate_size=64,
+        dtype=torch.float32,
+    )
+    files.weights = {key: weight * 4 if weight.ndim == 2 else 1 + weight for key, weight in files.weights.items()}
+    folder = files.huggingface()
+    tokenizer.save(folder)
+    layers: list[tuple[int, int]] = []
+    options: dict[str, Any] = {} if calibration is None else {"calibration": calibration, "context": 16, "samples": 2}
+    with pytest.warns(UserWarning, match=r"matrices stay in F16, such as .* with 48 columns"):
+        made = llamarium.quantize(
+            folder, tmp_path / "out", type="Q8_0", layer_done=lambda *done: layers.append(done), **options
+        )
+    assert made.head == "F16"
+    checkpoint = open_checkpoint(made.path)
+    num_layers = checkpoint.config.num_hidden_layers
+    assert layers == [(i + 1, num_layers) for i in range(num_layers)]
+    types = {key: entry.dtype for key, entry in checkpoint.entries.items() if len(entry.shape) == 2}
+    fits = {key for key in types if key.endswith(("o_proj.weight", "down_proj.weight"))}
+    assert {key for key, type in types.items() if type == "Q8_0"} == fits
+    assert {type for key, type in types.items() if key not in fits} == {"F16"}
+    before, after = llamarium.load(folder, dtype="float32", device="cpu"), llamarium.load(made.path, device="cpu")
+    assert after.runner.__class__.__name__ == "NativeRunner" or native.library() is None
+    assert 0 < after.divergence(TEXT[:400], against=before, context=32).kl < 1e-2
+
+
+def test_without_a_terminal_each_layer_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", "-m", str(folder), "--out", str(tmp_path / "out")]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("quantized layer")]
+    count = llamarium.load(folder, device="cpu").config.num_hidden_layers
+    assert [line.split()[2:5] for line in told] == [[str(i + 1), "of", str(count)] for i in range(count)]
 
 
 def test_bad_weights_are_named(model_files: Callable[..., Any], tmp_path: Path):

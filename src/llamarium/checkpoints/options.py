@@ -84,7 +84,9 @@ def check_loading(dtype: object, dequantize: object, input_bits: object, flags: 
 
 
 def natural_dtype(checkpoint: Checkpoint) -> DtypeName:
-    """Return the default dtype of a checkpoint: as its Linears are stored, else bfloat16."""
+    """Return the default dtype of a checkpoint: as its Linears are stored, else bfloat16; so if some are packed."""
+    if any(entry.is_packed for entry in checkpoint.entries.values()):
+        return "bfloat16"
     entry = checkpoint.entries["model.layers.0.self_attn.q_proj.weight"]
     return DTYPE_OF_TYPE.get(entry.dtype, "bfloat16")
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_values(
         parser,
         ("--context", whole_number(2), "N", None, "tokens of a window (default: 2048, or what the model can hold)"),
-        ("--stride", positive, "N", None, "tokens between windows (default: half of a window)"),
+        ("--stride", positive, "N", None, "tokens between windows, up to --context (default: half of it)"),
         ("--against", str, "NAME", None, "compare with this model, which has the same vocabulary; named as for -m"),
     )
     dtypes, text = ("float32", "bfloat16", "float16"), "what --against computes in (default: float32)"

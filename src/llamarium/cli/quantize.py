@@ -14,6 +14,9 @@ and the error of the outputs is made small.
 import argparse
 import dataclasses
 import shlex
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +30,7 @@ from llamarium.cli.options import (
     importing_torch,
     positive,
 )
-from llamarium.cli.output import emit, note, share_done, size, write_text
+from llamarium.cli.output import draws, emit, note, share_done, size, write_text
 from llamarium.cli.text import read_file
 from llamarium.cli.threads import set_threads
 from llamarium.extras import need_torch
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         set_threads(args.threads)
         made = quantize(
             args.model, args.out, type=args.type, head=args.head, method=args.method, calibration=text,
-            requantize=args.requantize, force=args.force, progress=progress, **given,
+            requantize=args.requantize, force=args.force, progress=progress, layer_done=_layer_lines(), **given,
         )  # fmt: skip
     _say(made)
     if args.json:
@@ -93,6 +96,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         write_text(f"{made.path}\n")
     return 0
+
+
+def _layer_lines() -> Callable[[int, int], None] | None:
+    """Return what writes a line for each layer, where no moving line can be drawn."""
+    begin = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        note(f"quantized layer {done} of {total} after {time.monotonic() - begin:.0f} s")
+
+    return None if draws(sys.stderr) else report
 
 
 def _say(made: "Quantized") -> None:

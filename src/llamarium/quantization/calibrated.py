@@ -49,9 +49,10 @@ class CalibratedQuantizer(Quantizer):
         windows_BT: Tensor | None = None,
         *,
         progress: Callable[[int, int], None] | None = None,
+        layer_done: Callable[[int, int], None] | None = None,
         num_compared: int = 0,
     ) -> None:
-        super().__init__(checkpoint, recipe, progress=progress)
+        super().__init__(checkpoint, recipe, progress=progress, layer_done=layer_done)
         if recipe.method in CALIBRATED and windows_BT is None:
             raise OptionError(f"method {recipe.method} looks at a text to calibrate with, and there is none; give one")
         self._num_layers_done = 0
@@ -95,7 +96,9 @@ class CalibratedQuantizer(Quantizer):
             elif len(entry.shape) == 1:
                 _set(model, key, self._read(key))
             elif key in (EMBEDDING, HEAD):
-                self._set_table(model, key, head_type)
+                self._set_table(model, key, head_type if self.fits(key) else None)
+            elif not self.fits(key):
+                _set(model, key, self._read(key))
         return model.eval().requires_grad_(False)
 
     def reference(self) -> Tensor:
@@ -132,6 +135,8 @@ class CalibratedQuantizer(Quantizer):
         statistics = self._look(layer)
         for name in LAYER_LINEARS.values():
             key, weight = f"{prefix}{name}.weight", layer.get_submodule(name).get_parameter("weight")
+            if not self.fits(key):
+                continue
             seen = None if statistics is None else statistics.of(name).numpy()
             tiles = self._tiles[key] = self.quantize(key, weight.numpy(), self.recipe.type, seen)
             bias = cast("Tensor | None", layer.get_submodule(name).bias)

@@ -10,15 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
+from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError
 from llamarium.extras import need_torch
 from llamarium.io import atomic_folder
 from llamarium.keywords import shows_options
-from llamarium.quant.formats import FORMATS, chosen_type
+from llamarium.quant.formats import FORMATS, GROUP, chosen_type
 from llamarium.quantization.fit import FITTED_FORMATS
 from llamarium.quantization.quantizer import CALIBRATED, QuantizeMethod, Quantizer, Recipe
 
@@ -40,10 +41,10 @@ class Quantized:
 
     Attributes:
         type: Of the layers' Linears.
-        head: Type of the head and the embedding.
+        head: Type of the head and the embedding; "F16" where their rows are no whole number of groups of 32.
         method: How the scales were found.
         num_weights: In all matrices.
-        bits_per_weight: Of all matrices, scales included.
+        bits_per_weight: Of all matrices, scales included, and those that stay in F16.
         head_kl: With "auto": KL from the original, nats per token, by the head's type; None is an unquantized head.
     """
 
@@ -71,8 +72,11 @@ def quantize(
     requantize: bool = False,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    layer_done: Callable[[int, int], None] | None = None,
 ) -> Quantized:
     """Quantize a model and write it as a packed folder, which `load` takes.
+
+    A UserWarning names matrices whose columns are no multiple of 32: they are written in F16.
 
     Args:
         model: As for `load`: a name, a folder, a file.
@@ -88,6 +92,7 @@ def quantize(
         requantize: Allow a model that is quantized already, at the price of both errors.
         force: Replace a model's folder that is there.
         progress: Called with (weights done, weights in all).
+        layer_done: Called with (layers done, layers in all) when all of a layer is quantized.
 
     Raises:
         LlamariumError: If the model cannot be read, options do not fit, or the folder cannot be written.
@@ -100,7 +105,8 @@ def quantize(
     checkpoint, recipe = opened.checkpoint, Recipe(type, method, requantize)
     sample = None if calibration is None else _sample(opened, calibration, samples, context)
     with atomic_folder(Path(out), replace=force) as folder:
-        quantizer, head, kl = _quantizer(opened, recipe, head, sample, progress)
+        how = _Watch(progress=progress, layer_done=layer_done)
+        quantizer, head, kl = _quantizer(opened, recipe, head, sample, how)
         said = {"matrices": type, "head": head, "method": method}
         if sample is not None:
             said |= {"samples": str(len(sample)), "context": str(sample.shape[1])}
@@ -110,21 +116,30 @@ def quantize(
     return Quantized(Path(out), type, head, method, *_sizes(weights, Path(out)), kl)
 
 
+class _Watch(TypedDict):
+    """What is told of a quantizer's progress."""
+
+    progress: Callable[[int, int], None] | None
+    layer_done: Callable[[int, int], None] | None
+
+
 def _quantizer(
     opened: OpenedModel,
     recipe: Recipe,
     head: str,
     windows_BT: "Tensor | None",
-    progress: Callable[[int, int], None] | None,
+    watch: _Watch,
 ) -> tuple[Quantizer, str, dict[str | None, float]]:
     """Return a quantizer, the head's type, and the KL that it was chosen by."""
+    if opened.checkpoint.entries[EMBEDDING].shape[1] % GROUP:
+        head = "F16"
     if windows_BT is None:
-        return Quantizer(opened.checkpoint, recipe, progress=progress), head, {}
+        return Quantizer(opened.checkpoint, recipe, **watch), head, {}
     from llamarium.quantization.calibrated import CalibratedQuantizer, choose_head
 
     num_compared = max(1, _COMPARED_TOKENS // windows_BT.shape[1]) if head == AUTO else 0
     checkpoint = opened.checkpoint
-    quantizer = CalibratedQuantizer(checkpoint, recipe, windows_BT, progress=progress, num_compared=num_compared)
+    quantizer = CalibratedQuantizer(checkpoint, recipe, windows_BT, num_compared=num_compared, **watch)
     if head != AUTO:
         return quantizer, head, {}
     return quantizer, *choose_head(quantizer, windows_BT[:num_compared])
@@ -132,7 +147,7 @@ def _quantizer(
 
 def _sizes(weights: Sequence[PackedWeight], folder: Path) -> tuple[int, int, float]:
     """Return the number of weights in the matrices, the bytes of the folder's files, and the bits per weight."""
-    formats = [(math.prod(weight.shape), weight.format) for weight in weights if weight.format is not None]
+    formats = [(math.prod(weight.shape), weight.format or "F16") for weight in weights if len(weight.shape) == 2]
     num_weights = sum(count for count, _ in formats)
     num_bits = sum(count * FORMATS[name].bits_per_weight for count, name in formats)
     return num_weights, sum(file.stat().st_size for file in folder.iterdir()), num_bits / num_weights

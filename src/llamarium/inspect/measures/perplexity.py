@@ -9,6 +9,9 @@ exactly once, and, but for the first window's, with at least `context` - `stride
     second                        [. . . . s s]
     third                             [. . . . s]
 
+With a stride of the whole context, windows share the last token of the one before, so that their first new token has
+one before it, too.
+
 A smaller stride gives each token more context and so a lower perplexity, and costs more windows. Numbers are comparable
 for the same context, stride and tokenizer only; bits per byte are so for any tokenizer, since they count the bytes of
 the file.
@@ -87,12 +90,14 @@ def windows(
 ) -> Iterator[Window]:
     """Yield the windows over a text; each token but the very first is scored in exactly one of them.
 
+    A window's last token is scored and not read, so that one of `context` + 1 tokens is read with `context`.
     `progress` is called with (tokens done, tokens in all) after each.
     """
     first = 1
+    shared = 1 if stride == context else 0  # tokens of the window before, where it would share none
     for begin in range(0, num_tokens, stride):
         end = min(begin + context, num_tokens)
-        yield Window(begin, end, first)
+        yield Window(max(0, begin - shared), end, first)
         if progress is not None:
             progress(end, num_tokens)
         first = end
@@ -161,7 +166,7 @@ def check_window(config: ModelConfig, context: int | None, stride: int | None) -
         raise InputError("context is 1; expected at least 2: a token needs one before it to have a probability")
     if stride is None:
         stride = context // 2
-    check_count(stride, "stride", context - 1)  # at `context`, a window's first token would have none before it
+    check_count(stride, "stride", context)
     return context, stride
 
 
