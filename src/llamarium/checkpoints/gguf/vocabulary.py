@@ -14,6 +14,7 @@ from llamarium.errors import UnsupportedTokenizerError, escape, warn_caller
 from llamarium.file_names import TOKENIZER
 from llamarium.tokenizer.backends.files import read_json
 from llamarium.tokenizer.backends.gguf_cutters import cutter_names, find_cutter
+from llamarium.tokenizer.backends.gguf_longest import is_longest_match, longest_match_metadata
 from llamarium.tokenizer.backends.pipeline import llama3_cutter, smollm_cutter
 from llamarium.tokenizer.backends.sentencepiece import SentencePieceBackend
 from llamarium.tokenizer.base import Tokenizer
@@ -29,8 +30,8 @@ _KEY = "tokenizer.ggml."
 def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
     """Return a tokenizer as GGUF's metadata.
 
-    A SentencePiece vocabulary of BPE goes in as it is. Every byte-level BPE tokenizer can write itself as a
-    `tokenizer.json`; the lists are taken from there.
+    A SentencePiece vocabulary of BPE goes in as it is, and one of characters or words as a list of which the longest
+    match is taken. Every byte-level BPE tokenizer can write itself as a `tokenizer.json`; the lists are taken from there.
 
     Raises:
         UnsupportedTokenizerError: For another kind, one whose pre-tokenizer or merge rule llama.cpp has under no name
@@ -38,6 +39,13 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
     """
     if isinstance(tokenizer.backend, SentencePieceBackend):
         return _sentencepiece(tokenizer.backend, tokenizer, config) | tokenizer.chat_templates.to_gguf()
+    if is_longest_match(tokenizer.backend):
+        if tokenizer.strip_first_space:
+            warn_caller(
+                "llama.cpp puts no space before a text, from which this vocabulary of words counts its first word: "
+                "begin prompts with a space there"
+            )
+        return longest_match_metadata(tokenizer, config.vocab_size) | tokenizer.chat_templates.to_gguf()
     raw = _as_json(tokenizer)
     model, added = raw["model"], raw["added_tokens"]
     pre = _pre_tokenizer(raw, tokenizer)
@@ -105,7 +113,7 @@ def _as_json(tokenizer: Tokenizer) -> dict[str, Any]:
         tokenizer.save(Path(folder))
         path = Path(folder, TOKENIZER)
         if not path.exists():
-            raise _refusal(tokenizer, "it is not byte-level BPE (a GGUF file cannot say one token per character)")
+            raise _refusal(tokenizer, "it is not byte-level BPE")
         return read_json(path)
 
 

@@ -24,7 +24,14 @@ class CharacterTokenizer:
         check_text(text)
         if not text:
             raise TokenizerError("a character tokenizer is built from a text; this one is empty")
-        return _build(sorted(set(text)), "characters of a text")
+        return CharacterTokenizer.from_characters(sorted(set(text)), "characters of a text")
+
+    @staticmethod
+    def from_characters(characters: list[str], source: str) -> Tokenizer:
+        """Give each of these different characters an id, in their order."""
+        return Tokenizer(
+            CharacterBackend(characters, source), SpecialTokens(), vocab_size=len(characters), source=source
+        )
 
     @staticmethod
     def from_file(path: Path) -> Tokenizer:
@@ -43,7 +50,7 @@ class CharacterTokenizer:
             raise TokenizerError(
                 f"{path}: {len(characters)} characters, {len(set(characters))} different ones; expected each once"
             )
-        return _build(characters, str(path))
+        return CharacterTokenizer.from_characters(characters, str(path))
 
 
 class CharacterBackend(Backend):
@@ -88,7 +95,3 @@ class CharacterBackend(Backend):
         inner.decoder = decoders.Fuse()
         save_huggingface(folder, tokenizer, json.loads(inner.to_str()))
         write_json(folder / CHARACTERS, {"type": "characters", "version": 1, "characters": self._characters})
-
-
-def _build(characters: list[str], source: str) -> Tokenizer:
-    return Tokenizer(CharacterBackend(characters, source), SpecialTokens(), vocab_size=len(characters), source=source)

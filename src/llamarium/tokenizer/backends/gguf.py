@@ -12,6 +12,8 @@ from typing import Any
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.backends.gguf_cutters import Cutter, find_cutter
+from llamarium.tokenizer.backends.gguf_longest import MODEL as LONGEST_MATCH
+from llamarium.tokenizer.backends.gguf_longest import longest_match_tokenizer
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json
 from llamarium.tokenizer.backends.template_files import templates_of_gguf
@@ -33,11 +35,15 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         UnsupportedTokenizerError: For a kind of vocabulary, or a pre-tokenizer, that is not read.
     """
     model = metadata.get(_KEY + "model")
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", LONGEST_MATCH):
         what = "is missing" if model is None else f"is {show_value(model)}"
         raise UnsupportedTokenizerError(
-            f'{source}: {_KEY}model {what}; supported are "gpt2" (byte-level BPE) and "llama" (SentencePiece)'
+            f'{source}: {_KEY}model {what}; supported are "gpt2" (byte-level BPE), "llama" (SentencePiece) and '
+            f'"{LONGEST_MATCH}" (characters and words)'
         )
+    if model == LONGEST_MATCH:
+        tokens, _, types = _tokens(metadata, source)
+        return longest_match_tokenizer(metadata, tokens, types, templates_of_gguf(metadata, source), source)
     cutter = find_cutter(metadata.get(_KEY + "pre"), source) if model == "gpt2" else None
     tokens, ids, types = _tokens(metadata, source)
     typed = {i: kind for i, kind in enumerate(types) if kind != _NORMAL}

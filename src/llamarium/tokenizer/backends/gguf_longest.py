@@ -1,0 +1,75 @@
+r"""Vocabularies of characters and of words inside a GGUF file (`tokenizer.ggml.model` is "rwkv").
+
+llama.cpp has one kind of vocabulary without merges and scores: at each place of a text it takes the longest token that
+matches. Where tokens are characters, or the pieces of the pre-tokenizer of words, that gives the ids of this package.
+Such a vocabulary needs no end token either, which characters do not have.
+
+Tokens are bytes, escaped: a tab, a line's end and a carriage return as in C, any other byte as `\xff`, if need be.
+
+Source: llama.cpp, `src/llama-vocab.cpp` (`llm_tokenizer_rwkv`, `llama_unescape_rwkv_token`).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamarium.errors import UnsupportedTokenizerError, escape
+from llamarium.tokenizer.backends.characters import CharacterBackend, CharacterTokenizer
+from llamarium.tokenizer.backends.words import UNKNOWN, WordBackend, make_words, words_pipeline
+from llamarium.tokenizer.base import Backend, Tokenizer
+from llamarium.tokenizer.chat.templates import ChatTemplates
+
+MODEL = "rwkv"
+"""What files call this kind of vocabulary."""
+
+_KEY = "tokenizer.ggml."
+_NORMAL, _UNKNOWN, _UNUSED = 1, 2, 5
+_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
+_NOT_TEXT = "\\xff"  # a byte of no text, so that an unused row matches none
+
+
+def is_longest_match(backend: Backend) -> bool:
+    """Whether the longest matching token, again and again, is how a vocabulary encodes."""
+    return isinstance(backend, CharacterBackend | WordBackend)
+
+
+def longest_match_metadata(tokenizer: Tokenizer, num_rows: int) -> dict[str, Any]:
+    """Return a vocabulary of characters or words as GGUF's metadata, with all rows of a model."""
+    is_words = isinstance(tokenizer.backend, WordBackend)
+    tokens = [f"{_NOT_TEXT}[{i}]" for i in range(num_rows)]
+    types = [_UNUSED] * num_rows
+    for i in range(tokenizer.vocab_size):
+        text = (tokenizer.backend.token_bytes(i) or b"").decode("utf-8")
+        tokens[i] = "".join(_ESCAPES.get(character, character) for character in text)
+        types[i] = _UNKNOWN if is_words and text == UNKNOWN else _NORMAL
+    metadata = {
+        _KEY + "model": MODEL,
+        _KEY + "tokens": tokens,
+        _KEY + "token_type": types,
+        _KEY + "add_bos_token": False,
+        _KEY + "add_space_prefix": is_words,
+    }
+    return metadata | ({_KEY + "unknown_token_id": tokens.index(UNKNOWN)} if is_words else {})
+
+
+def longest_match_tokenizer(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], templates: ChatTemplates, source: str
+) -> Tokenizer:
+    """Read such a vocabulary; UnsupportedTokenizerError unless it is one of characters, or of words, as written here."""
+    texts = [_ESCAPED.sub(_unescape, token) for token, kind in zip(tokens, types, strict=True) if kind != _UNUSED]
+    if metadata.get(_KEY + "add_space_prefix") is True and texts[:2] == [UNKNOWN, " "]:
+        return make_words(words_pipeline(texts[2:]), source, templates)
+    if not texts or len(set(texts)) != len(texts) or any(len(text) != 1 for text in texts):
+        raise UnsupportedTokenizerError(
+            f"{escape(source)}: {_KEY}model is {MODEL}, and its tokens are more than characters, or the words of "
+            "`llamarium train-tokenizer`; expected these"
+        )
+    return CharacterTokenizer.from_characters(texts, source)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    if len(code) == 3:
+        return chr(int(code[1:], 16))
+    return {"n": "\n", "r": "\r", "t": "\t"}.get(code, code)
