@@ -125,6 +125,18 @@ def llama_cpp(paths: list[Path], prompt: str, banned: list[int]) -> list[list[di
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform")
+def test_a_model_of_characters_answers_the_same_in_llama_cpp(tmp_path: Path) -> None:
+    path = llamarium.export("shakespeare-char", tmp_path / "letters.gguf", format="gguf", type="F32")
+    prompt = "ROMEO:\nBut soft, what light "
+    (answer,) = llama_cpp([path], prompt, [])
+    ours = llamarium.load("shakespeare-char", dtype="float32", device="cpu")
+    expected = ours.generate(prompt, max_tokens=24, temperature=0)
+    assert tuple(token["id"] for token in answer) == expected.completions[0].token_ids
+    again = llamarium.load(path, dtype="float32", device="cpu")
+    assert again.generate(prompt, max_tokens=24, temperature=0).text == expected.text
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform")
 @pytest.mark.filterwarnings("ignore:.* matrices, such as .* are written as")  # rows of 896
 @torch.no_grad()
 def test_llama_cpp_says_the_same(bpe: Tokenizer, pair_of: Callable[[str], Any], tmp_path: Path) -> None:

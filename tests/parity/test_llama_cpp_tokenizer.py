@@ -15,11 +15,14 @@ import pytest
 from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
 from llamarium.checkpoints.gguf.vocabulary import tokenizer_metadata
 from llamarium.config import ModelConfig
+from llamarium.errors import UnsupportedTokenizerError
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.backends.gguf_cutters import cutter_names
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.tokenizer.sentencepiece.model import read_model
+from llamarium.train.data.bpe import train_words
 from sentencepiece_models import TEXTS, USER_DEFINED, library, trained
 
 pytestmark = pytest.mark.skipif(
@@ -142,6 +145,37 @@ def test_an_exported_vocabulary_has_the_same_ids_in_llama_cpp(tmp_path: Path, co
     for read in (tokenizer, again, load_tokenizer_file(tmp_path / "saved")):
         for text, ids in zip(texts, answers, strict=True):
             assert read.encode(text, parse_special=True) == without_double_bos(ids), text
+
+
+def test_characters_and_words_have_the_same_ids_in_llama_cpp(tmp_path: Path, config: ModelConfig):
+    """Words begin with the space that this package puts before a text, and llama.cpp does not."""
+    texts = [text for text in (*cut_texts(), "\\n \\ [PAD3]", "a\tb\r\n") if text]
+    characters = CharacterTokenizer.from_text("".join(texts))
+    words = train_words(texts, 600)
+    with pytest.warns(UserWarning, match="begin prompts with a space"):
+        of_words = tokenizer_metadata(words, config)
+    of_characters = tokenizer_metadata(characters, config)
+    jobs = [
+        (write_model_of(tmp_path / "characters.gguf", of_characters), texts),
+        (write_model_of(tmp_path / "words.gguf", of_words), [f" {text}" for text in texts]),
+    ]
+    cases = ((characters, of_characters), (words, of_words))
+    for (tokenizer, metadata), answers in zip(cases, llama_cpp(jobs), strict=True):
+        again = from_gguf_metadata(metadata, "m.gguf")
+        for text, ids in zip(texts, answers, strict=True):
+            assert tokenizer.encode(text) == again.encode(text) == ids, text
+            assert again.decode(ids) == text
+        assert (again.vocab_size, type(again.backend)) == (tokenizer.vocab_size, type(tokenizer.backend))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tokens": ["a", "bc"], "token_type": [1, 1]}, {"tokens": ["a"], "token_type": [5]}, {"tokens": ["a", "\\x61"]}],
+)
+def test_another_vocabulary_of_that_kind_is_refused(changes: dict[str, Any]):
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in ({"model": "rwkv"} | changes).items()}
+    with pytest.raises(UnsupportedTokenizerError, match=r"m\.gguf: .* rwkv"):
+        from_gguf_metadata(metadata, "m.gguf")
 
 
 @pytest.fixture

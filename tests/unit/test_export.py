@@ -325,7 +325,6 @@ def edited(tokenizer: Tokenizer, folder: Path, **changes: Any) -> Tokenizer:
 
 
 REFUSED: dict[str, tuple[Callable[[Tokenizer, Path], Tokenizer], str]] = {
-    "characters": (lambda t, f: CharacterTokenizer.from_text("abc"), "not byte-level BPE"),
     "no end": (lambda t, f: no_end(t), "no end-of-text token"),
     "GPT-2's cutter": (
         lambda t, f: edited(

@@ -31,7 +31,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, A
     """Return a tokenizer as GGUF's metadata.
 
     A SentencePiece vocabulary of BPE goes in as it is, and one of characters or words as a list of which the longest
-    match is taken. Every byte-level BPE tokenizer can write itself as a `tokenizer.json`; the lists are taken from there.
+    match is taken. Every byte-level BPE tokenizer can write itself as a `tokenizer.json`, from which lists are taken.
 
     Raises:
         UnsupportedTokenizerError: For another kind, one whose pre-tokenizer or merge rule llama.cpp has under no name

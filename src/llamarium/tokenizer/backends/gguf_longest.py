@@ -11,16 +11,14 @@ Source: llama.cpp, `src/llama-vocab.cpp` (`llm_tokenizer_rwkv`, `llama_unescape_
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamarium.errors import UnsupportedTokenizerError, escape
 from llamarium.tokenizer.backends.characters import CharacterBackend, CharacterTokenizer
+from llamarium.tokenizer.backends.gguf import LONGEST_MATCH
 from llamarium.tokenizer.backends.words import UNKNOWN, WordBackend, make_words, words_pipeline
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.chat.templates import ChatTemplates
-
-MODEL = "rwkv"
-"""What files call this kind of vocabulary."""
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _UNUSED = 1, 2, 5
@@ -44,7 +42,7 @@ def longest_match_metadata(tokenizer: Tokenizer, num_rows: int) -> dict[str, Any
         tokens[i] = "".join(_ESCAPES.get(character, character) for character in text)
         types[i] = _UNKNOWN if is_words and text == UNKNOWN else _NORMAL
     metadata = {
-        _KEY + "model": MODEL,
+        _KEY + "model": LONGEST_MATCH,
         _KEY + "tokens": tokens,
         _KEY + "token_type": types,
         _KEY + "add_bos_token": False,
@@ -56,13 +54,13 @@ def longest_match_metadata(tokenizer: Tokenizer, num_rows: int) -> dict[str, Any
 def longest_match_tokenizer(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], templates: ChatTemplates, source: str
 ) -> Tokenizer:
-    """Read such a vocabulary; UnsupportedTokenizerError unless it is one of characters, or of words, as written here."""
+    """Read such a vocabulary; UnsupportedTokenizerError unless its tokens are characters, or words as written here."""
     texts = [_ESCAPED.sub(_unescape, token) for token, kind in zip(tokens, types, strict=True) if kind != _UNUSED]
     if metadata.get(_KEY + "add_space_prefix") is True and texts[:2] == [UNKNOWN, " "]:
         return make_words(words_pipeline(texts[2:]), source, templates)
     if not texts or len(set(texts)) != len(texts) or any(len(text) != 1 for text in texts):
         raise UnsupportedTokenizerError(
-            f"{escape(source)}: {_KEY}model is {MODEL}, and its tokens are more than characters, or the words of "
+            f"{escape(source)}: {_KEY}model is {LONGEST_MATCH}, and its tokens are more than characters, or the words of "
             "`llamarium train-tokenizer`; expected these"
         )
     return CharacterTokenizer.from_characters(texts, source)
