@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -182,10 +183,11 @@ def _compile(
 
 def _progress(count: int) -> Callable[[str], None]:
     """Return what prints a line for each file that is compiled."""
-    begin, numbers = time.monotonic(), itertools.count(1)
+    begin, numbers, one_at_a_time = time.monotonic(), itertools.count(1), threading.Lock()
 
     def tell(name: str) -> None:
-        print(f"  {next(numbers)} of {count} compiled after {time.monotonic() - begin:.0f} s: {name}", flush=True)
+        with one_at_a_time:
+            print(f"  {next(numbers)} of {count} compiled after {time.monotonic() - begin:.0f} s: {name}", flush=True)
 
     return tell
 

@@ -23,7 +23,18 @@ from llamarium.build.whole import Whole
 from llamarium.errors import InputError, OptionError, escape, warn_caller
 from llamarium.hub.folders import trust
 
-__all__ = ["STEPS", "Course", "Result", "Whole", "check_step", "check_steps", "check_whole", "hint", "start"]
+__all__ = [
+    "STEPS",
+    "Course",
+    "Result",
+    "Whole",
+    "check_step",
+    "check_steps",
+    "check_whole",
+    "hint",
+    "next_step",
+    "start",
+]
 
 
 def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s: float = CALL_S) -> Result:
@@ -90,6 +101,11 @@ def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
 def hints_of(step: Step, depth: int) -> tuple[str, ...]:
     """Return the first hints of a step; the third is the solution."""
     return (*step.hints, solution(step))[:depth]
+
+
+def next_step(folder: Path) -> str:
+    """Return the name of the first step that is open, or of the last one."""
+    return _chosen(folder, course_of(folder), None)
 
 
 def _chosen(folder: Path, course: Course, step: str | None) -> str:

@@ -8,7 +8,7 @@ it parts first. Use NumPy or PyTorch, as you like.
   llamarium build check rotate    check a step, by its name or number
   llamarium build check mine      check what `llamarium build mine` wrote
   llamarium build check --all     all steps, and the whole model
-  llamarium build hint rotate     a hint; again for the next one
+  llamarium build hint            a hint for that step; again for the next one
   llamarium build pack            make a course of some steps, for others
 
 When all steps stand, the folder is a model: llamarium chat -m my_llama

@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         llama.tokenizer.chat([])  # raises what there is to say about it
     if question is None:
         repeats, on = args.allow_repetition, args.adapter
-        Repl(llama, args.system, options, args.stats, adapter=on, may_repeat=repeats, disk_cache=disk).run()
+        repl = Repl(llama, args.system, options, args.stats, adapter=on, may_repeat=repeats, disk_cache=disk)
+        is_fine = repl.run()
+        return 0 if is_fine or repl.interactive else 1
     elif args.json:
         _answer_as_json(llama, args.system, question, options)
     else:

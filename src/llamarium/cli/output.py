@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
-from llamarium.errors import escape
+from llamarium.errors import counted, escape
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,6 +33,9 @@ _CONTROLS = re.compile(
 
 _COMMAND = re.compile(r"`[^`]+`|(?<=[: ] )(?:llamarium|torchrun) .*")
 _ARGUMENT = re.compile(r"""'[^']*'|"[^"]*"|(?<= )-[\w-]+ (?=[^- ])""")  # a quoted one, an option and its value
+
+WIDTH = 80
+"""Columns where none are known: in a pipe or a file, where lines are read in a terminal in the end."""
 
 _REDRAW_S = 0.1  # seconds between drawings of a bar
 _MIN_WIDTH = 20  # columns; in fewer, rich would draw nothing, or a letter a line
@@ -79,6 +82,11 @@ def note(text: str) -> None:
     with suppress(BrokenPipeError):
         sys.stderr.write(_fitting(text, sys.stderr) + "\n")
         sys.stderr.flush()
+
+
+def note_paragraph(text: str) -> None:
+    """Write sentences for a person to stderr, as `note`; without a terminal in lines of `WIDTH` columns, too."""
+    note(text if draws(sys.stderr) else filled(text, WIDTH))
 
 
 def say(text: str) -> None:
@@ -206,14 +214,14 @@ def show(renderable: "RenderableType") -> None:
     """Print a rich table or text to stdout, without the blanks that rich puts at the ends of lines.
 
     Every string is taken literally: no markup, no emoji codes, no guessed colours. The width is the terminal's or
-    `COLUMNS`; 80 where neither is known, or the number too small to be meant (0, say). A table that is too wide loses
-    its bars, and then runs over the edge: no cell vanishes, and no word is broken. `NO_COLOR` is honoured by rich.
+    `COLUMNS`; `WIDTH` where neither is known, or the number too small to be meant (0, say). A table that is too wide
+    loses its bars, and then runs over the edge: no cell vanishes, and no word is broken. rich honours `NO_COLOR`.
     """
     from rich.console import Console
 
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
     if console.width < _MIN_WIDTH:
-        console.width = 80
+        console.width = WIDTH
     console.width = max(console.width, fit(renderable, console.width))
     with console.capture() as capture:
         console.print(renderable)
@@ -250,7 +258,7 @@ class Stopwatch:
             return
         seconds = time.perf_counter() - self._start
         parts = [
-            f"{self.num_tokens} tokens in {seconds:.2f} s",
+            f"{counted(self.num_tokens, 'token')} in {seconds:.2f} s",
             f"{self.num_tokens / seconds:.1f} tokens/s",
             f"the first after {self._first - self._start:.2f} s",
             *details,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llamarium.adapters.model_names import public_name
 from llamarium.cli.answer import sampling_only, say
-from llamarium.cli.output import note
-from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, escape, show_value
+from llamarium.cli.output import note, note_paragraph
+from llamarium.errors import ContextLengthError, InputError, LlamariumError, OutputError, counted, escape, show_value
 from llamarium.sampling.params import PARAMETERS, parameters_of
 
 if TYPE_CHECKING:
@@ -65,8 +65,9 @@ class Repl:
             "/quit": ("leave; so do /exit, /bye and Ctrl-D", lambda _: None),
         }
 
-    def run(self) -> None:
-        """Read lines until /quit or the end of the input; an error ends it only where stdin is no terminal."""
+    def run(self) -> bool:
+        """Read lines until /quit or the end of the input; return whether all of them were understood and answered."""
+        is_fine = True
         if self.interactive:
             name = public_name(self.llama.name, None, {}).removesuffix(".gguf")  # its folders would take the line
             name += f" with the adapter {self.adapter}" if self.adapter else ""
@@ -76,10 +77,10 @@ class Repl:
             try:
                 self.take(line.strip())
             except LlamariumError as error:
-                if not self.interactive:
-                    raise
+                is_fine = False
                 hint = "; /reset begins a new dialog" if isinstance(error, ContextLengthError) else ""
                 note(f"llamarium: error: {' '.join(str(error).split())}{hint}")
+        return is_fine
 
     def read_line(self) -> str | None:
         """Ask for one line, or for several that were pasted together or stand between quotes; None at the end."""
@@ -177,12 +178,12 @@ class Repl:
         if not name:
             for one, branch in self.branches.items():
                 mark = " (this one)" if one == self.branch else ""
-                note(f"  {escape(one, 40)}: {len(branch.messages)} messages{mark}")
+                note(f"  {escape(one, 40)}: {counted(len(branch.messages), 'message')}{mark}")
             return
         if name not in self.branches:
             raise InputError(f"no branch {escape(name, 40)}; there are: {escape(', '.join(self.branches))}")
         self.branch, self.conversation = name, self.branches[name]
-        note(f"[branch {escape(name, 40)}: {len(self.conversation.messages)} messages]")
+        note(f"[branch {escape(name, 40)}: {counted(len(self.conversation.messages), 'message')}]")
 
     def set(self, rest: str) -> None:
         """Set an option of `/set`'s list, or take it back (`-`); without a value, show what the next answer has."""
@@ -199,7 +200,7 @@ class Repl:
         self.options = changed
         for one in [name] if name else _OPTIONS:
             value = "random" if one == "seed" and changed.get(one) is None else getattr(now, one)
-            note(f"[{one} is {value}]" if text else f"  {one:<19}{value:<6} {_OPTIONS[one]}")
+            note_paragraph(f"[{one} is {value}]" if text else f"  {one:<19}{value:<6} {_OPTIONS[one]}")
 
     def system(self, text: str) -> None:
         """Set the system prompt, or show it."""
@@ -227,12 +228,12 @@ class Repl:
         self.conversation.messages[:] = messages
         for message in messages:
             note(f"{message['role']}: {escape(message['content'], _SHOWN)}")
-        note(f"[loaded {name}: {len(messages)} messages]")
+        note(f"[loaded {name}: {counted(len(messages), 'message')}]")
 
     def help(self, _: str) -> None:
         """List commands and spellings."""
         listed = [(name, what) for name, (what, _) in self.commands.items()] + [*_SPELLINGS]
-        note("\n".join(f"  {name:<9}{what}" for name, what in listed))
+        note_paragraph("\n".join(f"  {name:<9}{what}" for name, what in listed))
 
     def _has_system(self) -> bool:
         return self.conversation.messages[:1] != [] and self.conversation.messages[0]["role"] == "system"

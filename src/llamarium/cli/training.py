@@ -8,9 +8,10 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamarium.cli.output import emit, note, warn
+from llamarium.cli.output import emit, note, note_paragraph, warn
 from llamarium.cli.threads import set_threads
-from llamarium.cli.training_view import counted, measured, view
+from llamarium.cli.training_view import measured, view
+from llamarium.errors import counted
 from llamarium.hub.folders import is_adapter
 from llamarium.train.conduct import conduct, init_process_group
 from llamarium.train.config import GRPOConfig, RunConfig
@@ -51,7 +52,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
                 watch=watch(tracking),
             )
         if is_first and (args.report or is_report(out / "report.html")):
-            note(f"report: {named / write_report(out).name}")
+            note_paragraph(f"report: {named / write_report(out).name}")
     stopped_by = ending.signal if ending.position.step < config.steps else None
     if is_first:
         _tell_end(config, ending, named, stopped_by)
@@ -60,7 +61,7 @@ def follow(config: RunConfig, args: argparse.Namespace, prepare: Callable[[Proce
             command = type(config).__name__.removesuffix("Config").lower()
             longer = " --patience 0" if ending.position.step < config.steps else " --allow-changes --steps N"
             what, more = ("train it for longer", longer) if ending.was_over else ("go on with it", "")
-            note(f"{what}: {run} {command} --out {shlex.quote(str(named))} --resume{more}")
+            note_paragraph(f"{what}: {run} {command} --out {shlex.quote(str(named))} --resume{more}")
         _advise(out / "best" if (out / "best").is_dir() else ending.checkpoint, named, talks=ending.chat)
     return 0 if stopped_by is None else 128 + stopped_by
 
@@ -75,19 +76,21 @@ def _tell_end(config: RunConfig, ending: TrainingResult, named: Path, stopped_by
     early = f"; ended early: no better one in {config.patience} validations" if at.step < config.steps else ""
     if stopped_by is None:
         left = "nothing is left to do; " * ending.was_over
-        note(f"{left}{counted(at.step, 'step')} done: {named / ending.checkpoint.name}{best}{early}{without}")
+        note_paragraph(f"{left}{counted(at.step, 'step')} done: {named / ending.checkpoint.name}{best}{early}{without}")
     else:
         by = "Ctrl-C" if stopped_by == signal.SIGINT else signal.Signals(stopped_by).name
-        note(f"{by} at step {at.step}: saved {named / ending.checkpoint.name}{best}")
+        note_paragraph(f"{by} at step {at.step}: saved {named / ending.checkpoint.name}{best}")
 
 
 def _advise(checkpoint: Path, named: Path, *, talks: bool) -> None:
     """Name commands that use a checkpoint of the folder `named`, as it was given; `talks`: dialogs were learned."""
     is_on_base = is_adapter(checkpoint)
     name = f"{'--adapter' if is_on_base else '-m'} {shlex.quote(str(named / checkpoint.name))}"
-    note(f"talk to it: llamarium chat {name}" if talks else f"continue a text with it: llamarium generate {name} TEXT")
+    note_paragraph(
+        f"talk to it: llamarium chat {name}" if talks else f"continue a text with it: llamarium generate {name} TEXT"
+    )
     if is_on_base:
-        note(f"merge it into a model: llamarium merge {name} --dtype float32 --out MODEL")
+        note_paragraph(f"merge it into a model: llamarium merge {name} --dtype float32 --out MODEL")
 
 
 def harmless(watcher: Emit) -> Emit:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.cli.output import draws, note, printable, quote, table, warn
-from llamarium.errors import escape
+from llamarium.cli.output import draws, note, note_paragraph, printable, quote, table, warn
+from llamarium.errors import counted, escape
 from llamarium.train.report.page import duration
 
 if TYPE_CHECKING:
@@ -58,9 +58,10 @@ def view(num_steps: int, *, quiet: bool) -> "Generator[Emit]":
 
 
 def _tell(event: "Event", num_steps: int) -> None:
-    """Write an event's sentence, if it has one, to stderr: an alarm's as a warning."""
+    """Write an event's sentence, if it has one, to stderr: an alarm's as a warning, a beginning's in filled lines."""
+    write = {"alarm": warn, "start": note_paragraph, "resume": note_paragraph}.get(event["event"], note)
     if sentence := _sentence(event, num_steps):
-        (warn if event["event"] == "alarm" else note)(sentence)
+        write(sentence)
 
 
 class Board:
@@ -287,8 +288,3 @@ def _threads(event: "Event") -> str:
     rows, own = event["threads_rows"], seconds.pop(str(count))
     others = ", ".join(f"{counted(int(other), 'thread')}: {value:.2g} s" for other, value in seconds.items())
     return f"{counted(count, 'thread')}, chosen by timing {counted(rows, 'row')}: {own:.2g} s ({others})"
-
-
-def counted(count: int, what: str) -> str:
-    """Return "1 row", "2,000 rows"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

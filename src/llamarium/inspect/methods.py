@@ -47,8 +47,8 @@ class Measured(Inspected):
         Args:
             text: The text; BOS is put before it once, if the vocabulary has one.
             context: Tokens of a window; None is 2,048, or the model's whole context if that is shorter.
-            stride: Tokens from one window to the next, less than `context`; None is half of it. Each token is scored
-                once, with at least `context` - `stride` tokens before it if there are that many.
+            stride: Tokens from one window to the next, up to `context`; None is half of it. Each token is scored
+                once, with at least `context` - `stride` tokens before it (and one) if there are that many.
             progress: Called with (tokens done, total tokens).
 
         Raises:

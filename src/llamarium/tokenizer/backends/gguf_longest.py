@@ -60,8 +60,8 @@ def longest_match_tokenizer(
         return make_words(words_pipeline(texts[2:]), source, templates)
     if not texts or len(set(texts)) != len(texts) or any(len(text) != 1 for text in texts):
         raise UnsupportedTokenizerError(
-            f"{escape(source)}: {_KEY}model is {LONGEST_MATCH}, and its tokens are more than characters, or the words of "
-            "`llamarium train-tokenizer`; expected these"
+            f"{escape(source)}: {_KEY}model is {LONGEST_MATCH}, and its tokens are neither characters nor the words of "
+            "`llamarium train-tokenizer`; expected one of these"
         )
     return CharacterTokenizer.from_characters(texts, source)
 

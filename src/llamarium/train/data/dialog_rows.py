@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from llamarium.datasets.rows import Reading
-from llamarium.errors import TrainingError, escape, show_value, warn_caller
+from llamarium.errors import TrainingError, counted, escape, show_value, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialogs import Example, read_dialogs
@@ -173,7 +173,7 @@ class DialogRows:
         shared = "" if self._packing else " one a row"
         label = f"{self._label} {self.context} {self.mixture.seed} {self._pad_id}{shared}{self.mixture.label}"
         digest = hashlib.sha256(label.encode())
-        for ids, learned, _, weights in self.examples:
+        for ids, learned, _, weights, _ in self.examples:
             digest.update(len(ids).to_bytes(8, "little"))
             digest.update(ids.tobytes())
             digest.update(learned.tobytes())
@@ -198,9 +198,12 @@ def fitting(
     if not num_long:
         return [*examples]
     longest = max(lengths)
+    unit = lengths.index(longest)
+    named = examples[unit * together].place or f"number {unit + 1}"
     found = (
-        f"{where}{num_long} of {len(lengths)} {'examples' if together == 1 else 'pairs'} are longer than a row of "
-        f"{context} tokens; the longest, number {lengths.index(longest) + 1}, has {longest}"
+        f"{where}{num_long} of {counted(len(lengths), 'example' if together == 1 else 'pair')} "
+        f"{'is' if num_long == 1 else 'are'} longer than a row of {counted(context, 'token')}; the longest, {named}, "
+        f"has {longest:,}"
     )
     kept: list[Example] = []
     num_empty = 0

@@ -50,13 +50,14 @@ class Example(NamedTuple):
     """One example: ids, int32 (n,), and which are learned, bool (n,); never the first, as nothing precedes it.
 
     `form` is the first field of the row's form. `weights`, float32 (n,), multiply the learned tokens' losses; None is 1
-    for all.
+    for all. `place` is the row's ("data.jsonl:3"), for messages.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.bool_]
     form: str = ""
     weights: NDArray[np.float32] | None = None
+    place: str = ""
 
 
 def read_dialogs(
@@ -85,7 +86,8 @@ def read_dialogs(
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
         for row, records, encoded in encoded_rows(chunk, tokenizer, counts, chat=chat, understand=understand):
             with counts.at(row.place):
-                examples += finish([joined(record.form, parts) for record, parts in zip(records, encoded, strict=True)])
+                found = [joined(record.form, parts) for record, parts in zip(records, encoded, strict=True)]
+                examples += [example._replace(place=row.place) for example in finish(found)]
     if not examples:
         raise TrainingError(f"{escape(source)}: holds no example{counts.why_none}")
     if tally is None:
