@@ -102,18 +102,34 @@ def quantize(
     head = chosen_type("head", head or (_DEFAULT_HEAD if calibration is None else AUTO), (AUTO, *FITTED_FORMATS))
     _check_options(head, method, calibration)
     opened = open_model(model)
-    checkpoint, recipe = opened.checkpoint, Recipe(type, method, requantize)
+    recipe = Recipe(type, method, requantize)
     sample = None if calibration is None else _sample(opened, calibration, samples, context)
     with atomic_folder(Path(out), replace=force) as folder:
-        how = _Watch(progress=progress, layer_done=layer_done)
-        quantizer, head, kl = _quantizer(opened, recipe, head, sample, how)
-        said = {"matrices": type, "head": head, "method": method}
-        if sample is not None:
-            said |= {"samples": str(len(sample)), "context": str(sample.shape[1])}
+        watch = _Watch(progress=progress, layer_done=layer_done)
+        quantizer, head, kl = _quantizer(opened, recipe, head, sample, watch)
         weights = quantizer.weights(head)
-        tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
-        save_packed(weights, checkpoint.config, folder, tokenizer=tokenizer, generation_config=recommended, recipe=said)
+        _save(weights, opened, folder, {"matrices": type, "head": head, "method": method}, sample)
     return Quantized(Path(out), type, head, method, *_sizes(weights, Path(out)), kl)
+
+
+def _save(
+    weights: Sequence[PackedWeight],
+    opened: OpenedModel,
+    folder: Path,
+    recipe: dict[str, str],
+    windows_BT: "Tensor | None",
+) -> None:
+    """Write the weights, and what else the model has; `recipe` is kept with them, and the size of the sample."""
+    if windows_BT is not None:
+        recipe |= {"samples": str(len(windows_BT)), "context": str(windows_BT.shape[1])}
+    save_packed(
+        weights,
+        opened.checkpoint.config,
+        folder,
+        tokenizer=opened.optional_tokenizer,
+        generation_config=opened.generation_config,
+        recipe=recipe,
+    )
 
 
 class _Watch(TypedDict):
