@@ -102,11 +102,10 @@ def quantize(
     head = chosen_type("head", head or (_DEFAULT_HEAD if calibration is None else AUTO), (AUTO, *FITTED_FORMATS))
     _check_options(head, method, calibration)
     opened = open_model(model)
-    recipe = Recipe(type, method, requantize)
     sample = None if calibration is None else _sample(opened, calibration, samples, context)
     with atomic_folder(Path(out), replace=force) as folder:
         watch = _Watch(progress=progress, layer_done=layer_done)
-        quantizer, head, kl = _quantizer(opened, recipe, head, sample, watch)
+        quantizer, head, kl = _quantizer(opened, Recipe(type, method, requantize), head, sample, watch)
         weights = quantizer.weights(head)
         _save(weights, opened, folder, {"matrices": type, "head": head, "method": method}, sample)
     return Quantized(Path(out), type, head, method, *_sizes(weights, Path(out)), kl)
