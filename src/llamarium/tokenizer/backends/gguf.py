@@ -12,15 +12,13 @@ from typing import Any
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value, warn_caller
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.backends.gguf_cutters import Cutter, find_cutter
+from llamarium.tokenizer.backends.gguf_longest import LONGEST_MATCH, longest_match_tokenizer
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json
 from llamarium.tokenizer.backends.template_files import templates_of_gguf
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
-
-LONGEST_MATCH = "rwkv"
-"""What files call a vocabulary of which the longest matching token is taken."""
 
 _KEY = "tokenizer.ggml."
 
@@ -43,8 +41,6 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
             f'"{LONGEST_MATCH}" (characters and words)'
         )
     if model == LONGEST_MATCH:
-        from llamarium.tokenizer.backends.gguf_longest import longest_match_tokenizer
-
         tokens, _, types = _tokens(metadata, source)
         return longest_match_tokenizer(metadata, tokens, types, templates_of_gguf(metadata, source), source)
     cutter = find_cutter(metadata.get(_KEY + "pre"), source) if model == "gpt2" else None

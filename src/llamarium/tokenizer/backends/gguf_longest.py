@@ -15,10 +15,12 @@ from typing import Any
 
 from llamarium.errors import UnsupportedTokenizerError, escape
 from llamarium.tokenizer.backends.characters import CharacterBackend, CharacterTokenizer
-from llamarium.tokenizer.backends.gguf import LONGEST_MATCH
 from llamarium.tokenizer.backends.words import UNKNOWN, WordBackend, make_words, words_pipeline
 from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.chat.templates import ChatTemplates
+
+LONGEST_MATCH = "rwkv"
+"""What files call a vocabulary of which the longest matching token is taken."""
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _UNUSED = 1, 2, 5
