@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from llamarium.adapters.config import LoRAConfig
-from llamarium.adapters.lora import apply_lora, lora_linears
+from llamarium.adapters.lora import adapted_modules, apply_lora, lora_linears
+from llamarium.adapters.lora_embedding import LoRAEmbedding
 from llamarium.model import LlamaForCausalLM
 from llamarium.runtime.adapter import Adapter, LowRank
 from native_models import CONFIG, build
@@ -15,12 +16,13 @@ UNTIED = replace(CONFIG, tie_word_embeddings=False)
 
 @torch.no_grad()
 def strengthen(model: LlamaForCausalLM, spread: float, *, seed: int = 0, stretch: float = 1.0) -> None:
-    """Draw each adapter's B with this deviation, and stretch DoRA's magnitudes."""
+    """Draw what begins as zeros of each adapter with this deviation, and stretch DoRA's magnitudes."""
     generator = torch.Generator().manual_seed(seed)
-    for _, linear in lora_linears(model):
-        linear.lora_B.weight.normal_(0, spread, generator=generator)
-        if linear.lora_magnitude_vector is not None:
-            linear.lora_magnitude_vector.mul_(stretch)
+    for _, adapted in adapted_modules(model):
+        zeros = adapted.lora_embedding_A if isinstance(adapted, LoRAEmbedding) else adapted.lora_B.weight
+        zeros.normal_(0, spread, generator=generator)
+        if adapted.lora_magnitude_vector is not None:
+            adapted.lora_magnitude_vector.mul_(stretch)
 
 
 @torch.no_grad()

@@ -58,6 +58,8 @@ def randomize(tensors: Any) -> None:
         for name, tensor in tensors:
             if "lora_B" in name:
                 tensor.normal_(0, 0.3, generator=generator)
+            elif "lora_embedding_A" in name:
+                tensor.normal_(0, 0.05, generator=generator)
             elif "magnitude" in name:
                 tensor.mul_(torch.empty_like(tensor).uniform_(0.5, 1.5, generator=generator))
 
@@ -424,3 +426,114 @@ def test_older_keys_and_a_pickle(base: Path, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "a" / "adapter_model.bin")
     model = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32").model
     torch.testing.assert_close(model(IDS), expected, **CLOSE)
+
+
+# --- adapters of the embedding and the head ---------------------------------------------------------------------------
+
+TABLES: dict[str, tuple[str, ...]] = {
+    "embedding": ("embed_tokens",),
+    "head": ("lm_head",),
+    "both": ("embed_tokens", "lm_head", "q_proj"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # peft's advice about tied weights
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", TABLES)
+def test_adapters_of_tables_compute_and_learn_as_pefts(
+    kind: str, variant: str, tied: bool, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(dtype=torch.float32, tie_word_embeddings=tied).huggingface()
+    model = llamarium.load(base, device="cpu", dtype="float32").model
+    before = model(IDS)
+    trained = apply_lora(model, LoRAConfig(r=4, alpha=8, target_modules=TABLES[kind], **VARIANTS[variant]))
+    torch.testing.assert_close(model(IDS), before, rtol=1e-6, atol=1e-6)
+    assert all(p.requires_grad == (".lora_" in name) for name, p in model.named_parameters())
+    assert trained == sum(p.numel() for name, p in model.named_parameters() if ".lora_" in name)
+    randomize(model.named_parameters())
+    save_adapter(model, tmp_path / "a", base_model=str(base))
+
+    other = peft.PeftModel.from_pretrained(theirs(base), tmp_path / "a", is_trainable=True).eval()
+    expected = other(IDS).logits
+    assert (expected - before).abs().max() > 5e-3
+    torch.testing.assert_close(model(IDS), expected, **CLOSE)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    (model(IDS) * weights).sum().backward()
+    (expected * weights).sum().backward()
+    theirs_by_name = {
+        name.removeprefix("base_model.model.").replace(".default", "").replace("vector.weight", "vector"): p.grad
+        for name, p in other.named_parameters()
+        if p.requires_grad
+    }
+    ours = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert ours.keys() == theirs_by_name.keys() and ours
+    for name, grad in ours.items():
+        assert grad is not None
+        torch.testing.assert_close(grad, theirs_by_name[name], rtol=1e-4, atol=1e-4)
+
+    served = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32")
+    assert isinstance(served.runner, NativeRunner) == (native.library() is not None)
+    found = torch.from_numpy(np.concatenate([*logits_of(served.runner, IDS[0].tolist())]))
+    torch.testing.assert_close(found, expected[0].detach(), **CLOSE)
+
+    llamarium.merge(tmp_path / "a", tmp_path / "merged", dtype="float32", device="cpu")
+    with torch.no_grad():
+        merged = theirs(tmp_path / "merged")
+        torch.testing.assert_close(merged(IDS).logits, expected, **CLOSE)
+        assert torch.equal(merged.get_input_embeddings().weight, merged.get_output_embeddings().weight) is False
+
+    again = llamarium.load(base, device="cpu", dtype="float32").model
+    load_adapter(again, tmp_path / "a", trainable=True)
+    names = {name for name, p in again.named_parameters() if p.requires_grad}
+    assert names == ours.keys(), "the corrections go on, not a whole table"
+    save_adapter(again, tmp_path / "b", base_model=str(base))
+    one, two = (load_file(tmp_path / name / ADAPTER) for name in "ab")
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_embedding_adapter_of_peft_is_trained_further_as_an_adapter(
+    variant: str, model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(dtype=torch.float32, tie_word_embeddings=False).huggingface()
+    wrapped = randomized(base, VARIANTS[variant], KINDS["both"], tmp_path / "a")
+    model = llamarium.load(base, device="cpu", dtype="float32").model
+    load_adapter(model, tmp_path / "a", trainable=True)
+    torch.testing.assert_close(model(IDS), wrapped(IDS).logits, **CLOSE)
+    assert all(p.requires_grad == (".lora_" in name) for name, p in model.named_parameters())
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    model(IDS).log_softmax(-1)[..., 3].sum().neg().backward()
+    optimizer.step()
+    save_adapter(model, tmp_path / "b", base_model=str(base))
+    other = peft.PeftModel.from_pretrained(theirs(base), tmp_path / "b").eval()
+    torch.testing.assert_close(model(IDS), other(IDS).logits, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_embedding_begins_as_pefts_does(base: Path) -> None:
+    wrapped = peft.get_peft_model(theirs(base), peft.LoraConfig(r=64, target_modules=["embed_tokens"]))
+    model = llamarium.load(base, device="cpu").model
+    apply_lora(model, LoRAConfig(r=64, target_modules=("embed_tokens",)))
+    ours: Any = model.model.embed_tokens
+    other = wrapped.get_submodule("base_model.model.model.embed_tokens")
+    assert not ours.lora_embedding_A.any() and not other.lora_embedding_A["default"].any()
+    assert ours.lora_embedding_B.shape == other.lora_embedding_B["default"].shape
+    assert ours.lora_embedding_B.std().item() == pytest.approx(other.lora_embedding_B["default"].std().item(), rel=3e-2)
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_an_adapted_embedding_counts_where_modules_run_the_model(
+    model_files: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = model_files(dtype=torch.float32, tie_word_embeddings=False).huggingface()
+    wrapped = randomized(base, {}, {"target_modules": ["embed_tokens"]}, tmp_path / "a")
+    expected = llamarium.load(base, device="cpu", dtype="float32", quantize="nf4").model
+    before = expected(IDS)
+    merged = wrapped.merge_and_unload().get_input_embeddings().weight
+    expected.model.embed_tokens = torch.nn.Embedding.from_pretrained(merged)
+    llama = llamarium.load(base, adapter=tmp_path / "a", device="cpu", dtype="float32", quantize="nf4")
+    torch.testing.assert_close(llama.model(IDS), expected(IDS), **CLOSE)
+    assert (llama.model(IDS) - before).abs().max() > 5e-3

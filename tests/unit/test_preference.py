@@ -281,7 +281,14 @@ def preferring(file: Path, tmp_path: Path, model_files: Callable[..., Any], **ch
     return lambda: prepare(config)
 
 
-@pytest.mark.parametrize("changes", [{"dropout": 0.2}, {"method": "full", "learning_rate": 1e-3}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dropout": 0.2},
+        {"method": "full", "learning_rate": 1e-3},
+        {"method": "full", "learning_rate": 1e-3, "batch_rows": 5, "seed": 3},
+    ],
+)
 def test_a_run_learns_the_preference_and_resumes_to_the_bit(
     changes: dict[str, Any], file: Path, tmp_path: Path, model_files: Callable[..., Any]
 ) -> None:
@@ -301,7 +308,8 @@ def test_a_run_learns_the_preference_and_resumes_to_the_bit(
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
     steps = [event for event in events if event["event"] == "step"]
-    assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5) and steps[0]["reward_margin"] == pytest.approx(0)
+    assert steps[0]["loss"] == pytest.approx(math.log(2), rel=1e-6) and steps[0]["reward_margin"] == 0
+    assert steps[0]["reward_chosen"] == steps[0]["reward_rejected"] == 0, "the same pass for both"
     assert steps[-1]["loss"] < 0.6 and steps[-1]["reward_accuracy"] == 1.0
     assert steps[-1]["reward_chosen"] - steps[-1]["reward_rejected"] == pytest.approx(
         steps[-1]["reward_margin"], abs=1e-6

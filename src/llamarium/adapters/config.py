@@ -24,8 +24,8 @@ class LoRAConfig:
         alpha: Strength; the correction is multiplied by alpha / r.
         dropout: Share of the adapters' inputs that is zeroed in training, in [0, 1).
         target_modules: The modules that get one: a tuple of names, matched by the end of the full name (`q_proj`,
-            `mlp.up_proj`, `layers.0.self_attn.q_proj`); "all-linear", every Linear except the head; or another text, a
-            regular expression for the full name.
+            `mlp.up_proj`, `layers.0.self_attn.q_proj`, `lm_head`, `embed_tokens`); "all-linear", every Linear of the
+            layers; or another text, a regular expression for the full name.
         use_rslora: Scale by alpha / sqrt(r).
         use_dora: Learn each row's length, too.
         exclude_modules: Modules that get none all the same: names, or a regular expression.
@@ -98,7 +98,7 @@ class LoRAConfig:
             unknown = unknown or [str(self.target_modules)]
             there_are = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules))
             shown = ", ".join(escape(name, 80) for name in unknown[:10])
-            raise TrainingError(f"LoRA: the model has no Linear called {shown}; there are: {there_are}")
+            raise TrainingError(f"LoRA: the model has no Linear or embedding called {shown}; there are: {there_are}")
 
     def saves(self, name: str) -> bool:
         """Whether the module of this full name, or one that holds it, is among `modules_to_save`.

@@ -42,6 +42,7 @@ from llamarium.quant.packing import to_float32
 PREFIX = "base_model.model."
 BUILTIN = "llamarium_builtin"
 
+EMBEDDING_A = f"{EMBED_TOKENS}.lora_embedding_A"
 _ROWS = "trainable_tokens_delta"
 # What wrappers of PEFT add to a weight's key: the adapter's name, and where the wrapped module keeps what.
 _WRAPPERS = re.compile(r"\.(modules_to_save|base_layer|token_adapter)(?=\.)")
@@ -85,7 +86,12 @@ class SavedAdapter:
     @property
     def replaces_weights(self) -> bool:
         """Whether it does more than correct Linears: then no other adapter can run beside it."""
-        return bool(self.weights or self.token_rows or f"{EMBED_TOKENS}.lora_embedding_A" in self.tensors)
+        return bool(self.weights or self.token_rows or EMBEDDING_A in self.tensors)
+
+    def without_embedding(self) -> "SavedAdapter":
+        """Return it without the low-rank correction of the embedding."""
+        kept = {key: values for key, values in self.tensors.items() if not key.startswith(f"{EMBED_TOKENS}.")}
+        return replace(self, tensors=kept)
 
 
 def module_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:

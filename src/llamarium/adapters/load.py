@@ -26,9 +26,9 @@ def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
     """
     runner = loaded.runner()
     if runner.adapters is None:
-        from llamarium.adapters.modules import put_on
+        from llamarium.adapters.modules import put_whole
 
-        put_on(loaded.model, saved)
+        put_whole(loaded.model, saved)
         return loaded.with_modules()
     base = WeightBase(runner, saved)
     check_base(base, saved, loaded.stored)

@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llamarium.adapters.config import LoRAConfig
+from llamarium.adapters.config import EMBED_TOKENS, LoRAConfig
+from llamarium.adapters.lora_embedding import LoRAEmbedding, is_table
 from llamarium.adapters.patterns import PatternMatcher
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
@@ -137,6 +138,10 @@ class LoRALinear(nn.Module):
         """Return the norms of the rows of W + scale B A: (out_features,), float32, a constant to autograd."""
         return torch.cat([torch.linalg.vector_norm(rows, dim=1) for _, _, rows in self._corrected_rows()])
 
+    def base_rows(self, start: int, stop: int) -> Tensor:
+        """Return rows of the frozen weight, unpacked: (stop - start, in_features), float32."""
+        return rows_of(self.base_layer, start, stop)
+
     @torch.no_grad()
     def correction(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop` of scale B A: (stop - start, in_features), float32."""
@@ -162,37 +167,49 @@ def rows_of(linear: nn.Module, start: int, stop: int) -> Tensor:
     return linear.get_parameter("weight")[start:stop].float()
 
 
-def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:
-    """Add adapters to the targeted Linears and freeze all else, in place; return the number of trainable parameters.
+Adapted = LoRALinear | LoRAEmbedding
 
-    `seed` draws A; None leaves the adapters uninitialized. Modules to save are trained whole. TrainingError for a model
-    that has adapters, or a target that it lacks.
+
+def apply_lora(model: LlamaForCausalLM, config: LoRAConfig, *, seed: int | None = 0) -> int:
+    """Add adapters to the targeted modules and freeze all else, in place; return the number of trainable parameters.
+
+    The embedding, targeted by its name, gets a `LoRAEmbedding`. `seed` draws A; None leaves the adapters uninitialized.
+    Modules to save are trained whole. TrainingError for a model that has adapters, or a target that it lacks.
     """
-    if any(lora_linears(model)):
+    if any(adapted_modules(model)):
         raise TrainingError("the model has LoRA adapters already; merge them, or load the model afresh")
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)]
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | QuantizedLinear) or (name == EMBED_TOKENS and is_table(module))
+    ]
     if seed is not None:  # the settings are a user's
-        config.check_targets(linears)
+        config.check_targets(names)
     generator, matcher = None if seed is None else torch.Generator().manual_seed(seed), PatternMatcher()
     model.requires_grad_(False)
-    for name in config.choose(linears):
+    for name in config.choose(names):
         rank, scale = config.rank_of(name, matcher), config.scale_of(name, matcher)
-        adapted = LoRALinear(model.get_submodule(name), config, generator, rank=rank, scale=scale)
-        model.set_submodule(name, adapted)
+        kind = LoRAEmbedding if name == EMBED_TOKENS else LoRALinear
+        model.set_submodule(name, kind(model.get_submodule(name), config, generator, rank=rank, scale=scale))
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Generator[None]:
     """Switch a model's adapters off within the `with` block."""
-    linears = [linear for _, linear in lora_linears(model)]
-    for linear in linears:
-        linear.enabled = False
+    adapted = [module for _, module in adapted_modules(model)]
+    for module in adapted:
+        module.enabled = False
     try:
         yield
     finally:
-        for linear in linears:
-            linear.enabled = True
+        for module in adapted:
+            module.enabled = True
+
+
+def adapted_modules(model: nn.Module) -> Iterator[tuple[str, Adapted]]:
+    """Yield the adapted Linears and the adapted embedding with their full names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Adapted))
 
 
 def lora_linears(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:

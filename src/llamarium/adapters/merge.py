@@ -10,12 +10,14 @@ as it is stored, it is another model than the one that was trained; `MergeReport
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llamarium.adapters.lora import LoRALinear, meta_linear, rows_of
+from llamarium.adapters.lora import Adapted, LoRALinear, meta_linear, rows_of
+from llamarium.adapters.lora_embedding import LoRAEmbedding
 from llamarium.adapters.modules import load_adapter
 from llamarium.errors import TrainingError, escape, warn_caller
 from llamarium.model import LlamaForCausalLM
@@ -128,11 +130,12 @@ def merge_adapters(model: LlamaForCausalLM, dtype: torch.dtype | None = None) ->
 @torch.no_grad()
 def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
     """Merge in place and return the share of the correction that is kept."""
-    kinds = (LoRALinear, QuantizedLinear, QuantizedEmbedding)
+    kinds = (*get_args(Adapted), QuantizedLinear, QuantizedEmbedding)
     # Names, not modules: a list of modules would keep every packed weight alive until the end.
     names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     kept = whole = 0.0
-    if isinstance(model.lm_head, LoRALinear):  # merged, it is no longer the embedding table
+    if isinstance(model.lm_head, LoRALinear) or isinstance(model.model.embed_tokens, LoRAEmbedding):
+        # merged, the head is no longer the embedding table
         model.config = replace(model.config, tie_word_embeddings=False)
     for name in names:
         if name.endswith(".base_layer"):  # goes with its adapter
@@ -143,6 +146,10 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
             weight, part, squares = _merged(module, dtype)
             kept, whole = kept + part, whole + squares
             model.set_submodule(name, _linear(weight, module.base_layer))
+        elif isinstance(module, LoRAEmbedding):
+            weight, part, squares = _merged(module, dtype)
+            kept, whole = kept + part, whole + squares
+            model.set_submodule(name, nn.Embedding.from_pretrained(weight))
         elif isinstance(module, QuantizedEmbedding):
             model.set_submodule(name, nn.Embedding.from_pretrained(module.dequantize(dtype)))
         elif name == "lm_head" and model.config.tie_word_embeddings:
@@ -155,12 +162,16 @@ def _merge(model: LlamaForCausalLM, dtype: torch.dtype) -> float:
     return kept / whole if whole else 1.0
 
 
-def _merged(linear: LoRALinear, dtype: torch.dtype) -> tuple[Tensor, float, float]:
+def _merged(adapted: Adapted, dtype: torch.dtype) -> tuple[Tensor, float, float]:
     """Return the merged weight; and sums of r c and c c, where c is the correction and r its rounding."""
-    weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device=linear.lora_A.weight.device)
+    if isinstance(adapted, LoRAEmbedding):
+        shape, device = (adapted.num_embeddings, adapted.embedding_dim), adapted.lora_embedding_A.device
+    else:
+        shape, device = (adapted.out_features, adapted.in_features), adapted.lora_A.weight.device
+    weight = torch.empty(shape, dtype=dtype, device=device)
     kept = whole = 0.0
-    for start, stop, rows in linear.merged_rows():
-        base = rows_of(linear.base_layer, start, stop)
+    for start, stop, rows in adapted.merged_rows():
+        base = adapted.base_rows(start, stop)
         weight[start:stop] = rows
         correction, rounded = rows - base, weight[start:stop].float() - base
         kept += (rounded * correction).sum().item()  # sync: twice a chunk, once in the model's life

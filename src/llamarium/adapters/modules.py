@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from llamarium.adapters import base_check
 from llamarium.adapters.base_check import Share, sampled_embedding, sampled_linear, sha256
 from llamarium.adapters.config import ALL_PROJECTIONS, EMBED_TOKENS, LM_HEAD, LoRAConfig
-from llamarium.adapters.files import SavedAdapter, read_adapter
-from llamarium.adapters.lora import LoRALinear, apply_lora, lora_linears, meta_linear, rows_of
+from llamarium.adapters.files import EMBEDDING_A, SavedAdapter, read_adapter
+from llamarium.adapters.lora import Adapted, LoRALinear, adapted_modules, apply_lora, lora_linears, meta_linear, rows_of
+from llamarium.adapters.lora_embedding import table_of
 from llamarium.adapters.replacement import Replacement, replacement_of
 from llamarium.checkpoints.modules import put_weight
 from llamarium.checkpoints.weights import float_weights
@@ -44,33 +45,42 @@ def load_adapter(
             f"{escape(folder)}: the adapter has biases, which cannot be trained further; merge it (llamarium merge), "
             "and train a new adapter"
         )
-    replacement = replacement_of(saved, model.config, partial(_whole_weight, model))
-    has_new_head = replacement is not None and replacement.config.vocab_size != model.config.vocab_size
-    has_new_head = has_new_head and LM_HEAD in saved.linears
-    # A corrected head with other rows must be there before its correction. No such file names its base by its numbers.
-    if replacement is not None and has_new_head:
-        _put_replacement(model, replacement)
-    put_on(model, saved, check_base=check_base and not has_new_head)
-    if replacement is not None and not has_new_head:
-        _put_replacement(model, replacement)
+    put_whole(model, saved, check_base=check_base)
     if trainable:
         for key, parameter in model.named_parameters():
             parameter.requires_grad_(".lora_" in key or saves(model, key))
     return saved.config
 
 
-def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = True) -> None:
-    """Put an adapter's low-rank corrections of Linears on its base, in place, and freeze both."""
+def put_whole(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = True) -> None:
+    """Put all of an adapter on its base, in place: corrections, the embedding's too, and what replaces weights."""
+    on_table = EMBEDDING_A in saved.tensors and EMBED_TOKENS not in saved.token_rows
+    whole = saved.without_embedding() if on_table else saved
+    replacement = replacement_of(whole, model.config, partial(_whole_weight, model))
+    has_new_rows = replacement is not None and replacement.config.vocab_size != model.config.vocab_size
+    has_new_rows = has_new_rows and (LM_HEAD in saved.linears or on_table)
+    # A corrected head or table with other rows must be there before its correction. No such file names its base by its
+    # numbers.
+    if replacement is not None and has_new_rows:
+        _put_replacement(model, replacement)
+    put_on(model, saved if on_table else whole, check_base=check_base and not has_new_rows, on_table=on_table)
+    if replacement is not None and not has_new_rows:
+        _put_replacement(model, replacement)
+
+
+def put_on(model: LlamaForCausalLM, saved: SavedAdapter, *, check_base: bool = True, on_table: bool = False) -> None:
+    """Put an adapter's low-rank corrections on its base, in place, and freeze both: of Linears, and `on_table`."""
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
-    apply_lora(model, _for_modules(saved), seed=None)
-    tensors = {key: torch.from_numpy(values) for key, values in saved.tensors.items() if "embedding" not in key}
+    apply_lora(model, _for_modules(saved, on_table=on_table), seed=None)
+    held = saved if on_table else saved.without_embedding()
+    tensors = {key: torch.from_numpy(values) for key, values in held.tensors.items()}
     model.load_state_dict(tensors, strict=False)  # names are checked already; the base's are not in it
     if check_base:
         try:
             base_check.check_base(ModuleBase(model), saved)
         except CheckpointError:
-            for name in saved.linears:
-                model.set_submodule(name, cast(Any, model.get_submodule(name)).base_layer)
+            for name, module in [*adapted_modules(model)]:
+                model.set_submodule(name, module.base_layer)
             for key, parameter in model.named_parameters():
                 parameter.requires_grad_(key in trained)
             raise
@@ -86,7 +96,7 @@ def put_weights(model: LlamaForCausalLM, config: ModelConfig, weights: Mapping[s
     dtype, device = model.dtype, str(model.device)
     for key, weight in weights.items():
         name = key.rpartition(".")[0]
-        if isinstance(model.get_submodule(name), LoRALinear):
+        if isinstance(model.get_submodule(name), Adapted):
             name = f"{name}.base_layer"
         if key == EMBEDDING:
             model.set_submodule(name, nn.Embedding(weight.shape[0], weight.shape[1], device="meta"))
@@ -96,22 +106,22 @@ def put_weights(model: LlamaForCausalLM, config: ModelConfig, weights: Mapping[s
     model.config = config
     if EMBEDDING in weights and config.tie_word_embeddings:
         head: Any = getattr(model.lm_head, "base_layer", model.lm_head)
-        head.weight = model.model.embed_tokens.weight
+        head.weight = table_of(model.model.embed_tokens).weight
         head.out_features = config.vocab_size
 
 
 def saves(model: LlamaForCausalLM, key: str) -> bool:
     """Whether a weight of a model with adapters is trained and saved whole, by its key."""
-    linear = next((linear for _, linear in lora_linears(model)), None)
-    return linear is not None and ".lora_" not in key and linear.config.saves(key.rpartition(".")[0])
+    adapted = next((module for _, module in adapted_modules(model)), None)
+    return adapted is not None and ".lora_" not in key and adapted.config.saves(key.rpartition(".")[0])
 
 
-def _for_modules(saved: SavedAdapter) -> LoRAConfig:
+def _for_modules(saved: SavedAdapter, *, on_table: bool) -> LoRAConfig:
     """Return an adapter's settings for modules: all that it replaces is trained and saved whole from then on."""
     replaced = {key.rpartition(".")[0] for key in saved.weights} | saved.token_rows.keys()
-    if f"{EMBED_TOKENS}.lora_embedding_A" in saved.tensors:
+    if EMBEDDING_A in saved.tensors:
         replaced.add(EMBED_TOKENS)
-    whole = {*saved.config.modules_to_save, *replaced} - {*saved.linears}
+    whole = {*saved.config.modules_to_save, *replaced} - {*saved.linears} - ({EMBED_TOKENS} if on_table else set())
     return replace(saved.config, modules_to_save=tuple(sorted(whole)))
 
 
@@ -148,7 +158,7 @@ class ModuleBase:
             return None
         picked = torch.tensor(sampled_embedding(model.config.vocab_size), device=model.device)
         with torch.no_grad():
-            rows = model.model.embed_tokens(picked)
+            rows = table_of(model.model.embed_tokens)(picked)
         norms = (module.weight for module in model.modules() if isinstance(module, LlamaRMSNorm))
         return sha256(map(_values, (rows, *norms)))
 

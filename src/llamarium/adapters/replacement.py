@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD
-from llamarium.adapters.files import SavedAdapter
+from llamarium.adapters.files import EMBEDDING_A, SavedAdapter
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 
 _Floats = NDArray[np.float32]
@@ -69,7 +69,7 @@ def replacement_of(saved: SavedAdapter, config: ModelConfig, read: Callable[[str
 
 
 def _changes_embedding(saved: SavedAdapter) -> bool:
-    return EMBED_TOKENS in saved.token_rows or f"{EMBED_TOKENS}.lora_embedding_A" in saved.tensors
+    return EMBED_TOKENS in saved.token_rows or EMBEDDING_A in saved.tensors
 
 
 def _changes_head(saved: SavedAdapter, *, tied: bool) -> bool:
@@ -78,7 +78,7 @@ def _changes_head(saved: SavedAdapter, *, tied: bool) -> bool:
 
 def _with_correction(table_VD: _Floats, saved: SavedAdapter) -> _Floats:
     """Return the embedding with its low-rank correction; DoRA scales each feature by its learned length."""
-    a = saved.tensors.get(f"{EMBED_TOKENS}.lora_embedding_A")
+    a = saved.tensors.get(EMBEDDING_A)
     if a is None:
         return table_VD
     b = saved.tensors[f"{EMBED_TOKENS}.lora_embedding_B"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from llamarium.adapters.base_check import BASE_KEY, LINEARS_KEY, PROJECTION_KEY, QUANTIZED_KEY, STORED_KEY
 from llamarium.adapters.config import EMBED_TOKENS, LM_HEAD, LoRAConfig
 from llamarium.adapters.files import BUILTIN, PREFIX
-from llamarium.adapters.lora import lora_linears
+from llamarium.adapters.lora import adapted_modules
 from llamarium.adapters.modules import ModuleBase, saves
 from llamarium.checkpoints.huggingface.writer import OutputTensor, write_safetensors
 from llamarium.checkpoints.save import tensor_weight
@@ -43,10 +43,10 @@ def save_adapter(
         full_tensor: Gathers a tensor that is sharded over processes.
         tokenizer: Saved beside the adapters.
     """
-    linears = dict(lora_linears(model))
-    if not linears:
+    adapted = dict(adapted_modules(model))
+    if not adapted:
         raise TrainingError("the model has no LoRA adapters to save; apply_lora adds them")
-    config = next(iter(linears.values())).config
+    config = next(iter(adapted.values())).config
     tensors = adapter_tensors(model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def save_adapter(
         write_safetensors(folder / ADAPTER, weights, metadata)
         if tokenizer is not None:
             tokenizer.save(folder)
-        names = dict.fromkeys(name.rpartition(".")[2] for name in linears)  # some readers lack "all-linear"
+        names = dict.fromkeys(name.rpartition(".")[2] for name in adapted)  # some readers lack "all-linear"
         targets = [*names] if config.target_modules == "all-linear" else _listed(config.target_modules)
         write_json(
             folder / ADAPTER_CONFIG, _to_peft(config, targets, _saved_modules(model, config), _published(base_model))

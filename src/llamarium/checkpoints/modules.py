@@ -101,7 +101,7 @@ def tie_head(model: LlamaForCausalLM) -> None:
 def weights_of(model: LlamaForCausalLM, *, of_bases: bool = False) -> Mapping[str, Weight] | None:
     """Return what a model's modules hold, over the same memory; None where the C kernels cannot multiply all of it.
 
-    `of_bases` returns the frozen weights of Linears with adapters, which else have none.
+    `of_bases` returns the frozen weights of Linears and tables with adapters, which else have none.
     """
     tied = model.config.tie_word_embeddings
     weights: dict[str, Weight] = {}
@@ -113,7 +113,8 @@ def weights_of(model: LlamaForCausalLM, *, of_bases: bool = False) -> Mapping[st
         if weight is None:
             return None
         weights[key] = weight
-    head = _weight(HEAD, weights[EMBEDDING].shape, cast(nn.Module, model.lm_head)) if tied else weights[HEAD]
+    top = cast(nn.Module, getattr(model.lm_head, "base_layer", model.lm_head) if of_bases else model.lm_head)
+    head = _weight(HEAD, weights[EMBEDDING].shape, top) if tied else weights[HEAD]
     if head is None or (tied and head.data.ctypes.data != weights[EMBEDDING].data.ctypes.data):
         return None
     floats = {weight.type_name for weight in weights.values() if weight.type_name in FLOAT_DTYPES}

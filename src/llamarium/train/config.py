@@ -275,7 +275,7 @@ class FinetuneConfig(RunConfig):
     rank: int = _setting(16, "of the adapters", 1, 4096)
     alpha: float = _setting(32.0, "their strength", 1e-6, 1e6)
     dropout: float = _setting(0.0, "of their inputs", 0.0, 0.99)
-    target_modules: str = _setting("all-linear", "which Linears, by name with commas; all-linear: all but the head")
+    target_modules: str = _setting("all-linear", "names with commas, also lm_head, embed_tokens; all-linear: in layers")
     rslora: bool = _setting(False, "scale by alpha / sqrt(rank)")
     dora: bool = _setting(False, "learn each row's length, too")
 

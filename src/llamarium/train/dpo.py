@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llamarium.adapters.lora import lora_linears, without_adapters
+from llamarium.adapters.lora import adapted_modules, without_adapters
 from llamarium.errors import TrainingError
 from llamarium.model import LlamaForCausalLM
 from llamarium.train import finetune
@@ -76,7 +76,7 @@ class Preference:
         """
         reference_E = batch.reference_E
         if reference_E is None:
-            assert any(lora_linears(model))  # without adapters to switch off, the model would be its own reference
+            assert any(adapted_modules(model))  # without adapters to switch off, the model would be its own reference
             with torch.no_grad(), without_adapters(model):
                 reference_E = answer_logprobs(model, batch, trunk)
         policy_E = answer_logprobs(model, batch, trunk)
@@ -124,11 +124,13 @@ def set_reference(
 ) -> None:
     """Compute log P of every answer under `model`, and store it in the rows.
 
-    In the run's own precision, otherwise the first step would see rounding between the model and itself.
+    In the run's own precision and batches of its shape, otherwise the first step would see rounding between the model
+    and itself.
     """
     found_E, each = torch.empty(len(rows.examples)), rows.once()
-    for start in range(0, each.num_rows(0), batch_rows):
-        indices = range(start, min(start + batch_rows, each.num_rows(0)))
+    last = each.num_rows(0) - 1
+    for start in range(0, last + 1, batch_rows):
+        indices = [min(index, last) for index in range(start, start + batch_rows)]  # the last row fills the last batch
         numbers = torch.tensor(each.examples_of(0, indices))
         with computing_in(model.device, precision):
             found_E[numbers] = answer_logprobs(model, each.batch(0, indices).to(model.device)).cpu()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from llamarium.adapters.lora import lora_linears
+from llamarium.adapters.lora import adapted_modules
 from llamarium.adapters.merge import merge_adapters
 from llamarium.config import ModelConfig
 from llamarium.cost import count_parameters
@@ -153,7 +153,7 @@ def _copy(model: LlamaForCausalLM, *, unpack: bool) -> tuple[LlamaForCausalLM, i
             'with dtype="float32", or let a copy be unpacked with unpack=True'
         )
     pupil = copy.deepcopy(model)
-    pupil = merge_adapters(pupil, torch.float32) if packed or any(lora_linears(pupil)) else pupil.float()
+    pupil = merge_adapters(pupil, torch.float32) if packed or any(adapted_modules(pupil)) else pupil.float()
     pupil.tie_weights()
     return pupil.requires_grad_(True).eval(), len(packed)
 

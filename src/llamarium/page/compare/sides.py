@@ -168,19 +168,18 @@ def _packed_types(llama: "Llama") -> list[str]:
 def _has_adapter(llama: "Llama") -> bool:
     if (adapters := llama.runner.adapters) is not None:
         return len(adapters) > 0
-    from llamarium.adapters.lora import LoRALinear
+    from llamarium.adapters.lora import adapted_modules
 
-    return any(isinstance(one, LoRALinear) for one in llama.model.modules())
+    return any(adapted_modules(llama.model))
 
 
 def _without_adapter(llama: "Llama") -> Runner:
     if llama.runner.adapters is not None:
         return llama.runner.with_adapters(())
-    from llamarium.adapters.lora import LoRALinear
+    from llamarium.adapters.lora import adapted_modules
     from llamarium.runtime.shell import shell_of
 
     shell = shell_of(llama.model)
-    for one in shell.modules():
-        if isinstance(one, LoRALinear):
-            one.enabled = False
+    for _, adapted in adapted_modules(shell):
+        adapted.enabled = False
     return _modules(shell)

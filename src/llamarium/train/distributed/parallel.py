@@ -39,7 +39,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from llamarium.adapters.lora import lora_linears
+from llamarium.adapters.lora import adapted_modules
 from llamarium.checkpoints.huggingface.writer import OutputTensor
 from llamarium.checkpoints.save import tensor_weight
 from llamarium.errors import TrainingError, escape
@@ -263,7 +263,7 @@ def _plan() -> dict[str, ParallelStyle]:
 
 
 def _check_divisible(model: LlamaForCausalLM, parts: int) -> None:
-    if any(lora_linears(model)):
+    if any(adapted_modules(model)):
         raise TrainingError("adapters are not divided: tensor_parallel must be 1; all processes then share the data")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (size := getattr(model.config, name)) % parts:

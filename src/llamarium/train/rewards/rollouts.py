@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llamarium.adapters.lora import LoRALinear, lora_linears
+from llamarium.adapters.lora_embedding import LoRAEmbedding
 from llamarium.checkpoints.choose_runner import runner_over
+from llamarium.checkpoints.weights import float_weights, replaced_in_c
+from llamarium.config import EMBEDDING
 from llamarium.errors import OptionError, TrainingError, show_value
 from llamarium.generation.completion import stop_ids_of
 from llamarium.generation.loop import generate_tokens
@@ -35,6 +38,7 @@ from llamarium.train.objectives.logprobs import learned_logprobs
 from llamarium.train.rewards.functions import Rewards
 from llamarium.train.step import Evaluation, causal_trunk, computing_in, measured_rows
 
+_ROWS_AT_ONCE = 4096  # of an embedding table that is computed
 _LEAST_SPREAD = 1e-6  # of a group's rewards; below, they are equal, and none is better than the others
 
 
@@ -270,6 +274,9 @@ def adapted_runner(model: LlamaForCausalLM) -> Runner:
     runner = runner_over(model)
     if runner is None:
         return runner_of(model)
+    embedding: object = model.model.embed_tokens
+    if isinstance(embedding, LoRAEmbedding):
+        runner = _with_table(runner, embedding)
     adapter = {name: _low_rank(linear) for name, linear in lora_linears(model)}
     return runner.with_adapters([adapter], default=0) if adapter else runner
 
@@ -300,6 +307,18 @@ def _set_advantages(group: Group) -> None:
         for answer in group.answers:
             if math.isfinite(answer.reward):
                 answer.advantage = float((answer.reward - mean) / group.spread)
+
+
+@torch.no_grad()
+def _with_table(runner: Runner, embedding: LoRAEmbedding) -> Runner:
+    """Return a runner with the corrected embedding table, which the kernels look up; a tied head stays the base's."""
+    ids = torch.arange(embedding.num_embeddings)
+    with computing_in(ids.device, "float32", as_pass=True):  # the rows have the bits that training computes
+        table = np.concatenate([embedding(part).float().numpy() for part in ids.split(_ROWS_AT_ONCE)])
+    type_name = runner.weights["model.norm.weight"].type_name
+    return replaced_in_c(
+        runner, replace(runner.config, tie_word_embeddings=False), float_weights({EMBEDDING: table}, type_name)
+    )
 
 
 def _low_rank(linear: LoRALinear) -> LowRank:

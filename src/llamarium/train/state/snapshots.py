@@ -29,13 +29,13 @@ _LARGEST = torch.finfo(torch.float16).max
 def save_snapshot(
     model: LlamaForCausalLM, run: Path, step: int, full_tensor: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
-    """Write the first rows of the embedding table, unless it is frozen; return whether it was written.
+    """Write the first rows of the embedding table, unless it is frozen or adapted; return whether it was written.
 
     `full_tensor` gathers a table that is sharded over processes. OutputError if the file cannot be written.
     """
-    if not any(p.requires_grad for p in model.model.embed_tokens.parameters()):
+    weight_VD: Tensor | None = getattr(model.model.embed_tokens, "weight", None)  # none of an adapted one
+    if weight_VD is None or not weight_VD.requires_grad:
         return False
-    weight_VD = model.model.embed_tokens.weight
     weight_VD = weight_VD if full_tensor is None else full_tensor(weight_VD)
     rows_RD = weight_VD.detach()[:MAX_ROWS].clamp(-_LARGEST, _LARGEST).half()
     path = snapshot_path(run, step)
