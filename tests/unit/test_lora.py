@@ -267,7 +267,9 @@ def test_targets() -> None:
     assert "lm_head" in adapted("lm_head", "q_proj")
     with pytest.raises(TrainingError, match="q_proj"):  # a pattern that matches no full name
         apply_lora(LlamaForCausalLM(preset("tiny")), LoRAConfig(target_modules="q_proj"))
-    with pytest.raises(TrainingError, match=r"no Linear called proj, c_attn; there are: q_proj, .*down_proj, lm_head"):
+    with pytest.raises(
+        TrainingError, match=r"no Linear or embedding called proj, c_attn; there are: embed_tokens, q_proj, .*, lm_head"
+    ):
         adapted("q_proj", "proj", "c_attn")
 
 
