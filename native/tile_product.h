@@ -38,8 +38,8 @@ INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const
 #define ROWS(NUMBER)                      \
     for (; m + NUMBER <= num_rows; m += NUMBER) \
     some_rows(w, panel, num_panels, x + m * groups, kind, NUMBER, out + m * LM_TILE_ROWS)
-#if ROWS_AT_ONCE >= 8
-    ROWS(8);
+#if ROWS_AT_ONCE >= 16
+    ROWS(16);
 #endif
 #if ROWS_AT_ONCE >= 4
     ROWS(4);
@@ -50,11 +50,21 @@ INLINE void blocked_product(const lm_matrix *w, int panel, int num_panels, const
 }
 #endif
 
+/* A function for each kind: in one for all, compilers find worse registers. */
+#define ALONE(KIND)                                                                                                              \
+    static __attribute__((noinline)) void product_##KIND(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming,  \
+                                                         const lm_block *x, int num_rows, float *out) {                          \
+        blocked_product(w, panel, num_panels, coming, x, num_rows, KIND, out);                                                   \
+    }
+FOR_GROUP_TYPES(ALONE)
+FOR_SUPER_TYPES(ALONE)
+#undef ALONE
+
 /* Panel i of `num_panels` from `panel` on: out + i * PANEL_STRIDE (num_rows, 16) = its 16 rows times `num_rows` rows of inputs. `coming`,
  * if it is not NULL, is where as many panels begin that are multiplied next: to be prefetched. */
 static void tile_product(const lm_matrix *w, int panel, int num_panels, const uint8_t *coming, const lm_block *x, int num_rows, float *out) {
 #define CASE(KIND) \
-    case KIND: blocked_product(w, panel, num_panels, coming, x, num_rows, KIND, out); break;
+    case KIND: product_##KIND(w, panel, num_panels, coming, x, num_rows, out); break;
     switch (w->kind) {
         FOR_GROUP_TYPES(CASE)
         FOR_SUPER_TYPES(CASE)
