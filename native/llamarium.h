@@ -30,7 +30,7 @@ typedef struct {
     int32_t rows;
     int32_t cols;            /* a multiple of 32, and of 256 for the K types */
     const void *data;
-    const uint8_t *codebook; /* 16 entries, or NULL */
+    const uint8_t *codebook; /* 16 entries of -127 to 127, plus 128, or NULL */
     const float *bias;       /* (rows), added to each product; NULL: none */
 } lm_matrix;
 

@@ -81,7 +81,7 @@ static float *random_floats(size_t count) {
     return values;
 }
 
-static uint8_t codebook[16] = {255, 0, 1, 54, 79, 93, 106, 118, 128, 129, 140, 153, 166, 181, 197, 217};
+static uint8_t codebook[16] = {255, 1, 2, 54, 79, 93, 106, 118, 128, 129, 140, 153, 166, 181, 197, 217};
 
 enum { RANDOM_CODES = -1 };
 
