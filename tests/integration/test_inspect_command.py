@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from llamarium.build import start
+from llamarium.build.folder.page import link_to_section
 from llamarium.cli.inspect import _show, link_to
 from llamarium.cli.main import main
 from llamarium.page.extension import page
@@ -78,10 +79,13 @@ def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm
             assert client.get("/inspect/model", headers=headers).json()["shape"]["D"] == 64
             assert client.get("/inspect/requests", headers=headers).json()["requests"] == []
             assert client.get("/inspect/build", headers=headers).json()["folder"] == str(tmp_path / "my_llama")
+        section = link_to_section(tmp_path / "my_llama", "3-where-order-comes-from#A position is a rotation")
+        assert section == f"{url}/#stage=where-order-comes-from&section=a-position-is-a-rotation"
     finally:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=120)
     assert running.returncode == 130
+    assert link_to_section(tmp_path / "my_llama", "3-where-order-comes-from#A position is a rotation") is None
     assert named["key"][0] not in said, "the key is in no line of the log"
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import socket
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,6 +212,21 @@ def test_a_function_that_waits_is_ended_too(tmp_path: Path) -> None:
     result = check_step(tmp_path, limit_s=0.4)
     assert result.status == "time"
     assert result.message.startswith("waits without an end, for time to pass, a lock or input")
+
+
+def test_a_process_that_gets_no_processor_time_is_not_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on for ten times as long as a call may compute, as on a busy machine."""
+
+    class Stopped(Process):
+        def ask(self, *args: Any, **options: Any) -> dict[str, Any]:
+            self.popen.send_signal(signal.SIGSTOP)
+            threading.Timer(4.0, self.popen.send_signal, (signal.SIGCONT,)).start()
+            return super().ask(*args, **options)
+
+    monkeypatch.setattr(process, "Process", Stopped)
+    start(tmp_path, Course.of(["lora"], ["one two three four"]))
+    (tmp_path / file_of(step_named("lora"))).write_text(solution(step_named("lora")))
+    assert check_step(tmp_path, limit_s=0.4).passed
 
 
 def test_a_model_that_cannot_read_the_courses_texts_is_no_failure_of_a_step(tmp_path: Path) -> None:

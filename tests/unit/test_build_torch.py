@@ -10,12 +10,14 @@ from torch.nn import functional
 
 import llamarium
 from learners import CONFIG, check_source, random_weights
+from llamarium.build import check_whole
 from llamarium.build.folder.course import Course, file_of, step_named
 from llamarium.build.folder.source import solution, start
 from llamarium.build.passes import RIGHT, Pass, Weights
 from llamarium.build.steps import STEPS
 from llamarium.config import ModelConfig
 from llamarium.model.llama import LlamaForCausalLM
+from serving import save_small_model
 
 STYLES = {
     "embed": "def embed(ids, table):\n    return F.embedding(ids, table)\n",
@@ -128,7 +130,7 @@ PLANTED = (
     ("join", "heads.flatten(1)", "heads.mT.flatten(1)", "The heads are joined in the wrong order"),
     ("swiglu", "F.silu(g) * u", "g * F.silu(u)", "SiLU is on the wrong half"),
     ("swiglu", "F.silu(g) * u", "F.silu(g)", "The product with up is left out"),
-    ("swiglu", "F.silu", "F.gelu", None),
+    ("swiglu", "F.silu", "F.gelu", "The gate is GELU, computed with erf"),
     ("swiglu", "F.silu(g) * u", "F.sigmoid(g) * u", "The gate is a sigmoid"),
     ("loss", "torch.where(is_answer, ids, -100)", "ids", "The loss is on the prompt too"),
     ("loss", "ignore_index=-100", "reduction='sum'", "The surprises are summed"),
@@ -262,6 +264,40 @@ def test_weights_read_each_key_once_and_again_when_forgotten() -> None:
     weights.forget()
     _ = weights["a"]
     assert read == ["a", "model.embed_tokens.weight", "a"]
+
+
+STALE = """
+import numpy as np
+memo = {}
+def attend_cached(x, k_past, v_past, project, rotate, attend, join):
+    positions = len(k_past) + np.arange(len(x))
+    q, k, v = rotate(*project(x), positions)
+    k, v = memo.setdefault((len(k_past), len(x), x[0].tobytes()), (k, v))
+    k, v = np.vstack((k_past, k)), np.vstack((v_past, v))
+    return join(attend(q, k, v, positions)[1]), k, v
+"""
+GREEDY = "def choose(logits, temperature, top_p, u):\n    return int(logits.argsort()[-2])\n"
+
+
+@pytest.mark.usefixtures("own_folders_list")
+def test_a_whole_model_is_right_for_further_prompts_in_the_same_process(tmp_path: Path, smollm2_path: Path) -> None:
+    """The first prompt alone would not show a cache that is never cleared."""
+    folder = tmp_path / "mine"
+    model = save_small_model(tmp_path / "model", smollm2_path)
+    start(folder, Course(model=str(model)))
+    for step in STEPS:
+        (folder / file_of(step)).write_text(solution(step))
+    right = check_whole(folder)
+    assert right.passed, right
+    assert right.text == right.library_text and right.nats < 1e-5 and not right.is_slow
+    (folder / file_of(step_named("attend_cached"))).write_text(STALE)
+    stale = check_whole(folder)
+    assert not stale.passed and stale.nats > 0.01
+    assert stale.text == stale.library_text and stale.prompt == "The capital of Japan is"
+    (folder / file_of(step_named("attend_cached"))).write_text(solution(step_named("attend_cached")))
+    (folder / file_of(step_named("choose"))).write_text(GREEDY)
+    other = check_whole(folder)
+    assert not other.passed and other.nats < 1e-5 and "the library with" in other.error
 
 
 @pytest.mark.usefixtures("own_folders_list")

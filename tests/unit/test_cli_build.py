@@ -14,6 +14,7 @@ from learners import STYLES, check_source
 from llamarium import build
 from llamarium.build.check import Result
 from llamarium.build.folder.course import Course, file_of, step_named
+from llamarium.build.folder.page import shown_at
 from llamarium.build.folder.progress import progress
 from llamarium.build.folder.source import solution
 from llamarium.build.steps import STEPS
@@ -21,6 +22,8 @@ from llamarium.build.whole import Whole
 from llamarium.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("own_folders_list")
+
+LEARN = Path(__file__).parents[2] / "docs/learn"
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -79,7 +82,8 @@ def test_a_check_leads_from_step_to_step(run: Run) -> None:
     assert code == 1
     assert out.splitlines() == [
         "step 1, merge: is still empty",
-        '  See chapter 1, from text to vectors: "Text becomes ids"; `llamarium build hint merge`',
+        "  Next hint: `llamarium build hint merge`",
+        '  See docs/learn/1-from-text-to-vectors.md, "Text becomes ids"',
     ]
     fill("my_llama", "merge")
     code, out, _ = run("check")
@@ -94,18 +98,34 @@ def test_a_check_leads_from_step_to_step(run: Run) -> None:
     assert out.startswith("step 1, merge: right"), "a file that was changed is open again"
 
 
-def test_a_mistake_is_shown_in_three_lines(run: Run) -> None:
+def test_a_mistake_is_shown_in_four_lines_and_a_link(run: Run) -> None:
     run("mine")
     source = STYLES["rotate"]["numbers"].replace("turned(k), v", "turned(k), turned(v)")
     Path("mine/step05_rotate.py").write_text(source)
     code, out, _ = run("check", "5", "--folder", "mine")
-    place, cause, section = out.splitlines()
+    place, cause, hint, section = out.splitlines()
     assert code == 1
     assert place.startswith(
         "step 5, rotate: differs in v at layer 0, position 1, head 0, number 0 (inside the model): yours "
     )
     assert cause == "  The values are rotated too; only queries and keys are."
-    assert section.endswith('"A position is a rotation"; `llamarium build hint rotate --folder mine`')
+    assert hint == "  Next hint: `llamarium build hint rotate --folder mine`"
+    assert section == '  See docs/learn/3-where-order-comes-from.md, "A position is a rotation"'
+    with shown_at(Path("mine"), "http://127.0.0.1:8765"):
+        assert run("check", "5", "--folder", "mine")[1].splitlines()[-1] == (
+            "  http://127.0.0.1:8765/#stage=where-order-comes-from&section=a-position-is-a-rotation"
+        )
+    for noted in ('{"url": "http://example.org:80", "pid": 1}', '{"url": "http://localhost:80", "pid": 0}', "[1]"):
+        Path("mine/page.json").write_text(noted)
+        assert "http" not in run("check", "5", "--folder", "mine")[1], noted
+
+
+def test_sections_are_headings_of_the_course() -> None:
+    """The file and the heading that a message ends with are there."""
+    for step in STEPS:
+        for section in {step.section, *(mistake.section for mistake in step.mistakes if mistake.section)}:
+            chapter, _, heading = section.partition("#")
+            assert f"## {heading}\n" in (LEARN / f"{chapter}.md").read_text(), (step.name, section)
 
 
 def test_texts_of_a_course_may_come_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole 
 
 def _say(found: "Result", folder: str) -> None:
     from llamarium.build.folder.course import number_of, step_named
+    from llamarium.build.folder.page import link_to_section
     from llamarium.build.folder.source import section_words
 
     if found.printed:
@@ -91,7 +92,10 @@ def _say(found: "Result", folder: str) -> None:
     say(f"{name}: {found.message}")
     if found.cause:
         say(f"  {found.cause}")
-    say(f"  See {section_words(found.section)}; `llamarium build hint {found.step}{option(folder)}`")
+    say(f"  Next hint: `llamarium build hint {found.step}{option(folder)}`")
+    say(f"  See {section_words(found.section)}")
+    if (link := link_to_section(Path(folder), found.section)) is not None:
+        say(f"  {link}")
 
 
 def _say_whole(found: "Whole") -> None:

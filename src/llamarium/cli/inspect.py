@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -71,16 +72,28 @@ def run(args: argparse.Namespace) -> int:
         course_of(args.build)
         folder = args.build.resolve()
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
+    noted = ExitStack()
 
     def begin(listener: socket.socket) -> "Ticket | None":
         from llamarium.page.ticket import Ticket
 
+        if folder is not None:
+            noted.enter_context(_shown(folder, settings, listener))
         way_in = None if args.no_browser else Ticket(settings.api_keys[0])
         stage = "checkpoints" if args.checkpoints else "build" if folder else None
         _show(settings, listener, text, way_in, **({"stage": stage} if stage else {}))
         return way_in
 
-    return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder)
+    with noted:
+        return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder)
+
+
+def _shown(folder: Path, settings: Settings, listener: socket.socket) -> AbstractContextManager[None]:
+    """Note the page's address in a learner's folder while it is served, for the links of `build check`."""
+    from llamarium.build.folder.page import shown_at
+    from llamarium.server.hosts import address
+
+    return shown_at(folder, address(settings, listener))
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":

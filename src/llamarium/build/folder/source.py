@@ -76,10 +76,9 @@ def solution(step: Step) -> str:
 
 
 def section_words(section: str) -> str:
-    """Return where in the course something stands, as a reader finds it."""
+    """Return where in the course something stands: a file of the documentation, and a heading in it."""
     chapter, _, heading = section.partition("#")
-    number, _, rest = chapter.partition("-")
-    return f'chapter {number}, {rest.replace("-", " ")}: "{heading}"'
+    return f'docs/learn/{chapter}.md, "{heading}"'
 
 
 def _plain_source(step: Step) -> ast.FunctionDef:
