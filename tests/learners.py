@@ -72,14 +72,16 @@ def weights() -> Weights:
     return random_weights()
 
 
-def check_source(folder: Path, name: str, source: str, seed: int = 0, limits: Limits = LIMITS) -> Result:
-    """Check a step whose file holds this text."""
+def check_source(
+    folder: Path, name: str, source: str, seed: int = 0, limits: Limits = LIMITS, model: Weights | None = None
+) -> Result:
+    """Check a step whose file holds this text, inside the small model or another one."""
     head = "" if "import torch" in source else "import numpy as np\n"
     (folder / file_of(step_named(name))).write_text(head + source, encoding="utf-8")
     path = list(sys.path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy's are no errors in a learner's process
-            return _check(Source(weights(), tokenizer()), folder, name, seed, limits)
+            return _check(Source(model or weights(), tokenizer()), folder, name, seed, limits)
     finally:
         sys.path[:] = path

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from learners import CONFIG, STYLES, check_source, random_weights, tokenizer
-from llamarium.build.arguments import Source
-from llamarium.build.check import check_learner
+from learners import CONFIG, STYLES, check_source, random_weights
 from llamarium.build.folder.course import step_named
 from llamarium.build.folder.source import solution
-from llamarium.build.learner import Learner
 from llamarium.build.steps import STEPS
 
 
@@ -23,11 +20,9 @@ def test_a_right_function_passes(name: str, style: str, tmp_path: Path) -> None:
 
 def test_a_loss_that_sums_in_float32_passes_over_a_large_vocabulary(tmp_path: Path) -> None:
     """Its 50,000 terms, added one by one, were wrong by a thousandth."""
-    path = tmp_path / "loss.py"
-    path.write_text("import numpy as np\n" + STYLES["loss"]["logaddexp"])
-    source = Source(random_weights(replace(CONFIG, vocab_size=50_000)), tokenizer())
+    model = random_weights(replace(CONFIG, vocab_size=50_000))
     for seed in range(3):
-        assert check_learner(source, Learner(step_named("loss"), path), seed=seed).passed
+        assert check_source(tmp_path, "loss", STYLES["loss"]["logaddexp"], seed, model=model).passed
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)

@@ -34,8 +34,8 @@ _WIDE = 1e-3
 
 
 _LOSS_TOKENS = 1000
-"""Of the vocabulary, beside the text's tokens. One by one, float32 sums of 50,000 terms are wrong by a thousandth, which
-a mistake can be as well; those of 1,000 are not."""
+"""Of the vocabulary, beside the text's tokens. Sums of 50,000 terms in float32, one by one, are wrong by a thousandth,
+as mistakes can be; those of 1,000 are not."""
 
 
 @dataclass(frozen=True)
