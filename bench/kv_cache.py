@@ -19,8 +19,7 @@ from torch import Tensor
 import common
 import llamarium
 from llamarium.kv_codes import CacheDtype
-from llamarium.runtime.batch import Span, pack
-from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.batch import Span, blocks_for, pack
 from llamarium.runtime.native.cache import NativeCache
 from llamarium.runtime.native.runner import NativeRunner
 

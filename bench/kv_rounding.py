@@ -22,8 +22,7 @@ from torch import Tensor
 import common
 from kv_cache import load_native
 from llamarium.kv_codes import hadamard
-from llamarium.runtime.batch import Span, pack
-from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.batch import Span, blocks_for, pack
 from llamarium.runtime.native.cache import NativeCache
 from llamarium.runtime.native.runner import NativeRunner
 

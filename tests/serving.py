@@ -25,7 +25,7 @@ from llamarium.presets import preset
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.server.app import Extension, create_app
 from llamarium.server.hosts import listen
-from llamarium.server.http.log import Log
+from llamarium.server.http.access import Log
 from llamarium.server.http.protocol import connection_class
 from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.run import Server

@@ -35,7 +35,6 @@ from llamarium.runtime.device import choose_device
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import GenerationOptions, SamplingParams
-from llamarium.sampling.row import check_stop_ids
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.choose import with_template
 
@@ -382,9 +381,7 @@ class Llama(Measured):
         value outside its range or the vocabulary.
         """
         options = with_params(params, options)
-        params = SamplingParams.from_options(options, self.generation_config)
-        check_stop_ids(options.get("stop_token_ids") or (), self.config.vocab_size)
-        return params
+        return SamplingParams.from_options(options, self.generation_config, self.config.vocab_size)
 
     @shows_options(SamplingParams, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def chat_params(self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]) -> SamplingParams:

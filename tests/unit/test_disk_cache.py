@@ -19,7 +19,7 @@ from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.tiers import disk_tier
 from llamarium.engine.tiers.disk_cache import MARK, DiskCache
 from llamarium.errors import OptionError
-from llamarium.runtime.blocks import BlockTable
+from llamarium.runtime.batch import BlockTable
 from llamarium.sampling.params import SamplingParams
 
 BYTES = b"keys and values"

@@ -16,8 +16,7 @@ from llamarium.inspect.forward import KeptSequence, Memory, advance
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
 from llamarium.presets import preset
-from llamarium.runtime.batch import BLOCK_SIZE
-from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.batch import BLOCK_SIZE, blocks_for
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import SamplingParams

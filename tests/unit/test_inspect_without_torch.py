@@ -70,7 +70,7 @@ import httpx, uvicorn
 from llamarium.page.extension import page
 from llamarium.server.app import create_app
 from llamarium.server.hosts import listen
-from llamarium.server.http.log import Log
+from llamarium.server.http.access import Log
 from llamarium.server.lifecycle.loading import ModelLoader
 from llamarium.server.lifecycle.run import Server
 from llamarium.server.lifecycle.service import Service

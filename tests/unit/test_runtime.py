@@ -8,8 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from llamarium.errors import MemoryBudgetError
 from llamarium.kernels.memory import reserve
-from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
-from llamarium.runtime.blocks import BlockPool, BlockTable, blocks_for
+from llamarium.runtime.batch import BLOCK_SIZE, BlockPool, BlockTable, Span, blocks_for, pack
 
 
 def test_spans_are_packed_in_order() -> None:

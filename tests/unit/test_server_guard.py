@@ -21,9 +21,8 @@ from llamarium.engine.engine import MAX_NUM_SEQS
 from llamarium.errors import OptionError
 from llamarium.server.app import create_app
 from llamarium.server.hosts import listen
-from llamarium.server.http.access import OPEN_PATHS, host_name
+from llamarium.server.http.access import OPEN_PATHS, Log, host_name
 from llamarium.server.http.access_keys import KEY_VARIABLE, _warn_of_others, access_keys
-from llamarium.server.http.log import Log
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.ray_serve.options import options_of
 from llamarium.server.settings import Settings

@@ -14,8 +14,7 @@ from starlette.types import Message
 
 from llamarium.engine.counts import Counts, EngineSnapshot
 from llamarium.engine.tiers.disk_tier import DiskUse
-from llamarium.server.http.access import Access, http_scope
-from llamarium.server.http.log import Log
+from llamarium.server.http.access import Access, Log, http_scope
 from llamarium.server.lifecycle.run import DroppedBlocks, StatusLine
 
 FIELDS = {"client": "127.0.0.1", "method": "GET", "path": "/a\n\x1b[2J\u202e", "status": 404, "id": "r", "error": None}

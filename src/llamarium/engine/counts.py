@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from llamarium.engine.sequence import EngineSequence
+from llamarium.engine.request import EngineSequence
 from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
 

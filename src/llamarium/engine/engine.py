@@ -8,7 +8,7 @@ them. Draws depend on the request alone (`sampling/steps.py`).
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from llamarium.engine.counts import Counts, EngineSnapshot
@@ -19,7 +19,9 @@ from llamarium.engine.prefix import Key, PrefixIndex, root_key
 from llamarium.engine.proposers.base import ProposerPolicy
 from llamarium.engine.request import (
     Deadlines,
+    EngineSequence,
     Request,
+    StepItem,
     TokenEvent,
     check_inside,
     check_prompt,
@@ -29,12 +31,10 @@ from llamarium.engine.request import (
 )
 from llamarium.engine.scheduler import Scheduler, capacity_blocks
 from llamarium.engine.scoring import PromptScores, most_logits
-from llamarium.engine.sequence import EngineSequence, StepItem
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskTier
 from llamarium.errors import OptionError, show_value
-from llamarium.runtime.batch import Span, pack
-from llamarium.runtime.blocks import BlockTable
+from llamarium.runtime.batch import BlockTable, Span, pack
 from llamarium.runtime.intervention import edits_key
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.runtime.taps import Taps
@@ -65,6 +65,7 @@ class Engine:
         clock: Returns seconds.
 
     Attributes:
+        live: The numbers of requests with sequences that have not ended.
         was_mixed: Whether the last step read a prompt beside sequences that decode.
 
     Raises:
@@ -101,6 +102,7 @@ class Engine:
             self.prefix_index, self.cache.copy_block, max_num_seqs, most, shares=shares and use_cache
         )
         self._sampler = Sampler(vocab_size, runner.device)
+        self.live: Collection[int] = self._scheduler.live
         self._output = OutputProcessor(self._scheduler, self._sampler, self.counts, use_cache=use_cache)
         self._pace, self._clock = Pace(), clock
         self.was_mixed = False
@@ -135,10 +137,6 @@ class Engine:
     def is_idle(self) -> bool:
         """Whether no request is left, and no event."""
         return not self._scheduler.live and not self._output.events
-
-    def is_live(self, number: int) -> bool:
-        """Whether a request has sequences that have not ended."""
-        return number in self._scheduler.live
 
     def add(self, request: Request) -> int:
         """Take a request and return its number; `step` answers it; errors as `prepare`."""
@@ -205,7 +203,8 @@ class Engine:
         items = self._scheduler.schedule(self._chunk)
         if items:
             self._run(items)
-        return self._output.take_events()
+        events, self._output.events = self._output.events, []
+        return events
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for a request of so many tokens in all; the cache grows if need be.
@@ -266,10 +265,8 @@ class Engine:
         batch = pack([item.span for item in items], self.cache.block_size)
         begin = self._clock()
         logits_WV = self.runner.run(batch, self.cache, taps)
-        self._record(items, max(1e-9, self._clock() - begin))
-        self._output.process(items, logits_WV, taps)
+        seconds = max(1e-9, self._clock() - begin)
 
-    def _record(self, items: list[StepItem], seconds: float) -> None:
         num_tokens = num_decoded = num_decoding = num_drafted = 0
         for sequence, _, span in items:
             num_tokens += len(span.token_ids)
@@ -286,6 +283,7 @@ class Engine:
             proposer.policy.count_pass(num_drafted)
             if num_decoding == len(items):  # a prompt would make the step longer
                 proposer.policy.record_pass(len(items), num_drafted, seconds)
+        self._output.process(items, logits_WV, taps)
 
 
 def _taps(items: Sequence[StepItem]) -> Taps | None:

@@ -3,7 +3,7 @@
 from llamarium.engine.engine import SERVING_BLOCK_SIZE
 from llamarium.errors import OptionError
 from llamarium.kernels.memory import free_bytes
-from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.batch import blocks_for
 from llamarium.runtime.runner import CacheDtype, Runner
 
 MAX_KV_BYTES = 4 * 2**30

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from llamarium.engine.counts import Counts
 from llamarium.engine.pooling import HIDDEN, Vector
 from llamarium.engine.proposers.base import Proposer
-from llamarium.engine.request import FinishReason, TokenEvent
+from llamarium.engine.request import EngineSequence, FinishReason, StepItem, TokenEvent
 from llamarium.engine.scheduler import Scheduler
-from llamarium.engine.sequence import EngineSequence, StepItem
 from llamarium.errors import MemoryBudgetError
 from llamarium.runtime.runner import Logits
 from llamarium.runtime.taps import Taps
@@ -28,11 +27,6 @@ class OutputProcessor:
     def __init__(self, scheduler: Scheduler, sampler: Sampler, counts: Counts, *, use_cache: bool) -> None:
         self._scheduler, self._sampler, self._counts, self._use_cache = scheduler, sampler, counts, use_cache
         self.events = list[TokenEvent]()
-
-    def take_events(self) -> list[TokenEvent]:
-        """Return the events since the last call."""
-        events, self.events = self.events, []
-        return events
 
     def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
         """Deliver a step's logits, and its hidden states if a sequence needs a vector; items in the batch's order."""

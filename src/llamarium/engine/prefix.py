@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from llamarium.engine.tiers.disk_tier import DiskTier
-from llamarium.runtime.blocks import BlockPool
+from llamarium.runtime.batch import BlockPool
 
 Key = bytes
 

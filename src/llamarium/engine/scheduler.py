@@ -18,8 +18,8 @@ from operator import attrgetter
 
 from llamarium.engine.prefix import Key, Match, PrefixIndex, block_key
 from llamarium.engine.proposers.base import Proposer
-from llamarium.engine.sequence import Draft, EngineSequence, StepItem
-from llamarium.runtime.blocks import blocks_for
+from llamarium.engine.request import Draft, EngineSequence, StepItem
+from llamarium.runtime.batch import blocks_for
 
 MAX_OVERTAKEN = 32
 """How many may overtake a request that waits for memory."""
@@ -214,7 +214,8 @@ class Scheduler:
             return False
         sequence.ids = sequence.ids or list(sequence.request.prompt_ids)
         num_free = self._pool.num_free
-        sequence.table.share(found.blocks)
+        if found.blocks:
+            sequence.table.share(found.blocks)
         if sequence.table.missing(len(sequence.ids)) + len(self.running) > self._pool.num_free:
             sequence.free_blocks_at_refusal = num_free
             sequence.table.release()

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 from llamarium.engine.engine import Engine
-from llamarium.engine.request import Request, TokenEvent
-from llamarium.engine.sequence import EngineSequence
+from llamarium.engine.request import EngineSequence, Request, TokenEvent
 from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
 from llamarium.kernels.threads import allowed_cpus, num_threads
 from llamarium.kernels.turns import Turns
@@ -177,7 +176,7 @@ class EngineThread:
             deliver = self._deliver.get(number)  # None if it was aborted after these were chosen
             if deliver is None:
                 continue
-            if not self.engine.is_live(number):
+            if number not in self.engine.live:
                 del self._deliver[number]
             readers[number] = deliver(own)
         for number in self._wake(readers):
@@ -223,7 +222,7 @@ class EngineThread:
 
     def _abort(self, number: int, row: int | None) -> None:
         self.engine.abort(number, row)
-        if not self.engine.is_live(number):
+        if number not in self.engine.live:
             self._deliver.pop(number, None)
 
     def _end_all(self, error: Exception) -> None:

@@ -84,7 +84,7 @@ class DialogEngine:
         engine.use_proposer(proposer)
         self._number = number = engine.add(request)
         try:
-            while engine.is_live(number):
+            while number in engine.live:
                 yield from engine.step()
                 if self._number != number or self.engine is not engine:
                     raise InputError(_TWO_ANSWERS)

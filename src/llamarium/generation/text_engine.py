@@ -60,7 +60,8 @@ class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
     `adapters` are folders by name. The other options are those of `EngineOptions`. `max_tokens` is the most of a
-    request, prompt and answer; `read` and `turns` are those of `EngineThread`.
+    request, prompt and answer; `read` and `turns` are those of `EngineThread`. `prefix_index` is the prefix
+    cache's; any thread may call its `ids_of`.
 
     Raises:
         OptionError: If an option is out of range, guesses could change the tokens, or a disk cache could.
@@ -96,6 +97,7 @@ class TextEngine:
         )  # fmt: skip
         self._thread = EngineThread(made)
         self.max_tokens, self.read, self.turns = made.max_tokens, self._thread.read, self._thread.turns
+        self.prefix_index: PrefixIndex = made.prefix_index
         self._directions: dict[object, Vector] = {}
         self.choices = AdapterChoices(self._thread, self._base, {name: saved for name, (saved, _) in read.items()})
 
@@ -130,11 +132,6 @@ class TextEngine:
     def snapshot(self) -> EngineSnapshot:
         """The engine after its last step."""
         return self._thread.snapshot
-
-    @property
-    def prefix_index(self) -> PrefixIndex:
-        """The index of its prefix cache; any thread may call `ids_of`."""
-        return self._thread.engine.prefix_index
 
     @property
     def disk_use(self) -> DiskUse | None:

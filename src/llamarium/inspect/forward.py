@@ -11,8 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from llamarium.inspect.numbers import Floats, as_array
-from llamarium.runtime.batch import BLOCK_SIZE, Batch, Span, pack
-from llamarium.runtime.blocks import BlockPool, BlockTable, blocks_for
+from llamarium.runtime.batch import BLOCK_SIZE, Batch, BlockPool, BlockTable, Span, blocks_for, pack
 from llamarium.runtime.runner import Cache, CacheDtype, Logits, Runner
 
 PREFILL_CHUNK = 2048  # tokens of a batch: bounds the activations of long prompts, not what is computed

@@ -5,6 +5,7 @@ command line, the protocols' request fields, the page and the evaluation harness
 them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 """
 
+import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -191,12 +192,15 @@ class SamplingParams:
         return [self.derived(n=1, seed=seed) for seed in seeds]
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any], /, generation_config: Mapping[str, Any]) -> "SamplingParams":
+    def from_options(
+        cls, options: Mapping[str, Any], /, generation_config: Mapping[str, Any], vocab_size: int | None = None
+    ) -> "SamplingParams":
         """Put a caller's options over the publisher's recommendations, with a fresh seed unless one is given.
 
         Args:
             options: Of `GenerationOptions`.
             generation_config: The content of `generation_config.json`; empty if there is none.
+            vocab_size: Where it is known, the caller's stop ids have to be below it; a publisher's need not.
 
         Raises:
             SamplingError: For an unknown option, naming the one that may be meant, or a value outside its range.
@@ -217,7 +221,14 @@ class SamplingParams:
         if isinstance(given.get("stop"), str):
             given["stop"] = (given["stop"],)
         params = cls.from_generation_config(generation_config, **given)
-        return params if params.seed is not None else params.derived(seed=secrets.randbits(32))
+        outside = [one for one in options.get("stop_token_ids") or () if vocab_size is not None and one >= vocab_size]
+        if outside:
+            raise SamplingError(
+                f"stop_token_ids names token {outside[0]}; expected ids below the vocabulary's {vocab_size}"
+            )
+        if params.seed is None:
+            object.__setattr__(params, "seed", secrets.randbits(32))  # nobody else has it yet
+        return params
 
     @classmethod
     @shows_options(is_checked=False)
@@ -272,9 +283,10 @@ PARAMETERS = {one.name: Parameter(name=one.name, **one.metadata) for one in fiel
 _NAMES = dict.fromkeys((*(one.name for one in fields(SamplingParams)), "max_new_tokens", *GRAMMAR_OPTIONS))
 
 
-def parameters_of(taker: Taker) -> list[Parameter]:
+@functools.cache
+def parameters_of(taker: Taker) -> tuple[Parameter, ...]:
     """Return the parameters that can be given at a place."""
-    return [parameter for parameter in PARAMETERS.values() if taker in parameter.takers]
+    return tuple(parameter for parameter in PARAMETERS.values() if taker in parameter.takers)
 
 
 def _checked_bias(value: object) -> dict[int, float]:

@@ -104,7 +104,8 @@ class SamplingRow:
         """
         if params.n != 1:
             raise SamplingError(f"n is {params.n}; a row of the sampler is one answer: expected SamplingParams.rows()")
-        check_against_vocabulary(params, vocab_size)
+        if params.logprobs or params.prompt_logprobs or params.logit_bias:
+            check_against_vocabulary(params, vocab_size)
         assert (constraint is None) == (params.grammar is None), "a grammar comes with its compiled form"
         self.params = params
         self.constraint = constraint
@@ -143,15 +144,6 @@ class SamplingRow:
             self.history.append(token_id)
         if self.constraint is not None:
             self.constraint.accept(token_id)
-
-
-def check_stop_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse a caller's stop ids outside the vocabulary; a publisher's may be; SamplingError naming one."""
-    outside = [token_id for token_id in ids if token_id >= vocab_size]
-    if outside:
-        raise SamplingError(
-            f"stop_token_ids names token {outside[0]}; expected ids below the vocabulary's {vocab_size}"
-        )
 
 
 def check_against_vocabulary(params: SamplingParams, vocab_size: int) -> None:

@@ -131,12 +131,6 @@ class AnswerRequest:
     is_kept: bool = True
     inside: Inside | None = None
 
-    @property
-    def places(self) -> tuple[int, str]:
-        """How many answers there are over all prompts, and the field that says so, for messages."""
-        n, count = self.options.sampler.get("n") or 1, self.prompts.count
-        return count * n, "n" if n > 1 else self.names.prompt
-
     def parts(self, edits: tuple[Edit, ...]) -> PromptParts:
         """Return what its prompts are made of, with the edits of one of them."""
         changed = edits_key(edits).hex() if edits else ""
@@ -311,7 +305,7 @@ def _params(
     if wanted is None:
         wanted = min(most - num_prompt, most if recommended is None else recommended)
     options["max_tokens"] = wanted
-    params = model.sampling_params(**options)
+    params = SamplingParams.from_options(options, model.generation_config, model.config.vocab_size)
     if not asked.options.ignore_eos:
         return params
     return params.derived(stop_token_ids=tuple(options.get("stop_token_ids") or ()))

@@ -22,9 +22,8 @@ from llamarium.server.anthropic import messages
 from llamarium.server.errors import AnthropicErrorBody, ApiError, ErrorBody, documented, of_library
 from llamarium.server.faults import refusal_of
 from llamarium.server.hints import HEADER
-from llamarium.server.http.access import Access, Guard
+from llamarium.server.http.access import Access, Guard, Log
 from llamarium.server.http.body import Bodies
-from llamarium.server.http.log import Log
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.metrics import Metrics
 from llamarium.server.openai import chat, completions, embeddings, models

@@ -2,9 +2,9 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
@@ -43,10 +43,14 @@ class TokenCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one HTTP request used; `answers` are those to each of its prompts, `explained` is of a single one."""
+    """What one HTTP request used; `answers` are those to each of its prompts, `explained` is of a single one.
+
+    `prefix` is the explanation as a member of a prompt's details, if texts may be shown.
+    """
 
     answers: Sequence[Answers]
     explained: Explained | None = None
+    prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def counts(self) -> TokenCounts:
         """Return the tokens so far."""
@@ -56,13 +60,6 @@ class Usage:
             sum(one.num_cached for one in self.answers),
             sum(one.num_disk for one in self.answers),
         )
-
-    @property
-    def prefix(self) -> dict[str, Any]:
-        """The explanation of a single prompt's prefix as a member of its details, if texts may be shown."""
-        if self.explained is None or not self.explained.shows_texts:
-            return {}
-        return {"prefix": self.explained.explanation.to_json()}
 
 
 class ReplyFormatter(ABC):
@@ -110,8 +107,9 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
     """Answer a request."""
     service: Service = request.app.state.service
     owner = owner_of(request) if service.settings.api_keys else ""
+    n = asked.options.sampler.get("n") or 1
     with ExitStack() as held:
-        held.enter_context(service.place(*asked.places))
+        held.enter_context(service.place(asked.prompts.count * n, "n" if n > 1 else asked.names.prompt))
         submitted = await submit(service, asked, owner, request.scope)
         for answers in submitted.answers:
             held.callback(answers.close)
@@ -131,8 +129,10 @@ class _Reply:
 
     def __init__(self, request: Request, asked: AnswerRequest, submitted: Submitted, formatter: ReplyFormatter) -> None:
         self._request, self._formatter, self._is_kept = request, formatter, asked.is_kept
-        self._explained = explained = submitted.explained
-        self.usage = Usage(submitted.answers, explained[0] if len(explained) == 1 else None)
+        self._explained = submitted.explained
+        single = submitted.explained[0] if len(submitted.explained) == 1 else None
+        prefix = {"prefix": single.explanation.to_json()} if single is not None and single.shows_texts else {}
+        self.usage = Usage(submitted.answers, single, prefix)
         # log-probabilities of a prompt and hidden states take long to format
         self._is_long = asked.options.sampler.get("prompt_logprobs") is not None or asked.inside is not None
 

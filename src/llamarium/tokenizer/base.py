@@ -200,9 +200,14 @@ class Tokenizer:
         joined: list[str | int] = []
         for part in parts:
             if not isinstance(part, str):
-                joined.append(self._check_control(part))
+                index = _index(part)
+                if index not in self._control_ids:
+                    problem = f"the id {index} is not that of a control token; expected text instead"
+                    raise TokenizerError(f"{self.source}: {problem}")
+                joined.append(index)
                 continue
-            check_text(part)
+            if not part.isascii():
+                check_text(part)
             if part and joined and isinstance(joined[-1], str):
                 joined[-1] += part
             elif part:
@@ -225,12 +230,6 @@ class Tokenizer:
                 if whole[: len(tail)] == tail:
                     return whole[len(tail) :]
         return self.backend.encode(text)
-
-    def _check_control(self, token_id: int) -> int:
-        index = _index(token_id)
-        if index not in self._control_ids:
-            raise TokenizerError(f"{self.source}: the id {index} is not that of a control token; expected text instead")
-        return index
 
     def split_special(self, text: str) -> list[str]:
         """Split into text, control token, text, ...: control tokens stand at the odd places."""

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Protocol
 
-from llamarium.engine.sequence import Draft, EngineSequence
+from llamarium.engine.request import Draft, EngineSequence
 from llamarium.errors import OptionError, show_value
 from llamarium.runtime.runner import CacheDtype, Runner
 

@@ -17,10 +17,9 @@ from itertools import repeat
 
 from llamarium.engine.prefix import Key, PrefixIndex, root_key
 from llamarium.engine.proposers.base import MAX_COST, TRIAL_TOKENS, ProposerPolicy, averaged
-from llamarium.engine.sequence import Draft, EngineSequence
+from llamarium.engine.request import Draft, EngineSequence
 from llamarium.errors import MemoryBudgetError
-from llamarium.runtime.batch import Span, pack
-from llamarium.runtime.blocks import BlockTable
+from llamarium.runtime.batch import BlockTable, Span, pack
 from llamarium.runtime.runner import CacheDtype, Logits, Runner
 
 _RATE = 0.6  # how often a token is right, before it is known; small models of a family agree on 0.5 to 0.8 of tokens

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from llamarium.engine.proposers.base import MAX_COST, TRIAL_TOKENS, ProposerPolicy
 from llamarium.engine.proposers.ngrams import MAX_MATCH, NgramIndex, NgramPool
-from llamarium.engine.sequence import Draft, EngineSequence
+from llamarium.engine.request import Draft, EngineSequence
 from llamarium.errors import OptionError, show_value
 from llamarium.runtime.runner import CacheDtype
 

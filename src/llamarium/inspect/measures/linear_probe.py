@@ -23,8 +23,7 @@ from llamarium.inspect.forward import Memory
 from llamarium.inspect.numbers import Floats, JsonView
 from llamarium.inspect.shapes import check_finite
 from llamarium.inspect.tokens import check_count, check_ids
-from llamarium.runtime.batch import BLOCK_SIZE, Span, pack
-from llamarium.runtime.blocks import blocks_for
+from llamarium.runtime.batch import BLOCK_SIZE, Span, blocks_for, pack
 from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Key, Taps
 

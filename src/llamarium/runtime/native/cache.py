@@ -67,6 +67,7 @@ class NativeCache:
             pair = sum(vector_bytes(kind, config.head_dim) for kind in kinds)
             raise no_room(num_blocks * block_size, len(layers) * math.prod(shape) * pair) from None
         self.num_blocks = num_blocks
+        self._arrays: list[NDArray[np.generic]] = [*self.k, *self.v, *self.k_scales, *self.v_scales]
         self.described = native.CCache(
             *(C_DTYPES[kind] for kind in kinds), num_blocks, block_size,
             *map(_pointers, (self.k, self.v, self.k_scales, self.v_scales)),
@@ -75,18 +76,15 @@ class NativeCache:
     @property
     def num_bytes(self) -> int:
         """What keys and values together occupy once all blocks are used, scales included."""
-        return sum(array.nbytes for array in self._arrays())
-
-    def _arrays(self) -> list[NDArray[np.generic]]:
-        return [*self.k, *self.v, *self.k_scales, *self.v_scales]
+        return sum(array.nbytes for array in self._arrays)
 
     def parts(self, block: int) -> list[memoryview]:
         """Return one block's content, in all layers: the cache's own memory."""
-        return [array[block].data for array in self._arrays()]
+        return [array[block].data for array in self._arrays]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block's content to another, in all layers."""
-        for array in self._arrays():
+        for array in self._arrays:
             array[target] = array[source]
 
     def grow(self, num_blocks: int) -> None:
@@ -95,7 +93,7 @@ class NativeCache:
         MemoryBudgetError if there is no room for it.
         """
         larger = NativeCache(self.config, num_blocks, self.dtype, self.block_size)
-        for new, kept in zip(larger._arrays(), self._arrays(), strict=True):
+        for new, kept in zip(larger._arrays, self._arrays, strict=True):
             new[: len(kept)] = kept
         vars(self).update(vars(larger))
 

@@ -103,7 +103,14 @@ class NativeRunner:
         if batch.adapters is None and self._default_adapter >= 0:
             batch = replace(batch, adapters=np.full(len(batch.block_tables), self._default_adapter, np.int32))
         described = _describe_taps(kept, self.config) if kept else None
-        native.run(self._model, cache.described, _describe(batch), described, logits_WV.ctypes.data)
+        edits = None if batch.edits is None else describe_edits(batch.edits)
+        adapters = None if batch.adapters is None else batch.adapters.ctypes.data
+        c_batch = native.CBatch(  # it refers to the batch's arrays
+            len(batch.token_ids), *batch.block_tables.shape, len(batch.logit_rows), batch.token_ids.ctypes.data,
+            batch.positions.ctypes.data, batch.sequences.ctypes.data, batch.block_tables.ctypes.data,
+            batch.logit_rows.ctypes.data, adapters, edits,
+        )  # fmt: skip
+        native.run(self._model, cache.described, c_batch, described, logits_WV.ctypes.data)
         for key, array in kept.items():
             assert taps is not None
             taps.put(key, array)
@@ -201,17 +208,6 @@ def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:
     with ThreadPoolExecutor(num_threads()) as pool:
         parts = [part.digest() for part in pool.map(hashlib.sha256, [array.data for array in arrays])]
     return hashlib.sha256(repr((described, parts)).encode()).hexdigest()
-
-
-def _describe(batch: Batch) -> native.CBatch:
-    """Return a batch for C; it refers to the arrays of the given one."""
-    adapters = None if batch.adapters is None else batch.adapters.ctypes.data
-    edits = None if batch.edits is None else describe_edits(batch.edits)
-    return native.CBatch(
-        len(batch.token_ids), *batch.block_tables.shape, len(batch.logit_rows), batch.token_ids.ctypes.data,
-        batch.positions.ctypes.data, batch.sequences.ctypes.data, batch.block_tables.ctypes.data,
-        batch.logit_rows.ctypes.data, adapters, edits,
-    )  # fmt: skip
 
 
 def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> native.CTaps:

@@ -1,26 +1,36 @@
-"""The layers around the routes.
+"""The layers around the routes, and the log on stderr: a line for each request, and for each event of the server.
 
 `Access`, the outermost, gives a request its id and its line in the log, and handles unexpected errors. `Guard` lets in
 the server's own host names, pages of allowed origins, and API keys.
+
+A line of the log holds no key, no text of a prompt or an answer and no path of this machine. What a client sent is
+escaped, and the names that the operator gave: lines cannot be forged.
 """
 
 import hashlib
 import hmac
+import json
+import os
 import re
 import secrets
+import shutil
+import sys
+import textwrap
 import time
 import traceback
 from collections.abc import MutableMapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llamarium.errors import escape
 from llamarium.server.errors import ApiError, internal_error, is_anthropic
 from llamarium.server.hosts import is_address, is_everywhere, own_names
-from llamarium.server.http.log import Log
 from llamarium.server.settings import Settings
 
+_CLEAR_LINE = "\r\x1b[K"
 _TRACE = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{0,5}))?")
@@ -29,6 +39,58 @@ OPEN_PATHS = frozenset({"/health"})
 """Paths that need no key."""
 
 _KEY_HEADERS = (b"authorization", b"x-api-key")
+
+
+class Log:
+    """Writes lines as "text" or "json", and on a terminal a status line beneath them."""
+
+    def __init__(self, form: Literal["text", "json"]) -> None:
+        self._form = form
+        self._status = ""
+
+    @property
+    def shows_status(self) -> bool:
+        """Whether stderr is a terminal that can show a status line."""
+        return self._form == "text" and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def event(self, text: str, **fields: Any) -> None:
+        """Log an event of the server."""
+        self._write({"event": text} | fields, escape(_line(text, fields), 2000))
+
+    def request(self, fields: dict[str, Any]) -> None:
+        """Log the end of a request."""
+        shown = {name: escape(value, 200) if isinstance(value, str) else value for name, value in fields.items()}
+        head = f"{shown.pop('client')} {shown.pop('method')} {shown.pop('path')} {shown.pop('status')}"
+        self._write({"event": "request"} | fields, _line(head, shown))
+
+    def status(self, text: str) -> None:
+        """Replace the status line; an empty text removes it."""
+        if text != self._status:
+            _write_all(_CLEAR_LINE + text)
+            self._status = text
+
+    def _write(self, fields: dict[str, Any], text: str) -> None:
+        now = time.time()
+        day, clock = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now)).split()
+        stamp = f"{day}T{clock}.{int(now % 1 * 1000):03d}Z"
+        line = f"{stamp} {text}" if self._form == "text" else json.dumps({"time": stamp} | fields)
+        if self.shows_status:  # a terminal's lines: without the date; they break between words, never within an address
+            line = textwrap.fill(
+                f"{clock} {text}", max(40, shutil.get_terminal_size().columns - 1),
+                subsequent_indent=" " * len(f"{clock} "), break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+        _write_all(f"{_CLEAR_LINE}{line}\n{self._status}" if self._status else f"{line}\n")
+
+
+def _write_all(text: str) -> None:
+    """Write to stderr; if it is closed or its disk is full, the server goes on."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _line(text: str, fields: dict[str, Any]) -> str:
+    return " ".join([text, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
 
 
 class Access:
@@ -131,22 +193,19 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
+        headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == b"host"]
         try:
-            self._check(scope)
+            self._check_host(hosts)
+            for name, value in headers:
+                if name == b"origin":
+                    self._check_origin(value, hosts)
+            if self._keys and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
+                self._check_key([(name, value) for name, value in headers if name in _KEY_HEADERS])
         except ApiError as error:
             await error.response(scope["path"], scope["request_id"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> None:
-        headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [value for name, value in headers if name == b"host"]
-        self._check_host(hosts)
-        for name, value in headers:
-            if name == b"origin":
-                self._check_origin(value, hosts)
-        if self._keys and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
-            self._check_key([(name, value) for name, value in headers if name in _KEY_HEADERS])
 
     def _check_host(self, hosts: list[str]) -> None:
         """Refuse other host names: a page's own name can be made to point here (DNS rebinding)."""

@@ -1,8 +1,7 @@
 """Read a request's body: within its bounds, as strict JSON, before its fields are validated."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,19 +30,11 @@ MAX_BYTES_AT_ONCE = 2**28
 _LARGE = 2**14  # bytes: parsed in a thread, so that other requests need not wait
 
 
+@dataclass(slots=True)
 class Bodies:
     """The bytes of all bodies in memory: from their first byte until they are encoded."""
 
-    num_bytes = 0
-
-    @contextmanager
-    def hold(self) -> Generator["Held"]:
-        """Count one request's body while the block runs."""
-        held = Held(self)
-        try:
-            yield held
-        finally:
-            held.release()
+    num_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -63,7 +54,7 @@ class Held:
             message = "too much has been sent at once; try again later"
             raise ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Count the body no more."""
         self._bodies.num_bytes -= self.num_bytes
         self.num_bytes = 0
@@ -134,18 +125,19 @@ class StrictRoute(APIRoute):
         kind: type[Body] = self.body_field.field_info.annotation  # pyright: ignore[reportAssignmentType]
 
         async def strict(request: Request) -> Response:
-            with request.app.state.bodies.hold() as held:
-                try:
-                    response = await handler(StrictRequest(request, held, kind))
-                except ClientDisconnect:
-                    return Response(status_code=499)
-                finally:
-                    names = str(no_effect_of(request.scope)) if "no_effect" in request.scope else ""
-                    if names:
-                        request.scope["notes"]["no_effect"] = names
+            held = Held(request.app.state.bodies)
+            try:
+                response = await handler(StrictRequest(request, held, kind))
+            except ClientDisconnect:
+                return Response(status_code=499)
+            finally:
+                held.close()
+                names = str(no_effect_of(request.scope)) if "no_effect" in request.scope else ""
                 if names:
-                    response.headers[HEADER] = names
-                return response
+                    request.scope["notes"]["no_effect"] = names
+            if names:
+                response.headers[HEADER] = names
+            return response
 
         return strict
 

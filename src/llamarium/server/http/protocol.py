@@ -6,7 +6,8 @@ trailers and pipelined requests are counted.
 
 import asyncio
 import re
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -31,15 +32,13 @@ class BoundedConnection(HttpToolsProtocol):
 
     settings: Settings
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.url = b""  # of the request that is being read
-        self._header_bytes = 0  # of headers, or of chunk headers and trailers since the last part of a body
-        self._in_headers, self._in_body = True, False
-        self._is_full = False  # further data is ignored
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._reading_timer: asyncio.TimerHandle | None = None
-        self._body_timer: asyncio.TimerHandle | None = None
+    url: bytes = b""  # of the request that is being read
+    _header_bytes = 0  # of headers, or of chunk headers and trailers since the last part of a body
+    _in_headers, _in_body = True, False
+    _is_full = False  # further data is ignored
+    _header_timer: asyncio.TimerHandle | None = None
+    _reading_timer: asyncio.TimerHandle | None = None
+    _body_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin a connection, unless there are too many."""
@@ -62,7 +61,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().data_received(data)
         if (self._in_headers or self._in_body) and self._header_bytes > self.settings.max_header_bytes:
             self._refuse(_LARGE)
-        elif not (self._is_answering or self._in_body):  # also after blank lines alone
+        elif not (self._in_body or (self.cycle and not self.cycle.response_complete)):  # also after blank lines alone
             self._expect_headers()
 
     def on_message_begin(self) -> None:
@@ -78,8 +77,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin to answer, unless too many requests are pipelined."""
-        _cancel(self._header_timer)
-        self._header_timer = None
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
         if len(self.pipeline) >= MAX_REQUESTS_AHEAD:
             self._is_full = True
             self.pipeline[0][0].keep_alive = False  # the last one received
@@ -94,7 +94,9 @@ class BoundedConnection(HttpToolsProtocol):
             return
         self._in_body = True
         super().on_headers_complete()
-        self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
+        # what uvicorn does with the transport for an answer
+        own = SimpleNamespace(write=self.transport.write, is_closing=self.transport.is_closing, close=self.hang_up)
+        self.cycle.transport = cast(asyncio.Transport, own)
 
     def _framing_error(self) -> ApiError | None:
         """Return the refusal of headers that a proxy may read in another way than this server, if they are such."""
@@ -119,7 +121,8 @@ class BoundedConnection(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._in_body, self._header_bytes = False, 0
-        _cancel(self._body_timer)
+        if self._body_timer is not None:
+            self._body_timer.cancel()
 
     def hang_up(self) -> None:
         """Close after the answer; a client that is still sending its body could not read it otherwise."""
@@ -177,19 +180,6 @@ class BoundedConnection(HttpToolsProtocol):
             if self._is_answering:
                 self.cycle.disconnected = True  # so that it writes no further answer
         self.transport.close()
-
-
-class _Lingering:
-    """A connection's transport for answers; closed by `BoundedConnection.hang_up`."""
-
-    def __init__(self, connection: BoundedConnection) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection.transport, name)
-
-    def close(self) -> None:
-        self._connection.hang_up()
 
 
 def connection_class(of: Settings) -> type[BoundedConnection]:

@@ -18,7 +18,7 @@ import uvicorn
 from llamarium.engine.tiers.disk_tier import DiskUse
 from llamarium.server.app import Extension, create_app
 from llamarium.server.hosts import address
-from llamarium.server.http.log import Log
+from llamarium.server.http.access import Log
 from llamarium.server.http.protocol import connection_class
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.threads import are_at_work, in_own_thread

@@ -14,7 +14,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.lifecycle.service import Service, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
-from llamarium.server.openai.fields import length_of, plain, sampler_options
+from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import FORM_FIELDS, form_of
 from llamarium.server.openai.interventions import INSIDE_FIELDS, inside_of
 from llamarium.server.openai.logprobs import check_reported, for_chat
@@ -116,7 +116,7 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         prompts=prompts,
         options=AnswerOptions(
             sampler=_options(body),
-            max_tokens=length_of(next(iter(lengths), None)),
+            max_tokens=next(iter(lengths - {-1}), None),  # elsewhere -1 is the rest of the context
             ignore_eos=body.ignore_eos or False,
             new_text=body.add_generation_prompt is not False and prompts.begun is None,
         ),
@@ -135,7 +135,8 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
 def _prompts(service: Service, body: ChatRequest, constraint: Constraint | None) -> Prompts:
     """Return the dialog as a prompt."""
     begun = _begun(body, constraint) if body.continue_final_message else None
-    messages = plain(body.messages[: -1 if body.continue_final_message else None])
+    asked = body.messages[: -1 if body.continue_final_message else None]
+    messages = [message.plain(f"messages[{i}]") for i, message in enumerate(asked)]
     how: Any = {
         "add_generation_prompt": body.add_generation_prompt is not False or begun is not None,
         "documents": body.documents,

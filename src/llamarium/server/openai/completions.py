@@ -14,7 +14,7 @@ from llamarium.server.http.body import StrictRoute
 from llamarium.server.http.stream import STREAMED, encode
 from llamarium.server.lifecycle.service import ModelChoice, chosen_model
 from llamarium.server.openai.choices import ChoicesFormatter
-from llamarium.server.openai.fields import length_of, sampler_options
+from llamarium.server.openai.fields import sampler_options
 from llamarium.server.openai.forms import FORM_FIELDS, form_of
 from llamarium.server.openai.interventions import INSIDE_FIELDS, inside_of
 from llamarium.server.openai.logprobs import CompletionLogprobs, check_reported
@@ -125,7 +125,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         prompts=Prompts(encode=encode_prompts, count=len(prompts)),
         options=AnswerOptions(
             sampler=options,
-            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else length_of(body.max_tokens),
+            max_tokens={None: DEFAULT_MAX_TOKENS, -1: None}.get(body.max_tokens, body.max_tokens),
             ignore_eos=body.ignore_eos or False,
         ),
         names=FieldNames("prompt", "max_tokens"),

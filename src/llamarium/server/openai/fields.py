@@ -61,11 +61,6 @@ def sampler_options(body: Sampling) -> GenerationOptions:
     return options
 
 
-def length_of(max_tokens: int | None) -> int | None:
-    """Return an answer's length, where other servers take -1 for the rest of the context: None."""
-    return None if max_tokens == -1 else max_tokens
-
-
 def shows_usage(body: Sampling) -> bool:
     """Whether a stream with options ends with the token counts."""
     assert body.stream_options is not None
@@ -132,13 +127,9 @@ class Message(Body):
         return plain | self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
 
 
-def plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages of a dialog as `encode_dialog` takes them."""
-    return [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
-
-
 def dialog_ids(
     service: Service, messages: Sequence[Message], tools: Sequence[ToolDefinition] = (), **how: Any
 ) -> list[int]:
     """Return the ids of a dialog; arguments as for `encode_dialog`."""
-    return encode_dialog(service, plain(messages), tools, **how)
+    plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
+    return encode_dialog(service, plain, tools, **how)

@@ -10,7 +10,6 @@ from itertools import islice
 
 from llamarium.engine.prefix import Key
 from llamarium.generation.answers import Answers
-from llamarium.generation.completion import message_of
 from llamarium.generation.text_engine import TextEngine
 from llamarium.server.prefix.explanation import Explanation, Prompt, PromptRecord, explain, nearest
 from llamarium.server.prefix.fields import PromptParts, Value, message_values
@@ -184,7 +183,8 @@ class PrefixExplainer:
             values = list[Value]()
             if row.finish_reason is not None and explained.has_new_message:
                 whole = row.completion()
-                values = list(message_values(explained.num_messages, message_of(whole.text, whole.tool_calls)))
+                message = whole.message if whole.tool_calls else {"role": "assistant", "content": whole.text}
+                values = list(message_values(explained.num_messages, message))
             if row.token_ids:
                 self._memory.add(explained.prompt.record(row.token_ids, values))
 

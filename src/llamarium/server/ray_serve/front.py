@@ -6,7 +6,7 @@ it arrives. If a replica dies, its streams end with an error event, and other re
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llamarium.server.app import layered
 from llamarium.server.errors import JSON, ApiError, internal_error
+from llamarium.server.http.access import Log
 from llamarium.server.http.body import BOUNDS, Bodies, Held, read_bounded
-from llamarium.server.http.log import Log
 from llamarium.server.ray_serve.cluster import Cluster
 from llamarium.server.ray_serve.conversation import conversation_of
 from llamarium.server.ray_serve.forward import Forwarded, Head, forwarded_scope, path_of
@@ -81,7 +81,7 @@ class Forward:
             elif (sent["method"], sent["path"]) == ("GET", "/metrics"):
                 await (await self._cluster.metrics(sent))(scope, receive, send)
             else:
-                with self._bodies.hold() as held:
+                with closing(Held(self._bodies)) as held:
                     asked = await self._read(sent, Request(scope, receive), held)
                     await self._pass_on(asked, Relay(scope, receive, send), held)
         except ClientDisconnect:
@@ -99,7 +99,7 @@ class Forward:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s), aclosing(self._answer(asked)) as answer:
                 async for part in answer:
-                    held.release()
+                    held.close()
                     await relay.pass_on(part)
         except Exception as error:  # noqa: BLE001 - any error becomes a reply
             await relay.refuse(_refusal(error), error)

@@ -12,8 +12,7 @@ from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.errors import EngineStoppedError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.server.app import create_routes
-from llamarium.server.http.access import Access, http_scope
-from llamarium.server.http.log import Log
+from llamarium.server.http.access import Access, Log, http_scope
 from llamarium.server.lifecycle.loading import ModelLoader, Progress
 from llamarium.server.lifecycle.service import ServedModel, Service, check_context
 from llamarium.server.ray_serve.forward import Forwarded, Head

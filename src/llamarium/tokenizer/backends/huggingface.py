@@ -160,15 +160,14 @@ class HuggingFaceBackend(Backend):
 
     def _check(self, text: str) -> None:
         if self._missing_bytes:
-            self._refuse_missing(text)
+            utf8 = text.encode("utf-8")
+            if len(utf8.translate(None, self._missing_bytes)) < len(utf8):
+                self._refuse_missing(text)
         if len(text) > _MAX_BLANKS:
             self._refuse_blanks(text)
 
     def _refuse_missing(self, text: str) -> None:
         """Refuse bytes without tokens (SmolLM2 lacks some control characters); the package would drop them silently."""
-        utf8 = text.encode("utf-8")
-        if len(utf8.translate(None, self._missing_bytes)) == len(utf8):
-            return
         missing = set(self._missing_bytes)
         place, character = next((i, c) for i, c in enumerate(text) if not missing.isdisjoint(c.encode("utf-8")))
         raise TokenizerError(
