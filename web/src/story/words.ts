@@ -16,9 +16,9 @@ export interface Piece {
   readonly isMarked: boolean;
 }
 
-/** The parts of a sentence, marked ones apart. */
+/** The parts of a sentence, marked ones apart; a number stays with its unit. */
 export function partsOf(words: string): Piece[] {
-  return words.split("*").map((text, i) => ({ text, isMarked: i % 2 === 1 })).filter(({ text }) => text);
+  return words.replace(/ (?=%|[kMG]?B\b)/g, "\u00a0").split("*").map((text, i) => ({ text, isMarked: i % 2 === 1 })).filter(({ text }) => text);
 }
 
 const when = <T>(value: T | undefined, said: (value: T) => string): string => (value === undefined ? "" : said(value));
