@@ -56,8 +56,9 @@ export class Guess {
 
   /** Whether the bars are of the text as it stands in the line. */
   get isCurrent(): boolean {
-    const isOwn = temperature.value === 1 || this.#all.value?.pass === session.pass;
-    return this.next.value?.pass === session.pass && session.asked.text === session.draft && isOwn;
+    const { pass } = session;
+    if (!pass || this.next.value?.pass !== pass || session.asked.text !== session.draft) return false;
+    return temperature.value === 1 || this.#all.value?.pass === pass;
   }
 
   async add({ id, text }: Pick<Bar, "id" | "text">): Promise<void> {
