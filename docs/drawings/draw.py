@@ -53,6 +53,7 @@ COLUMNS = {
         "io": "atomic writes",
         "strict_json": "JSON from outside",
         "file_names": "of a model folder",
+        "keywords": "options of public functions",
         "kv_codes": "KV cache in 8 and 4 bits",
         "extras": "what to install",
         "leftovers": "of killed writers",

@@ -17,7 +17,7 @@ from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, Te
 from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Pooling
 from llamarium.engine.tiers.disk_cache import DiskCache
-from llamarium.errors import InputError, OptionError, SamplingError, TokenizerError, check_choice, escape, show_value
+from llamarium.errors import OptionError, SamplingError, TokenizerError, check_choice, escape, show_value
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
@@ -26,6 +26,7 @@ from llamarium.generation.embedding import embed_prompts
 from llamarium.generation.loop import DialogEngine
 from llamarium.generation.options import AnswerOptions, EngineOptions, PassOptions, split_options, with_params
 from llamarium.generation.text_engine import TextEngine
+from llamarium.generation.text_methods import TextMethods
 from llamarium.hub.folders import is_learner_folder
 from llamarium.inspect.methods import Measured
 from llamarium.kernels.native import InputBits
@@ -34,7 +35,7 @@ from llamarium.quant.formats import METHODS, chosen_type
 from llamarium.runtime.device import choose_device
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
-from llamarium.sampling.params import GenerationOptions, SamplingParams
+from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.choose import with_template
 
@@ -74,6 +75,11 @@ def load(
 ) -> "Llama":
     """Load a model and its tokenizer. On a CPU the C kernels compute, without torch.
 
+    LlamariumError if the model cannot be found, read, or loaded so; see `llamarium.errors`.
+
+    >>> llamarium.load("shakespeare-char")
+    <Llama shakespeare-char: 6 layers of 192, vocabulary of 65>
+
     Args:
         model: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
             None is the adapter's base, and without an adapter "smollm2-135m".
@@ -84,17 +90,13 @@ def load(
             "Q4_K" or "NF4"; quantized files only with `dequantize` "load", at the price of both errors.
         dequantize: For quantized files: "load" unpacks once, "use" unpacks for every use; "auto" keeps NF4, and in
             bfloat16 the types that the CPU kernels multiply, and unpacks others once.
-        deterministic: Give a request the same bits alone, in any batch, with any chunking and on any number of threads,
-            or refuse to load: the C kernels do so, PyTorch does not.
-        input_bits: Bits of the inputs of packed weights in the C kernels, outliers always 16 (decision 0022); None is
-            8. With 16, results are nearer to float32's, and prompts take nearly twice as long.
+        deterministic: A request has the same bits alone, in any batch and on any number of threads, or loading fails.
+        input_bits: Bits of packed weights' inputs in the C kernels (decision 0022); None is 8, and 16 is nearer to
+            float32, with prompts that take nearly twice as long.
         strict: Refuse weights that are NaN or infinite, instead of warning.
         chat_template: How dialogs are written: the name of one of the model's templates ("rag"), of a format ("llama2",
             "vicuna", "alpaca", "zephyr", "mistral", "chatml", "llama3"), a Jinja file, or a template itself.
-        progress: Called with (bytes read, bytes in all).
-
-    Raises:
-        LlamariumError: If the model cannot be found, read, or loaded so; see `llamarium.errors`.
+        progress: Called with (bytes read, total bytes).
     """
     check_loading(dtype, dequantize, input_bits, {"deterministic": deterministic, "strict": strict})
     options = LoadOptions(
@@ -141,8 +143,12 @@ def _are_several(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
 
 
-class Llama(Measured):
+class Llama(TextMethods, Measured):
     """A loaded model with its tokenizer.
+
+    >>> llama = llamarium.load("shakespeare-char")
+    >>> llama
+    <Llama shakespeare-char: 6 layers of 192, vocabulary of 65>
 
     Attributes:
         name: As given to `load`.
@@ -179,22 +185,38 @@ class Llama(Measured):
 
     @property
     def model(self) -> "LlamaForCausalLM":
-        """The `LlamaForCausalLM`, built at first use; `llama.model(ids)` returns logits (B, T, V). Needs torch."""
+        """The `LlamaForCausalLM`, built at first use; `llama.model(ids)` returns logits (B, T, V). Needs torch.
+
+        >>> sum(weight.numel() for weight in llama.model.parameters())
+        2374272
+        """
         return self.loaded.model
 
     @property
     def runner(self) -> Runner:
-        """The runner chosen at loading, or the modules if they have been edited."""
+        """The runner chosen at loading, or the modules if they have been edited.
+
+        >>> llama.runner.device
+        'cpu'
+        """
         return self.loaded.runner()
 
     @property
     def optional_tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, or None."""
+        """The model's tokenizer, or None.
+
+        >>> smollm2.optional_tokenizer is smollm2.tokenizer
+        True
+        """
         return self._tokenizer
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; TokenizerError if it has none, or one of an unsupported kind."""
+        """The model's tokenizer; TokenizerError if it has none, or one of an unsupported kind.
+
+        >>> smollm2.tokenizer.vocab_size
+        49152
+        """
         if self._tokenizer is None:
             raise TokenizerError(self.why_no_tokenizer)
         return self._tokenizer
@@ -217,7 +239,7 @@ class Llama(Measured):
         """Continue one prompt, or a list of prompts side by side.
 
         >>> llama.generate("To be, or not to b", temperature=0, max_tokens=6).text
-        'e the '
+        'e so m'
 
         Args:
             prompt: Text (BOS is added if the model has one) or token ids (as they are), or a list of either.
@@ -253,7 +275,7 @@ class Llama(Measured):
 
         >>> for piece in llama.stream("To be, or not to b", temperature=0, max_tokens=6):
         ...     print(piece.text, end="|")
-        e| |t|h|e| |
+        e| |s|o| |m|
         """
         options = with_params(params, options)
         how = split_options(options)
@@ -329,6 +351,11 @@ class Llama(Measured):
         """Begin a dialog of several turns, whose keys and values are kept from turn to turn.
 
         With a `disk_cache` also for other processes; OptionError if they have not the same bits in each.
+
+        >>> dialog = smollm2.conversation()
+        >>> answer = "".join(piece.text for piece in dialog.say("Say hello.", temperature=0, max_tokens=8))
+        >>> dialog.messages[1]["content"] == answer
+        True
         """
         return Conversation(self, system, disk_cache)
 
@@ -337,6 +364,10 @@ class Llama(Measured):
         self, *, adapters: Mapping[str, str | Path] | None = None, **options: Unpack[EngineOptions]
     ) -> TextEngine:
         """Return an engine that answers many requests at once, in any thread or event loop; close it after use.
+
+        >>> with llama.engine(max_num_seqs=8) as engine:
+        ...     engine.submit("To be, or not to b", temperature=0, max_tokens=6).result().text
+        'e so m'
 
         Args:
             adapters: Folders of LoRA adapters by name; each request may choose one.
@@ -349,44 +380,13 @@ class Llama(Measured):
 
     @property
     def grammars(self) -> "GrammarCompiler":
-        """The grammar compiler for this model's vocabulary; OptionError if its package is missing."""
+        """The grammar compiler for this model's vocabulary; OptionError if its package is missing.
+
+        >>> type(llama.grammars).__name__
+        'GrammarCompiler'
+        """
         from llamarium.sampling.grammar.compiler import GrammarCompiler
 
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.tokenizer, self.config.vocab_size)
         return self._grammars
-
-    def encode(self, prompt: Any) -> list[int]:
-        """Return a prompt's ids: text with BOS if the model has one, ids as they are; InputError for anything else."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
-            raise InputError(f"the prompt is {type(prompt).__name__}; expected text or a list of token ids")
-        for token_id in prompt:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise InputError(f"the prompt holds {show_value(token_id)}; expected token ids, whole numbers")
-        return list(prompt)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return self.tokenizer.decode(ids)
-
-    @shows_options(SamplingParams, error=SamplingError)
-    def sampling_params(
-        self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
-    ) -> SamplingParams:
-        """Combine the publisher's recommendations with `options`, which take precedence, and a fresh seed by default.
-
-        `params`, if given, go over the recommendations, and options over them. SamplingError for an unknown option or a
-        value outside its range or the vocabulary.
-        """
-        options = with_params(params, options)
-        return SamplingParams.from_options(options, self.generation_config, self.config.vocab_size)
-
-    @shows_options(SamplingParams, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
-    def chat_params(self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]) -> SamplingParams:
-        """Return `sampling_params` with the default length of an answer in a dialog."""
-        options = with_params(params, options)
-        if not options.keys() & {"max_tokens", "max_new_tokens"} and "max_new_tokens" not in self.generation_config:
-            options["max_tokens"] = CHAT_MAX_TOKENS
-        return self.sampling_params(**options)

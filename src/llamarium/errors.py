@@ -41,7 +41,14 @@ from collections.abc import Sequence
 
 
 class LlamariumError(Exception):
-    """The root of every error that a caller can cause."""
+    """The root of every error that a caller can cause.
+
+    >>> try:
+    ...     llama.generate("To be", temperature=-1)
+    ... except llamarium.LlamariumError as error:
+    ...     print(error)
+    temperature is -1; expected a number, 0 (greedy) or 1e-5 to 1e5
+    """
 
 
 class ConfigError(LlamariumError):

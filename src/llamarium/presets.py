@@ -57,7 +57,11 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """Return the preset called `name`; ConfigError if there is none, with the names that there are."""
+    """Return the preset called `name`; ConfigError if there is none, with the names that there are.
+
+    >>> llamarium.preset("llama-3.1-8b").hidden_size
+    4096
+    """
     if name not in PRESETS:
         raise ConfigError(f"no preset {show_value(name)}; there are: {', '.join(PRESETS)}")
     return PRESETS[name]

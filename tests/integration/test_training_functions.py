@@ -8,9 +8,11 @@ from typing import Any, get_type_hints
 import pytest
 
 import llamarium
+from llamarium.datasets.sources import Data
 from llamarium.errors import OptionError, OutputError, TrainingError
 from llamarium.train import functions
 from llamarium.train.config import DPOConfig, FinetuneConfig, PretrainConfig
+from llamarium.train.functions import Examples
 
 TEXT = "the cat sat on the mat and looked at the moon. " * 60
 SMALL: dict[str, Any] = {
@@ -28,15 +30,19 @@ SMALL: dict[str, Any] = {
     ],
 )
 def test_what_an_editor_completes_is_what_there_is(arguments: Any, config: Any) -> None:
+    """A path may be given where a setting is the text of one; rows of Python, too, where it is data."""
     hints = get_type_hints(config)
-    assert get_type_hints(arguments) == {item.name: hints[item.name] for item in dataclasses.fields(config)}
+    shown = {name: hint if hint != str | Path else str for name, hint in get_type_hints(arguments).items()}
+    expected = {item.name: hints[item.name] for item in dataclasses.fields(config)}
+    assert shown.pop("data") in (Examples, Examples | None) and expected.pop("data") in (Data, Data | None)
+    assert shown == expected
 
 
 def test_from_a_text_to_an_adapter_to_a_model_for_others(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     seen: list[str] = []
     ending = llamarium.pretrain(
-        tmp_path / "base", data=str(tmp_path / "text.txt"), preset="tiny", context=32, tokenizer="bpe",
+        tmp_path / "base", data=tmp_path / "text.txt", preset="tiny", context=32, tokenizer="bpe",
         vocab_size=280, watch=lambda event: seen.append(event["event"]), **SMALL,
     )  # fmt: skip
     assert ending.position.step == 3 and ending.signal is None and "start" in seen and "step" in seen
@@ -49,8 +55,8 @@ def test_from_a_text_to_an_adapter_to_a_model_for_others(tmp_path: Path) -> None
 
     rows = [{"prompt": "the cat", "completion": " sat on the mat"}] * 8
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tuning: dict[str, Any] = {**SMALL, "model": str(base), "chat_format": "none", "context": 32, "rank": 2}
-    llamarium.finetune(tmp_path / "tuned", data=str(tmp_path / "rows.jsonl"), learning_rate=0.05, **tuning)
+    tuning: dict[str, Any] = {**SMALL, "model": base, "chat_format": "none", "context": 32, "rank": 2}
+    llamarium.finetune(tmp_path / "tuned", data=tmp_path / "rows.jsonl", learning_rate=0.05, **tuning)
     adapter = tmp_path / "tuned" / "best"
     tuned = llamarium.load(adapter=adapter, device="cpu")
     assert tuned.encode("the cat") == llamarium.load(base, device="cpu").encode("the cat")

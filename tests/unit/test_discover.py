@@ -143,6 +143,12 @@ def test_defaults_are_those_that_are_declared(
         assert shown.kind is shown.KEYWORD_ONLY
 
 
+def test_merging_loads_as_load_does() -> None:
+    load, merge = (inspect.signature(one).parameters for one in (llamarium.load, llamarium.merge))
+    for name in ("device", "dtype", "quantize", "dequantize", "strict", "progress"):
+        assert (merge[name].default, merge[name].annotation) == (load[name].default, load[name].annotation)
+
+
 def test_a_request_has_the_defaults_of_what_begins_it() -> None:
     shown, begins = (inspect.signature(one).parameters for one in (TextEngine.submit, TextEngine.begin))
     names = ("timeout_s", "adapter", "salt", "ngram_pool", "must_keep_up", "edits", "places")

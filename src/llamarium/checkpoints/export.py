@@ -33,6 +33,9 @@ def export(
 ) -> Path:
     """Write a model in a format that others read, with its tokenizer and chat template.
 
+    >>> llamarium.export("shakespeare-char", "plain", format="hf").name
+    'plain'
+
     Args:
         model: As for `load`: a name, a folder, a file.
         out: The folder for "hf", the file for "gguf", whose name ends in .gguf.

@@ -17,6 +17,9 @@ from llamarium.tokenizer.base import Tokenizer
 def load_tokenizer(name: str | Path) -> Tokenizer:
     """Load a tokenizer by itself.
 
+    >>> llamarium.load_tokenizer("smollm2-135m").decode([19556, 28, 905, 17])
+    'Hello, world!'
+
     Args:
         name: A built-in ("llama3", "smollm2-135m"), a folder, a `tokenizer.json`, a `tokenizer.model`, a `.gguf`
             file (any part of a split one), or `org/name` on the Hugging Face hub.

@@ -35,6 +35,9 @@ _SIZES = (
 class ModelConfig:
     """The shape and constants of one Llama.
 
+    >>> llama.config.num_hidden_layers, llama.config.hidden_size
+    (6, 192)
+
     Attributes:
         vocab_size: Rows of the embedding table, V.
         hidden_size: Width of the residual stream, D.

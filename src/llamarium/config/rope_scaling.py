@@ -31,6 +31,9 @@ _PARAMETERS: dict[RopeType, tuple[str, ...]] = {
 class RopeScaling:
     """A scaling of RoPE's frequencies.
 
+    >>> llamarium.preset("llama-3.1-8b").rope_scaling.factor
+    8.0
+
     - `llama3`: long wavelengths are divided by `factor`, short ones kept, a linear blend between (Llama 3.1).
     - `linear`: all frequencies are divided by `factor`.
     - `yarn`: a blend between both by the number of turns over the original context; queries and keys are multiplied

@@ -194,8 +194,10 @@ def parse_data(data: Any) -> Any:
     Values of other types are returned as they are. TrainingError for a weight that is none, a source without one, or
     one that is named twice.
     """
+    data = str(data) if isinstance(data, Path) else data
     if isinstance(data, Mapping):
-        found = [*cast("Mapping[Any, Any]", data).items()]
+        pairs = cast("Mapping[Any, Any]", data).items()
+        found = [(str(name) if isinstance(name, Path) else name, weight) for name, weight in pairs]
     elif isinstance(data, str) and ("," in data or "=" in data) and not os.path.exists(os.path.expanduser(data)):  # noqa: PTH110, PTH111 - Path's raise on odd names
         found = [_weighted(part.strip(), data) for part in data.split(",")]
     else:

@@ -20,6 +20,13 @@ from llamarium.generation.completion import Generation, Piece, RowText
 class Answers:
     """The answers to one prompt: `result()` and `await` give the whole, iterating gives piece by piece.
 
+    >>> import asyncio
+    >>> async def answer(prompt):
+    ...     with llama.engine() as engine:
+    ...         return await engine.submit(prompt, temperature=0, max_tokens=6)
+    >>> asyncio.run(answer("To be, or not to b")).text
+    'e so m'
+
     It is for one reader, in a thread or in an event loop. With `n` answers the pieces come as they are made, with
     `Piece.index`. Dropping or closing it aborts the request.
 
@@ -104,7 +111,14 @@ class Answers:
         return pieces
 
     def close(self) -> None:
-        """Abort the request, if it has not ended; its blocks are free after the current step."""
+        """Abort the request, if it has not ended; its blocks are free after the current step.
+
+        >>> with llama.engine() as engine:
+        ...     answers = engine.submit("To be", max_tokens=100)
+        ...     answers.close()
+        ...     list(answers)
+        []
+        """
         self._ready.clear()
         if self._num_open == 0:
             return
@@ -119,6 +133,10 @@ class Answers:
         """Wait for the whole, up to `timeout` seconds; raises as `__next__`.
 
         TimeoutError if it was not complete by then: the request goes on, and `result` may be called again.
+
+        >>> with llama.engine() as engine:
+        ...     engine.submit(llama.encode("To be, or not to b"), temperature=0, max_tokens=6).result(timeout=60).text
+        'e so m'
         """
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while self._num_open > 0:

@@ -107,6 +107,10 @@ EndReason = FinishReason | Literal["tool_calls"]
 class Piece:
     """What one token adds to an answer.
 
+    >>> piece = next(llama.stream("To be", temperature=0))
+    >>> piece.text, len(piece.token_ids), piece.finish_reason
+    (' ', 1, None)
+
     Attributes:
         text: Complete characters that can be shown now; often empty while a character, a stop string or what may be a
             call goes on. Calls are no part of it.
@@ -133,6 +137,10 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished answer.
+
+    >>> (completion,) = llama.generate("To be", temperature=0, max_tokens=5).completions
+    >>> completion.finish_reason
+    'length'
 
     Attributes:
         text: Its text, without calls, stop string or stop token.
@@ -177,7 +185,12 @@ def message_of(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """What one prompt gave: its ids as the model saw them, `n` answers, and its log-probabilities if asked for."""
+    """What one prompt gave: its ids as the model saw them, `n` answers, and its log-probabilities if asked for.
+
+    >>> generation = llama.generate("To be", temperature=0.8, seed=1, n=2, max_tokens=5)
+    >>> len(generation.prompt_ids), len(generation.completions)
+    (5, 2)
+    """
 
     prompt_ids: tuple[int, ...]
     completions: tuple[Completion, ...]

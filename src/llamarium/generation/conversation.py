@@ -38,6 +38,12 @@ class Conversation(Generic[ChatModelT]):
     """A dialog of several turns; change `messages`, {"role", "content"}, freely between turns.
 
     `disk_cache` keeps keys and values for other processes, too; OptionError if this model cannot have one.
+
+    >>> dialog = smollm2.conversation("You answer in one word.")
+    >>> "".join(piece.text for piece in dialog.say("What is the capital of France?", temperature=0, max_tokens=8))
+    'The capital of France is Paris.'
+    >>> [message["role"] for message in dialog.messages]
+    ['system', 'user', 'assistant']
     """
 
     def __init__(self, llama: ChatModelT, system: str | None = None, disk_cache: DiskCache | None = None) -> None:
@@ -53,6 +59,10 @@ class Conversation(Generic[ChatModelT]):
 
         Options are those of `Llama.chat`, and are checked at once.
 
+        >>> dialog = smollm2.conversation()
+        >>> "".join(piece.text for piece in dialog.say("What is the capital of France?", temperature=0, max_tokens=8))
+        'The capital of France is Paris.'
+
         An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
         context, say), what was said is taken back.
         """
@@ -60,20 +70,33 @@ class Conversation(Generic[ChatModelT]):
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def go_on(self, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Generator[Piece]:
-        """Stream the answer to `messages` as they stand, as where results of calls were put into them; as `say`."""
+        """Stream the answer to `messages` as they stand, as where results of calls were put into them; as `say`.
+
+        >>> dialog = smollm2.conversation()
+        >>> dialog.messages.append({"role": "user", "content": "What is the capital of France?"})
+        >>> "".join(piece.text for piece in dialog.go_on(temperature=0, max_tokens=8))
+        'The capital of France is Paris.'
+        """
         return self._answer([], params, options)
 
     def fork(self) -> Self:
         """Return a branch: a dialog that goes on from here by itself, and computes nothing of what both begin with.
 
         Branches share keys and values, so one answers at a time, and closing one closes all.
+
+        >>> branch = dialog.fork()
+        >>> len(branch.messages) == len(dialog.messages) == 2
+        True
         """
         branch = copy.copy(self)
         branch.messages = copy.deepcopy(self.messages)
         return branch
 
     def close(self) -> None:
-        """Write what is left to the disk cache; the conversation is over."""
+        """Write what is left to the disk cache; the conversation is over.
+
+        >>> dialog.close()
+        """
         self._prefix.close()
 
     def _answer(

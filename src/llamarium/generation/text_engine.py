@@ -115,6 +115,11 @@ class TextEngine:
         """Serve one more adapter from now on; one of this name is replaced, and requests to it finish as they began.
 
         LlamariumError if it cannot be read, has another base, or learned other dialogs.
+
+        >>> with llamarium.load("story/best").engine() as engine:
+        ...     engine.add_adapter("mine", "tuned/best")
+        ...     len(engine.submit("To be", adapter="mine", max_tokens=3).result().completions)
+        1
         """
         self.choices.add(name, *read_beside(Path(folder), self._model.loaded, self.tokenizer))
 
@@ -206,7 +211,7 @@ class TextEngine:
 
         >>> with llama.engine() as engine:
         ...     "".join(piece.text for piece in engine.stream("To be", temperature=0, max_tokens=5))
-        ', and '
+        ' the '
         """
         return self.submit(prompt, params, **options)
 
@@ -244,7 +249,7 @@ class TextEngine:
 
         >>> with llama.engine() as engine:
         ...     engine.embed("To be").result().vector.shape
-        (128,)
+        (192,)
         """
         check_choice("pooling", pooling, get_args(Pooling))
         deadline_s, params = self._deadline(timeout_s), SamplingParams(max_tokens=1)  # none is chosen
@@ -290,7 +295,17 @@ class TextEngine:
         return time.monotonic() + timeout_s
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests, finish the live ones, and stop; as `EngineThread.close`."""
+        """Take no more requests, finish the live ones, and stop; return whether all were finished.
+
+        After `timeout_s` seconds the rest end with an error; None waits as long as it takes. `with` closes at once.
+
+        >>> engine = llama.engine()
+        >>> answers = engine.submit("To be", temperature=0, max_tokens=3)
+        >>> engine.close()
+        True
+        >>> len(answers.result().completions[0].token_ids)
+        3
+        """
         return self._thread.close(timeout_s)
 
     def __enter__(self) -> Self:

@@ -69,6 +69,10 @@ class LlamaModel(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """The trunk and its head. New ones know nothing: load weights into them, or call `init_weights`.
 
+    >>> import torch
+    >>> llama.model(torch.tensor([llama.encode("To be")])).shape
+    torch.Size([1, 5, 65])
+
     Args:
         config: The shape; with `tie_word_embeddings` the head's weight is the embedding table itself.
     """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict
 from llamarium.checkpoints.open import OpenedModel, open_model
 from llamarium.checkpoints.packed.save import PackedWeight, save_packed
 from llamarium.config import EMBEDDING
-from llamarium.errors import OptionError
+from llamarium.errors import OptionError, escape
 from llamarium.extras import need_torch
 from llamarium.io import atomic_folder
 from llamarium.keywords import shows_options
@@ -66,7 +66,7 @@ def quantize(
     type: str = "IQ4_NL",
     head: str | None = None,
     method: QuantizeMethod | None = None,
-    calibration: str | None = None,
+    calibration: str | Path | None = None,
     samples: int = SAMPLES,
     context: int | None = None,
     requantize: bool = False,
@@ -74,9 +74,12 @@ def quantize(
     progress: Callable[[int, int], None] | None = None,
     layer_done: Callable[[int, int], None] | None = None,
 ) -> Quantized:
-    """Quantize a model and write it as a packed folder, which `load` takes.
+    """Quantize a model and write it as a packed folder, which `load` takes; LlamariumError if that cannot be done.
 
     A UserWarning names matrices whose columns are no multiple of 32: they are written in F16.
+
+    >>> llamarium.quantize("shakespeare-char", "packed", type="Q8_0").bits_per_weight
+    8.5
 
     Args:
         model: As for `load`: a name, a folder, a file.
@@ -86,16 +89,13 @@ def quantize(
             with one, else "Q8_0".
         method: "nearest", "fit", "importance" or "gptq"; the last two need a `calibration`. None is "gptq" with one,
             else "fit".
-        calibration: A text like those that the model is for; a few hundred kB are enough.
+        calibration: A text like those that the model is for, or the `Path` of one; a few hundred kB are enough.
         samples: Windows of it that are used.
         context: Tokens of a window; None is 512, or the model's whole context where that is shorter.
         requantize: Allow a model that is quantized already, at the price of both errors.
         force: Replace a model's folder that is there.
         progress: Called with (weights done, weights in all).
         layer_done: Called with (layers done, layers in all) when all of a layer is quantized.
-
-    Raises:
-        LlamariumError: If the model cannot be read, options do not fit, or the folder cannot be written.
     """
     method = method or ("fit" if calibration is None else "gptq")
     type = chosen_type("type", type, FITTED_FORMATS)
@@ -168,7 +168,14 @@ def _sizes(weights: Sequence[PackedWeight], folder: Path) -> tuple[int, int, flo
     return num_weights, sum(file.stat().st_size for file in folder.iterdir()), num_bits / num_weights
 
 
-def _check_options(head: str, method: str, calibration: str | None) -> None:
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{escape(path)}: cannot be read as the text to calibrate with: {escape(error)}") from None
+
+
+def _check_options(head: str, method: str, calibration: str | Path | None) -> None:
     if calibration is not None:
         need_torch("a calibration")
     if calibration is None and (method in CALIBRATED or head == AUTO):
@@ -181,10 +188,11 @@ def _check_options(head: str, method: str, calibration: str | None) -> None:
         )
 
 
-def _sample(opened: OpenedModel, text: str, samples: int, context: int | None) -> "Tensor":
+def _sample(opened: OpenedModel, calibration: str | Path, samples: int, context: int | None) -> "Tensor":
     from llamarium.inspect.tokens import check_count
     from llamarium.quantization.calibrate import sample_windows
 
+    text = _text_of(calibration) if isinstance(calibration, Path) else calibration
     limit = opened.checkpoint.config.max_position_embeddings
     check_count(samples, "samples", _MOST_SAMPLES)
     context = min(CONTEXT, limit) if context is None else context

@@ -75,6 +75,10 @@ class GenerationOptions(TypedDict, total=False):
 class SamplingParams:
     """The sampling parameters of one request.
 
+    >>> params = llamarium.SamplingParams(temperature=0, max_tokens=6)
+    >>> llama.generate("To be, or not to b", params).text
+    'e so m'
+
     Attributes:
         temperature: 0 is greedy; else 1e-5 to 1e5.
         top_k: How many of the most probable tokens stay; 0 is all.

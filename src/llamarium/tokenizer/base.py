@@ -76,6 +76,9 @@ class Backend(Protocol):
 class Tokenizer:
     """Encodes text to ids and decodes ids to text.
 
+    >>> smollm2.tokenizer.encode("Hello, world!")
+    [19556, 28, 905, 17]
+
     Attributes:
         vocab_size: The highest id plus one.
         source: The file it was read from, for messages.

@@ -5,7 +5,7 @@ llamarium.finetune("runs/mine", data="examples.jsonl", steps=100)
 llama = llamarium.load(adapter="runs/mine/best")
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,10 @@ from llamarium.train.rewards.names import RewardNames
 if TYPE_CHECKING:
     from llamarium.train.report.journal import Event
     from llamarium.train.run import TrainingResult
+
+
+Examples = Data | Path | Iterable[Any]
+"""A source by name or path, several and their weights, or rows of Python."""
 
 
 class RunSettings(TypedDict, total=False):
@@ -66,11 +70,11 @@ class PretrainSettings(RunSettings, total=False):
 
     optimizer: OptimizerName | None
     learning_rate: float | None
-    data: Data | None
+    data: Examples | None
     text_field: str
     validation: float
-    model: str
-    tokenizer: str
+    model: str | Path
+    tokenizer: str | Path
     vocab_size: int
     preset: str
     hidden_size: int | None
@@ -90,8 +94,8 @@ class FinetuneSettings(RunSettings, total=False):
 
     optimizer: OptimizerName
     learning_rate: float
-    model: str
-    data: Data
+    model: str | Path
+    data: Examples
     validation: float
     context: int
     chat_format: ChatFormatName
@@ -103,7 +107,7 @@ class FinetuneSettings(RunSettings, total=False):
     dtype: Literal["auto", "float32", "bfloat16"]
     quantize: QuantizeName
     dequantize: Literal["auto", "load", "use"]
-    adapter: str
+    adapter: str | Path
     method: Literal["lora", "full"]
     rank: int
     alpha: float
@@ -147,6 +151,12 @@ def pretrain(
 ) -> "TrainingResult":
     """Train a model from scratch, or go on from `model`, to its last step, or until SIGTERM or Ctrl-C, which save.
 
+    >>> short = {"device": "cpu", "steps": 2, "batch_rows": 2, "warmup_steps": 1, "sample_every": 0}
+    >>> result = llamarium.pretrain("story", data="shakespeare", preset="tiny", tokenizer="bpe", vocab_size=280,
+    ...                             context=64, **short)
+    >>> result.position.step
+    2
+
     Args:
         out: The run's folder: settings, metrics.jsonl, checkpoints; `best` is the one of the lowest validation loss.
         resume: Continue from the newest checkpoint, with the run's settings except those given here; else begin.
@@ -177,6 +187,11 @@ def finetune(
 
     Arguments and errors are those of `pretrain`; settings are those of `FinetuneConfig`. `data` may also be rows of
     Python: any iterable of dicts, a `datasets.Dataset`, or an Arrow table.
+
+    >>> rows = [{"prompt": "To be", "completion": ", or not to be"}] * 8
+    >>> base = {"model": "story/best", "chat_format": "none", "context": 64, "rank": 2, **short}
+    >>> llamarium.finetune("tuned", data=rows, **base).position.step
+    2
     """
     return _train(FinetuneConfig, Path(out), resume, allow_changes, watch, settings)
 
@@ -193,6 +208,10 @@ def dpo(
     """Train a model on preferences, `data`: of two answers the better one becomes likelier.
 
     Arguments and errors are those of `pretrain`; settings are those of `DPOConfig`.
+
+    >>> pairs = [{"prompt": "To be", "chosen": ", or not to be", "rejected": " a cat"}] * 8
+    >>> llamarium.dpo("preferred", data=pairs, **base).position.step
+    2
     """
     return _train(DPOConfig, Path(out), resume, allow_changes, watch, settings)
 
@@ -209,6 +228,11 @@ def grpo(
     """Train a model on rewards: it answers prompts, `data`, and answers with a higher `reward` become likelier.
 
     Arguments and errors are those of `pretrain`; settings are those of `GRPOConfig`.
+
+    >>> prompts = [{"prompt": "To be"}] * 4
+    >>> llamarium.grpo("rewarded", data=prompts, reward="length:20", max_tokens=8, group_size=2,
+    ...                gradient_accumulation_steps=1, **base).position.step
+    2
     """
     return _train(GRPOConfig, Path(out), resume, allow_changes, watch, settings)
 
@@ -225,7 +249,8 @@ def _train(
     out = out.absolute()  # whatever a reward changes to
     file = out / "train.toml"
     with named_rows(settings.get("data")) as data:
-        named = {**settings, "data": data} if "data" in settings else settings
+        named = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+        named |= {"data": data} if "data" in settings else {}
         config = kind.resolve(file if resume and file.exists() else None, named)
         return _conduct(config, out, resume, allow_changes, watch)
 

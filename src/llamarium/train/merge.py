@@ -37,6 +37,9 @@ def merge(
 ) -> "MergeReport":
     """Merge an adapter into its base, compare the result with the adapter, and save it.
 
+    >>> llamarium.merge("tuned/best", "merged", device="cpu").kept > 0.9
+    True
+
     Args:
         adapter: The adapter's folder.
         out: Folder of the merged model; complete or absent.
@@ -45,17 +48,14 @@ def merge(
         dtype: As for `load`, and of the merged model. Rounding to float32 loses nothing.
         check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
         force: Replace a model that is at `out`.
-        **loading: As for `load`: device, quantize (the merged model is plain again), dequantize, strict, progress.
+        **loading: As for `load`; `quantize` is for the base alone.
 
     Returns:
-        The share of the correction in the merged weights, the base that training used, and how far the logits are from
-        those of the adapter over the base here, and over that of training.
+        The share of the correction that was kept, the base that training used, and distances; see `MergeReport`.
 
     Raises:
-        LlamariumError: As `load`; if the adapter cannot be read or does not fit; if `out` cannot be written.
-        OptionError: If `quantize` is not what training used, with `onto="trained"`.
-        TrainingError: If the merged model computes something else than the adapter. Warns if a tenth of it is lost, or
-            if it is further from the model that was trained than the adapter moves it.
+        LlamariumError: As `load`; if the adapter does not fit; if `quantize` is not what training used.
+        TrainingError: If the merged model computes something else than the adapter; warns where much of it is lost.
     """
     need_torch("merging an adapter")
     from llamarium.adapters.merge import merge_adapter

@@ -48,6 +48,10 @@ _REMEASURED = 256  # passes until the cost of a draft is measured again
 class PromptLookup(ProposerPolicy):
     """Proposes tokens that were said before, as many as pay, and counts what came of it.
 
+    >>> lookup = llamarium.PromptLookup(num_tokens=4)
+    >>> llama.generate("To be, or not to b", temperature=0, max_tokens=6, prompt_lookup=lookup).text
+    'e so m'
+
     Args:
         num_tokens: Of a draft, at most.
         pool_bytes: Memory of each pool of earlier texts; 0 is none, so that only the sequence itself is looked up.

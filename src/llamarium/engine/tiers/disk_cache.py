@@ -44,6 +44,12 @@ class DiskCache:
 
     One thread may write, and another one read meanwhile. Close it after the engine that uses it.
 
+    >>> cache = llamarium.DiskCache("cache", most_bytes=2**20)
+    >>> with llama.engine(disk_cache=cache) as engine:
+    ...     len(engine.submit("To be", temperature=0, max_tokens=3).result().completions[0].token_ids)
+    3
+    >>> cache.close()
+
     Raises:
         OptionError: If the folder holds something else, cannot be written, or is used by another process.
 

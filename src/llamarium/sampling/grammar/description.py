@@ -23,6 +23,9 @@ OPTIONS = ("grammar", "json_schema", "json_object", "regex", "choice")
 class Grammar:
     """The form of an answer: `json_schema`, `json_object`, `regex`, `choice`, `lark` or `gbnf` make one.
 
+    >>> llama.generate("To be", grammar=llamarium.Grammar.choice(["yes", "no"]), temperature=0).text
+    'no'
+
     Attributes:
         kind: The notation of `text`.
         text: The grammar; of a choice the JSON list, of a schema the lowered one.
