@@ -109,7 +109,7 @@ def _say_whole(found: "Whole") -> None:
     mine, library = found.tokens_per_second, found.library_tokens_per_second
     say(f"{mine:.1f} tokens/s (the library's: {library:.0f}), {_apart(found)}.")
     if found.is_slow:
-        say("Fewer tokens were compared, because these functions are slow.")
+        say("Two layers and a part of the vocabulary were compared, beside the right functions: these are slow.")
 
 
 def _apart(found: "Whole") -> str:
