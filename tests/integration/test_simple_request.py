@@ -1,9 +1,9 @@
 """How much of the library a chat request without tools, forms, hints and edits walks through; a report, no bound.
 
-Counted are the functions of `src/llamarium` that run from a connection's first byte to the last byte of its answer, in
-all threads: HTTP, parsing, rendering, tokenizing, the engine, sampling, the answer, the log. Lambdas and properties
-count, comprehensions do not. What the server does on its own twenty times a second, with or without requests
-(`Server._watch`), is not part of a request.
+Counted are the functions of `src/llamarium` that run from a request's first byte to the last byte of its answer, over
+a connection that stays open, in all threads: HTTP, parsing, rendering, tokenizing, the engine, sampling, the answer,
+the log. Lambdas and properties count, comprehensions do not. What the server does on its own twenty times a second,
+with or without requests (`Server._watch`), is not part of a request.
 """
 
 import sys
@@ -12,6 +12,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
+
+import httpx
 
 import llamarium
 from llamarium.api import Llama
@@ -74,13 +76,13 @@ def profiled() -> Generator[Walked]:
 def test_a_simple_request_is_reported(llama: Llama) -> None:
     """Shown with `-s`; its third time, when caches are filled, and then a dialog with another text."""
     other = {**HELLO, "messages": [{"role": "user", "content": "Is this another text? It is read from the beginning."}]}
-    with profiled() as walked, serving(llama) as running:
+    with profiled() as walked, serving(llama) as running, httpx.Client(base_url=running.url, timeout=30) as client:
         for _ in range(2):
-            assert running.post(CHAT, **HELLO).status_code == 200
+            assert client.post(CHAT, json=HELLO).status_code == 200
         for title, body in (("a chat request", HELLO), ("with another text", other)):
             running.wait(running.is_idle)
             walked.start()
-            answer = running.post(CHAT, **body)
+            answer = client.post(CHAT, json=body)
             walked.is_on = False
             assert answer.status_code == 200
             assert "server/openai/chat.py:chat_completions" in walked.functions

@@ -27,7 +27,6 @@ from llamarium.engine.request import (
     check_prompt,
     limit_of,
     no_room,
-    room_of,
 )
 from llamarium.engine.scheduler import Scheduler, capacity_blocks
 from llamarium.engine.scoring import PromptScores, most_logits
@@ -151,14 +150,16 @@ class Engine:
         """
         prompt, params, config = request.prompt_ids, request.params, self.runner.config
         check_prompt(config, prompt, room=0 if request.pooling else min(1, params.max_tokens))
-        if capacity_blocks(room_of(config, request), self.cache.block_size) > self.cache.num_blocks:
+        limit = limit_of(config, request)
+        room = max(limit, len(prompt) + 1)  # the prompt's last token is computed, an answer's is not
+        if capacity_blocks(room, self.cache.block_size) > self.cache.num_blocks:
             raise no_room(request, self.num_blocks * self.cache.block_size, self.max_tokens)
         if request.edits and not self.runner.takes_edits:
             raise OptionError(f"{self.runner.name} take no edits; load the model whose weights they use")
         if request.edits or request.places is not None:
             check_inside(config, request)
         stops = frozenset((*request.stop_ids, *params.stop_token_ids))
-        number, limit = next(self._numbers), limit_of(config, request)
+        number = next(self._numbers)
         root = self.root_of(request)
         sequences: list[EngineSequence] = []
         for row, single in enumerate(params.rows()):

@@ -208,7 +208,8 @@ class Scheduler:
     def _begin(self, sequence: EngineSequence, found: Match) -> bool:
         """Give a sequence blocks for all of its tokens, found ones first; False if there is no room.
 
-        For each running sequence a free block is left, so that the new one is not preempted at once.
+        For each running sequence a free block is left, so that the new one is not preempted at once. A partial block is
+        copied; one without owners is written on in place if it holds nothing else, or if no block is free for the copy.
         """
         if self._pool.num_free <= sequence.free_blocks_at_refusal:
             return False
@@ -220,7 +221,20 @@ class Scheduler:
             sequence.free_blocks_at_refusal = num_free
             sequence.table.release()
             return False
-        self._take(sequence, found)
+
+        sequence.keys, sequence.num_computed = found.keys, len(found.keys) * self._pool.block_size
+        if found.partial is not None:
+            has_room = sequence.table.missing(len(sequence.ids)) < self._pool.num_free
+            if not self._pool.num_owners(found.partial) and (found.is_all or not has_room):
+                sequence.table.share([found.partial])
+                self._index.take_out(found.partial)
+                sequence.num_computed += found.num_partial
+            elif has_room:
+                sequence.table.copy(found.partial, self._copy_block)
+                sequence.num_computed += found.num_partial
+        if sequence.num_cached < 0:
+            sequence.num_cached = sequence.num_computed
+
         sequence.table.reserve(len(sequence.ids))
         sequence.free_blocks_at_refusal = -1
         if self._shares:
@@ -265,25 +279,6 @@ class Scheduler:
         self._promised[key] -= 1
         if not self._promised[key]:
             del self._promised[key]
-
-    def _take(self, sequence: EngineSequence, found: Match) -> None:
-        """Go on from what was found; its whole blocks are in the sequence's table already.
-
-        A partial block is copied. One without owners is written on in place if it holds nothing else, or if no block is
-        free for the copy.
-        """
-        sequence.keys, sequence.num_computed = found.keys, len(found.keys) * self._pool.block_size
-        if found.partial is not None:
-            has_room = sequence.table.missing(len(sequence.ids)) < self._pool.num_free
-            if not self._pool.num_owners(found.partial) and (found.is_all or not has_room):
-                sequence.table.share([found.partial])
-                self._index.take_out(found.partial)
-                sequence.num_computed += found.num_partial
-            elif has_room:
-                sequence.table.copy(found.partial, self._copy_block)
-                sequence.num_computed += found.num_partial
-        if sequence.num_cached < 0:
-            sequence.num_cached = sequence.num_computed
 
     def _give_back(self, sequence: EngineSequence) -> None:
         """Free a sequence's blocks; their contents can be found until they are taken for something else."""

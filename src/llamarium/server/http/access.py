@@ -55,13 +55,13 @@ class Log:
 
     def event(self, text: str, **fields: Any) -> None:
         """Log an event of the server."""
-        self._write({"event": text} | fields, escape(_line(text, fields), 2000))
+        self._write({"event": text} | fields, text, fields, most=2000)
 
     def request(self, fields: dict[str, Any]) -> None:
         """Log the end of a request."""
         shown = {name: escape(value, 200) if isinstance(value, str) else value for name, value in fields.items()}
         head = f"{shown.pop('client')} {shown.pop('method')} {shown.pop('path')} {shown.pop('status')}"
-        self._write({"event": "request"} | fields, _line(head, shown))
+        self._write({"event": "request"} | fields, head, shown)
 
     def status(self, text: str) -> None:
         """Replace the status line; an empty text removes it."""
@@ -69,7 +69,10 @@ class Log:
             _write_all(_CLEAR_LINE + text)
             self._status = text
 
-    def _write(self, fields: dict[str, Any], text: str) -> None:
+    def _write(self, fields: dict[str, Any], head: str, shown: dict[str, Any], most: int | None = None) -> None:
+        """Write a line, as text escaped as a whole if it has a bound, else of values that are."""
+        text = " ".join([head, *(f"{name}={value}" for name, value in shown.items() if value is not None)])
+        text = text if most is None else escape(text, most)
         now = time.time()
         day, clock = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now)).split()
         stamp = f"{day}T{clock}.{int(now % 1 * 1000):03d}Z"
@@ -87,10 +90,6 @@ def _write_all(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-def _line(text: str, fields: dict[str, Any]) -> str:
-    return " ".join([text, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
 
 
 class Access:
