@@ -78,11 +78,15 @@ def asked(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def run(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that succeeds and says nothing on stderr; returns its output."""
+    """Run a command that succeeds and says nothing on stderr, but for bench's duration; returns its output."""
+    measures = ("all", "prefill", "decode", "batch")
 
     def run(*words: str) -> str:
         code = main(list(words))
         out, err = capsys.readouterr()
+        if words[0] == "bench" and words[1] in measures:
+            assert re.fullmatch(r"\d+ measurements? of \d+ rounds?: about \d+ (s|min \d+ s)\n", err), err
+            err = ""
         assert (code, err) == (0, "")
         return out
 
@@ -461,8 +465,16 @@ def test_chat_takes_an_option_back_and_shows_one(
     "line", ["/bye now", "/exit 1", "/quit it", "/reset all", "/undo two", "/retry it", "/help me"]
 )
 def test_chat_says_that_a_command_takes_no_words(talk: Callable[..., tuple[int, str, str]], line: str) -> None:
-    code, out, err = talk(line, "not said")
+    code, out, err = talk(line)
     assert (code, out) == (1, "") and f"error: {line.split()[0]} takes no words behind it" in err
+
+
+def test_a_piped_dialog_goes_on_after_a_wrong_command(talk: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = talk("/set top_p 7", "/no-such-command", "/set temperature 0.5")
+    assert (code, out) == (1, "")
+    first, second, third = err.splitlines()
+    assert first.startswith("llamarium: error: top_p") and second.startswith("llamarium: error: no command")
+    assert third == "[temperature is 0.5]"
 
 
 def test_chat_begins_with_the_models_name_and_the_adapters(

@@ -3,6 +3,7 @@
 On a terminal lines end between words, not at the terminal's edge.
 """
 
+import os
 import shutil
 import sys
 import unicodedata
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from llamarium.generation.conversation import Conversation
 
 
+_PROMPT_SHOWN = 2000  # characters
 _MIN_REPEATED, _MIN_TIMES, _MAX_PERIOD = 64, 4, 128
 
 
@@ -100,6 +102,9 @@ class Plain:
         """Write a piece."""
         write_text(text)
 
+    def write_prompt(self, text: str) -> None:
+        """Leave out what the answer continues: a pipe or a file gets the answer alone."""
+
     def finish(self) -> None:
         """There is nothing left."""
 
@@ -124,6 +129,16 @@ class Wrapped:
         ready = [part for character in printable(text) for part in self._take(character)]
         if ready:
             self._write("".join(ready))
+
+    def write_prompt(self, text: str) -> None:
+        """Write what the answer continues, dimmed unless `NO_COLOR` is set; of a long text the end."""
+        shown = text if len(text) <= _PROMPT_SHOWN else f"…{text[-_PROMPT_SHOWN:]}"
+        ready = [part for character in printable(shown) for part in self._take(character)]
+        dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
+        sys.stdout.write(dim)
+        self._write("".join([*ready, *self._end_word()]))
+        sys.stdout.write(plain)
+        sys.stdout.flush()
 
     def finish(self) -> None:
         """Write the word that was held back."""

@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Any
 
 from llamarium.cli import bench_cache, bench_learn
 from llamarium.cli.options import UsageError, add_json, add_kv_cache, add_model, load_llama, positive, whole_numbers
-from llamarium.cli.output import emit, percent, show, size, status, table
-from llamarium.errors import InputError
+from llamarium.cli.output import emit, note, percent, show, size, status, table
+from llamarium.errors import InputError, counted
+from llamarium.train.report.page import duration
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from llamarium.api import load
 
     works = _works(args, llama.config)
+    _announce(llama, works, args)
     results = [_measure(llama, work, args) for work in works]
     theirs: list[Speed] = []
     if (model := llama.loaded.weights_of) is not None:  # of a learner's: the library's is measured beside it
@@ -142,6 +144,16 @@ def _works(args: argparse.Namespace, config: "ModelConfig") -> "list[Work]":
     return works
 
 
+def _announce(llama: "Llama", works: "Sequence[Work]", args: argparse.Namespace) -> None:
+    """Say how many measurements there are and about how long they take, by the speed of a short one."""
+    from llamarium.inspect.measures.speed import estimate
+
+    rounds = args.rounds or _ROUNDS
+    with status("estimating the duration"):
+        seconds = estimate(llama.runner, works, num_rounds=rounds) * (2 if llama.loaded.weights_of is not None else 1)
+    note(f"{counted(len(works), 'measurement')} of {counted(rounds, 'round')}: about {duration(seconds)}")
+
+
 def _measure(llama: "Llama", work: "Work", args: argparse.Namespace, beside: str | None = None) -> "Speed":
     """Measure; `beside` is the learner's model that this one is measured beside."""
     from llamarium.inspect.measures.speed import measure
@@ -187,7 +199,7 @@ def _print(llama: "Llama", results: Sequence["Speed"]) -> None:
     setting = _setting(llama)
     modules = "PyTorch" if llama.loaded.weights_of is None else llama.runner.name
     computes = f"the C kernels {setting['kernels']}" if setting["kernels"] else modules
-    threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
+    threads = counted(setting["threads"], "thread")
     print(f"{llama.name} in {setting['dtype']}, keys and values in {llama.runner.kv_dtype}, on {setting['device']}")
     print(f"{computes}, {threads}")
     bits = setting["input_bits"]

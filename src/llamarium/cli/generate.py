@@ -1,6 +1,6 @@
 """Continue a text, token by token.
 
-The text appears as it grows. Its end: a stop token of the model, a --stop
+The text appears as it grows, on a terminal behind the prompt. Its end: a stop token of the model, a --stop
 text, or --max-tokens.
 
   llamarium generate "Once upon a time" -n 50 --temperature 0
@@ -25,6 +25,7 @@ from llamarium.cli.speculation import (
     speculation_details,
 )
 from llamarium.cli.text import add_text, check_fits, require_text
+from llamarium.errors import counted
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def _streamed(llama: "Llama", prompt: str, options: dict[str, Any], args: argparse.Namespace) -> None:
     ids = llama.encode(prompt)
     watch, out = Stopwatch(args.stats), writer()
+    out.write_prompt(prompt)
     reason = None
     try:
         for piece in llama.stream(ids, **options):
@@ -98,7 +100,10 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
         if args.json:
             emit({"index": index, "num_prompt_tokens": len(generation.prompt_ids)} | asdict(answer) | counts)
         else:
-            writer().write(f"{'' if index == 0 else chr(10)}{answer.text}\n")
+            out = writer()
+            out.write("" if index == 0 else "\n")
+            out.write_prompt(prompt)
+            out.write(f"{answer.text}\n")
         if answer.finish_reason == "length":
             _explain_length(len(answer.token_ids), llama, args)
     _report(watch, len(generation.prompt_ids), options)
@@ -107,10 +112,10 @@ def _at_once(llama: "Llama", prompt: str, options: dict[str, Any], args: argpars
 def _explain_length(num_tokens: int, llama: "Llama", args: argparse.Namespace) -> None:
     """Say that an answer ended because the context is full, not where -n would have ended it."""
     if num_tokens < args.max_tokens:
-        note(f"[cut after {num_tokens:,} tokens: the context of {llama.config.max_position_embeddings:,} is full]")
+        context = llama.config.max_position_embeddings
+        note(f"[cut after {counted(num_tokens, 'token')}: the context of {context:,} is full]")
 
 
 def _report(watch: Stopwatch, num_prompt_tokens: int, options: dict[str, Any]) -> None:
     seed = [f"seed {options['seed']}"] if "seed" in options else []
-    prompt = f"{num_prompt_tokens} prompt token{'s' * (num_prompt_tokens != 1)}"
-    watch.report(prompt, *seed, *speculation_details(options))
+    watch.report(counted(num_prompt_tokens, "prompt token"), *seed, *speculation_details(options))

@@ -200,7 +200,7 @@ class Repl:
         self.options = changed
         for one in [name] if name else _OPTIONS:
             value = "random" if one == "seed" and changed.get(one) is None else getattr(now, one)
-            note_paragraph(f"[{one} is {value}]" if text else f"  {one:<19}{value:<6} {_OPTIONS[one]}")
+            note(f"[{one} is {value}]" if text else f"  {one:<18} {value:<4} {_OPTIONS[one]}")
 
     def system(self, text: str) -> None:
         """Set the system prompt, or show it."""

@@ -10,6 +10,7 @@ values of the tokens before are copies of one block's here: only their number af
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ from llamarium.sampling.params import SamplingParams
 
 _READ_BYTES = 2**28  # far more than processors have caches
 _READS = 3
+_PROBE_TOKENS, _PROBE_STEPS = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,23 @@ def measure(runner: Runner, work: Work, *, num_rounds: int) -> Speed:
         speed = None if memory is None else memory_speed(memory)
         rounds.append(run_round(runner, work, speed))
     return summarize(work, rounds, num_bytes)
+
+
+def estimate(runner: Runner, works: Sequence[Work], *, num_rounds: int) -> float:
+    """Return about how many seconds the measurements of `works` take, from a short prompt and a few steps.
+
+    What attention costs over a deep cache is not in it.
+    """
+    length = max(1, min(_PROBE_TOKENS, runner.config.max_position_embeddings - 2))
+    run_round(runner, Work())  # warms up
+    token_s = run_round(runner, Work(num_prompt=length)).seconds / length
+    step_s = run_round(runner, Work(num_new=min(_PROBE_STEPS, length))).seconds
+
+    total_s = 0.0
+    for work in works:
+        prompt_s = work.num_rows * work.num_prompt * token_s
+        total_s += prompt_s + work.num_new * max(step_s, work.num_rows * token_s)
+    return total_s * (num_rounds + 1)
 
 
 def check_room(config: ModelConfig, work: Work) -> None:
