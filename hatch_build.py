@@ -59,6 +59,7 @@ SHARED = {  # whose part a set takes where its own would be the same
     "amx": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "avx512_vnni"),
     "neon_i8mm": dict.fromkeys(("attention", "row_attention", "pointwise", "floats"), "neon_dotprod"),
 }
+_SMALL = ("ops", "row_attention", "floats")  # parts whose portable form is for room, as no processor of today runs it
 _NO_COPIES = "-fno-ipa-cp-clone"  # gcc's
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
@@ -157,7 +158,7 @@ def _jobs(cc: Sequence[str], sets: Mapping[str, list[str]], names: Sequence[str]
     return {
         "encode": ["encode.c", "-ffp-contract=off"],  # its bytes are those of every processor
         **{f"{part}_{name}": [*_part(part, name), *sets[name], *flags_of.get(part, [])] for part, name in parts},
-        **({"ops_portable": [*_part("ops", "portable"), "-Os"]} if is_old else {}),
+        **({f"{part}_portable": [*_part(part, "portable"), "-Os"] for part in _SMALL} if is_old else {}),
         **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
         **{name: [f"{name}.c", "-O2"] for name in ("merge", "best_cut")},
         "segment": ["segment.c", "-Os"],  # it runs once for each vocabulary
