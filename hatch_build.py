@@ -61,8 +61,8 @@ SHARED = {  # whose part a set takes where its own would be the same
 }
 # Parts whose portable form is for room: on x86-64 few processors run it.
 _SMALL = ("ops", "attention", "row_attention", "pointwise", "floats")
-# gcc's, of `ops`: what it calls takes the time, so that copies of it for constant arguments, and loops written out, gain
-# nothing (with AVX2 a prompt is even 13 % faster) and take room.
+# gcc's, of `ops`: what it calls takes the time, so that copies of it for constant arguments, and loops written out,
+# gain nothing (with AVX2 a prompt is even 13 % faster) and take room.
 _PLAIN = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-ipa-cp-clone"]
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
@@ -231,9 +231,8 @@ def _linked(cc: Sequence[str], only_best: bool) -> Path:
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
     how = inspect.getsource(_jobs) + inspect.getsource(_sets) + inspect.getsource(_part)
-    found = hashlib.sha256(
-        repr((cc, _run(*cc, "--version"), FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, how)).encode()
-    )
+    flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN)
+    found = hashlib.sha256(repr((cc, _run(*cc, "--version"), flags, how)).encode())
     for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return found.hexdigest()[:16]
