@@ -328,7 +328,7 @@ def test_a_full_context_is_said(
         assert capsys.readouterr().err == f"[cut: the context of 256 tokens is full{hint}]\n"
     say(small.conversation(), "a", {"temperature": 0.0, "max_tokens": 3}, stats=False)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("llamarium.api.CHAT_MAX_TOKENS", 3)
+    monkeypatch.setattr("llamarium.generation.text_methods.CHAT_MAX_TOKENS", 3)
     for can_set, hint in ((False, "-n"), (True, "/set max_tokens")):
         say(small.conversation(), "a", {"temperature": 0.0}, stats=False, can_set=can_set)
         assert capsys.readouterr().err == f"[cut at 3 tokens; {hint} allows more]\n"
