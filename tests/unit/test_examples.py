@@ -108,7 +108,7 @@ def test_both_answers_of_a_pair_lose_the_same_beginning() -> None:
     prompt = np.arange(12, dtype=np.int32)
     chosen, rejected = np.append(prompt, [50, 51, 52]).astype(np.int32), np.append(prompt, 60).astype(np.int32)
     pair = [Example(ids, np.arange(len(ids)) >= 12) for ids in (chosen, rejected)]
-    with pytest.warns(UserWarning, match="1 of 1 pairs .* lose their beginning$"):
+    with pytest.warns(UserWarning, match="1 of 1 pair .* lose their beginning$"):
         kept = PairRows(pair, 13, truncate="keep-end").examples  # 14 and 12 share a row of 13: each loses 7
     assert [part.ids.tolist() for part in kept] == [[*range(7, 12), 50, 51, 52], [*range(7, 12), 60]]
     assert [part.ids[part.learned].tolist() for part in kept] == [[50, 51, 52], [60]]

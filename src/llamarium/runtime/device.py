@@ -16,7 +16,7 @@ def choose_device(name: object) -> str:
     """
     if isinstance(name, str) and (name == "cpu" or (name == "auto" and not (_may_have_gpu() and has_torch()))):
         return "cpu"
-    if name == "gpu":
+    if isinstance(name, str) and name == "gpu":
         raise OptionError(
             "device is 'gpu'; expected 'cuda' (NVIDIA, AMD), 'mps' (Apple), or 'auto': a GPU if there is one"
         )
