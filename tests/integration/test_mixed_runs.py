@@ -85,7 +85,7 @@ def test_pretraining_on_a_mixture_resumes_to_the_bit_and_says_how_it_stands(
     assert main(["pretrain", "--out", str(tmp_path / "shell"), "--data", ",".join(f"{n}={w}" for n, w in texts.items()),
                  "--preset", "tiny", "--context", "16", "--steps", "1", "--batch-rows", "1", "--eval-rows", "1",
                  "--sample-every", "0"]) == 0  # fmt: skip
-    said = capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
     assert "75.0% " in said or "75." in said
     assert "b.jsonl (" in said and "passes an epoch)" in said
     heavier = tiny_config(Path(), data={**texts, next(iter(texts)): 2}, threads=1, sample_every=0)
