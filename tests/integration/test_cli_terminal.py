@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -167,7 +168,8 @@ def test_words_of_an_answer_do_not_cross_the_edge(
     chat = session(*words, "-m", str(smollm2_path), "--temperature", "0", "-n", "120")
     code, seen = chat.end()
     text = seen.rpartition("\x1b[K")[2].split("\r\n[")[0]
-    lines = text.split("\r\n")
+    assert (words[0] == "generate") == ("\x1b[2mOnce upon a time\x1b[0m" in text), "a prompt is dimmed"
+    lines = re.sub(r"\x1b\[\d*m", "", text).split("\r\n")
     assert code == 0 and len(lines) > 5
     assert max(map(len, lines)) <= 79
     pairs = [(line, after) for line, after in itertools.pairwise(lines) if line and after]

@@ -130,7 +130,7 @@ def test_what_is_slow_inside_the_model_is_right_as_far_as_it_was_compared(tmp_pa
 @pytest.mark.parametrize("name", ["project", "join", "swiglu", "head"])
 def test_loops_over_single_numbers_are_right_by_a_part_of_each_call(name: str, tmp_path: Path) -> None:
     """The whole calls would take the function longer than all calls may."""
-    result = check_source(tmp_path, name, LOOPS[name], limits=Limits(inside_s=0.02))
+    result = check_source(tmp_path, name, LOOPS[name], limits=Limits(inside_s=0.005))
     assert result.passed, result
     assert result.checked.endswith(": it is slow")
 
