@@ -18,6 +18,7 @@ FIXTURES = {"model_files", "llama", "running"}  # of conftest.py, with PyTorch
 LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "integration/test_api.py",
     "integration/test_python_o.py",
+    "integration/test_python_reference.py",
     "integration/test_soak.py",
     "integration/test_training_functions.py",
     "unit/test_chat_templates.py",
