@@ -9,16 +9,15 @@
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+import common
 from learner_styles_2 import LOOPS
 from learners import STYLES, check_source
 from llamarium.build import start
@@ -51,7 +50,7 @@ def mistakes() -> bool:
 def styles(load: int) -> bool:
     """Check right functions in all styles beside busy processes; return whether all pass."""
     wrong = total = 0
-    with tempfile.TemporaryDirectory() as folder, busy(load):
+    with tempfile.TemporaryDirectory() as folder, common.neighbours(load):
         os.environ["LLAMARIUM_CACHE"] = folder
         learner = Path(folder) / "my_llama"
         start(learner)
@@ -74,18 +73,6 @@ def sources_of(step: str) -> Iterator[tuple[str, str]]:
     yield from STYLES.get(step, {}).items()
     if step in LOOPS:
         yield "single numbers", LOOPS[step]
-
-
-@contextmanager
-def busy(count: int) -> Generator[None]:
-    """Keep so many processes busy."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 def main() -> int:

@@ -15,8 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,18 +34,6 @@ SPINS = {"GOMP_SPINCOUNT": "300000"}  # libgomp's own default. Source: its manua
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-@contextmanager
-def neighbours(count: int) -> Generator[None]:
-    """Let so many processes compute during the body."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
 def busy_seconds() -> float:
     """Return the seconds that all processors have computed so far."""
     times = [int(number) for number in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -62,7 +48,7 @@ def train(options: Any, folder: Path, side: str, busy: int) -> dict[str, float]:
     if side == "pytorch":
         command, environment = [*command, "--threads", str(options.threads)], environment | SPINS
     begin, computed, own = time.perf_counter(), busy_seconds(), sum(os.times()[2:4])
-    with neighbours(busy):
+    with common.neighbours(busy):
         done = subprocess.run(
             [sys.executable, "-m", "llamarium", *command], cwd=folder, env=environment, capture_output=True, text=True
         )  # fmt: skip

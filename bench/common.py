@@ -13,13 +13,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 GENERATED = Path(os.environ.get("LLAMARIUM_BENCH_DIR", ROOT / "bench" / "generated"))
+
+
+@contextmanager
+def neighbours(count: int) -> Generator[None]:
+    """Let so many processes compute during the body."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

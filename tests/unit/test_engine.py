@@ -154,7 +154,7 @@ def test_who_waits_for_memory_is_overtaken_a_bounded_number_of_times() -> None:
     giant = engine.add(Request([7] * 140, SamplingParams(max_tokens=2, seed=1)))
     order: list[int] = []
     for _ in range(300):
-        while engine.snapshot().waiting < 3:  # there is always somebody smaller
+        while engine.snapshot().waiting < 3:  # a smaller one always waits
             engine.add(Request([rng.randrange(50) for _ in range(20)], SamplingParams(max_tokens=8, seed=1)))
         order.extend(event.request for event in engine.step() if event.finish_reason)
         if giant in order:

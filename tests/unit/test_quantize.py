@@ -404,7 +404,8 @@ def test_a_matrix_that_does_not_fit_stays_in_f16(
     assert {type for key, type in types.items() if key not in fits} == {"F16"}
     before, after = llamarium.load(folder, dtype="float32", device="cpu"), llamarium.load(made.path, device="cpu")
     assert after.runner.__class__.__name__ == "NativeRunner" or native.library() is None
-    assert 0 < after.divergence(TEXT[:400], against=before, context=32).kl < 1e-2
+    kl = after.divergence(TEXT[:400], against=before, context=32).kl
+    assert 0 < kl < 1e-3, "Q8_0 and F16 lose little"
 
 
 def test_without_a_terminal_each_layer_is_told(

@@ -494,7 +494,7 @@ def test_an_engine_is_looked_at_between_two_steps_by_its_own_thread(
     assert name == "llamarium-engine" and num_tokens > len(answers.prompt_ids)
     with pytest.raises(ZeroDivisionError):
         engine.read(lambda _: 1 / 0).result(10)
-    assert len(answers.result().completions[0].token_ids) == 40, "who reads badly harms nobody"
+    assert len(answers.result().completions[0].token_ids) == 40, "a reader that fails leaves other answers whole"
     wait_until_free(engine)
     assert engine.read(lambda inner: inner.sequences).result(10) == [], "also where nothing else is to be done"
     engine.close()

@@ -11,13 +11,12 @@
 | rows of Python      | one a row: any iterable of dicts, a `datasets.Dataset` or an Arrow table (`named_rows`) |
 
 The first that fits wins, so `org/name` is the folder of that name if there is one; a file called `shakespeare` is read
-with a warning. Files may be compressed by gzip or Zstandard. Rows keep documents apart, as one
-never explains another. Documents come one at a time, in the same order each time, so one must fit in memory: cut larger
-texts into files or the lines of a `.jsonl`. Invalid text is refused with file and line, or file and row; nothing is
-repaired or skipped silently.
+with a warning. Files may be compressed by gzip or Zstandard. Rows keep documents apart. They come one at a time, in
+the same order each time, so one must fit in memory: cut larger texts into files or the lines of a `.jsonl`. Invalid
+text is refused with file and line, or file and row.
 
-Examples are rows of the same sources: of a folder its files of rows; a single file of another name is
-read as `.jsonl`. A field that is null is one that the row lacks.
+Examples are rows of the same sources: of a folder its files of rows; a single file of another name is read as `.jsonl`.
+A field that is null is one that the row lacks.
 """
 
 import bz2

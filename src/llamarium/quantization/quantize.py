@@ -132,7 +132,7 @@ def _save(
 
 
 class _Watch(TypedDict):
-    """What is told of a quantizer's progress."""
+    """Callbacks for a quantizer's progress: layers and rows that are done, and how many there are."""
 
     progress: Callable[[int, int], None] | None
     layer_done: Callable[[int, int], None] | None

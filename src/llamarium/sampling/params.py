@@ -231,7 +231,7 @@ class SamplingParams:
                 f"stop_token_ids names token {outside[0]}; expected ids below the vocabulary's {vocab_size}"
             )
         if params.seed is None:
-            object.__setattr__(params, "seed", secrets.randbits(32))  # nobody else has it yet
+            object.__setattr__(params, "seed", secrets.randbits(32))  # frozen, but not yet shared
         return params
 
     @classmethod

@@ -118,7 +118,7 @@ def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
 def _train_adapters(
     model: LlamaForCausalLM, tokenizer: Tokenizer, config: FinetuneConfig, process_group: ProcessGroup, stored: str
 ) -> SaveAndRestore:
-    metadata = adapter_metadata(model, config.model, stored, config.quantize)  # now, while the whole base is at hand
+    metadata = adapter_metadata(model, config.model, stored, config.quantize)  # before the base is wrapped
     if config.adapter:
         load_adapter(model, Path(config.adapter).expanduser(), trainable=True)
     else:

@@ -1,4 +1,4 @@
-/** What the story is told of: the pass of the page's text, the token that asks, and the head in which it looks back most. */
+/** What the story shows: the pass of the page's text, the token that asks, and the head in which it looks back most. */
 import { api } from "../lib/api";
 import { Resource } from "../lib/resource.svelte";
 import { session } from "../lib/session.svelte";
@@ -40,7 +40,7 @@ export class Told {
     return this.model && this.pass ? unitOf(this.model.shape.V, this.tokens) : "token";
   }
 
-  /** The token that asks: the last one, unless another is chosen. The first two have nobody to choose from. */
+  /** The token that asks: the last one, unless another is chosen. The first two have too few tokens before them. */
   get query(): number {
     const chosen = this.#chosen ?? this.last;
     return chosen >= 2 && chosen <= this.last ? chosen : this.last;

@@ -157,7 +157,7 @@ def understood_rows(
 
 
 def _usable(rows: Sequence[Understood | BadRow], tally: Tally | None = None) -> Iterator[Understood]:
-    """Yield the rows that are understood; a `tally` is told of the others."""
+    """Yield the rows that are understood; `tally` counts the others."""
     for row in rows:
         if isinstance(row, Understood):
             yield row
