@@ -30,22 +30,19 @@ static int largest_rank(const pass *p) {
     return largest;
 }
 
-/* The dot products of x (count) with four rows of a matrix, in the order of a product of floats: what is missing of the last register is 0. */
-static inline quad four_dots(const float *rows, size_t stride, const float *x, int count) {
+/* The dot products of x (count) with at most four rows of a matrix, in the order of a product of floats: what is missing of the last
+ * register is 0. What is missing of four rows is the last one again. */
+static __attribute__((noinline)) quad some_dots(const float *rows, int num_rows, const float *x, int count) {
+    const float *at[4];
+    for (int k = 0; k < 4; k++) at[k] = rows + (size_t)min_int(k, num_rows - 1) * count;
     lanes sums[4] = {{0}};
     int i = 0;
     for (; i + LANES <= count; i += LANES)
-        for (int k = 0; k < 4; k++) sums[k] += load_floats(rows + k * stride + i) * load_floats(x + i);
-    for (int k = 0; k < 4 && i < count; k++) sums[k] += load_some(rows + k * stride + i, count - i) * load_some(x + i, count - i);
+        UNROLLED for (int k = 0; k < 4; k++) sums[k] = fused_lanes(sums[k], load_floats(at[k] + i), load_floats(x + i));
+    if (i < count)
+        UNROLLED for (int k = 0; k < 4; k++)
+            sums[k] = fused_lanes(sums[k], load_some(at[k] + i, count - i), load_some(x + i, count - i));
     return sums_of(sums);
-}
-
-/* The dot products of x with at most four rows. */
-static __attribute__((noinline)) quad some_dots(const float *rows, int num_rows, const float *x, int count) {
-    if (num_rows >= 4) return four_dots(rows, count, x, count);
-    quad found = {0};
-    for (int k = 0; k < num_rows; k++) found[k] = four_dots(rows + (size_t)k * count, 0, x, count)[0];
-    return found;
 }
 
 /* Matrices of the same inputs, which one stage multiplies, and what corrects their products. */

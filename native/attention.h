@@ -10,8 +10,8 @@ static inline void rotate(float *head, const float *angles, int half) {
     const float *cosine = angles, *sine = angles + half;
     for (int i = 0; i < half; i++) {
         const float a = head[i], b = head[i + half];
-        head[i] = a * cosine[i] - b * sine[i];
-        head[i + half] = b * cosine[i] + a * sine[i];
+        head[i] = fused(-(b * sine[i]), a, cosine[i]);
+        head[i + half] = fused(a * sine[i], b, cosine[i]);
     }
 }
 
@@ -205,9 +205,9 @@ static inline size_t run_scratch(int head_dim) { return ROWS_OF_RUN * CHUNK * 4 
 static inline void merge(partial *known, const partial *next, int head_dim) {
     const float largest = known->largest > next->largest ? known->largest : next->largest;
     const float a = exp_of(known->largest - largest), b = exp_of(next->largest - largest);
-    known->sum = known->sum * a + next->sum * b;
+    known->sum = fused(next->sum * b, known->sum, a);
     known->largest = largest;
-    for (int i = 0; i < head_dim; i++) known->mixture[i].value = known->mixture[i].value * a + next->mixture[i].value * b;
+    for (int i = 0; i < head_dim; i++) known->mixture[i].value = fused(next->mixture[i].value * b, known->mixture[i].value, a);
 }
 
 #endif

@@ -39,15 +39,8 @@ INLINE lanes multiply_add(const int dtype, lanes total, lanes weights, lanes inp
     if (dtype == LM_BFLOAT16) return (lanes)_mm512_dpbf16_ps((__m512)total, (__m512bh)weights, (__m512bh)inputs);
 #endif
     (void)dtype;
-    return total + weights * inputs;
+    return fused_lanes(total, weights, inputs);
 }
-
-/* Before a loop all of whose rounds are to be written out: what it indexes are registers. */
-#if defined __clang__
-#define UNROLLED _Pragma("unroll")
-#else
-#define UNROLLED _Pragma("GCC unroll 8")
-#endif
 
 /* Four rows of weights: numbers from one row to the next, and from a group to the next one. */
 typedef struct {

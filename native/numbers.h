@@ -12,6 +12,13 @@
 #include <arm_neon.h>
 #endif
 
+/* Before a loop all of whose rounds are to be written out: what it indexes are registers. */
+#if defined __clang__
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
+
 /* As many numbers as a register holds. */
 #if defined __AVX512F__
 #define LANES 16
@@ -60,17 +67,42 @@ static inline lanes larger_lanes(lanes a, lanes b) {
 #endif
 }
 
+/* total + a * b, rounded once where the processor can. Written out: of a sum with a product a compiler decides itself whether it fuses
+ * both, and differently from place to place, while a product has the same bits wherever it is computed. */
+static inline lanes fused_lanes(lanes total, lanes a, lanes b) {
+#if defined __AVX512F__
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)total);
+#elif defined __FMA__
+    return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)total);
+#elif defined __aarch64__
+    return (lanes)vfmaq_f32((float32x4_t)total, (float32x4_t)a, (float32x4_t)b);
+#else
+    return total + a * b;
+#endif
+}
+
+/* The same of single numbers. */
+static inline float fused(float total, float a, float b) {
+#if defined __FMA__ || defined __aarch64__
+    return __builtin_fmaf(a, b, total);
+#else
+    return total + a * b;
+#endif
+}
+
+static inline lanes all_lanes(float x) { return (lanes){0} + x; }
+
 /* e^x for x <= 87, within 2e-7 of it; NaN stays NaN. */
 static inline lanes exp_of_lanes(lanes given) {
     const lanes x = larger_lanes((lanes){0} - 87.0f, given);
-    const lanes n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded to a whole number */
-    const lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
+    const lanes n = fused_lanes(all_lanes(12582912.0f), x, all_lanes(1.44269504f)) - 12582912.0f; /* rounded to a whole number */
+    const lanes r = fused_lanes(fused_lanes(x, -n, all_lanes(0.693359375f)), n, all_lanes(2.12194440e-4f));
+    lanes y = fused_lanes(all_lanes(1.3981999507e-3f), r, all_lanes(1.9875691500e-4f));
+    y = fused_lanes(all_lanes(8.3334519073e-3f), y, r);
+    y = fused_lanes(all_lanes(4.1665795894e-2f), y, r);
+    y = fused_lanes(all_lanes(1.6666665459e-1f), y, r);
+    y = fused_lanes(all_lanes(5.0000001201e-1f), y, r);
+    y = fused_lanes(r, y * r, r) + 1.0f;
 #if defined __AVX512F__
     return (lanes)_mm512_scalef_ps((__m512)y, (__m512)n); /* the same bits by fewer instructions */
 #else
