@@ -21,6 +21,7 @@ function fewerFonts(): Plugin {
 }
 
 export default defineConfig({
+  base: "./", // the page is served under any path
   plugins: [fewerFonts(), course(), svelte()],
   build: {
     outDir: process.env["LLAMARIUM_PAGE_OUT"] ?? "../src/llamarium/page/dist",

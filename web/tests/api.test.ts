@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { Address } from "../src/lib/address";
-import { Refusal } from "../src/lib/api";
+import { api, json, Refusal } from "../src/lib/api";
 import { batches, follow } from "../src/lib/events";
 import { Kept } from "../src/lib/kept";
 import { stream } from "../src/chat/events";
@@ -31,6 +31,21 @@ describe("answers that are kept", () => {
     expect(await late).toBe("1");
     expect(await kept.once("a", answer("2", 60))).toBe("2");
     expect(await kept.once("a", answer("3", 60))).toBe("2");
+  });
+});
+
+describe("the backend", () => {
+  it("answers every request where one was chosen, and the server is not asked", async () => {
+    const asked: string[] = [];
+    const error = { message: "not here", code: "not_offered", param: null };
+    vi.stubGlobal("fetch", () => Promise.reject(new Error("the network was used")));
+    vi.stubGlobal("llamariumBackend", (path: string, { method }: RequestInit) => {
+      asked.push(`${method} ${path}`);
+      return Promise.resolve(path === "/inspect/build" ? Response.json({ error }, { status: 404 }) : Response.json({ status: "ready" }));
+    });
+    expect(await api.health()).toEqual({ status: "ready" });
+    await expect(json("GET", "/inspect/build")).rejects.toMatchObject({ status: 404, code: "not_offered", message: "not here" });
+    expect(asked).toEqual(["GET /health", "GET /inspect/build"]);
   });
 });
 

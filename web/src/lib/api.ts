@@ -1,5 +1,6 @@
 /** The page's requests; it sends none to other servers. */
 
+import { send } from "./backend";
 import { Kept, type Sized } from "./kept";
 import { decode, type Numbers } from "./numbers";
 import type {
@@ -81,7 +82,7 @@ export async function fetched(method: string, path: string, body?: unknown, sign
   if (body !== undefined) headers["content-type"] = "application/json";
   let answer: Response;
   try {
-    answer = await fetch(path, { method, headers, body: body === undefined ? null : JSON.stringify(body), signal: signal ?? null });
+    answer = await send(path, { method, headers, body: body === undefined ? null : JSON.stringify(body), signal: signal ?? null });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Refusal(0, "the server does not answer; it may have been stopped", "gone");
@@ -180,7 +181,7 @@ export async function ofPass<T>(pass: PassView, ask: () => Promise<T>): Promise<
 
 export const api = {
   health: async (): Promise<{ status: string; progress?: number }> => {
-    const answer = await fetch("/health").catch(() => null);
+    const answer = await send("/health", { method: "GET" }).catch(() => null);
     if (!answer) throw new Refusal(0, "the server does not answer; it may have been stopped", "gone");
     return await read(async () => (await answer.json()) as { status: string; progress?: number });
   },
