@@ -137,6 +137,7 @@ class Recorder:
             return message
 
         kept: dict[str, Any] = {"path": scope.get("path"), "query": scope.get("query_string", b"").decode()}
+        kept["headers"] = {name.decode(): value.decode() for name, value in scope.get("headers", ())}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":

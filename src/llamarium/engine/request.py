@@ -255,6 +255,8 @@ class EngineSequence:
     @property
     def num_searchable(self) -> int:
         """How many of its first tokens need not be computed: not the last one, nor those whose outputs are wanted."""
+        if self.pool is not None and self.pool.kind == "mean":
+            return 0
         skipped = None if self.scores is None else self.scores.num_skipped
         missing = None if self.states is None else self.states.first_missing
         ends = (len(self.ids or self.request.prompt_ids) - 1, skipped, missing)

@@ -173,6 +173,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def _admit(self) -> None:
+        """Begin waiting sequences, in the order of arrival; one that was refused waits for more free blocks."""
         skipped: list[EngineSequence] = []
         place = 0
         while place < len(self.waiting) and len(self.running) < self._max_num_seqs and len(skipped) < _MAX_SKIPPED:
@@ -180,11 +181,17 @@ class Scheduler:
             if sequence.waits_for in self._promised:
                 place += 1
                 continue
-            found = self._find(sequence)
+            has_room = self._pool.num_free > sequence.free_blocks_at_refusal
+            found = Match([], [])
+            if self._shares and has_room:
+                sought = (sequence.ids or sequence.request.prompt_ids)[: sequence.num_searchable]
+                found = self._index.find(sequence.root, sought)
+                if sequence.num_cached < 0:
+                    sequence.num_sought = len(sought)
             if found.missing in self._promised:
                 sequence.waits_for = found.missing
                 place += 1
-            elif self._begin(sequence, found):
+            elif has_room and self._begin(sequence, found):
                 del self.waiting[place]
                 insort(self.running, sequence, key=_order)
                 for other in skipped:
@@ -195,24 +202,12 @@ class Scheduler:
                 skipped.append(sequence)
                 place += 1
 
-    def _find(self, sequence: EngineSequence) -> Match:
-        """Look a sequence's tokens up in the cache, without the last one and those whose outputs are wanted."""
-        needs_all = sequence.pool is not None and sequence.pool.kind == "mean"
-        if not self._shares or needs_all or self._pool.num_free <= sequence.free_blocks_at_refusal:
-            return Match([], [])
-        sought = (sequence.ids or sequence.request.prompt_ids)[: sequence.num_searchable]
-        if sequence.num_cached < 0:
-            sequence.num_sought = len(sought)
-        return self._index.find(sequence.root, sought)
-
     def _begin(self, sequence: EngineSequence, found: Match) -> bool:
         """Give a sequence blocks for all of its tokens, found ones first; False if there is no room.
 
         For each running sequence a free block is left, so that the new one is not preempted at once. A partial block is
         copied; one without owners is written on in place if it holds nothing else, or if no block is free for the copy.
         """
-        if self._pool.num_free <= sequence.free_blocks_at_refusal:
-            return False
         sequence.ids = sequence.ids or list(sequence.request.prompt_ids)
         num_free = self._pool.num_free
         if found.blocks:

@@ -1,12 +1,13 @@
 """Dialogs of any protocol: to the model's ids, and from an error back to the client's field."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from llamarium.errors import TokenizerError, ToolError, escape
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.lifecycle.service import Service
+from llamarium.server.other_tools import FunctionTool, definitions_of
 from llamarium.tokenizer.chat.content import joined
 from llamarium.tokenizer.chat.messages import check_documents
 from llamarium.tokenizer.chat.template_worker import OF_DIALOGS
@@ -54,15 +55,19 @@ class Dialog:
         return path
 
     def tools(
-        self, tools: object, choice: object, parallel: object, path_of_tool: Callable[[str], str] = str
+        self,
+        functions: Iterable[FunctionTool] | None,
+        choice: object,
+        parallel: object,
+        path_of_tool: Callable[[str], str] = str,
     ) -> ToolRequest:
-        """Read a request's fields about tools, given in the form of OpenAI's chat completions.
+        """Read a request's fields about tools; choice and `parallel` are as OpenAI's chat completions have them.
 
         `path_of_tool` translates the places of tools where some of the client's were left out.
         """
         self._path_of_tool = path_of_tool
         try:
-            return ToolRequest.read(tools, choice, parallel)
+            return ToolRequest.read(definitions_of(functions), choice, parallel)
         except ToolError as error:
             raise renamed(of_library(error), self.path_of) from None
 

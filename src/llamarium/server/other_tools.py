@@ -4,12 +4,14 @@ A request that forces one is refused by its `tool_choice`; any other has the res
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from pydantic import Discriminator
 
+from llamarium.errors import ToolError
 from llamarium.server.fields import Body, of_type
+from llamarium.tokenizer.tools.definition import ToolDefinition
 
 ToolT = TypeVar("ToolT", bound=Body)
 
@@ -58,6 +60,27 @@ def _looks_like_function(tool: dict[str, Any]) -> bool:
     if not isinstance(found, str) or not tool.keys().isdisjoint(_OF_FUNCTIONS):
         return True
     return found.lower() in _TYPES_OF_FUNCTIONS and "parameters" in tool
+
+
+class FunctionTool(Protocol):
+    """A tool of any protocol that is a function."""
+
+    def function_object(self) -> Mapping[str, Any]:
+        """Return OpenAI's object of the function; None is a field that is not there."""
+        ...
+
+
+def definitions_of(functions: Iterable[FunctionTool] | None) -> list[ToolDefinition] | None:
+    """Read the functions among a request's tools; ToolError by the path in chat completions, as `ToolRequest.read`."""
+    if functions is None:
+        return None
+    found = list[ToolDefinition]()
+    for i, tool in enumerate(functions):
+        try:
+            found.append(ToolDefinition.of_function(tool.function_object()))
+        except ToolError as error:
+            raise error.inside(f"tools[{i}].function") from None
+    return found
 
 
 def functions_of(tools: Sequence[ToolT | OtherTool] | None) -> tuple[list[ToolT] | None, Callable[[str], str]]:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llamarium.server.anthropic import requests
 from llamarium.server.dialogs import Dialog, check_begun, encode_dialog, misplaced, missing
@@ -48,8 +47,7 @@ def read_prompt(body: requests.CountRequest) -> Prompt:
     for i, message in enumerate(said if last.role == "assistant" else body.messages):
         _add(dialog, f"messages[{i}]", message)
     functions, path_of = functions_of(body.tools)
-    listed = None if functions is None else [_function(tool) for tool in functions]
-    tools = dialog.tools(listed, *_choice(body.tool_choice), path_of)
+    tools = dialog.tools(functions, *_choice(body.tool_choice), path_of)
     config = body.output_config or requests.OutputConfig()
     begun = None
     if last.role == "assistant":
@@ -104,12 +102,6 @@ def _begun(message: requests.MessageParam, where: str) -> str:
             if not isinstance(block, requests.TextBlock | requests.ThinkingBlock):
                 raise misplaced(f"{where}.content[{k}]", "ends the dialog; expected the call's result after it")
     return _text(message.content)
-
-
-def _function(tool: requests.AnthropicTool) -> dict[str, Any]:
-    """Return a tool in OpenAI's form."""
-    own = {"name": tool.name, "parameters": tool.input_schema, "description": tool.description, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in own.items() if value is not None}}
 
 
 def _choice(choice: requests.AnthropicToolChoice | None) -> tuple[object, bool | None]:

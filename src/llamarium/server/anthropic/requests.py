@@ -85,6 +85,15 @@ class AnthropicTool(Body):
     input_schema: dict[str, Any]
     strict: bool | None = None
 
+    def function_object(self) -> dict[str, Any]:
+        """Return OpenAI's object of the function."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.input_schema,
+            "strict": self.strict,
+        }
+
 
 AnyTool = Annotated[Annotated[AnthropicTool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("custom", None)]
 

@@ -42,16 +42,16 @@ _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
 class Log:
-    """Writes lines as "text" or "json", and on a terminal a status line beneath them."""
+    """Writes lines as "text" or "json", and on a terminal a status line beneath them.
+
+    Attributes:
+        shows_status: Whether stderr is a terminal that can show a status line.
+    """
 
     def __init__(self, form: Literal["text", "json"]) -> None:
         self._form = form
         self._status = ""
-
-    @property
-    def shows_status(self) -> bool:
-        """Whether stderr is a terminal that can show a status line."""
-        return self._form == "text" and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.shows_status = form == "text" and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def event(self, text: str, **fields: Any) -> None:
         """Log an event of the server."""

@@ -1,6 +1,6 @@
 """Fields about tools: the tools, and which of them may or must be called."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from llamarium.errors import ToolError
 from llamarium.server.dialogs import renamed
 from llamarium.server.errors import of_library
 from llamarium.server.fields import Body, of_table
-from llamarium.server.other_tools import FUNCTION, OTHER, OtherTool, by_kind, functions_of
+from llamarium.server.other_tools import FUNCTION, OTHER, OtherTool, by_kind, definitions_of, functions_of
 from llamarium.tokenizer.tools.request import ToolRequest
 
 
@@ -29,6 +29,10 @@ class Tool(Body):
 
     type: Literal["function"] | None = None
     function: Function
+
+    def function_object(self) -> Mapping[str, Any]:
+        """Return OpenAI's object of the function."""
+        return dict(self.function)
 
 
 AnyTool = Annotated[Annotated[Tool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]
@@ -75,13 +79,8 @@ def tool_request(
     Besides, return what translates a path among the tools that are kept to the client's own.
     """
     functions, path_of = functions_of(tools)
-    listed = (
-        None
-        if functions is None
-        else [{"type": "function", "function": tool.function.model_dump()} for tool in functions]
-    )
     try:
-        return ToolRequest.read(listed, _chosen(choice), parallel), path_of
+        return ToolRequest.read(definitions_of(functions), _chosen(choice), parallel), path_of
     except ToolError as error:
         raise renamed(of_library(error), path_of) from None
 

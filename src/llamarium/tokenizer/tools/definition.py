@@ -20,8 +20,8 @@ MAX_TOOLS = 128  # OpenAI's limit
 MAX_CHARACTERS = 2**18  # of all definitions of a request, as JSON
 MAX_DEPTH = 32  # of a schema, and of a call's arguments
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_TOOL_KEYS = ("type", "function")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+_OF_TYPE: Mapping[str, Any] = {"type": "function"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,19 @@ class ToolDefinition:
         if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ToolError("strict", f"is {show_value(self.strict)}; expected true or false")
         _check_json(self.parameters, "parameters", Mapping)
+
+    @classmethod
+    def of_function(cls, function: Mapping[str, Any], beside: Mapping[str, Any] = _OF_TYPE) -> "ToolDefinition":
+        """Read OpenAI's object of a function, and what stands `beside` it; None is a field that is not there.
+
+        Other keys are for chat templates, which get all of it. ToolError by the path within the function.
+        """
+        present = {key: value for key, value in function.items() if value is not None}
+        for key in present.keys() - _FUNCTION_KEYS:
+            _check_json(key, "a key", str)
+            _check_json(present[key], key, object, 1)
+        fields: dict[str, Any] = {"name": None} | {key: present[key] for key in _FUNCTION_KEYS if key in present}
+        return cls(**fields, given={**beside, "function": present})
 
     def function(self) -> dict[str, Any]:
         """Return name, description and parameters as JSON values."""
@@ -126,22 +139,14 @@ def _read_tool(tool: object, where: str) -> ToolDefinition:
     given = _mapping(tool, where, "an object")
     if given.get("type", "function") != "function":
         raise ToolError(f"{where}.type", f'is {show_value(given.get("type"))}; expected "function"')
+    beside = {key: value for key, value in given.items() if value is not None and key != "function"}
+    _check_json(beside, where, Mapping)
     inside = f"{where}.function"
     function = _mapping(given.get("function"), inside, "an object")
-    fields: dict[str, Any] = {"name": None}
-    fields |= {key: function[key] for key in _FUNCTION_KEYS if function.get(key) is not None}
-    for place, holder, keys in ((where, given, _TOOL_KEYS), (inside, function, _FUNCTION_KEYS)):
-        _check_json({key: value for key, value in holder.items() if key not in keys}, place, Mapping)
     try:
-        return ToolDefinition(**fields, given=_without_null(given))
+        return ToolDefinition.of_function(function, beside)
     except ToolError as error:
         raise error.inside(inside) from None
-
-
-def _without_null(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what clients send for fields without a value, of a tool and its function."""
-    function = {key: value for key, value in given["function"].items() if value is not None}
-    return {key: value for key, value in given.items() if value is not None} | {"function": function}
 
 
 def read_calls(calls: object, where: str) -> tuple[ToolCall, ...]:

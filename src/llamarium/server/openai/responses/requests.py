@@ -32,10 +32,14 @@ class FunctionTool(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def to_chat(self) -> dict[str, Any]:
-        """Return it in the form of chat completions."""
-        own = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
-        return {"type": "function", "function": own}
+    def function_object(self) -> dict[str, Any]:
+        """Return OpenAI's object of the function, as chat completions have it."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+            "strict": self.strict,
+        }
 
 
 AnyTool = Annotated[Annotated[FunctionTool, FUNCTION] | Annotated[OtherTool, OTHER], by_kind("function")]

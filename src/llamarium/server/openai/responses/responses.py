@@ -104,8 +104,7 @@ def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, 
         add_item(dialog, "input" if isinstance(body.input, str) else f"input[{i}]", item)
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.to_chat()
     functions, path_of = functions_of(body.tools)
-    listed = None if functions is None else [tool.to_chat() for tool in functions]
-    return dialog, dialog.tools(listed, choice, body.parallel_tool_calls, path_of)
+    return dialog, dialog.tools(functions, choice, body.parallel_tool_calls, path_of)
 
 
 def _items(given: str | list[Item]) -> list[Item]:
