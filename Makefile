@@ -1,4 +1,5 @@
 # make demo   answer a question with the built-in model
+# make dev    install what working on it needs
 # make test   run the suite          make check  lint, types, layers
 # make test-clients run real programs against the server: CLIENTS="--install aider dspy" installs and chooses
 # make native compile the CPU kernels, if they have changed
@@ -14,7 +15,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo test test-clients check format native page peers wheels clean
+.PHONY: demo dev test test-clients check format native page peers wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -23,6 +24,8 @@ demo: .venv/.run
 	@echo "  $(BIN)/llamarium chat        # talk to it; /help lists what you can type"
 	@echo "  $(BIN)/llamarium inspect     # see in the browser how it computes"
 	@echo "  $(BIN)/llamarium pretrain    # train a small model of your own, in minutes"
+
+dev: .venv/.dev
 
 # What the suite takes on two quiet cores: the one place where that stands.
 MINUTES := 14
