@@ -4,6 +4,7 @@
 # make test-clients run real programs against the server: CLIENTS="--install aider dspy" installs and chooses
 # make native compile the CPU kernels, if they have changed
 # make page   build the page of `llamarium inspect`, if it has changed
+# make docs   build the documents as a site, in build/docs
 # make peers  measure this library and its peers on the same files, on a quiet machine
 # make wheels build the wheels that are published, into dist/
 # Each makes what it needs; PYTHON=python3.12 chooses the interpreter, WORKERS=1 how many tests run side by side.
@@ -15,7 +16,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo dev test test-clients check format native page peers wheels clean
+.PHONY: demo dev test test-clients check format native page docs peers wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -65,6 +66,10 @@ native:
 page:
 	@test -x $(BIN)/python || $(MAKE) .venv/.dev
 	$(BIN)/python hatch_page.py
+
+docs: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
 
 # Each model takes about ten minutes; MODELS="--model '1B Q4_0'" chooses some.
 MODELS ?=
