@@ -93,6 +93,9 @@ CASES: dict[str, tuple[Maker, dict[str, Any], str, str | None]] = {
     "float8 blocks": (
         float8("block", block=(64, 96)), compressed(8, **BLOCKS, block_structure=[64, 96]), "FP8", NO_TILE
     ),
+    "float8 blocks as text": (
+        float8("block", block=(64, 96)), compressed(8, **BLOCKS, block_structure="64x96"), "FP8", NO_TILE
+    ),
     "fp8 blocks": (float8("block", part="weight_scale_inv"), FP8, "FP8", NO_TILE),
     "fp8 tensor": (float8("scalar"), {"quant_method": "fp8", "activation_scheme": "static"}, "FP8", NO_TILE),
     "fbgemm": (float8("channel"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "FP8", NO_TILE),

@@ -101,6 +101,8 @@ def test_a_folder_computes_what_its_safetensors_compute(model_files):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_layout_and_dtype_is_what_torch_reads(tmp_path, protocol):
     base = torch.randn(6, 8)
+    with_attributes = torch.nn.Parameter(torch.randn(2, 3))
+    with_attributes.sequence_parallel, with_attributes.names_of_rows = True, ["a", "b"]
     wide = torch.arange(4 * 6 * 8).float().reshape(4, 6, 8)
     tensors: dict[str, Any] = {
         "plain": base, "transposed": base.t(), "a slice": wide[1:3], "columns": base[:, 2:5], "steps": base[::2, ::3],
@@ -109,7 +111,7 @@ def test_every_layout_and_dtype_is_what_torch_reads(tmp_path, protocol):
         "half": base.half(), "bfloat": base.bfloat16().t(), "double": base.double(), "double t": base.double().t(),
         "long": torch.arange(5), "int": torch.arange(5, dtype=torch.int32), "short": torch.arange(5).short(),
         "char": torch.arange(5).to(torch.int8), "byte": torch.arange(5).to(torch.uint8), "bool": base > 0,
-        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "parameter": torch.nn.Parameter(torch.randn(3)), "parameter with attributes": with_attributes,
     }  # fmt: skip
     torch.save(tensors, tmp_path / "a.bin", pickle_protocol=protocol)
     if protocol == 2:

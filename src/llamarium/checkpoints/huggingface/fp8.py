@@ -8,6 +8,7 @@
 Source: transformers, `integrations/finegrained_fp8.py` and `fbgemm_fp8.py`; AutoFP8, `auto_fp8/quantize.py`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -58,7 +59,9 @@ class FP8(Scheme):
 
 
 def block_shape(fields: ConfigFields, name: str, value: object) -> tuple[int, int]:
-    """Return a block's rows and columns."""
+    """Return a block's rows and columns: [128, 128], or "128x128" in files of older versions of compressed-tensors."""
+    if isinstance(value, str) and (written := re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", value)):
+        value = [int(size) for size in written.groups()]
     sizes = cast(list[Any], value) if isinstance(value, list) else []
     if len(sizes) != 2 or not all(type(size) is int and 1 <= size <= _MOST_BLOCK for size in sizes):
         raise fields.fault(name, value, "rows and columns of a block, such as [128, 128]")

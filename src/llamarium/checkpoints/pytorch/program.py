@@ -37,8 +37,8 @@ STORAGES = {
 
 _ORDERED_DICT = "collections OrderedDict"
 _TENSOR = "torch._utils _rebuild_tensor_v2"
-_PARAMETER = "torch._utils _rebuild_parameter"
-_ALLOWED = frozenset({_ORDERED_DICT, _TENSOR, _PARAMETER, *STORAGES})
+_PARAMETERS = frozenset({"torch._utils _rebuild_parameter", "torch._utils _rebuild_parameter_with_state"})
+_ALLOWED = frozenset({_ORDERED_DICT, _TENSOR, *_PARAMETERS, *STORAGES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ class _Interpreter:
                 if len(rest) > 2 and rest[2]:
                     raise self.fault("a tensor is a view with torch's negative or conjugate bit")
                 self.stack.append(TensorView(storage, offset, shape, strides))
-            case str(text), (TensorView() as tensor, *_) if text == _PARAMETER:
-                self.stack.append(tensor)
+            case str(text), (TensorView() as tensor, *_) if text in _PARAMETERS:
+                self.stack.append(tensor)  # its Python attributes, if it has any, are not part of its numbers
             case _:
                 raise self.fault("its pickle calls something that makes no plain tensor")
 
