@@ -208,7 +208,10 @@ BROKEN_JSON: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "an id twice": (set_at("model", "vocab", "a", 77), "share the id 77"),
     "a special id out of range": (set_at("added_tokens", 0, "id", 2**40), "1099511627776"),
     "a special id of another": (set_at("added_tokens", 0, "id", 77), "share the id"),
-    "a special token twice": (lambda raw: raw["added_tokens"].append(raw["added_tokens"][0]), "twice"),
+    "a special token twice": (
+        lambda raw: raw["added_tokens"].append(raw["added_tokens"][0] | {"lstrip": True}),
+        "twice",
+    ),
     "a special token without text": (set_at("added_tokens", 0, "content", ""), "added_tokens[0]"),
     "a special token that is a number": (set_at("added_tokens", 0, 7), "added_tokens[0]"),
     "a special id that the package would move": (set_at("added_tokens", 3, "id", 900_000), "900000"),
@@ -283,6 +286,7 @@ def lower_case_and_tokens_beyond_the_vocabulary(raw: dict[str, Any]) -> None:
         lambda raw: raw["model"].update(ignore_merges=True, unk_token="a", fuse_unk=True, byte_fallback=True),
         lambda raw: raw["model"].update(continuing_subword_prefix="", end_of_word_suffix="", dropout=0, fuse_unk=None),
         lambda raw: raw["added_tokens"].reverse(),
+        lambda raw: raw["added_tokens"].append(raw["added_tokens"][3]),
         lower_case_and_tokens_beyond_the_vocabulary,
     ],
 )

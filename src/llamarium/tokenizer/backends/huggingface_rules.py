@@ -33,12 +33,12 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
             raise TokenizerError(f"{source}: model.{name} is {show_value(model[name])}; expected none")
     if not isinstance(model.get("merges"), list):
         raise TokenizerError(f"{source}: model.merges is {type(model.get('merges')).__name__}; expected a list")
-    added: dict[str, Any] = {}
+    added: dict[str, Mapping[str, Any]] = {}
     for token in added_tokens(raw, source):
-        if token["content"] in added:
-            raise TokenizerError(f"{source}: the added token {escape(token['content'])!r} is there twice")
-        added[token["content"]] = token["id"]
-    ids = _object(model, "vocab", source) | added
+        if added.setdefault(token["content"], token) != token:
+            name = escape(token["content"])
+            raise TokenizerError(f"{source}: the added token {name!r} is there twice, with different ids or flags")
+    ids = _object(model, "vocab", source) | {content: token["id"] for content, token in added.items()}
     _check_ids(ids, source)
     return set(ids.values())
 
