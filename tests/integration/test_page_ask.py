@@ -268,13 +268,13 @@ def test_heads_are_sorted_by_kind(page: Page, served: Running, llama: Llama) -> 
     page.goto(link(served, REPEATS, stage="heads-looking", pos=6))
     settled(page)
     found = llama.inspect.head_kinds(REPEATS)
-    for name, kind in (
-        ("at what followed the same token before", "induction"),
-        ("at the first token", "first"),
-        ("at the previous token", "previous"),
+    for name, kind, share in (
+        ("induction", "induction", "at what followed the same token before"),
+        ("first token (sink)", "first", "at the first token"),
+        ("previous token", "previous", "at the previous token"),
     ):
         page.get_by_role("button", name=name).click()
-        heads = page.get_by_role("radiogroup", name=f"Heads, by their share {name}").get_by_role("radio")
+        heads = page.get_by_role("radiogroup", name=f"Heads, by their share {share}").get_by_role("radio")
         expected = [f"{one.layer}.{one.head}" for one in found.by(kind)]  # pyright: ignore[reportArgumentType]
         expect(heads).to_have_text([re.compile(rf"^\s*{re.escape(one)} ") for one in expected])
         expect(heads.first).to_have_attribute("aria-checked", "true")

@@ -57,8 +57,17 @@ describe("the whole", () => {
     expect(sinkOf(farOf(), 0)).toBeCloseTo(0.5, 6);
   });
 
-  test("a word of the lens stands where it becomes the first one", () => {
-    expect(marks.filter((one) => one.id.endsWith(".word") && one.id.startsWith("c2")).map((one) => one.id)).toEqual(["c2.l0.word", "c2.l1.word"]);
+  test("words of the lens stand where they become the first one, beside the chosen token alone", () => {
+    const words = (pos: number) => scene({ ...data, chosen: { ...data.chosen, pos } }, camera).filter((one) => one.id.endsWith(".word"));
+    expect(words(3).map((one) => one.id)).toEqual(["c3.l0.word", "c3.l1.word"]);
+    expect(words(2).map((one) => one.id)).toEqual(["c2.l0.word", "c2.l1.word"]);
+    expect(words(2).map((one) => (one.kind === "text" ? one.text : ""))).toEqual(["␣a", "␣b"]);
+  });
+
+  test("a guess with a space before it looks unlike the same without", () => {
+    const next = { candidates: [{ id: 1, text: " pie", probability: 0.4 }, { id: 2, text: "pie", probability: 0.2 }] };
+    const names = scene({ ...data, next }, camera).filter((one) => one.kind === "text" && /^next\d\.name$/.test(one.id));
+    expect(names.map((one) => (one.kind === "text" ? one.text.split("  ")[0] : ""))).toEqual(["␣pie", "pie"]);
   });
 
   test("what the pass has not reached is not drawn, and nothing else appears", () => {
@@ -78,6 +87,45 @@ describe("the whole", () => {
 
   test("at rest the same list comes again, for the painter", () => {
     expect(scene(data, camera, REST)).toEqual(marks);
+  });
+});
+
+describe("folded layers", () => {
+  const layers = 30;
+  const pairs = (T * (T + 1)) / 2;
+  const of = (count: number, size: number) => Float32Array.from({ length: count * size }, (_, i) => 0.1 + 0.2 * Math.abs(Math.sin(i)));
+  const far: Far = {
+    start: 0, block: 1, columns: T, layers, attention: of(layers, pairs), lengths: of(layers + 1, T), attentionAdded: of(layers, T), mlpAdded: of(layers, T),
+    keys: of(layers, T), values: of(layers, T),
+  };
+  const extent = { tokens: T, layers };
+  const said = { words: Array.from({ length: layers * T }, (_, i) => ` w${Math.floor(i / T)}`), probabilities: new Float32Array(layers * T).fill(0.5) };
+  const data: Data = { ...dataOf(far), extent, said, isFolded: true };
+  const whole = { ...camera, rect: frameOf({ depth: 0, pos: 0, layer: 0, head: 0 }, extent) };
+  const marks = scene(data, whole);
+  const find = (id: string) => marks.find((one) => one.id === id);
+  const mean = (values: Float32Array, size: number, at: number, first: number, last: number) =>
+    Array.from({ length: last + 1 - first }, (_, i) => values[(first + i) * size + at] as number).reduce((a, b) => a + b, 0) / (last + 1 - first);
+
+  test("are six bands, which say which layers they are", () => {
+    const streams = marks.filter((one) => /^c3\.l\d+\.stream$/.test(one.id));
+    expect(streams.map((one) => one.enter?.layer)).toEqual([0, 5, 10, 15, 20, 25]);
+    expect(find("c3.l5.mlp")?.says?.name).toBe("layers 5 to 9: what the MLP adds to “ ran”, relative to the stream, mean of the layers");
+    expect(scene({ ...data, isFolded: false }, whole).filter((one) => /^c3\.l\d+\.stream$/.test(one.id))).toHaveLength(layers);
+  });
+
+  test("show the mean of their layers, and lengths and words after the last", () => {
+    expect(find("c3.l5.stream")?.says).toEqual({ name: "stream of “ ran” after layer 9", value: far.lengths[10 * T + 3], unit: "length" });
+    expect(find("c2.l10.mlp")?.says?.value).toBeCloseTo(mean(far.mlpAdded, T, 2, 10, 14), 6);
+    expect(find("c1.l25.key")?.says?.value).toBeCloseTo(mean(far.keys, T, 1, 25, 29), 6);
+    expect(find("l15.q3.k1")?.says?.value).toBeCloseTo(mean(far.attention, pairs, pairOf(far, 0, 3, 1), 15, 19), 6);
+    expect(marks.filter((one) => one.id.endsWith(".word")).map((one) => (one.kind === "text" ? one.text : ""))).toEqual(["␣w29", "␣w24", "␣w19", "␣w14", "␣w9", "␣w4"].toReversed());
+  });
+
+  test("rise with the pass: a band is there once its last layer is", () => {
+    const half = scene(data, whole, { from: 0, height: 9.5, share: 1 });
+    expect(half.some((one) => one.id === "c0.l0.stream")).toBe(true);
+    expect(half.some((one) => one.id === "c0.l5.stream")).toBe(false);
   });
 });
 

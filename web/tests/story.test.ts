@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from "vitest";
 import { atTemperature, isControl, named, textAfter, TEXTS, unitOf } from "../src/home/bars";
-import { clipped, groupsOf, largest, settledAt, tellingLook } from "../src/story/telling";
+import { clipped, groupsOf, largest, settledAt, tellingLook } from "../src/lib/telling";
 import * as words from "../src/story/words";
 
 describe("the bars", () => {

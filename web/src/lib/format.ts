@@ -44,6 +44,6 @@ export function bytes(value: number): string {
 }
 
 /** A token's text so that spaces and line ends are seen. */
-export function visible(text: string | null): string {
+export function visible(text: string | null | undefined): string {
   return (text ?? "").replace(/^ /, "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 }

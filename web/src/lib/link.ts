@@ -24,7 +24,7 @@ export interface View {
   fields: Readonly<Record<string, string>>;
 }
 
-/** The last token, of whatever text: where a link names no token. */
+/** The last token, of whatever text: where a link names no token; also no layer and no head. */
 export const LAST = Number.MAX_SAFE_INTEGER;
 
 const NAMED = new Set(["stage", "layer", "head", "pos", "token", "text", "bos", "ids", "answer", "adapter", "key", "ticket"]);

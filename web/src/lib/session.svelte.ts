@@ -10,6 +10,7 @@ import { Selection } from "./selection.svelte";
 const DEFAULT_TEXT = "My grandmother baked a delicious apple"; // the built-in model is sure of " pie"
 const HEALTH_MS = 400;
 const REPLACED_MS = 2000; // a server that is replaced more often is several
+const KEPT = new Set(["details", "unfolded"]); // fields that hold through the views
 const AHEAD = 32; // tokens of a text whose whole pass is run before a stage requests it
 
 /** Why nothing can be shown, if nothing can. */
@@ -58,6 +59,7 @@ class Session extends Selection {
   #isWaiting = false;
   #replaced = -Infinity;
   #greeted = "";
+  #hasHead = $state(false);
 
   constructor() {
     super();
@@ -99,16 +101,28 @@ class Session extends Selection {
     return this.asked.adapter;
   }
 
-  get view(): View {
-    const { stage, layer, head, pos, token, text, bos, ids, answer, adapter, fields } = this;
-    return { stage, layer, head, pos, token, text, bos, ids, answer, adapter, fields };
+  /** Whether neither a link nor the reader has chosen a layer or a head. */
+  get isFree(): boolean {
+    return !this.#hasHead && this.layer === 0 && this.head === 0;
   }
 
-  /** Open a view, by what links call it; details that are open stay open. */
+  /** A layer and a head are chosen, if only by leaving them as they are. */
+  choose({ layer, head }: { layer: number; head: number } = this): void {
+    this.#hasHead = true;
+    [this.layer, this.head] = [layer, head];
+  }
+
+  get view(): View {
+    const { stage, layer, head, pos, token, text, bos, ids, answer, adapter, fields } = this;
+    const chosen = this.isFree ? { layer: LAST, head: LAST } : { layer, head };
+    return { stage, ...chosen, pos, token, text, bos, ids, answer, adapter, fields };
+  }
+
+  /** Open a view, by what links call it; details that are open stay open, and layers unfolded. */
   open(stage: string, fields: Readonly<Record<string, string>> = {}): void {
-    const { details } = this.fields;
+    const kept = Object.entries(this.fields).filter(([name]) => KEPT.has(name));
     this.stage = stage;
-    this.fields = details ? { details, ...fields } : fields;
+    this.fields = { ...Object.fromEntries(kept), ...fields };
   }
 
   /** A link to what is shown, without the key. */
@@ -124,6 +138,7 @@ class Session extends Selection {
     this.draft = text;
     this.stay();
     this.#ask({ text, bos, ids, answer, adapter });
+    this.#hasHead ||= where.layer !== undefined || where.head !== undefined;
     Object.assign(this, { token: undefined }, where);
     this.#fit();
     const link = writeLink(this.view);

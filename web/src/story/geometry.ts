@@ -1,6 +1,6 @@
 /** Where the rows of a card stand: a token a row, its name at the left. */
 import { visible } from "../lib/format";
-import { clipped } from "./telling";
+import { clipped } from "../lib/telling";
 
 export interface RowsOf {
   readonly width: number;

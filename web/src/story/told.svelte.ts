@@ -1,10 +1,10 @@
 /** What the story shows: the pass of the page's text, the token that asks, and the head in which it looks back most. */
-import { api } from "../lib/api";
+import { lookOf } from "../lib/opening.svelte";
 import { Resource } from "../lib/resource.svelte";
 import { session } from "../lib/session.svelte";
 import type { ModelView, PassView } from "../schema";
 import { unitOf } from "../home/bars";
-import { tellingLook, type Look } from "./telling";
+import type { Look } from "../lib/telling";
 import type { Unit } from "./words";
 
 export const [LEAST_TOKENS, MOST_TOKENS] = [3, 14] as const; // of a text that the cards can draw
@@ -62,9 +62,6 @@ export class Told {
   #look(): Promise<{ query: number; look: Look }> | null {
     const { pass, model, query } = this;
     if (!pass || !model) return null;
-    const { L, N } = model.shape;
-    return api.activation(pass, "pattern", { position: query }).then(({ values }) => ({
-      query, look: tellingLook(values, { layers: L, heads: N, query, texts: pass.tokens.map(({ text }) => text) }),
-    }));
+    return lookOf(pass, model, query).then((look) => ({ query, look }));
   }
 }

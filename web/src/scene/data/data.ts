@@ -1,5 +1,6 @@
 /** What the scenes are drawn from. Everything in it came from the server; what has not come yet is missing, and is not drawn. */
 
+import type { Band } from "../../lib/telling";
 import type { Extent } from "../places/layout";
 import type { Near } from "./near";
 
@@ -13,7 +14,9 @@ export interface Far {
   /** Whether tokens look ahead: every row of attention has all columns. */
   readonly isWhole?: boolean;
   readonly columns: number;
+  /** Rows of numbers: the model's layers, or the bands into which they are folded. */
   readonly layers: number;
+  readonly bands?: readonly Band[];
   /** Length of the residual stream, (L + 1) by columns: the row of the table, then after each layer. */
   readonly lengths: Float32Array;
   /** Mean over a layer's heads of the share that a column's token takes from each column's tokens up to itself: by layer and column, `pairOf` tells the place. */
@@ -54,6 +57,8 @@ export interface Data {
   /** What is looked at: its column, layer and head are marked. */
   readonly chosen: { readonly pos: number; readonly layer: number; readonly head: number };
   readonly far?: Far | undefined;
+  /** Whether the far picture shows its layers folded into a few bands. */
+  readonly isFolded?: boolean;
   readonly said?: Said | undefined;
   readonly next?: Next | undefined;
   /** What the entered depths are drawn from. */

@@ -3,7 +3,7 @@
  * and what the MLP adds; between them norm, queries, keys and values, the rotation, and the two sums.
  */
 
-import { number } from "../../lib/format";
+import { number, visible } from "../../lib/format";
 import type { Camera } from "../places/camera";
 import type { Data, Moment } from "../data/data";
 import type { DepthScene } from "./depth";
@@ -13,7 +13,7 @@ import { SIZES, widthOf } from "../marks/look";
 import type { Mark, Point, Rect } from "../marks/marks";
 import type { LayerNumbers } from "../data/near";
 import type { Block, Place } from "../places/place";
-import { halfWidth, shown } from "./whole";
+import { halfWidth } from "./whole";
 
 const LEAST = { chosen: 0.004, other: 0.03 } as const; // shares that are drawn, of the chosen head and of others
 const CROWDED = 12; // tokens
@@ -193,16 +193,16 @@ function* labels(drawn: Drawn): Generator<Placed> {
   const { data, numbers, turned, sx, sy } = drawn;
   const { layer: l, start, count } = numbers;
   const lines = sx >= 56 ? 1 : sx >= 34 ? 2 : 3; // in which names stand
+  // The steps' names stand at the picture's edge, also where that is among the columns.
+  const { x0 } = drawn.frame;
+  const wide = turned ? 30 : 64;
   for (let t = 0; t < count; t++) {
     const x = start + t;
     const isChosen = x === data.chosen.pos;
-    const mark = { kind: "text", id: `n.t${x}.name`, text: shown(data.tokens[x]?.text ?? ""), size: "small", ink: isChosen ? "chosen" : "soft", mono: true } as const;
+    const mark = { kind: "text", id: `n.t${x}.name`, text: visible(data.tokens[x]?.text), size: "small", ink: isChosen ? "chosen" : "soft", mono: true } as const;
     if (!turned) yield { column: -1, y: l, mark: { ...mark, at: [x, l - 0.015], align: "center", most: lines * sx - 4, shift: [0, (lines === 1 ? 8 : 4) + 8.5 * (t % lines)] } };
-    else yield { column: -1, y: l, mark: { ...mark, at: [x - 0.28, l - 0.07], align: "left", most: 0.15 * sy } };
+    else if ((x - 0.28 - x0) * sx > wide + 6) yield { column: -1, y: l, mark: { ...mark, at: [x - 0.28, l - 0.07], align: "left", most: 0.15 * sy } };
   }
-  // Names stand at the picture's edge, also where that is among the columns.
-  const { x0 } = drawn.frame;
-  const wide = turned ? 30 : 64;
   if (x0 > start - 0.5) yield { column: -1, y: l, mark: { kind: "box", id: "n.names", rect: { x0, x1: x0 + wide / sx, y0: l - 0.08, y1: l + 1.08 }, ink: "panel", alpha: 0.85 } };
   for (const [i, [y, name, short]] of NAMES.entries()) {
     const at: Point = [x0, l + y];

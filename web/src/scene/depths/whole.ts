@@ -2,6 +2,8 @@
 
 import { scaleOf, type Camera } from "../places/camera";
 import { beginOf, columnOf, columnsBefore, middleOf, pairOf, REST, tokenOf, type Data, type Far, type Moment } from "../data/data";
+import { bandOf, folded, rowOf, tallOf } from "../data/fold";
+import { visible } from "../../lib/format";
 import type { DepthScene } from "./depth";
 import { blockStrength, layerNearness } from "./entered";
 import { footOf, SUM_OF_ATTENTION, SUM_OF_MLP, topOf } from "../places/layout";
@@ -48,6 +50,17 @@ export function nameOf(data: Data, far: Far, column: number): string {
 /** What is said of a number that is of several tokens. */
 const meanOf = (far: Far): string => (far.isMean ? ", mean" : "");
 
+/** A row's name: its layer, or its layers where they are folded, whose mean its numbers are. */
+function layerOf(far: Far, row: number): string {
+  const [first, last] = bandOf(far, row);
+  return last > first ? `layers ${first} to ${last}` : `layer ${first}`;
+}
+
+const meanOfBand = (far: Far): string => (far.bands ? ", mean of the layers" : "");
+
+/** The height of a share of a row. */
+const heightAt = (far: Far, row: number, share: number): number => bandOf(far, row)[0] + share * tallOf(far, row);
+
 /** Of one row of attention, the least share that is drawn. */
 function leastOf(far: Far, shares: readonly number[]): number {
   return far.isMean ? Math.max(LEAST_OF_BLOCK, shares.toSorted((a, b) => b - a)[LARGEST_OF_BLOCK - 1] ?? 0) : LEAST_SHARE;
@@ -57,26 +70,29 @@ const strengthOf = (far: Far, share: number): number => (far.isMean ? (1 - Math.
 
 function* streams(data: Data, far: Far, l: number): Generator<Placed> {
   const { columns, block } = far;
+  const [first, last] = bandOf(far, l);
+  const top = last + 1;
   const edge = (level: number, c: number): number => block * halfWidth(far.lengths[level * columns + c] as number);
   const outline = (c: number): Point[] => {
     const [x, a, b] = [middleOf(far, c), edge(l, c), edge(l + 1, c)];
-    return [[x - a, l], [x + a, l], [x + b, l + 1], [x - b, l + 1]];
+    return [[x - a, first], [x + a, first], [x + b, top], [x - b, top]];
   };
   for (let c = 0; c < columns; c++) {
-    const says = { name: `stream of ${nameOf(data, far, c)} after layer ${l}${meanOf(far)}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
-    yield { column: c, y: l + 1, mark: { kind: "area", id: `c${c}.l${l}.stream`, points: outline(c), ink: "stream", says, enter: place(tokenOf(far, c), l, data) } };
+    const says = { name: `stream of ${nameOf(data, far, c)} after layer ${last}${meanOf(far)}`, value: far.lengths[(l + 1) * columns + c] as number, unit: "length" };
+    yield { column: c, y: top, mark: { kind: "area", id: `c${c}.l${first}.stream`, points: outline(c), ink: "stream", says, enter: place(tokenOf(far, c), first, data) } };
   }
   for (let c = 0; c < columns; c++) {
     const sure = data.said?.probabilities[l * columns + c];
-    if (sure !== undefined && sure > 0.02) yield { column: c, y: l + 1, mark: { kind: "area", id: `c${c}.l${l}.sure`, points: outline(c), ink: "says", alpha: sure } };
+    if (sure !== undefined && sure > 0.02) yield { column: c, y: top, mark: { kind: "area", id: `c${c}.l${first}.sure`, points: outline(c), ink: "says", alpha: sure } };
   }
 }
 
 function* attention(data: Data, far: Far, { sx, sy, turned }: Detail, l: number): Generator<Placed> {
-  const most = Math.min(turned ? 0.4 * sy : 9, 2.5 + 0.08 * sx * far.block);
+  const most = Math.min(turned ? 0.4 * sy * tallOf(far, l) : 9, 2.5 + 0.08 * sx * far.block);
   const chosen = columnOf(far, data.chosen.pos);
   const before = columnsBefore(far);
-  const [y0, y1] = [l + 0.08, l + SUM_OF_ATTENTION];
+  const [first, tall] = [bandOf(far, l)[0], tallOf(far, l)];
+  const [y0, y1] = [heightAt(far, l, 0.08), heightAt(far, l, SUM_OF_ATTENTION)];
   const firstKey = before === 0 ? 1 : 0;
   for (let q = far.isWhole ? 0 : 1; q < far.columns; q++) {
     const shares = Array.from({ length: (far.isWhole ? far.columns : q) - firstKey }, (_, i) => (i + firstKey === q ? 0 : (far.attention[pairOf(far, l, q, i + firstKey + before)] as number)));
@@ -92,10 +108,10 @@ function* attention(data: Data, far: Far, { sx, sy, turned }: Detail, l: number)
       yield {
         column: q, y: y1,
         mark: {
-          kind: "curve", id: `l${l}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * strength, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * strength),
-          points: [[from, y0], [from + bend, y0 + 0.05], [to - bend, y1 - 0.1], [to, y1]],
-          says: { name: `layer ${l}: ${far.isMean ? "the most that one of " : ""}${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}${others}, mean of the heads`, value: share, unit: "share" },
-          enter: place(tokenOf(far, q), l, data),
+          kind: "curve", id: `l${first}.q${q}.k${k}`, ink: "attention", width: 0.5 + most * strength, alpha: Math.min(0.95, (isChosen ? 0.3 : 0.1) + (isChosen ? 1.6 : 0.9) * strength),
+          points: [[from, y0], [from + bend, y0 + 0.05 * tall], [to - bend, y1 - 0.1 * tall], [to, y1]],
+          says: { name: `${layerOf(far, l)}: ${far.isMean ? "the most that one of " : ""}${nameOf(data, far, q)} takes from ${nameOf(data, far, k)}${others}, mean of the heads${far.bands ? " and layers" : ""}`, value: share, unit: "share" },
+          enter: place(tokenOf(far, q), first, data),
         },
       };
     }
@@ -116,17 +132,20 @@ function* sinks(data: Data, far: Far, l: number): Generator<Placed> {
   if (!hasSink(far)) return;
   const share = sinkOf(far, l);
   if (share < 0.02) return;
-  const says = { name: `layer ${l}: later tokens leave at the first, mean of all and of the heads`, value: share, unit: "share" };
-  yield { column: 0, y: l + 0.3, mark: { kind: "box", id: `l${l}.sink`, rect: { x0: SINK - 0.2 * share, x1: SINK, y0: l + 0.36, y1: l + 0.64 }, ink: "attention", alpha: 0.5, says, enter: place(0, l, data) } };
+  const [first] = bandOf(far, l);
+  const says = { name: `${layerOf(far, l)}: later tokens leave at the first, mean of all and of the heads${far.bands ? " and layers" : ""}`, value: share, unit: "share" };
+  const rect = { x0: SINK - 0.2 * share, x1: SINK, y0: heightAt(far, l, 0.36), y1: heightAt(far, l, 0.64) };
+  yield { column: 0, y: heightAt(far, l, 0.3), mark: { kind: "box", id: `l${first}.sink`, rect, ink: "attention", alpha: 0.5, says, enter: place(0, first, data) } };
 }
 
 function* mlps(data: Data, far: Far, { sx, sy }: Detail, l: number): Generator<Placed> {
-  const most = Math.min(5, 0.13 * sx * far.block, 0.36 * sy);
+  const most = Math.min(5, 0.13 * sx * far.block, 0.36 * sy * tallOf(far, l));
+  const [first] = bandOf(far, l);
   if (most < 0.8) return;
   for (let c = 0; c < far.columns; c++) {
     const share = far.mlpAdded[l * far.columns + c] as number;
-    const says = { name: `layer ${l}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream${meanOf(far)}`, value: share };
-    yield { column: c, y: l + SUM_OF_MLP, mark: { kind: "dot", id: `c${c}.l${l}.mlp`, at: [middleOf(far, c), l + 0.79], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", says, enter: place(tokenOf(far, c), l, data) } };
+    const says = { name: `${layerOf(far, l)}: what the MLP adds to ${nameOf(data, far, c)}, relative to the stream${meanOf(far)}${meanOfBand(far)}`, value: share };
+    yield { column: c, y: heightAt(far, l, SUM_OF_MLP), mark: { kind: "dot", id: `c${c}.l${first}.mlp`, at: [middleOf(far, c), heightAt(far, l, 0.79)], radius: most * Math.sqrt(Math.min(1, share)), ink: "mlp", says, enter: place(tokenOf(far, c), first, data) } };
   }
 }
 
@@ -134,43 +153,41 @@ function* mlps(data: Data, far: Far, { sx, sy }: Detail, l: number): Generator<P
 function* cells(data: Data, far: Far, { sx }: Detail, l: number): Generator<Placed> {
   if (sx * far.block < 26) return;
   const size = Math.min(0.035 * far.block, 3.5 / sx);
+  const [first, tall] = [bandOf(far, l)[0], tallOf(far, l)];
   for (let c = 0; c < far.columns; c++) {
     const x = middleOf(far, c) + CACHE * far.block;
     for (const [i, what] of (["key", "value"] as const).entries()) {
       const x0 = x + (i - 2) * size;
-      const says = { name: `layer ${l}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups${far.isMean ? " and tokens" : ""}`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
-      yield { column: c, y: l + 0.3, mark: { kind: "box", id: `c${c}.l${l}.${what}`, rect: { x0, x1: x0 + size, y0: l + 0.04, y1: l + 0.96 }, ink: what, alpha: 0.4, says, enter: place(tokenOf(far, c), l, data) } };
+      const says = { name: `${layerOf(far, l)}: ${what} of ${nameOf(data, far, c)} in the cache, mean of the groups${far.isMean ? " and tokens" : ""}${far.bands ? " and layers" : ""}`, value: (i ? far.values : far.keys)[l * far.columns + c] as number, unit: "length" };
+      const rect = { x0, x1: x0 + size, y0: first + 0.04, y1: first + tall - 0.04 };
+      yield { column: c, y: heightAt(far, l, 0.3), mark: { kind: "box", id: `c${c}.l${first}.${what}`, rect, ink: what, alpha: 0.4, says, enter: place(tokenOf(far, c), first, data) } };
     }
   }
 }
 
-/** What the lens reads, where it changes: written from the top down, where there is room. */
+/** What the lens reads at the chosen token, where it changes: written from the top down, where there is room. */
 function* words(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Placed> {
   const { said } = data;
-  if (!said) return;
-  const room = turned ? (sx * far.block < 40 ? 0 : 90) : sx * far.block * 0.8 - 8;
-  for (let c = 0; c < far.columns; c++) {
-    const isChosen = c === columnOf(far, data.chosen.pos);
-    if (room < 34 && !isChosen) continue;
-    let below = Infinity;
-    for (let l = far.layers - 1; l >= 0; l--) {
-      const [at, under] = [l * far.columns + c, (l - 1) * far.columns + c];
-      const [text, p] = [said.words[at], said.probabilities[at] as number];
-      if (text === undefined || (l > 0 && said.words[under] === text) || p < 0.1 || (below - l) * sy < 13) continue;
-      below = l - (turned ? (widthOf(shown(text), "small") - 4) / sy : 0);
-      const says = { name: `after layer ${l} the lens reads, behind ${far.isMean ? `token ${tokenOf(far, c)}` : nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
-      yield {
-        column: c, y: l + 1,
-        mark: {
-          kind: "text", id: `c${c}.l${l}.word`, at: [middleOf(far, c) + far.block * (turned ? 0.26 : 0.12), l + 0.9], text: shown(text), size: "small", align: turned ? "right" : "left", ink: "ink",
-          alpha: 0.4 + 0.6 * p, shift: [4, 0], most: isChosen ? Math.max(90, room) : room, says, enter: place(tokenOf(far, c), l, data),
-        },
-      };
-    }
+  const c = columnOf(far, data.chosen.pos);
+  if (!said || c < 0 || c >= far.columns) return;
+  const room = Math.max(90, turned ? 90 : sx * far.block * 0.8 - 8);
+  let below = Infinity;
+  for (let l = far.layers - 1; l >= 0; l--) {
+    const [at, under] = [l * far.columns + c, (l - 1) * far.columns + c];
+    const [text, p] = [said.words[at], said.probabilities[at] as number];
+    const top = bandOf(far, l)[1] + 1;
+    if (text === undefined || (l > 0 && said.words[under] === text) || p < 0.1 || (below - top) * sy < 13) continue;
+    below = top - (turned ? (widthOf(visible(text), "small") - 4) / sy : 0);
+    const says = { name: `after layer ${top - 1} the lens reads, behind ${far.isMean ? `token ${tokenOf(far, c)}` : nameOf(data, far, c)}: “${text}”`, value: p, unit: "probability" };
+    yield {
+      column: c, y: top,
+      mark: {
+        kind: "text", id: `c${c}.l${bandOf(far, l)[0]}.word`, at: [middleOf(far, c) + far.block * (turned ? 0.26 : 0.12), top - 0.1], text: visible(text), size: "small", align: turned ? "right" : "left", ink: "ink",
+        alpha: 0.4 + 0.6 * p, shift: [4, 0], most: room, says, enter: place(tokenOf(far, c), top - 1, data),
+      },
+    };
   }
 }
-
-export const shown = (text: string): string => text.replace(/^ /, "").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "␣";
 
 /** The text: each token is the foot of its column. */
 function* tokens(data: Data, far: Far, detail: Detail): Generator<Placed> {
@@ -179,10 +196,10 @@ function* tokens(data: Data, far: Far, detail: Detail): Generator<Placed> {
   else if (wide >= 8) yield* staggered(data, far, detail);
 }
 
-const written = (data: Data, pos: number): string => (data.tokens[pos]?.text ?? "").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+const written = (data: Data, pos: number): string => visible(data.tokens[pos]?.text);
 
 function* boxes(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Placed> {
-  const foot = footOf(far.layers);
+  const foot = footOf(data.extent.layers);
   const [below, above, half] = turned ? [2.5 * foot, 0.3 * foot, 0.22] : [0.92 * foot, 0.34 * foot, 0.45];
   const room = turned ? (below - above) * sy - 8 : 0.9 * sx - 6;
   for (const pass of ["box", "name"] as const) {
@@ -194,14 +211,14 @@ function* boxes(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Pla
       const says = { name: `token ${x}, “${data.tokens[x]?.text ?? ""}”`, value: data.tokens[x]?.id ?? 0, unit: "id" };
       const enter: Place = { depth: 2, block: "text", pos: x, layer: 0, head: data.chosen.head };
       if (pass === "box") yield { ...at, mark: { kind: "box", id: `c${c}.token`, rect, ink: isChosen ? "chosen" : "line", outlined: !isChosen, corner: 5, says, enter } };
-      else yield { ...at, mark: { kind: "text", id: `c${c}.name`, at: [x, (rect.y0 + rect.y1) / 2], text: written(data, x).replace(/^ /, "␣"), size: "normal", mono: true, align: "center", ink: isChosen ? "panel" : "ink", most: room } };
+      else yield { ...at, mark: { kind: "text", id: `c${c}.name`, at: [x, (rect.y0 + rect.y1) / 2], text: written(data, x), size: "normal", mono: true, align: "center", ink: isChosen ? "panel" : "ink", most: room } };
     }
   }
 }
 
 /** Where columns are narrow, names stand in some lines, one below the other. */
 function* staggered(data: Data, far: Far, { sx, sy, turned }: Detail): Generator<Placed> {
-  const foot = footOf(far.layers);
+  const foot = footOf(data.extent.layers);
   const wide = sx * far.block;
   const lines = turned ? 1 : Math.min(3, Math.ceil(BOXED / wide));
   const every = turned ? Math.ceil(14 / wide) : Math.ceil(40 / (wide * lines)); // columns of which one has a name
@@ -212,7 +229,7 @@ function* staggered(data: Data, far: Far, { sx, sy, turned }: Detail): Generator
     const line = Math.floor(c / every) % lines;
     const at: Point = turned ? [x, -0.3 * foot] : [x, -foot * (0.24 + 0.29 * line)];
     const says = far.block === 1 ? { name: `token ${pos}, “${data.tokens[pos]?.text ?? ""}”`, value: data.tokens[pos]?.id ?? 0, unit: "id" } : { name: far.isMean ? `token ${pos}, the last of ${nameOf(data, far, c)}` : `${nameOf(data, far, c)}, of every ${far.block}`, value: data.tokens[pos]?.id ?? 0, unit: "id" };
-    const text = far.block === 1 ? written(data, pos).trim() || "␣" : String(pos);
+    const text = far.block === 1 ? written(data, pos) : String(pos);
     const enter: Place = { depth: 2, block: "text", pos, layer: 0, head: data.chosen.head };
     yield { column: c, y: -1, mark: { kind: "text", id: `c${c}.token`, at, text, size: "small", align: turned ? "right" : "center", ink: isChosen ? "chosen" : "ink", most: turned ? 2.2 * foot * sy : wide * lines * every - 5, says, enter } };
   }
@@ -223,12 +240,14 @@ function* rules(data: Data, { turned }: Detail): Generator<Placed> {
   const { layer } = data.chosen;
   const end = count - 0.4;
   if (data.far && hasSink(data.far) && !turned) yield { column: -1, y: -1, mark: { kind: "text", id: "sink.name", at: [SINK, layers], text: "sink", size: "small", align: "right", ink: "soft", shift: [0, -8] } };
-  yield { column: -1, y: -1, mark: { kind: "box", id: "chosen.layer", rect: { x0: -0.5, x1: end, y0: layer, y1: layer + 1 }, ink: "line", alpha: 0.6 } };
-  for (let l = 0; l <= layers; l += EVERY) {
+  if (!data.far?.bands) yield { column: -1, y: -1, mark: { kind: "box", id: "chosen.layer", rect: { x0: -0.5, x1: end, y0: layer, y1: layer + 1 }, ink: "line", alpha: 0.6 } };
+  const bands = data.far?.bands;
+  const heights = bands ? [...bands.map(([first]) => first), layers] : Array.from({ length: Math.floor(layers / EVERY) + 1 }, (_, i) => i * EVERY);
+  for (const l of heights) {
     const at = { column: -1, y: -1 };
     yield { ...at, mark: { kind: "line", id: `rule${l}`, points: [[-0.5, l], [end, l]], ink: "line", width: 1 } };
   }
-  for (let l = 0; l <= layers; l += EVERY) {
+  for (const l of heights) {
     const at = { column: -1, y: -1 };
     yield { ...at, mark: { kind: "text", id: `rule${l}.name`, at: [-0.5, l], text: String(l), size: "small", align: turned ? "center" : "right", ink: "soft", shift: turned ? [0, -8] : [-6, 0] } };
   }
@@ -256,7 +275,7 @@ function* bars(data: Data, { sx, sy, turned }: Detail): Generator<Placed> {
   }
   for (const [i, one] of rows.entries()) {
     const right = left + Math.max(2, (100 * one.probability) / largest) / along;
-    const text = `${shown(one.text)}  ${(100 * one.probability).toFixed(1)} %`;
+    const text = `${visible(one.text)}  ${(100 * one.probability).toFixed(1)} %`;
     yield { ...at, mark: { kind: "text", id: `next${i}.name`, at: spot(right, (i + 0.38) * step), text, size: "small", align: "left", ink: i ? "soft" : "ink", shift: [6, 0] } };
   }
 }
@@ -292,8 +311,9 @@ class Built {
   /** A layer's marks: all, or those that a pass has reached whose columns from one on are on their way. */
   layer(l: number, from: number, height: number): readonly Mark[] {
     const band = this.#band(l);
-    if (from >= this.far.columns || height >= l + 1) return band.marks;
-    const reached = Math.max(l, Math.floor(height * 10) / 10);
+    const [first, last] = bandOf(this.far, l);
+    if (from >= this.far.columns || height >= last + 1) return band.marks;
+    const reached = Math.max(first, Math.floor(height * 10) / 10);
     return this.#once(`${l} ${from} ${reached}`, () => band.all.filter((one) => one.column < from || one.y <= reached));
   }
 
@@ -304,7 +324,7 @@ class Built {
     this.#words ??= [...words(data, far, detail)];
     const all = [
       ...attention(data, far, detail, l), ...streams(data, far, l), ...cells(data, far, detail, l), ...mlps(data, far, detail, l),
-      ...sinks(data, far, l), ...this.#words.filter((one) => one.y === l + 1),
+      ...sinks(data, far, l), ...this.#words.filter((one) => one.y === bandOf(far, l)[1] + 1),
     ];
     const band = { all, marks: all.map(({ mark }) => mark) };
     this.#bands.set(l, band);
@@ -335,18 +355,21 @@ function builtOf(data: Data, far: Far, detail: Detail): Built {
 }
 
 /** Lists of marks in the order in which they are painted; a layer that is not seen has none. */
-function parts(data: Data, camera: Camera, moment: Moment): readonly (readonly Mark[])[] {
+function parts(all: Data, camera: Camera, moment: Moment): readonly (readonly Mark[])[] {
+  const data = folded(all);
   const scale = scaleOf(camera);
   const detail = { sx: stepOf(scale.x), sy: heightOf(scale.y), turned: camera.turned };
   const { far } = data;
   if (!far) return [[...rules(data, detail)].map(({ mark }) => mark)];
+  const { layers } = data.extent;
   const { y0, y1 } = camera.rect;
   const built = builtOf(data, far, detail);
   const from = moment === REST ? Infinity : columnOf(far, moment.from);
-  const first = Math.max(0, Math.floor(y0) - 1);
-  const bands = Array.from({ length: Math.max(0, Math.min(far.layers, Math.ceil(y1) + 1) - first) }, (_, i) => built.layer(first + i, from, moment.height));
-  const isThrough = from >= far.columns || moment.height >= far.layers + 0.5;
-  return [built.below(data), ...bands, ...(y0 < 0 ? [built.text()] : []), ...(y1 > far.layers && isThrough ? [built.above()] : [])];
+  const seen = (y: number): number => rowOf(far, Math.min(layers - 1, Math.max(0, Math.floor(y))));
+  const first = seen(y0 - 1);
+  const bands = y0 - 1 < layers && y1 > -1 ? Array.from({ length: seen(y1 + 1) + 1 - first }, (_, i) => built.layer(first + i, from, moment.height)) : [];
+  const isThrough = from >= far.columns || moment.height >= layers + 0.5;
+  return [built.below(data), ...bands, ...(y0 < 0 ? [built.text()] : []), ...(y1 > layers && isThrough ? [built.above()] : [])];
 }
 
 export const whole: DepthScene = {

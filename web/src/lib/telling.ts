@@ -1,4 +1,4 @@
-/** What of a pass tells the story best: a head that looks back at one token, the layers in a few groups, the layer that settles the guess. */
+/** What of a pass tells most: a head that looks back at one token, the layers in a few groups, the layer that settles the guess. */
 
 export interface Look {
   readonly layer: number;
@@ -32,8 +32,11 @@ export function tellingLook(patterns: Float32Array, { layers, heads, query, text
   return best.find((one) => one && one.share >= LEAST_SHARE) ?? largest ?? { layer: 0, head: 0, key: 0, share: patterns[0] as number };
 }
 
-/** The layers in so many groups of about one size: first and last of each. */
-export function groupsOf(layers: number, most = 3): readonly (readonly [number, number])[] {
+/** Some layers that follow each other. */
+export type Band = readonly [first: number, last: number];
+
+/** The layers in so many groups of about one size. */
+export function groupsOf(layers: number, most = 3): readonly Band[] {
   const count = Math.min(most, layers);
   return Array.from({ length: count }, (_, i) => [Math.round((i * layers) / count), Math.round(((i + 1) * layers) / count) - 1] as const);
 }
