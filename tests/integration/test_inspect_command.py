@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import fastapi
 import httpx
 import pytest
 
@@ -170,3 +171,44 @@ def test_without_its_packages_it_names_the_extra(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 1
     assert "needs the package fastapi: pip install 'llamarium[serve]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "free", "dtype"),
+    [
+        ([], None, "F32"),
+        (["--dtype", "bfloat16"], None, "BF16"),
+        ([], 1_000_000, "BF16"),  # as it is stored: what is free does not hold the weights in float32
+    ],
+)
+def test_the_page_computes_in_float32_where_that_fits(
+    words: list[str],
+    free: int | None,
+    dtype: str,
+    with_page: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = list[tuple[str, dict[str, Any]]]()
+
+    def serve(service: Any, names: Any, listener: Any, extensions: Any) -> int:
+        while service.loaded is None:
+            time.sleep(0.01)
+        llama = service.loaded[0]
+        app = fastapi.FastAPI()
+        app.state.service = service
+        extensions[0].add(app)
+        seen.append(
+            (llama.runner.weights["model.layers.0.mlp.up_proj.weight"].type_name, dict(app.state.loaded_with()))
+        )
+        service.close()
+        return 0
+
+    monkeypatch.setattr("llamarium.server.lifecycle.run.run", serve)
+    if free is not None:
+        monkeypatch.setattr("llamarium.kernels.memory.free_bytes", lambda: free)
+    assert main(["inspect", "--no-browser", "-m", "shakespeare-char", *words]) == 0
+    (found,) = seen
+    is_auto = free is not None
+    assert found == (dtype, {} if is_auto else {"dtype": {"F32": "float32", "BF16": "bfloat16"}[dtype]})
+    assert ("float32 would take 0.0 GB" in capsys.readouterr().err) == is_auto

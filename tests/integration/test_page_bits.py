@@ -1,6 +1,5 @@
 """What bits cost, as the page measures it against what was quantized: each preset shows what it is there to show."""
 
-import json
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ RUN = packaged_run(PACKAGED_RUNS[0])
 
 @pytest.fixture(scope="module")
 def client(smollm2: llamarium.Llama) -> Iterator[httpx.Client]:
-    """As `llamarium inspect` starts it: the built-in, which is stored in Q4_1, with the package's reference and run."""
+    """The built-in, which is stored in Q4_1, with a reference of another vocabulary and the packaged run."""
     extension = page(compared=(Runs([RUN]), References(["shakespeare-char"])))
     with serving(smollm2, extensions=[extension]) as found, httpx.Client(base_url=found.url, timeout=120) as one:
         yield one
@@ -55,15 +54,13 @@ def test_packed_weights_are_no_reference_of_themselves(client: httpx.Client) -> 
     told = ask(client, "/inspect/compare")
     ids = [one["id"] for one in told["sides"]]
     assert not {"NF4", "Q8_0", "Q4_1"} & set(ids), "which would be rounded a second time"
-    assert "in Q4_1 and Q8_0 alone" in told["note"] and "--reference" in told["note"]
-    assert (told["side"], told["against"]) == (
-        "reference:shakespeare-char:Q4_1", "reference:shakespeare-char:float32"
-    )  # fmt: skip
-    assert told["in_bits"] == ["shakespeare-char"]
+    assert "llamarium inspect -m smollm2-135m --reference HuggingFaceTB/SmolLM2-135M-Instruct" in told["note"]
+    assert (told["side"], told["against"]) == ("model", "float32")
+    assert told["in_bits"] == [], "a model of letters is not the model that is shown"
 
 
 def test_fewer_bits_cost_more_and_the_prediction_feels_little(client: httpx.Client, opened: str) -> None:
-    told = ask(client, f"{opened}/bits")
+    told = ask(client, f"{opened}/bits", of="shakespeare-char")
     rows = {one["type"]: one for one in told["rows"]}
     assert told["of"] == "shakespeare-char" and told["texts"] == list(TEXT)
     last = {name: row["errors"][-1] for name, row in rows.items()}
@@ -157,14 +154,11 @@ def test_a_reference_without_a_tokenizer_is_refused(capsys: pytest.CaptureFixtur
     assert "mute has no tokenizer files" in capsys.readouterr().err
 
 
-def test_ones_own_reference_stands_in_for_the_packaged_one_of_its_name(tmp_path: Path, llama: llamarium.Llama) -> None:
-    folder = copied(tmp_path / "shakespeare-char")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
-    _, references = compared(Namespace(checkpoints=[], reference=[str(folder)], model="another"))
-    assert references.names == ("shakespeare-char",)
-    side = next(one for one in references.sides(llama) if one.id == "reference:shakespeare-char:float32")
-    assert side.build().config.rms_norm_eps == 0.5
+def test_only_references_that_are_named_are_measured(tmp_path: Path) -> None:
+    folder = copied(tmp_path / "mine")
+    for named, names in (([], ()), ([str(folder)], ("mine",))):
+        _, references = compared(Namespace(checkpoints=[], reference=named, model="another"))
+        assert references.names == names
 
 
 def test_a_reference_is_compared_in_the_types_that_its_rows_fit_and_may_go_away(
@@ -207,4 +201,13 @@ def test_a_models_own_reference_shows_what_its_bits_cost(tmp_path: Path) -> None
         path = f"/inspect/passes/{client.post('/inspect/passes', json={'text': TEXT}).json()['id']}"
         told = ask(client, f"{path}/compare", side="model", against="reference:shakespeare-char:float32")
         assert told["side"]["vocabulary"] == told["against"]["vocabulary"] == ""
+        listed = ask(client, "/inspect/compare")
+        rows = {one["type"]: one for one in ask(client, f"{path}/bits")["rows"]}
     assert 1e-4 < told["kl"] < 0.1
+    assert listed["in_bits"] == ["shakespeare-char"] and listed["note"] == ""
+    assert (listed["side"], listed["against"]) == ("model", "reference:shakespeare-char:float32")
+
+    (shown,) = (one for one in rows.values() if one["is_shown"])
+    assert shown["kl"] == pytest.approx(told["kl"]) and 4.5 < shown["bits"] < 9
+    original = llamarium.load("shakespeare-char", dtype="float32", device="cpu")
+    assert shown["kl"] == pytest.approx(served.inspect.compare(TEXT, original).kl, rel=1e-3)

@@ -244,7 +244,7 @@ def test_an_answer_grows_by_the_drawn_the_greedy_and_a_forced_token(page: Page, 
         assert shown(page, f"surprise-{position}") == pytest.approx(-(one.logprob or 0), rel=6e-4)
     expect(page.get_by_role("heading", name=f"What the last of {len(grown)} tokens costs")).to_be_visible()
     settled(page)
-    cost = llama.inspect.token_cost(grown, num_rounds=1)
+    cost = llama.inspect.token_cost(grown)
     expect(page.locator('[data-number="flops"]')).to_have_text(f"{cost.flops / 1e6:#.3g} M")
     expect(page.locator('[data-number="flops-without"]')).to_have_text(f"{cost.flops_without / 1e6:#.3g} M")
     assert shown(page, "apart") == shown(page, "changed") == 0

@@ -112,14 +112,13 @@ def test_a_score_of_nothing_or_of_too_much_is_refused(client: httpx.Client) -> N
     assert client.get(f"{path_of(client, ids=[5] * 200)}/score", params={"start": 72}).status_code == 200
 
 
-def test_the_cost_of_a_token_follows_from_the_shapes_and_is_measured(client: httpx.Client, llama: Llama) -> None:
+def test_the_cost_of_a_token_follows_from_the_shapes(client: httpx.Client, llama: Llama) -> None:
     told = client.get(f"{path_of(client, text=TEXT)}/cost").json()
     ids = llama.encode(TEXT)
     assert (told["flops"], told["flops_without"]) == (flops(llama.config, 1, 5), flops(llama.config, 6))
-    expected = token_cost(llama.runner, ids, num_rounds=1)
+    expected = token_cost(llama.runner, ids)
     for field in ("num_tokens", "flops", "flops_without", "cache_bytes_per_token"):
         assert told[field] == getattr(expected, field)
-    assert told["seconds"] > 0 and told["seconds_without"] > 0 and told["num_rounds"] in (1, 2, 3)
     assert told["largest_difference"] == 0  # this runner is exact by rows
 
 

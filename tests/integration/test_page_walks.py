@@ -96,7 +96,7 @@ def test_how_large_the_cache_is_after_ten_tokens(page: Page, llama: Llama, click
     ten = page.locator('[data-cache="10"]')
     expect(ten).to_be_visible(timeout=LONG)
     config = llama.config
-    itself = llama.inspect.token_cost(TEXT, num_rounds=1).cache_bytes_per_token
+    itself = llama.inspect.token_cost(TEXT).cache_bytes_per_token
     assert itself % (2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim) == 0
     expect(ten).to_have_text(f"{10 * itself / 1e3:.3g} kB")
 

@@ -39,7 +39,7 @@ views = {
     "compare": lambda: look.compare(text, llama).kl,
     "sampler": lambda: look.sampler_steps(text, temperature=0.0).text,
     "variant": lambda: look.compare(text, look.variant("float32")).kl,
-    "cost": lambda: look.token_cost(text, num_rounds=1).num_tokens,
+    "cost": lambda: look.token_cost(text).num_tokens,
     "trace": lambda: trace.to_dict()["positions"],
 }
 refused = {

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from llamarium.adapters.model_names import DEFAULT_MODEL
 from llamarium.cli import serve
-from llamarium.cli.options import add_model
+from llamarium.cli.options import add_model, name_base
 from llamarium.cli.output import note
 from llamarium.cli.text import add_text, read_text
 from llamarium.errors import OptionError
+from llamarium.hub.folders import is_learner_folder
 from llamarium.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from llamarium.server.lifecycle.service import ServedModel
 
 _KEY_BYTES = 24
+_FLOAT32_BYTES = 4
+_MAX_MEMORY_SHARE = 1 / 2  # of free memory, for weights in float32: the page keeps passes and other models beside them
 _MAX_LINK_TEXT = 4096  # characters of a text in a link: browsers and shells take no endless ones
 
 
@@ -52,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         max_num_seqs=Settings().max_num_seqs, kv_cache_dtype="auto", max_context=None, cache_dir=None, cache_disk=None,
         served_model_name=[],
     )  # fmt: skip
-    add_model(parser, names_adapters=True)
+    add_model(parser, names_adapters=True, dtype_default="float32; auto if the weights would not fit in memory so")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,9 +101,36 @@ def _shown(folder: Path, settings: Settings, listener: socket.socket) -> Abstrac
 
 
 def _load(args: argparse.Namespace, report: "Progress") -> "tuple[ServedModel, TextEngine]":
+    args.dtype = args.dtype or _default_dtype(args)
     found = serve.load_engine(args, report)
     importlib.import_module("llamarium.inspect.trace")  # before the first request asks for it
     return found
+
+
+def _default_dtype(args: argparse.Namespace) -> str:
+    """Return float32, so that every view shows the same number for the same thing; `auto` where that cannot be.
+
+    Edits, steering and learning compute in float32 in any case. Who asks for few bits gets them, and weights that the
+    memory does not hold in float32 are computed as they are stored.
+    """
+    from llamarium.checkpoints.open import open_model
+    from llamarium.cost import count_parameters
+    from llamarium.kernels.memory import free_bytes
+
+    name_base(args)
+    if args.quantize is not None or args.input_bits is not None or args.dequantize == "use":
+        return "auto"
+    opened = open_model(args.model or DEFAULT_MODEL, with_tokenizer=False)
+    if is_learner_folder(opened.path):
+        return "auto"
+    num_bytes = _FLOAT32_BYTES * count_parameters(opened.config).total
+    if num_bytes <= _MAX_MEMORY_SHARE * free_bytes():
+        return "float32"
+    note(
+        f"float32 would take {num_bytes / 1e9:.1f} GB, more than half of the free memory, so the model computes in its "
+        "stored type; edits and steering, which compute in float32, show slightly different numbers (--dtype float32)"
+    )
+    return "auto"
 
 
 def _show(settings: Settings, listener: socket.socket, text: str | None, way_in: "Ticket | None", **view: str) -> None:

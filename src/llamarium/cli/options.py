@@ -42,8 +42,13 @@ _MODEL_HELP = (
 )
 
 
-def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) -> None:
-    """Add what decides which model is loaded, and how; `names_adapters`: requests choose among `args.adapters`."""
+def add_model(
+    parser: argparse.ArgumentParser, *, names_adapters: bool = False, dtype_default: str | None = None
+) -> None:
+    """Add what decides which model is loaded, and how; `names_adapters`: requests choose among `args.adapters`.
+
+    With a `dtype_default`, a sentence that says what the command takes, `args.dtype` is None if it is not given.
+    """
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
     put_on = "put this LoRA adapter on the model, which is the base that it names unless -m names another"
@@ -60,7 +65,7 @@ def add_model(parser: argparse.ArgumentParser, *, names_adapters: bool = False) 
         "float32, and reads prompts in 1.7 times the time (default: 8)"
     )
     group.add_argument("--input-bits", type=int, choices=(8, 16), help=text)
-    add_loading(group)
+    add_loading(group, dtype_default)
 
 
 class _AdapterAction(argparse.Action):
@@ -100,10 +105,11 @@ def named(args: argparse.Namespace) -> str | None:
     return args.name if args.model is None else args.model
 
 
-def add_loading(group: Group) -> None:
-    """Add how a model is loaded."""
-    text = "what is computed in (default: %(default)s)"
-    group.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"), help=text)
+def add_loading(group: Group, dtype_default: str | None = None) -> None:
+    """Add how a model is loaded; `dtype_default` as for `add_model`."""
+    text = f"compute dtype (default: {dtype_default or 'auto'})"
+    default = None if dtype_default else "auto"
+    group.add_argument("--dtype", default=default, choices=("auto", "bfloat16", "float32", "float16"), help=text)
     text = "cpu, cuda, cuda:1, … (default: cuda where there is one)"
     group.add_argument("--device", default="auto", metavar="DEVICE", help=text)
     text = "quantize the Linears while loading (what is quantized already: only with --dequantize load)"

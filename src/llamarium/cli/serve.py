@@ -38,7 +38,7 @@ from llamarium.cli.options import (
 from llamarium.cli.speculation import add_speculation, check_speculation, load_draft, prompt_lookup
 from llamarium.errors import OptionError
 from llamarium.extras import optional
-from llamarium.hub.resolve import PACKAGED, PACKAGED_RUNS, packaged_run
+from llamarium.hub.resolve import PACKAGED_RUNS, packaged_run
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
 from llamarium.server.settings import Settings
 from llamarium.tokenizer.tools.forms import ToolForm
@@ -124,15 +124,13 @@ def _check_compared(args: argparse.Namespace) -> None:
 
 
 def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
-    """Return the training runs and references that are named, and the package's own after them."""
-    from llamarium.page.compare.references import References, reference_name
+    """Return the training runs that are named and the package's own after them, and the references that are named."""
+    from llamarium.page.compare.references import References
     from llamarium.page.compare.runs import Runs
 
     names = {folder.resolve().name for folder in args.checkpoints}
     runs = [*args.checkpoints, *(packaged_run(name) for name in PACKAGED_RUNS if name not in names)]
-    taken = {args.model, *map(reference_name, args.reference)}
-    packaged = (name for name in PACKAGED if name not in {*taken, *PACKAGED_RUNS})
-    return Runs(runs), References([*args.reference, *packaged])
+    return Runs(runs), References(args.reference)
 
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
@@ -235,7 +233,7 @@ def serve_page(
         extension = page(
             begin(listener),
             inspects_requests=args.inspect_requests,
-            loaded_with=loaded_with(args),
+            loaded_with=lambda: loaded_with(args),
             prepares=True,
             compared=compared(args),
             build_folder=build_folder,

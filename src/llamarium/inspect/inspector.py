@@ -262,12 +262,12 @@ class Inspector(Generic[LlamaT]):
         pair = (trace(one.runner, ids, names=comparison.NAMES) for one in (llama, against))
         return comparison.compare_passes(*pair, k=k, tokenizer=llama.optional_tokenizer)
 
-    def token_cost(self, prompt: Prompt, *, num_rounds: int = 3) -> TokenCost:
-        """Count and measure what the last token of a prompt costs, with the cache and without it.
+    def token_cost(self, prompt: Prompt) -> TokenCost:
+        """Count what the last token of a prompt costs, with the KV cache and without it.
 
-        Each way is measured `num_rounds` times, 1 to 100; errors are those of `probes.cost.token_cost`.
+        Errors are those of `probes.cost.token_cost`.
         """
-        return token_cost(self._llama.runner, self._llama.encode(prompt), num_rounds=num_rounds)
+        return token_cost(self._llama.runner, self._llama.encode(prompt))
 
     @contextmanager
     def edited(self, *edits: "Edit", experiment: "Experiment | None" = None) -> Generator[LlamaT]:

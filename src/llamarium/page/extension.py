@@ -1,7 +1,7 @@
 """The page as the server takes it."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -55,7 +55,7 @@ def page(
     way_in: Ticket | None = None,
     *,
     inspects_requests: bool = False,
-    loaded_with: Mapping[str, str | int | bool] | None = None,
+    loaded_with: Callable[[], Mapping[str, str | int | bool]] = dict,
     prepares: bool = False,
     compared: tuple[Runs, References] | None = None,
     build_folder: Path | None = None,
@@ -65,8 +65,8 @@ def page(
     Args:
         way_in: Lets a browser in that has no key yet.
         inspects_requests: The key also shows the requests of all clients.
-        loaded_with: How the model was loaded: arguments of `llamarium.load` besides its name, which a reader's own
-            program needs for the same numbers.
+        loaded_with: Returns how the model was loaded, once it is: arguments of `llamarium.load` besides its name, which
+            a reader's own program needs for the same numbers.
         prepares: The first pass that is named has its first answers computed ahead.
         compared: The training runs whose checkpoints may be looked at, and the models that are compared in fewer bits.
         build_folder: A learner's folder, whose functions may be checked from this machine.
@@ -78,7 +78,7 @@ def page(
         if inspects_requests:
             app.state.service.explainer.keep_newest()
         app.state.adapted = AdaptedModels()
-        app.state.loaded_with = dict(loaded_with or {})
+        app.state.loaded_with = loaded_with
         app.state.preparation = Preparation(app.state.passes, prepares)
         app.state.others = Others()
         app.state.runs, app.state.references = compared or (Runs(), References())

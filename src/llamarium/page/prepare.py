@@ -76,4 +76,4 @@ class Preparation:
     def _cost(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         from llamarium.inspect.probes.cost import token_cost
 
-        token_cost(engine.runner, one.ids, num_rounds=1)
+        token_cost(engine.runner, one.ids)

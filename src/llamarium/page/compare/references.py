@@ -66,6 +66,15 @@ class References:
                     vocabulary="" if tokenizer is None else name, tokenizer=tokenizer,
                 )  # fmt: skip
 
+    def of_model(self, llama: "Llama") -> tuple[str, ...]:
+        """Return the names of the references that have a model's shape and vocabulary."""
+        fitting = list[str]()
+        for name, one in self._opened.items():
+            shapes = {(c.num_hidden_layers, c.hidden_size, c.vocab_size) for c in (one.config, llama.config)}
+            if len(shapes) == 1 and self._tokenizers.of(llama, name, one) is None:
+                fitting.append(name)
+        return tuple(fitting)
+
     def check(self, name: str) -> None:
         """Refuse an unknown name."""
         if name not in self._opened:

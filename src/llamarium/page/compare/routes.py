@@ -17,7 +17,15 @@ from llamarium.page.compare import schema
 from llamarium.page.compare.others import MAX_TOKENS, Others, Side, Wanted
 from llamarium.page.compare.references import BITS, References
 from llamarium.page.compare.runs import Runs
-from llamarium.page.compare.sides import about_bits, find_side, first_pair, ids_in_bits, measured_in_bits, sides_of
+from llamarium.page.compare.sides import (
+    about_bits,
+    find_side,
+    first_pair,
+    ids_in_bits,
+    measured_in_bits,
+    sides_of,
+    stored_as,
+)
 from llamarium.page.executor import Pass
 from llamarium.page.routes.open_pass import OfPass, OpenPass
 from llamarium.page.selection import check_index
@@ -49,7 +57,7 @@ async def sides(request: Request) -> schema.SidesView:
             max_tokens=MAX_TOKENS,
             side=side,
             against=against,
-            note=about_bits(llama),
+            note=about_bits(llama, references),
             in_bits=measured_in_bits(llama, references),
         )
 
@@ -103,14 +111,17 @@ async def bits(request: Request, requested: OfPass, query: Annotated[schema.Bits
         tokenizer = reference.tokenizer or served
         wanted = Wanted(reference.read(requested.one.ids, served), NAMES)
         rows = list[schema.BitsRow]()
-        for kind in BITS:
-            if (side := sides.get(kind)) is None:
-                continue
+        measured = list[tuple[str, float | None, Side]]()
+        measured += [(kind, num_bits, sides[kind]) for kind, num_bits in BITS.items() if kind in sides]
+        types, num_bits = stored_as(known.llama)
+        if types and name in references.of_model(known.llama):  # the model that is shown, against what it was made from
+            measured.append((types, num_bits, every[0]))
+        for kind, num_bits, side in measured:
             against = kept.trace(reference, wanted, field="of")
             found = compare_passes(kept.trace(side, wanted, field="of"), against, k=1)
             rows.append(
                 schema.BitsRow(
-                    type=kind, bits=BITS[kind], kl=found.kl, same_top=found.same_top,
+                    type=kind, bits=num_bits, is_shown=side is every[0], kl=found.kl, same_top=found.same_top,
                     errors=tuple(sum(one.relative) / len(one.relative) for one in found.layers),
                     perplexity=kept.perplexity(side, tokenizer, held_out(), field="of"),
                 )

@@ -74,17 +74,19 @@ class BitsQuery(Query):
 
 
 class BitsRow(View):
-    """A reference in one type, against itself in float32.
+    """A reference in one type, or the served model, against the reference in float32.
 
     Attributes:
-        bits: Of a weight.
+        bits: Of a weight; None where a type's are unknown.
+        is_shown: Whether it is the served model as it answers.
         errors: Relative error of the stream after each layer, the mean of the tokens'.
         kl: The mean of the tokens'.
         perplexity: Of a text that is always the same; None where the model cannot read it.
     """
 
     type: str
-    bits: float
+    bits: float | None
+    is_shown: bool
     errors: tuple[float, ...]
     kl: float
     same_top: float

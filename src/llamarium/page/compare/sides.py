@@ -1,18 +1,21 @@
 """The sides that the server can build of its own model. No torch at import."""
 
 from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import OptionError, UnknownNameError
 from llamarium.extras import has_torch
 from llamarium.generation.text_engine import TextEngine
+from llamarium.hub.builtin import BUILTINS
 from llamarium.inspect.interventions import variants
 from llamarium.inspect.interventions.variants import BITS, VariantName
 from llamarium.page.compare.others import Side
 from llamarium.page.compare.references import References, side_id
 from llamarium.page.compare.runs import Runs
-from llamarium.quant.formats import METHODS
+from llamarium.quant.formats import FORMATS, METHODS
 from llamarium.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -55,15 +58,14 @@ def first_pair(llama: "Llama", references: References) -> tuple[str, str]:
     """Return the sides that are shown where none are chosen: what is looked at, and what it is measured against."""
     if not _packed_types(llama):
         return "NF4", "model"
-    if not references.names:
-        return "model", "float32"
-    name = references.names[0]
-    return side_id(name, "Q4_1"), side_id(name, "float32")
+    if names := references.of_model(llama):
+        return "model", side_id(names[0], "float32")
+    return "model", "float32"
 
 
 def measured_in_bits(llama: "Llama", references: References) -> tuple[str, ...]:
-    """Return the names of what is at hand in 16 or 32 bits; "" is the served model."""
-    return references.names if _packed_types(llama) else ("", *references.names)
+    """Return the 16- or 32-bit weights that the served model can be measured against, by name; "" is its own."""
+    return references.of_model(llama) if _packed_types(llama) else ("",)
 
 
 def ids_in_bits(name: str, references: References) -> dict[VariantName, str]:
@@ -74,14 +76,29 @@ def ids_in_bits(name: str, references: References) -> dict[VariantName, str]:
     return {kind: side_id(name, kind) for kind in BITS}
 
 
-def about_bits(llama: "Llama") -> str:
-    """Return what a comparison cannot show where only packed weights are at hand; "" where others are."""
-    if not (packed := _packed_types(llama)):
+def about_bits(llama: "Llama", references: References) -> str:
+    """Return what is missing to measure what the served model's bits cost, and the command that gives it; or ""."""
+    packed = _packed_types(llama)
+    if not packed or references.of_model(llama):
         return ""
+    of_builtin = (one for one in BUILTINS.values() if Path(llama.name).name in (one.name, one.file))
+    command = "start `llamarium inspect` with `--reference MODEL`, where MODEL is what they were quantized from"
+    if (builtin := next(of_builtin, None)) is not None:
+        command = f"start `llamarium inspect -m {builtin.name} --reference {builtin.origin}`"
     return (
-        f"This model's weights are at hand in {' and '.join(packed)} alone, which does not show what that has cost: "
-        "start with --reference and the model that they were quantized from."
+        f"The weights of this model are stored in {' and '.join(packed)}. What these bits cost can only be measured "
+        f"against the 16-bit weights that they were made from, which are not here: {command}."
     )
+
+
+def stored_as(llama: "Llama") -> tuple[str, float | None]:
+    """Return the quantized types that the model is stored in, and the mean bits of a weight, None where unknown."""
+    own = [source for source in llama.sources if not source.tied_to]
+    name = " and ".join(_packed_types(llama))
+    if not own or any(source.stored_dtype not in FORMATS for source in own):
+        return name, None
+    num_bits = sum(prod(source.shape) * FORMATS[source.stored_dtype].bits_per_weight for source in own)
+    return name, num_bits / sum(prod(source.shape) for source in own)
 
 
 def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:

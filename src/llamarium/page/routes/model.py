@@ -31,7 +31,7 @@ async def model(request: Request, query: Annotated[ModelQuery, Query()]) -> Mode
     if shape is not None:
         return await work_on(request, "shape", lambda llama, engine: view_of_shape(shape))
     loaded_with = request.app.state.loaded_with
-    return await work_on(request, "shape", lambda llama, engine: view_of_model(llama, engine, loaded_with))
+    return await work_on(request, "shape", lambda llama, engine: view_of_model(llama, engine, loaded_with()))
 
 
 @router.get("/source")

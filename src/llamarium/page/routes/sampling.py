@@ -35,8 +35,6 @@ MAX_SCORED = 128
 
 _OF_FORM = frozenset({"response_format", "tools", "tool_choice", "parallel_tool_calls"})
 
-_MEASURING_S = 0.1  # a text whose passes take longer is measured once
-
 
 @router.post("/passes/{pass_id}/sampler")
 async def sampler(request: Request, requested: OfPass, body: schema.SamplerRequest) -> SamplerSteps:
@@ -94,16 +92,14 @@ async def score(requested: OfPass, query: Annotated[schema.ScoreQuery, Query()])
 
 @router.get("/passes/{pass_id}/cost")
 async def cost(requested: OfPass) -> TokenCost:
-    """Return what the last token costs with the cache and without it: counted, and measured now."""
+    """Return the operations of the last token with the KV cache and without it."""
     one = requested.one
     if one.experiment is not None:
         message = "the pass is an experiment, which is not what answers cost; ask for it without experiment"
         raise ApiError(400, message, code="invalid_parameter", param="id")
 
     def read(_: "Llama", engine: "TextEngine") -> TokenCost:
-        return token_cost(
-            engine.runner, one.ids, within_s=_MEASURING_S, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype
-        )
+        return token_cost(engine.runner, one.ids, adapter=one.adapter_idx, kv_cache_dtype=engine.kv_cache_dtype)
 
     return await work_on(requested.request, "id", read)
 

@@ -57,6 +57,7 @@ class ModelView(View):
 
     Attributes:
         runner: Display name of the backend; None for a shape.
+        input_bits: Of the inputs of packed weights; None where inputs are not rounded.
         context: Tokens that it was made for.
         window: How many tokens each sees, the last one itself; None where it sees all before it.
         tied: Whether the head's weight is the embedding table.
@@ -70,6 +71,7 @@ class ModelView(View):
     name: str
     runner: str | None
     dtype: str | None
+    input_bits: int | None
     shape: Sizes
     context: int
     window: int | None
