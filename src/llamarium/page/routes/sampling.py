@@ -61,7 +61,7 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
     else:  # as the answer was made, token by token
         parts, kept_in = (one.ids[: answer.start], one.ids[answer.start : answer.stop]), engine.kv_cache_dtype
         logits_V = next_logits(runner, *parts, adapter=one.adapter_idx, kv_cache_dtype=kept_in)
-    return explain_choice(row, logits_V, runner.device, min(k, llama.config.vocab_size), llama.tokenizer)
+    return explain_choice(row, logits_V, min(k, llama.config.vocab_size), llama.tokenizer)
 
 
 @router.get("/passes/{pass_id}/score")
