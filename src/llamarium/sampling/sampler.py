@@ -71,9 +71,8 @@ class Sampler:
         if row.params.logprobs is None:
             return Chosen(token_id)
         reported = self.logprobs(logits_V, token_id, row.params.logprobs)
-        return (
-            reported if reported.token_id == token_id else Chosen(token_id)
-        )  # a processor's, of logits that are not finite
+        # Logits that are not finite may have a token, if a processor put others in their place; it has no log P.
+        return reported if reported.token_id == token_id else Chosen(token_id)
 
 
 def _choose(rows: Sequence[SamplingRow], logits_BV: Floats, processed: Mapping[int, Floats]) -> list[int]:
