@@ -474,7 +474,7 @@ def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
             {"reward": "exact"},
             r"prompts.jsonl:1: .* the reward exact reads 'answer'",
         ),
-        ('{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaa"}\n{"prompt": "b"}', {}, "1 of 2 prompts leave no room .*:1, has"),
+        ('{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaa"}\n{"prompt": "b"}', {}, "1 of 2 prompts leaves no room .*:1, has"),
         (
             '{"prompt": "a"}',
             {"validation": 0.5},

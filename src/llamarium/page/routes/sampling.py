@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from llamarium.errors import GrammarError
+from llamarium.errors import GrammarError, counted
 from llamarium.inspect.probes.cost import TokenCost, token_cost
 from llamarium.inspect.probes.sampling import SamplerSteps, explain_choice, next_logits
 from llamarium.inspect.score import scored_tokens
@@ -73,7 +73,7 @@ async def score(requested: OfPass, query: Annotated[schema.ScoreQuery, Query()])
         raise ApiError(400, message, code="invalid_parameter", param="id")
     check_index("start", start, len(ids))
     if len(ids) - start > MAX_SCORED:
-        message = f"start is {start} of {len(ids)} tokens; at most the last {MAX_SCORED} are scored at once"
+        message = f"start is {start} of {counted(len(ids), 'token')}; at most the last {MAX_SCORED} are scored at once"
         raise ApiError(400, message, code="invalid_parameter", param="start")
 
     def read(known: OpenPass) -> schema.ScoreView:
