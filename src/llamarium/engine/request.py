@@ -150,9 +150,9 @@ def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the pr
     The prompt has `num_prompt` tokens, `wanted` more are asked for (None is any number), and `most` fit in all.
     """
     asks = "" if wanted is None else f" and asks for {wanted} more, {num_prompt + wanted} together"
+    has = counted(num_prompt, "token").replace(",", "")  # clients read the numbers, as in OpenAI's errors
     return ContextLengthError(
-        f"{name} is too long: it has {counted(num_prompt, 'token')}{asks}; this model's maximum context "
-        f"length is {most} tokens, "
+        f"{name} is too long: it has {has}{asks}; this model's maximum context length is {most} tokens, "
         "prompt and answer together: shorten the prompt, or ask for fewer tokens"
     )
 

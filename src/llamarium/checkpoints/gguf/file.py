@@ -297,7 +297,9 @@ class _Reader:
             end = _align(tensor.offset + tensor.num_bytes, alignment)
         self.where = "the end"
         if self.size > end:
-            raise self.fault(f"{self.size - end} bytes follow the last tensor, which ends at {end}")
+            raise self.fault(
+                f"{counted(self.size - end, 'byte follows', 'bytes follow')} the last tensor, which ends at {end}"
+            )
 
 
 _TYPE_AND_OFFSET = struct.Struct("<IQ")

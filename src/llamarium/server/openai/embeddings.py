@@ -12,7 +12,7 @@ from pydantic import Field
 
 from llamarium.engine.pooling import Pooling
 from llamarium.engine.request import check_prompt
-from llamarium.errors import ContextLengthError, counted
+from llamarium.errors import ContextLengthError
 from llamarium.generation.embedding import Embedding
 from llamarium.server.answering import recording, side_by_side, with_tokenizer
 from llamarium.server.errors import ApiError
@@ -76,8 +76,7 @@ async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
             ids = encode_prompt(tokenizer, prompt, most)
             if len(ids) > most:
                 raise ContextLengthError(
-                    f"{path} is too long: it has {counted(len(ids), 'token')}; this model's maximum "
-                    f"context length is {most} "
+                    f"{path} is too long: it has {len(ids)} tokens; this model's maximum context length is {most} "
                     "tokens: use a shorter text"
                 )
             check_prompt(model.config, ids, path, room=0)
