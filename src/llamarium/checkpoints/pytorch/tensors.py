@@ -116,7 +116,8 @@ def _tensor(archive: Archive, file: TensorFile, name: str, view: TensorView) -> 
     if storage.num_items * items.itemsize > record.num_bytes:
         raise fault(
             archive.path,
-            f"{where} is in a storage of {counted(storage.num_items, 'item')} of {items.itemsize} bytes, and its record has "
+            f"{where} is in a storage of {counted(storage.num_items, 'item')} of {items.itemsize} "
+            "bytes, and its record has "
             f"{counted(record.num_bytes, 'byte')}",
         )
 
