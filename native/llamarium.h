@@ -23,7 +23,7 @@ enum {
     LM_Q5_0 = 9, LM_F16 = 10, LM_IQ4_XS = 11
 };
 enum { LM_FLOAT32 = 0, LM_BFLOAT16 = 1, LM_INT8 = 2, LM_FLOAT16 = 3, LM_INT4 = 4 }; /* no cache and no norm is LM_FLOAT16 */
-enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3, LM_NO_TILES = 4 };
+enum { LM_OK = 0, LM_NO_MEMORY = 1, LM_NO_SUCH_ROW = 2, LM_BAD_BATCH = 3, LM_NO_TILES = 4, LM_UNREADABLE = 5 };
 
 typedef struct {
     int32_t kind;
@@ -236,6 +236,26 @@ LM_EXPORT int lm_clip(float *const *grads, const int64_t *counts, int32_t num_gr
 /* Put a matrix of GGUF's blocks, (rows, cols / 32 or 256 of them), into tiles of the same type. Nothing is lost. */
 LM_EXPORT void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles);
 
+/* A matrix of GGUF's blocks in a file, and where its tiles go. */
+typedef struct {
+    int32_t kind, rows, cols;
+    int32_t head_rows; /* 0, or of each head of so many rows i and i + head_rows / 2 are the file's rows 2i and 2i + 1; it divides `rows` */
+    int32_t file;      /* open for reading, its place in it not used */
+    int64_t offset;
+    uint8_t *tiles;
+    int64_t *num_nonfinite; /* what is counted here: weights whose scale or minimum is NaN or infinite; 0 before */
+} lm_file_matrix;
+
+typedef struct {
+    int64_t next;      /* the piece that is packed next; whoever sets it to 2^62 ends the calls */
+    int64_t num_bytes; /* read so far */
+} lm_packing;
+
+/* Put matrices into tiles, in this thread and in all that call this with the same `state`, which was 0; it returns when no piece is left to
+ * begin, so when all calls have returned, all is there. LM_UNREADABLE: a file ended early, or cannot be read; then, and without memory, the
+ * calls of other threads go on. */
+LM_EXPORT int lm_pack_files(const lm_file_matrix *all, int32_t count, lm_packing *state);
+
 /* Find GGUF's blocks for weights: x has `num_blocks` times 32 or 256 of them, row after row. LM_NO_TILES for kinds that are not
  * written: BF16, F16 and F32. The bytes depend neither on the processor nor on the number of threads. */
 LM_EXPORT int lm_encode(int32_t kind, int64_t num_blocks, const float *x, uint8_t *blocks);
@@ -285,7 +305,7 @@ LM_EXPORT int64_t lm_read_ns(const void *data, int64_t num_bytes);
 LM_EXPORT int64_t lm_busy_ns(void);
 
 /* Which interface this is; it changes with every struct and function here. */
-#define LM_INTERFACE 26
+#define LM_INTERFACE 27
 LM_EXPORT int32_t lm_interface(void);
 
 /* The kernels in use: "amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod" or "portable". */

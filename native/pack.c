@@ -1,4 +1,9 @@
-/* GGUF's blocks put into tiles, row by row; in the last tiles the rows past the matrix's last one stay zero. */
+/* GGUF's blocks put into tiles, row by row; in the last tiles the rows past the matrix's last one stay zero.
+ *
+ * They come from memory, or from a file: then each thread reads a piece into memory that stays in its cache, so that weights are in memory
+ * once, as tiles. */
+#include <errno.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -6,13 +11,7 @@
 #include "pool.h"
 
 #define PANELS_OF_A_PIECE 8
-
-typedef struct {
-    int kind, rows, cols;
-    const uint8_t *blocks;
-    uint8_t *tiles;
-    atomic_int next;
-} packing;
+#define BYTES_AT_ONCE (256 * 1024) /* of a file: they stay in the second cache until they lie in tiles */
 
 /* A block with a byte for each of its codes and small integers. */
 typedef struct {
@@ -156,23 +155,50 @@ static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
     put_block(&plain, kind, r, tile);
 }
 
-/* --- all --------------------------------------------------------------------------------------------------------- */
+/* --- panels ------------------------------------------------------------------------------------------------------ */
+
+static int panels_of(int rows) { return (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
+
+static size_t row_bytes(int kind, int cols) { /* a tile has no byte more than its blocks */
+    return (size_t)(cols / tile_cols(kind)) * tile_bytes(kind) / LM_TILE_ROWS;
+}
+
+/* Where a panel's tiles are. */
+static uint8_t *tiles_at(uint8_t *tiles, int kind, int cols, int panel) {
+    return tiles + (size_t)panel * LM_TILE_ROWS * row_bytes(kind, cols);
+}
+
+/* Up to 16 rows of blocks, wherever they lie. */
+static void pack_panel(const uint8_t *const *rows, int num_rows, int kind, int num_tiles, uint8_t *tiles) {
+    const size_t size = tile_bytes(kind), block = size / LM_TILE_ROWS;
+    for (int t = 0; t < num_tiles; t++, tiles += size) {
+        memset(tiles, 0, size);
+        for (int r = 0; r < num_rows; r++) pack_block(rows[r] + t * block, kind, r, tiles);
+    }
+}
+
+/* --- from memory ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int kind, rows, cols;
+    const uint8_t *blocks;
+    uint8_t *tiles;
+    atomic_int next;
+} packing;
 
 static void pack_panels(void *context, lm_team team) {
     (void)team;
     packing *p = context;
-    const int num_tiles = p->cols / tile_cols(p->kind), panels = (p->rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS;
-    const size_t size = tile_bytes(p->kind), block = size / LM_TILE_ROWS; /* a tile has no byte more than its blocks */
+    const size_t stride = row_bytes(p->kind, p->cols);
+    const int panels = panels_of(p->rows);
     for (int first; (first = lm_next(&p->next) * PANELS_OF_A_PIECE) < panels;)
-        for (int panel = first; panel < panels && panel < first + PANELS_OF_A_PIECE; panel++)
-            for (int t = 0; t < num_tiles; t++) {
-                uint8_t *tile = p->tiles + ((size_t)panel * num_tiles + t) * size;
-                memset(tile, 0, size);
-                for (int r = 0; r < LM_TILE_ROWS && panel * LM_TILE_ROWS + r < p->rows; r++) {
-                    const uint8_t *from = p->blocks + ((size_t)(panel * LM_TILE_ROWS + r) * num_tiles + t) * block;
-                    pack_block(from, p->kind, r, tile);
-                }
-            }
+        for (int panel = first; panel < panels && panel < first + PANELS_OF_A_PIECE; panel++) {
+            const uint8_t *rows[LM_TILE_ROWS];
+            int count = 0;
+            for (; count < LM_TILE_ROWS && panel * LM_TILE_ROWS + count < p->rows; count++)
+                rows[count] = p->blocks + (size_t)(panel * LM_TILE_ROWS + count) * stride;
+            pack_panel(rows, count, p->kind, p->cols / tile_cols(p->kind), tiles_at(p->tiles, p->kind, p->cols, panel));
+        }
 }
 
 /* Ask for pages of 2 MB, where the system has them: fewer faults while tiles are written, fewer TLB misses when they are read. */
@@ -188,10 +214,109 @@ static void use_huge_pages(uint8_t *memory, size_t bytes) {
 
 void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, uint8_t *tiles) {
     packing p = {.kind = kind, .rows = rows, .cols = cols, .blocks = blocks, .tiles = tiles};
-    use_huge_pages(tiles, (size_t)((rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS) * (cols / tile_cols(kind)) * tile_bytes(kind));
+    use_huge_pages(tiles, panels_of(rows) * LM_TILE_ROWS * row_bytes(kind, cols));
     lm_enter();
     lm_parallel(pack_panels, &p);
     lm_leave();
+}
+
+/* --- from files -------------------------------------------------------------------------------------------------- */
+
+/* A thread's place among the matrices of a call, and what it reads into. */
+typedef struct {
+    const lm_file_matrix *all;
+    int count, at;   /* the matrix that the last piece was of */
+    int64_t first;   /* its first piece */
+    uint8_t *memory; /* grows to the largest piece */
+    size_t capacity;
+} file_reader;
+
+static int panels_at_once(const lm_file_matrix *w) {
+    const size_t bytes = LM_TILE_ROWS * row_bytes(w->kind, w->cols);
+    return bytes > BYTES_AT_ONCE ? 1 : (int)(BYTES_AT_ONCE / bytes);
+}
+
+/* Where a row lies in a file that has the two features of a pair of RoPE beside each other: i and half a head more are 2i and 2i + 1. */
+static int stored_row(const lm_file_matrix *w, int row) {
+    if (w->head_rows == 0) return row;
+    const int half = w->head_rows / 2, i = row % w->head_rows, begin = row - i;
+    return begin + (i < half ? 2 * i : 2 * (i - half) + 1);
+}
+
+static int read_all(int file, uint8_t *to, size_t bytes, int64_t offset) {
+    while (bytes > 0) {
+        const ssize_t got = pread(file, to, bytes, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return LM_UNREADABLE;
+        to += got, bytes -= (size_t)got, offset += got;
+    }
+    return LM_OK;
+}
+
+/* Weights whose scale or minimum is NaN or infinite. */
+static int64_t nonfinite_weights(const uint8_t *tiles, int kind, int num_tiles) {
+    const tile_format *f = &FORMATS[kind];
+    int64_t blocks = 0;
+    for (int t = 0; t < num_tiles; t++, tiles += f->tile_bytes) {
+        uint16_t d[LM_TILE_ROWS], m[LM_TILE_ROWS] = {0};
+        memcpy(d, tiles + f->d_at, sizeof d);
+        if (f->has_minimum) memcpy(m, tiles + f->m_at, sizeof m);
+        for (int r = 0; r < LM_TILE_ROWS; r++) blocks += (d[r] & 0x7c00) == 0x7c00 || (m[r] & 0x7c00) == 0x7c00;
+    }
+    return blocks * f->cols;
+}
+
+/* Read whole heads around some panels, and pack these. */
+static int pack_piece(file_reader *reader, int first_panel, _Atomic int64_t *num_bytes) {
+    const lm_file_matrix *w = &reader->all[reader->at];
+    const int num_tiles = w->cols / tile_cols(w->kind), unit = w->head_rows ? w->head_rows : 1;
+    const size_t stride = row_bytes(w->kind, w->cols);
+    const int first = first_panel * LM_TILE_ROWS, wanted = first + panels_at_once(w) * LM_TILE_ROWS;
+    const int end = wanted < w->rows ? wanted : w->rows, from = first / unit * unit, to = (end + unit - 1) / unit * unit;
+    const size_t bytes = (size_t)(to - from) * stride;
+    if (bytes > reader->capacity) {
+        free(reader->memory);
+        reader->memory = malloc(bytes);
+        reader->capacity = reader->memory == NULL ? 0 : bytes;
+        if (reader->memory == NULL) return LM_NO_MEMORY;
+    }
+    const int code = read_all(w->file, reader->memory, bytes, w->offset + (int64_t)from * (int64_t)stride);
+    if (code != LM_OK) return code;
+
+    int64_t bad = 0;
+    for (int row = first; row < end; row += LM_TILE_ROWS) {
+        const uint8_t *rows[LM_TILE_ROWS];
+        uint8_t *tiles = tiles_at(w->tiles, w->kind, w->cols, row / LM_TILE_ROWS);
+        int count = 0;
+        for (; count < LM_TILE_ROWS && row + count < end; count++)
+            rows[count] = reader->memory + (size_t)(stored_row(w, row + count) - from) * stride;
+        pack_panel(rows, count, w->kind, num_tiles, tiles);
+        bad += nonfinite_weights(tiles, w->kind, num_tiles);
+    }
+    if (bad) atomic_fetch_add((_Atomic int64_t *)w->num_nonfinite, bad);
+    atomic_fetch_add(num_bytes, (int64_t)(end - first) * (int64_t)stride);
+    return LM_OK;
+}
+
+/* The first panel of a piece, of the matrix that the reader moves on to; -1 after the last. */
+static int panel_of_piece(file_reader *reader, int64_t piece) {
+    for (; reader->at < reader->count; reader->at++) {
+        const lm_file_matrix *w = &reader->all[reader->at];
+        const int step = panels_at_once(w), pieces = (panels_of(w->rows) + step - 1) / step;
+        if (piece < reader->first + pieces) return (int)(piece - reader->first) * step;
+        reader->first += pieces;
+    }
+    return -1;
+}
+
+int lm_pack_files(const lm_file_matrix *all, int32_t count, lm_packing *state) {
+    _Atomic int64_t *next = (_Atomic int64_t *)&state->next, *num_bytes = (_Atomic int64_t *)&state->num_bytes;
+    file_reader reader = {.all = all, .count = count};
+    int code = LM_OK, panel;
+    while (code == LM_OK && (panel = panel_of_piece(&reader, atomic_fetch_add(next, 1))) >= 0)
+        code = pack_piece(&reader, panel, num_bytes);
+    free(reader.memory);
+    return code;
 }
 
 int lm_tile_of(int32_t kind, lm_tile *tile) {

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
@@ -10,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.adapters.files import read_adapter
-from llamarium.adapters.load import with_adapter, with_tokenizer_of
+from llamarium.adapters.load import read_chosen_tokenizer, with_adapter
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
+from llamarium.checkpoints.beside import Beside
 from llamarium.checkpoints.choose_runner import load_weights
+from llamarium.checkpoints.open import open_model
 from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource, check_loading
 from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Pooling
@@ -37,7 +38,6 @@ from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
-from llamarium.tokenizer.chat.choose import with_template
 
 if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
@@ -118,21 +118,25 @@ def _load(
     chat_template: str | Path | None,
     progress: Callable[[int, int], None] | None,
 ) -> "Llama":
-    from llamarium.checkpoints.open import open_model
-
     if adapter is not None and not isinstance(adapter, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"adapter is {show_value(adapter)}; expected the folder of a LoRA adapter")
-    opened = open_model(base_model(model, adapter, {}) or DEFAULT_MODEL)
+    opened = open_model(base_model(model, adapter, {}) or DEFAULT_MODEL, with_tokenizer=False)
     saved = None if adapter is None else read_adapter(Path(adapter), opened.checkpoint.config)
-    if saved is not None:
-        opened = with_tokenizer_of(opened, saved.folder)
-    if chat_template is not None:
-        opened = replace(opened, optional_tokenizer=with_template(opened.tokenizer, chat_template))
     with warnings.catch_warnings():  # of what it warns, `Llama` does
         warnings.simplefilter("ignore")
         source = f"{escape(opened.path)}/generation_config.json"  # refused before the weights are read:
         SamplingParams.from_generation_config(opened.generation_config, source=source)
-    loaded, sources = load_weights(opened.checkpoint, options, progress)
+    with Beside(lambda: read_chosen_tokenizer(opened, saved, chat_template)) as reading:
+        if saved is not None or chat_template is not None:
+            reading.wait()  # what the caller chose is refused before the weights are read
+
+        def tell(done: int, total: int) -> None:
+            reading.check()  # a tokenizer that does not fit ends a long load
+            if progress is not None:
+                progress(done, total)
+
+        loaded, sources = load_weights(opened.checkpoint, options, tell)
+        opened = reading.result()
     loaded = loaded if saved is None else with_adapter(loaded, saved)
     tokenizer, recommended = opened.optional_tokenizer, opened.generation_config
     return Llama(opened.name, loaded, tokenizer, sources, recommended, opened.why_no_tokenizer)

@@ -37,7 +37,11 @@ Control characters from files are shown escaped (`escape`), so that no message c
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class LlamariumError(Exception):
@@ -232,8 +236,24 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise OptionError(f"{name} is {show_value(value)}; expected {', '.join(map(str, choices))}")
 
 
+_collected: ContextVar[list[str] | None] = ContextVar("collected", default=None)
+
+
+def collect_warnings(work: Callable[[], T]) -> tuple[T, list[str]]:
+    """Do some work; return its result, and the messages of which `warn_caller` would have warned in this thread."""
+    messages = list[str]()
+    token = _collected.set(messages)
+    try:
+        return work(), messages
+    finally:
+        _collected.reset(token)
+
+
 def warn_caller(message: str) -> None:
     """Issue a `UserWarning` that points to the line outside of this package that led here."""
+    if (messages := _collected.get()) is not None:
+        messages.append(message)
+        return
     depth, frame = 1, sys._getframe(1)  # pyright: ignore[reportPrivateUsage] - `skip_file_prefixes` is Python 3.12's
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "llamarium":
         depth, frame = depth + 1, frame.f_back

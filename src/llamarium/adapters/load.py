@@ -8,7 +8,7 @@ from typing import Any
 from llamarium.adapters.base_check import WeightBase, check_base
 from llamarium.adapters.files import SavedAdapter, read_adapter
 from llamarium.adapters.replacement import replacement_of
-from llamarium.checkpoints.open import OpenedModel
+from llamarium.checkpoints.open import OpenedModel, read_tokenizer
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.checkpoints.weights import float_weights, replaced_in_c
 from llamarium.config import ModelConfig
@@ -17,6 +17,7 @@ from llamarium.runtime.adapter import Adapter
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.native.weights import Weight
 from llamarium.tokenizer.base import Tokenizer
+from llamarium.tokenizer.chat.choose import with_template
 
 
 def with_adapter(loaded: LoadedModel, saved: SavedAdapter) -> LoadedModel:
@@ -93,7 +94,22 @@ def tokenizer_beside(folder: Path, config: ModelConfig) -> Tokenizer | None:
     return tokenizer
 
 
-def with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
+def read_chosen_tokenizer(
+    opened: OpenedModel, saved: SavedAdapter | None, chat_template: str | Path | None
+) -> OpenedModel:
+    """Return a model that was opened without its tokenizer, with it or its adapter's, and with the chat template.
+
+    Errors as `read_tokenizer`, `tokenizer_beside` and `with_template`.
+    """
+    opened = read_tokenizer(opened)
+    if saved is not None:
+        opened = _with_tokenizer_of(opened, saved.folder)
+    if chat_template is None:
+        return opened
+    return replace(opened, optional_tokenizer=with_template(opened.tokenizer, chat_template))
+
+
+def _with_tokenizer_of(opened: OpenedModel, folder: Path) -> OpenedModel:
     """Use the tokenizer of an adapter's folder, if any, and its end-of-turn ids; errors as `tokenizer_beside`."""
     config, tokenizer = opened.checkpoint.config, tokenizer_beside(folder, opened.checkpoint.config)
     if tokenizer is None:

@@ -71,21 +71,30 @@ def open_model(name: str | Path, *, with_tokenizer: bool = True) -> OpenedModel:
     """
     path = resolve(name)
     if is_learner_folder(path):
-        return _open_learner(str(name), path, with_tokenizer=with_tokenizer)
-    checkpoint = open_checkpoint(path)
-    tokenizer, why_none = (
-        _find_tokenizer(name, path, checkpoint) if with_tokenizer else (None, "it was opened without its tokenizer")
-    )
-    generation_config = checkpoint.generation_config or recommended(path)
-    return OpenedModel(str(name), path, checkpoint, generation_config, tokenizer, why_none)
+        opened = _open_learner(str(name), path)
+    else:
+        checkpoint = open_checkpoint(path)
+        generation_config = checkpoint.generation_config or recommended(path)
+        why_none = "it was opened without its tokenizer"
+        opened = OpenedModel(str(name), path, checkpoint, generation_config, None, why_none)
+    return read_tokenizer(opened) if with_tokenizer else opened
 
 
-def _open_learner(name: str, path: Path, *, with_tokenizer: bool) -> OpenedModel:
+def read_tokenizer(opened: OpenedModel) -> OpenedModel:
+    """Return a model that was opened without its tokenizer, with it; errors as `open_model`."""
+    name, path, checkpoint = opened.name, opened.path, opened.checkpoint
+    if isinstance(checkpoint, LearnerCheckpoint):
+        name, path, checkpoint = checkpoint.model, resolve(checkpoint.model), checkpoint.base
+    tokenizer, why_none = _find_tokenizer(name, path, checkpoint)
+    return replace(opened, optional_tokenizer=tokenizer, why_no_tokenizer=why_none)
+
+
+def _open_learner(name: str, path: Path) -> OpenedModel:
     """Open a folder of `llamarium build` with the model whose weights and tokenizer it uses."""
     model = model_of_course(path)
     if is_learner_folder(resolve(model)):
         raise CheckpointError(f"{escape(path)}: its course names {escape(model)}, which has no weights of its own")
-    base = open_model(model, with_tokenizer=with_tokenizer)
+    base = open_model(model, with_tokenizer=False)
     return replace(base, name=name, path=path, checkpoint=LearnerCheckpoint(path, model, base.checkpoint))
 
 

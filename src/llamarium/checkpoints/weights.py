@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEntry, expected_shapes
 from llamarium.checkpoints.forms import Form, LoadingPlan, loading_plan
+from llamarium.checkpoints.gguf.packing import FilePacking
+from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.checkpoints.values import as_floats, parts_of, pieces, values
@@ -47,31 +49,46 @@ def native_weights(
     plan = loading_plan(checkpoint, options)
     if not plan.runs_in_c:
         return None
-    return {weight.key: weight for weight in read_weights(checkpoint, plan, options, progress)}
+    if not isinstance(checkpoint, GGUFCheckpoint):
+        return {weight.key: weight for weight in read_weights(checkpoint, plan, options, progress)}
+    tiles = (key for key, form in plan.forms.items() if form == (checkpoint.entries[key].dtype, "tiles", False))
+    with FilePacking(checkpoint, tiles) as packing:
+        return {weight.key: weight for weight in read_weights(checkpoint, plan, options, progress, packing)}
 
 
 def read_weights(
-    checkpoint: Checkpoint, plan: LoadingPlan, options: LoadOptions, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    plan: LoadingPlan,
+    options: LoadOptions,
+    progress: Progress | None = None,
+    packing: FilePacking | None = None,
 ) -> Iterator[Weight]:
     """Yield a checkpoint's weights as planned, in the order of its entries; a tied head is not among them.
 
-    After the last one, a UserWarning tells of each weight that is NaN or infinite somewhere; with `options.strict`
-    it is a CheckpointError.
+    After the last one, those of `packing` have their tiles, and a UserWarning tells of each weight that is NaN or
+    infinite somewhere; with `options.strict` it is a CheckpointError.
     """
     done, total = 0, sum(entry.num_bytes for entry in checkpoint.entries.values())
+    tell = progress or _tell_nobody
+    packed = {} if packing is None else packing.weights
     counts = dict[str, Future[int]]()
     with ThreadPoolExecutor(num_threads()) as pool:
         reader = _Reader(checkpoint, pool)
         for key, entry in checkpoint.entries.items():
+            if key in packed:
+                yield packed[key]
+                continue
             weight = reader.weight(entry, plan.forms[key])
             counts[key] = pool.submit(_count_nonfinite, weight)  # takes longer than opening the file
             done += entry.num_bytes
-            if progress is not None:
-                progress(done, total)
+            tell(done, total)
             yield weight
             del weight  # which may have moved to another device
+        if packing is not None:
+            packing.wait(lambda num_bytes: tell(done + num_bytes, total))
+            reader.num_bad |= {key: packing.num_nonfinite(key) for key in packed}
         for key, entry in checkpoint.entries.items():
-            if num_bad := reader.num_bad.get(key) or counts[key].result():
+            if num_bad := reader.num_bad.get(key) or (key in counts and counts[key].result()):
                 _report_nonfinite(entry, num_bad, strict=options.strict)
 
 
@@ -108,6 +125,10 @@ def float_weights(values: Mapping[str, NDArray[np.float32]], type_name: str = "F
         for key, array in values.items()
     }
     return {key: Weight(key, type_name, array.shape, np.ascontiguousarray(array)) for key, array in held.items()}
+
+
+def _tell_nobody(_done: int, _total: int) -> None:
+    """Is the progress that nobody asked for."""
 
 
 class _Reader:

@@ -4,7 +4,6 @@ Callers put commands into a queue; between two steps the engine's thread takes t
 caller's own function is called there, so it must be quick and must not raise.
 """
 
-import asyncio
 import queue
 import threading
 import time
@@ -12,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import EngineSequence, Request, TokenEvent
@@ -20,13 +19,16 @@ from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, Me
 from llamarium.kernels.threads import allowed_cpus, num_threads
 from llamarium.kernels.turns import Turns
 
+if TYPE_CHECKING:
+    import asyncio
+
 MOST_WAIT_S = 0.003  # for event loops after a mixed step: docs/decisions/0045-attention-of-several-rows.md
 
 
 class Reader(NamedTuple):
     """What waits for an answer in an event loop, and what is called there when something has come."""
 
-    loop: asyncio.AbstractEventLoop
+    loop: "asyncio.AbstractEventLoop"
     wake: Callable[[], object]
 
 
@@ -189,7 +191,7 @@ class EngineThread:
         the kernels leave no CPU free: later they would get one only at a tick of the system, 4 ms apart.
         """
         unread, passed_on, num_woken = list[int](), threading.Semaphore(0), 0
-        by_loop = defaultdict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]](dict)
+        by_loop: dict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]] = defaultdict(dict)
         for number, reader in readers.items():
             if reader is not None:
                 by_loop[reader.loop][number] = reader.wake
@@ -243,7 +245,7 @@ class EngineThread:
 
 
 def _call_all(
-    calls: Iterable[Callable[[], object]], loop: asyncio.AbstractEventLoop, done: Callable[[], object]
+    calls: Iterable[Callable[[], object]], loop: "asyncio.AbstractEventLoop", done: Callable[[], object]
 ) -> None:
     for call in calls:
         call()

@@ -1,6 +1,5 @@
 """The answers to one prompt of a running engine, for one reader in a thread or in an event loop. Never torch."""
 
-import asyncio
 import math
 import queue
 import time
@@ -8,13 +7,16 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llamarium.engine.prefix import Key
 from llamarium.engine.request import Request, TokenEvent
 from llamarium.engine.thread import EngineThread, Reader
 from llamarium.errors import InputError, RequestTimeoutError, SlowReaderError
 from llamarium.generation.completion import Generation, Piece, RowText
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Answers:
@@ -179,7 +181,9 @@ class Answers:
             self._waiter.set_result(None)
 
     async def _arrival(self) -> Sequence[TokenEvent] | Exception:
-        self._loop = loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop  # asyncio takes longer to import than a small answer to begin
+
+        self._loop = loop = get_running_loop()
         while self._inbox.empty():
             self._waiter = loop.create_future()
             await self._waiter

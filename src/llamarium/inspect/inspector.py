@@ -7,11 +7,12 @@ call the functions behind them.
 import copy
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Generic, TypeVar, Unpack, get_args
 
 from llamarium.errors import InputError, SamplingError, check_choice, show_value
 from llamarium.extras import has_torch, need_torch
-from llamarium.generation.text_model import TextModel, compiled
+from llamarium.generation.text_model import compiled
+from llamarium.inspect.inspected import Inspected, Prompt
 from llamarium.inspect.interventions.variants import VariantName, variant_in_c, variant_of
 from llamarium.inspect.lens import STREAMS, Half, Lens, lens
 from llamarium.inspect.measures import after_error, comparison, probe_tasks
@@ -25,7 +26,6 @@ from llamarium.inspect.trace import Trace, trace
 from llamarium.keywords import shows_options
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.sampling.params import GenerationOptions, SamplingParams
-from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.compare import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -36,20 +36,8 @@ if TYPE_CHECKING:
     from llamarium.inspect.probes.learning import Lesson, Optimizer
     from llamarium.model import LlamaForCausalLM
 
-Prompt = str | Sequence[int]
 Word = str | int
 """A token: its id, or a word that is a single token, looked up with a space before it first."""
-
-
-class Inspected(TextModel, Protocol):
-    """The part of a `Llama` that its inspector uses."""
-
-    loaded: LoadedModel
-
-    @property
-    def model(self) -> "LlamaForCausalLM": ...  # noqa: D102
-    @property
-    def optional_tokenizer(self) -> Tokenizer | None: ...  # noqa: D102
 
 
 LlamaT = TypeVar("LlamaT", bound=Inspected)

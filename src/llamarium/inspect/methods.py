@@ -4,11 +4,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from llamarium.errors import InputError, show_value
-from llamarium.inspect.inspector import Inspected, Inspector, Prompt
+from llamarium.inspect.inspected import Inspected, Prompt
 from llamarium.keywords import shows_options
 from llamarium.runtime.runner import CacheDtype
 
 if TYPE_CHECKING:
+    from llamarium.inspect.inspector import Inspector
     from llamarium.inspect.measures.divergence import Divergence
     from llamarium.inspect.measures.perplexity import Perplexity
     from llamarium.inspect.neighbors import Neighbors, Word
@@ -181,4 +182,6 @@ class Measured(Inspected):
         >>> len(llama.inspect.lens("To be", k=1).layers)  # after attention and after the MLP of each of six
         12
         """
+        from llamarium.inspect.inspector import Inspector
+
         return Inspector(self)

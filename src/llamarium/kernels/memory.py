@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from llamarium.errors import MemoryBudgetError
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python names MAP_NORESERVE in later versions only
 
 
-def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+def reserve(shape: tuple[int, ...], dtype: DTypeLike, *, huge_pages: bool = False) -> NDArray[Any]:
     """Return an array of zeros whose pages are taken as they are written: a long context costs what is used of it.
 
-    MemoryError if there is no room for it in the address space.
+    With `huge_pages` they have 2 MB where Linux grants that, for what is written whole. MemoryError if there is no room
+    for the array in the address space.
     """
     kind = np.dtype(dtype)
     count = math.prod(shape)
@@ -31,6 +33,9 @@ def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         memory = mmap.mmap(-1, count * kind.itemsize, flags=flags)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(str(error)) from None
+    if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # advice, which a system may not know
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, kind).reshape(shape)
 
 

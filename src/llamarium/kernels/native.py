@@ -25,7 +25,7 @@ from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_va
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
-INTERFACE = 26
+INTERFACE = 27
 """`LM_INTERFACE` of the header that this file was written for."""
 
 VARIABLE = "LLAMARIUM_KERNELS"
@@ -37,7 +37,7 @@ INPUT_BITS: InputBits = 8
 """Default."""
 
 _OFF = "torch"
-_NO_SUCH_ROW, _BAD_BATCH = 2, 3
+_NO_SUCH_ROW, _BAD_BATCH, _UNREADABLE = 2, 3, 5
 _FILE = Path(__file__).with_name("_native.so")
 
 
@@ -194,6 +194,24 @@ class CChoice(Structure):
     )  # fmt: skip
 
 
+class CFileMatrix(Structure):
+    """`lm_file_matrix`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "rows", "cols", "head_rows", "file")),
+        ("offset", c_int64), ("tiles", c_void_p), ("num_nonfinite", POINTER(c_int64)),
+    )  # fmt: skip
+
+
+FileMatrices = ctypes.Array[CFileMatrix]
+
+
+class CPacking(Structure):
+    """`lm_packing`."""
+
+    _fields_ = (("next", c_int64), ("num_bytes", c_int64))
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the library, None for PyTorch's; OptionError if `LLAMARIUM_KERNELS` names none, or none that runs here."""
@@ -243,6 +261,7 @@ def _open() -> ctypes.CDLL | None:
     found.lm_clip.argtypes = [c_void_p, c_void_p, c_int32, c_double, POINTER(c_double)]
     found.lm_pack.argtypes = [c_int32, c_int32, c_int32, c_void_p, c_void_p]
     found.lm_pack.restype = None
+    found.lm_pack_files.argtypes = [POINTER(CFileMatrix), c_int32, POINTER(CPacking)]
     found.lm_encode.argtypes = [c_int32, c_int64, c_void_p, c_void_p]
     found.lm_read_ns.argtypes = [c_void_p, c_int64]
     found.lm_read_ns.restype = found.lm_busy_ns.restype = c_int64
@@ -342,6 +361,18 @@ def pack(kind: Kind, num_columns: int, blocks: NDArray[np.uint8], tiles: NDArray
     """Put GGUF's blocks, (rows, bytes of a row), into tiles (panels, tiles, tile_bytes) of the same format."""
     blocks = np.ascontiguousarray(blocks)
     _ready().lm_pack(kind, len(blocks), num_columns, blocks.ctypes.data, tiles.ctypes.data)
+
+
+def pack_files(matrices: FileMatrices, state: CPacking) -> bool:
+    """Put matrices in files into tiles, with all threads that call this with the same `state`, which was 0.
+
+    Returns False if a file ended early or cannot be read; MemoryBudgetError if there is no memory to read into.
+    """
+    code = _ready().lm_pack_files(matrices, len(matrices), state)
+    if code == _UNREADABLE:
+        return False
+    _check(code)
+    return True
 
 
 def encode(kind: Kind, values: NDArray[np.float32], blocks: NDArray[np.uint8]) -> None:

@@ -213,7 +213,9 @@ class _Reader:
 
     def read_strings(self, count: int) -> list[str]:
         """Read `count` strings; a vocabulary and its merges are 400,000 of them."""
-        from llamarium.checkpoints.gguf.strings import decode_strings, find_short_strings  # with NumPy
+        import numpy as np
+
+        from llamarium.checkpoints.gguf.strings import decode_strings, find_short_strings
 
         self.charge(count, _U64.size, _STRING_COST)
         strings: list[str] = []
@@ -221,12 +223,13 @@ class _Reader:
             begin, size = self.pos, min(_STRINGS_AT_ONCE, count - first)
             usual = self.data[begin : begin + _USUAL_BYTES * size] if size > 1 else b""
             places = find_short_strings(usual, size)
-            if places is None or begin + places[-1] > self.size:
-                places = self.walk(size)
-            self.pos = begin + places[-1]
-            self.budget -= 4 * (places[-1] - _U64.size * size)  # each byte may become a character of four bytes
+            if places is None or begin + int(places[-1]) > self.size:
+                places = np.array(self.walk(size))
+            num_bytes = int(places[-1])
+            self.pos = begin + num_bytes
+            self.budget -= 4 * (num_bytes - _U64.size * size)  # each byte may become a character of four bytes
             if self.budget < 0:
-                raise self.fault(f"strings of {places[-1]} bytes are more than a header can need")
+                raise self.fault(f"strings of {num_bytes} bytes are more than a header can need")
             strings += decode_strings(self.data[begin : self.pos], places)
         return strings
 

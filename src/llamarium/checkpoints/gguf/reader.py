@@ -5,7 +5,7 @@ Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` (names) and `convert_hf_to_g
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,19 @@ _BIAS_NAMES = {
     if "_proj" in key
 }
 LAYER_NAMES = {**_WEIGHT_NAMES, **_BIAS_NAMES}
+
+
+class FilePlace(NamedTuple):
+    """Where a weight's rows lie.
+
+    Attributes:
+        offset: In the file, in bytes.
+        head_rows: Rows of a head whose pairs of RoPE are interleaved in the file, as `unpermute` says; 0: none are.
+    """
+
+    path: Path
+    offset: int
+    head_rows: int
 
 
 class GGUFCheckpoint:
@@ -86,6 +99,11 @@ class GGUFCheckpoint:
         if heads is not None:  # a bias moves as its rows do
             rows = unpermute(rows.reshape(entry.shape[0], -1), heads).reshape(rows.shape)
         return StoredTensor(entry.dtype, entry.shape, rows)
+
+    def place(self, key: str) -> FilePlace:
+        """Return where the blocks of a weight lie that is in the file."""
+        tensor, heads = self._tensors[self.entries[key].name], permuted_heads(key, self.config)
+        return FilePlace(tensor.path, tensor.offset, 0 if heads is None else tensor.shape[0] // heads)
 
     def check_unchanged(self) -> None:
         """Check that the files are still what was opened; see `Checkpoint.check_unchanged`."""

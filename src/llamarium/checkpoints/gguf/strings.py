@@ -4,16 +4,17 @@ A vocabulary and its merges are 100,000 to 400,000 strings. One by one, they tak
 header of a file.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+Places = NDArray[np.int64]
+
 _BYTES_AT_ONCE = 2**20
 
 
-def find_short_strings(data: bytes, count: int) -> list[int] | None:
+def find_short_strings(data: bytes, count: int) -> Places | None:
     """Find where each of `count` strings begins, with its length, and where the last one ends.
 
     If all are shorter than 256 bytes, their lengths are the only small numbers of eight bytes, so all are found at
@@ -32,10 +33,10 @@ def find_short_strings(data: bytes, count: int) -> list[int] | None:
     ends = begins + 8 + numbers[begins].astype(np.int64)
     if not count or len(begins) < count or begins[0] or not np.array_equal(begins[1:], ends[:-1]):
         return None
-    return [0, *ends.tolist()]
+    return np.append(0, ends)
 
 
-def decode_strings(data: bytes, places: Sequence[int]) -> list[str]:
+def decode_strings(data: bytes, places: Places) -> list[str]:
     """Decode strings.
 
     Args:
@@ -48,7 +49,7 @@ def decode_strings(data: bytes, places: Sequence[int]) -> list[str]:
         text = joined.decode()
         if text.count("\0") == 8 * len(places) - 8:  # no string holds a zero itself
             return text.split("\0" * 8)[1:]
-    return [data[start + 8 : end].decode() for start, end in pairwise(places)]
+    return [data[start + 8 : end].decode() for start, end in pairwise(places.tolist())]
 
 
 def _numbers(data: bytes | bytearray) -> NDArray[np.uint64]:

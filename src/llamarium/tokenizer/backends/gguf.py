@@ -7,6 +7,7 @@ Source: llama.cpp, `src/llama-vocab.cpp`, and the GGUF specification, section "T
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import Any
 
 from llamarium.errors import TokenizerError, UnsupportedTokenizerError, counted, escape, show_value, warn_caller
@@ -108,12 +109,14 @@ def _byte_level(
 def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
     """Read the merges, each "left right". A printed token holds no space, so there is exactly one."""
     merges = _list(metadata, "merges", str, source)
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if set(map(len, pairs)) - {2} or not all(map(all, pairs)):  # a loop over 280,000 of them takes long
-        i = next(i for i, pair in enumerate(pairs) if len(pair) != 2 or not all(pair))
-        found = show_value(merges[i])
-        raise TokenizerError(f"{source}: {_KEY}merges[{i}] is {found}; expected two tokens and a space between")
-    return pairs
+    if set(map(str.count, merges, repeat(" "))) <= {1}:  # a loop over 280,000 of them takes long
+        parts = " ".join(merges).split(" ") if merges else []
+        if all(parts):
+            return list(zip(parts[::2], parts[1::2], strict=True))
+    i = next(i for i, merge in enumerate(merges) if len(pair := merge.split(" ")) != 2 or not all(pair))
+    raise TokenizerError(
+        f"{source}: {_KEY}merges[{i}] is {show_value(merges[i])}; expected two tokens and a space between"
+    )
 
 
 def _special_tokens(
