@@ -17,9 +17,9 @@ FORM = Grammar.regex("a")  # what it says is no matter here: the tests' constrai
 INF = math.inf
 
 
-@pytest.fixture(autouse=True, params=["C", "NumPy"])
+@pytest.fixture(autouse=True, params=["C", "PyTorch"])
 def way(request, monkeypatch):
-    if request.param == "NumPy":
+    if request.param == "PyTorch":
         monkeypatch.setattr(native, "library", lambda: None)
     return request.param
 

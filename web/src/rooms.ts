@@ -5,6 +5,7 @@ import { chat } from "./chat";
 import { comparisons } from "./compare";
 import { home } from "./home";
 import { course } from "./learn";
+import { lesson } from "./lesson";
 import { stages } from "./stages";
 import type { ViewEntry } from "./view";
 
@@ -17,10 +18,13 @@ interface Room {
   hasPicture?: boolean;
   /** Whether each of its views is a whole page, without the line of text and the list of views. */
   isPlain?: boolean;
+  /** Whether it is there only where the server has a lesson. */
+  isOfLesson?: boolean;
 }
 
 export const rooms: readonly Room[] = [
   { title: "Start", views: home, hasText: true, isPlain: true },
+  { title: "Lesson", views: lesson, hasText: true, isPlain: true, isOfLesson: true },
   { title: "Follow", views: stages, hasText: true, hasPicture: true },
   { title: "Learn", views: course, hasText: false },
   { title: "Ask", views: asking, hasText: true },

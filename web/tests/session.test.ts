@@ -30,7 +30,10 @@ beforeEach(async () => {
   ({ session } = await import("../src/lib/session.svelte"));
 });
 
-afterEach(() => vi.unstubAllGlobals());
+afterEach(() => {
+  session.stop();
+  vi.unstubAllGlobals();
+});
 
 describe("a page", () => {
   it("shows a text, its link and its tokens together, also while another is asked for and where that is refused", async () => {
@@ -131,11 +134,11 @@ describe("a page whose server changes", () => {
     const { api } = await import("../src/lib/api");
     served(() => ({ status: 401, body: { error: { message: "no", code: "invalid_api_key", param: null } } }));
     await expect(api.source("x")).rejects.toThrow("no");
-    expect(session.trouble).toEqual({ kind: "key", isWrong: false });
+    await vi.waitFor(() => expect(session.trouble).toEqual({ kind: "key", isWrong: false }));
     const { key } = await import("../src/lib/api");
     key.set("another");
     await expect(api.source("y")).rejects.toThrow("no");
-    expect(session.trouble).toEqual({ kind: "key", isWrong: true });
+    await vi.waitFor(() => expect(session.trouble).toEqual({ kind: "key", isWrong: true }));
     key.set("");
   });
   it("waits in one loop while it loads, however often it is asked", async () => {
@@ -165,6 +168,75 @@ describe("a page whose server changes", () => {
     served((_, path) => (path === "/health" ? { body: "<html>" } : { status: 503, body: { error: { message: "l", code: "loading", param: null } } }));
     await session.start();
     await vi.waitFor(() => expect(session.trouble).toMatchObject({ kind: "gone" }));
+  });
+});
+
+describe("several tabs of one address", () => {
+  const other: { heard: unknown[]; channel?: BroadcastChannel } = { heard: [] };
+  const refusing = (right: string) => async (...asked: Parameters<typeof answering>): Promise<Said> => {
+    const { key } = await import("../src/lib/api");
+    return key.get() === right ? answering(...asked) : { status: 401, body: { error: { message: "no", code: "invalid_api_key", param: null } } };
+  };
+
+  beforeEach(() => {
+    other.heard = [];
+    other.channel = new BroadcastChannel("llamarium-key");
+    other.channel.onmessage = ({ data }) => other.heard.push(data);
+  });
+  afterEach(() => other.channel?.close());
+
+  it("share the key: one without asks, and takes what another tells", async () => {
+    served(refusing("right"));
+    await session.start();
+    await vi.waitFor(() => expect(other.heard).toContainEqual({ kind: "ask" }));
+    expect(session.trouble).toEqual({ kind: "tabs" });
+    other.channel?.postMessage({ kind: "key", key: "right" });
+    await vi.waitFor(() => expect(session.pass?.tokens.length).toBe(6));
+    await vi.waitFor(() => expect(other.heard).toContainEqual({ kind: "key", key: "right" })); // others may wait, too
+  });
+  it("try a key that was refused only once, and none that is no key", async () => {
+    const asked = served(refusing("right"));
+    await session.start();
+    other.channel?.postMessage({ kind: "key", key: "wrong" });
+    await vi.waitFor(() => expect(session.trouble).toEqual({ kind: "key", isWrong: true }));
+    const { length } = asked;
+    for (const key of ["wrong", "", "a b", "x".repeat(600), 7]) other.channel?.postMessage({ kind: "key", key });
+    other.channel?.postMessage(null);
+    await new Promise((done) => setTimeout(done, 50));
+    expect(asked.length).toBe(length);
+  });
+  it("tell a key only where the server takes it, and keep their own", async () => {
+    tab("#stage=map&text=abcdef&key=right");
+    served(refusing("right"));
+    await session.start();
+    other.channel?.postMessage({ kind: "ask" });
+    await vi.waitFor(() => expect(other.heard).toContainEqual({ kind: "key", key: "right" }));
+    other.channel?.postMessage({ kind: "key", key: "another" });
+    await new Promise((done) => setTimeout(done, 50));
+    const { key } = await import("../src/lib/api");
+    expect(key.get()).toBe("right");
+    served(refusing("new"));
+    await session.submit();
+    other.heard = [];
+    other.channel?.postMessage({ kind: "ask" });
+    await new Promise((done) => setTimeout(done, 50));
+    expect(other.heard).not.toContainEqual({ kind: "key", key: "right" });
+  });
+  it("go on by themselves when the server is back", async () => {
+    vi.useFakeTimers();
+    vi.stubGlobal("document", { hidden: false });
+    try {
+      vi.stubGlobal("fetch", () => Promise.reject(new TypeError("refused")));
+      await session.start();
+      expect(session.trouble).toMatchObject({ kind: "gone" });
+      await vi.advanceTimersByTimeAsync(2100);
+      expect(session.trouble).toMatchObject({ kind: "gone" });
+      served((...one) => (one[1] === "/health" ? { body: { status: "ok" } } : answering(...one)));
+      await vi.advanceTimersByTimeAsync(2100);
+      expect([session.trouble, session.pass?.tokens.length]).toEqual([undefined, 6]);
+    } finally {
+      vi.useRealTimers();
+    }
   });
 });
 

@@ -8,6 +8,7 @@ opened with a ticket instead, which lets it in once.
   llamarium inspect "The cat sat" -m meta-llama/Llama-3.2-1B
   llamarium inspect --no-browser --port 8765
   llamarium inspect --build my_llama
+  llamarium inspect --lesson apple-pie.toml
 """
 
 import argparse
@@ -51,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_page(parser)
     what = "a folder of `llamarium build`: the page checks its functions, and runs them on this machine"
     parser.add_argument("--build", type=Path, metavar="FOLDER", help=what)
+    what = "lesson to show: texts and questions for a class (TOML)"
+    parser.add_argument("--lesson", type=Path, metavar="FILE", help=what)
     parser.set_defaults(
         prompt_lookup=False, ngram_pool=None, ngram_corpus=None, draft_model=None, kv_memory=None,
         max_num_seqs=Settings().max_num_seqs, kv_cache_dtype="auto", max_context=None, cache_dir=None, cache_disk=None,
@@ -75,6 +78,11 @@ def run(args: argparse.Namespace) -> int:
 
         course_of(args.build)
         folder = args.build.resolve()
+    lesson = None
+    if args.lesson is not None:
+        from llamarium.page.lesson import read_lesson
+
+        lesson = read_lesson(args.lesson)
     settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
     noted = ExitStack()
 
@@ -84,12 +92,12 @@ def run(args: argparse.Namespace) -> int:
         if folder is not None:
             noted.enter_context(_shown(folder, settings, listener))
         way_in = None if args.no_browser else Ticket(settings.api_keys[0])
-        stage = "checkpoints" if args.checkpoints else "build" if folder else None
+        stage = "lesson" if lesson else "checkpoints" if args.checkpoints else "build" if folder else None
         _show(settings, listener, text, way_in, **({"stage": stage} if stage else {}))
         return way_in
 
     with noted:
-        return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder)
+        return serve.serve_page(args, settings, lambda report: _load(args, report), begin, folder, lesson)
 
 
 def _shown(folder: Path, settings: Settings, listener: socket.socket) -> AbstractContextManager[None]:

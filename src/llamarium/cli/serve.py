@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from llamarium.generation.text_engine import TextEngine
     from llamarium.page.compare.references import References
     from llamarium.page.compare.runs import Runs
+    from llamarium.page.schema.lesson import ClassLesson
     from llamarium.page.ticket import Ticket
     from llamarium.server.lifecycle.loading import Progress
     from llamarium.server.lifecycle.service import ServedModel
@@ -212,11 +213,12 @@ def serve_page(
     load: "Callable[[Progress], tuple[ServedModel, TextEngine]]",
     begin: "Callable[[socket.socket], Ticket | None]" = lambda _: None,
     build_folder: Path | None = None,
+    lesson: "ClassLesson | None" = None,
 ) -> int:
     """Serve what `load` loads, and the page on it, until a signal stops the server.
 
     `begin` is called once the server listens and loads; it may return what lets a browser in. `build_folder` is a
-    learner's folder, which the page checks.
+    learner's folder, which the page checks, and `lesson` a teacher's, which it shows.
     """
     from llamarium.server.hosts import listen
     from llamarium.server.lifecycle.loading import ModelLoader
@@ -237,6 +239,7 @@ def serve_page(
             prepares=True,
             compared=compared(args),
             build_folder=build_folder,
+            shown_lesson=lesson,
         )
         return run(Service(loading, settings), names, listener, [extension])
 

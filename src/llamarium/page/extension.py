@@ -17,8 +17,20 @@ from llamarium.page.compare.runs import Runs
 from llamarium.page.executor import AdaptedModels
 from llamarium.page.passes import Passes
 from llamarium.page.prepare import Preparation
-from llamarium.page.routes import interventions, model, passes, probes, requests, sampling, tokens, translation, weights
+from llamarium.page.routes import (
+    interventions,
+    lesson,
+    model,
+    passes,
+    probes,
+    requests,
+    sampling,
+    tokens,
+    translation,
+    weights,
+)
 from llamarium.page.routes.ticket import PATH, ticket_routes
+from llamarium.page.schema.lesson import ClassLesson
 from llamarium.page.ticket import Ticket
 from llamarium.server.app import Extension
 from llamarium.server.errors import ErrorBody, documented
@@ -47,7 +59,7 @@ class Instance:
 
 ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
-    sampling.router, weights.router, compare.router, translation.router, build.router,
+    sampling.router, weights.router, compare.router, translation.router, build.router, lesson.router,
 )  # fmt: skip
 
 
@@ -59,6 +71,7 @@ def page(
     prepares: bool = False,
     compared: tuple[Runs, References] | None = None,
     build_folder: Path | None = None,
+    shown_lesson: ClassLesson | None = None,
 ) -> Extension:
     """Return the page: its files at `/`, open without a key, and the routes below `/inspect`, which need one.
 
@@ -70,6 +83,7 @@ def page(
         prepares: The first pass that is named has its first answers computed ahead.
         compared: The training runs whose checkpoints may be looked at, and the models that are compared in fewer bits.
         build_folder: A learner's folder, whose functions may be checked from this machine.
+        shown_lesson: A teacher's questions, which the page shows as a room.
     """
     assets = read_assets()
 
@@ -82,7 +96,7 @@ def page(
         app.state.preparation = Preparation(app.state.passes, prepares)
         app.state.others = Others()
         app.state.runs, app.state.references = compared or (Runs(), References())
-        app.state.build_folder = build_folder
+        app.state.build_folder, app.state.lesson = build_folder, shown_lesson
         for router in ROUTERS:
             app.include_router(router, responses=documented(ErrorBody))
         if way_in is not None:

@@ -2,6 +2,7 @@
 
 import { json, Refusal } from "../lib/api";
 import { visible } from "../lib/format";
+import { session } from "../lib/session.svelte";
 import type { OpenedView, PrefixView, RequestsView, SequenceState } from "../schema";
 
 const EVERY_MS = 700;
@@ -34,14 +35,15 @@ export class Live {
   before = $state.raw<RequestsView | undefined>();
   error = $state.raw<unknown>();
 
-  /** Request until the component that made this goes; a hidden page sends no requests. */
+  /** Request until the component that made this goes, or the server does not show them; a hidden page sends no requests. */
   constructor() {
     $effect(() => {
+      void session.model; // of another server, which may show them
       let timer: ReturnType<typeof setTimeout> | undefined;
       let isOver = false;
       const look = async (): Promise<void> => {
         if (!document.hidden) await this.#look();
-        if (!isOver) timer = setTimeout(() => void look(), EVERY_MS);
+        if (!isOver && !this.isOff) timer = setTimeout(() => void look(), EVERY_MS);
       };
       void look();
       return () => {

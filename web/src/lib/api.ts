@@ -5,6 +5,7 @@ import { Kept, type Sized } from "./kept";
 import { decode, type Numbers } from "./numbers";
 import type {
   Attribution,
+  ClassLesson,
   TokenCost,
   DistancesView,
   HeadsView,
@@ -62,7 +63,7 @@ const INSTANCE = "x-llamarium-instance"; // as `llamarium/page/instance.py` writ
 const kept = new Kept(100e6);
 let instance: string | undefined;
 
-/** What every response says of the server: that the key is wrong, that it loads, or that another process answers now. */
+/** What every response says of the server: that the key is wrong, that it loads or is gone, or that another process answers now. */
 export const heard = {
   refused: (_refusal: Refusal): void => undefined,
   replaced: (): void => undefined,
@@ -85,7 +86,9 @@ export async function fetched(method: string, path: string, body?: unknown, sign
     answer = await send(path, { method, headers, body: body === undefined ? null : JSON.stringify(body), signal: signal ?? null });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Refusal(0, "the server does not answer; it may have been stopped", "gone");
+    const gone = new Refusal(0, "the server does not answer; it may have been stopped", "gone");
+    heard.refused(gone);
+    throw gone;
   }
   notice(answer);
   if (answer.ok) return answer;
@@ -187,6 +190,7 @@ export const api = {
   },
   enter: (body: TicketRequest): Promise<TicketView> => json("POST", "/inspect/ticket", body),
   model: (shape?: string): Promise<ModelView> => get(`/inspect/model${query({ shape })}`),
+  lesson: (): Promise<ClassLesson> => get("/inspect/lesson"),
   source: (name: string): Promise<SourceView> => get(`/inspect/source${query({ name })}`),
   weights: (name: string): Promise<Numbers> => bulk(`/inspect/weights${query({ key: name })}`),
   rows: (ids: number[], random_seed?: number): Promise<Numbers> =>

@@ -1,3 +1,5 @@
+import { sharp } from "./sharp.svelte";
+
 /** Where something lies on a drawing: pointers are told in the window's pixels, and a drawing may be shown smaller than it was drawn. */
 
 export interface Place {
@@ -38,11 +40,11 @@ export function cellAt(place: Place, cells: Cells): { row: number; col: number }
 export function sized(canvas: HTMLCanvasElement, size: { width: number; height: number }): CanvasRenderingContext2D | undefined {
   const context = canvas.getContext("2d");
   if (!context) return undefined;
-  const sharp = window.devicePixelRatio || 1;
-  canvas.width = Math.round(size.width * sharp);
-  canvas.height = Math.round(size.height * sharp);
+  const { value: scale } = sharp;
+  canvas.width = Math.round(size.width * scale);
+  canvas.height = Math.round(size.height * scale);
   canvas.style.width = `${size.width}px`;
   canvas.style.height = `${size.height}px`;
-  context.setTransform(sharp, 0, 0, sharp, 0, 0);
+  context.setTransform(scale, 0, 0, scale, 0, 0);
   return context;
 }

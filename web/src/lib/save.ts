@@ -1,5 +1,7 @@
 /** What a view shows, as a file: pictures of what is drawn, numbers as they are. Nothing leaves the page but to the reader's disk. */
 
+import { sharp } from "./sharp.svelte";
+
 /** A name of a file: letters and digits of what it is. */
 export function fileName(what: string, ending: string): string {
   const plain = what.normalize("NFKD").toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
@@ -29,20 +31,20 @@ const FOOT = 44; // px below a picture, where its name and its colours stand
 const LEAST = 360; // px of a picture's width, so that these have room
 
 /** Canvases one over the other, on the page's colour (alone they would be light names on nothing), and below them what the colours mean. */
-export function png(layers: readonly HTMLCanvasElement[], scale: ColorScale): Promise<Blob | null> {
+export function png(layers: readonly HTMLCanvasElement[], colors: ColorScale): Promise<Blob | null> {
   const [first] = layers;
-  const sharp = window.devicePixelRatio || 1;
+  const { value: scale } = sharp;
   const copy = document.createElement("canvas");
-  copy.width = Math.max(first?.width ?? 0, LEAST * sharp);
-  copy.height = (first?.height ?? 0) + FOOT * sharp;
+  copy.width = Math.max(first?.width ?? 0, LEAST * scale);
+  copy.height = (first?.height ?? 0) + FOOT * scale;
   const context = copy.getContext("2d");
   if (first && context) {
     context.fillStyle = paper(first);
     context.fillRect(0, 0, copy.width, copy.height);
     for (const layer of layers) context.drawImage(layer, 0, 0);
-    context.setTransform(sharp, 0, 0, sharp, 0, first.height);
+    context.setTransform(scale, 0, 0, scale, 0, first.height);
     context.fillStyle = getComputedStyle(first).color;
-    drawScale(context, scale, copy.width / sharp);
+    drawScale(context, colors, copy.width / scale);
   }
   return new Promise((done) => copy.toBlob(done, "image/png"));
 }

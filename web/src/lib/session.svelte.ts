@@ -6,9 +6,12 @@ import { api, heard, key, Refusal } from "./api";
 import { LAST, readLink, writeLink, type How, type View } from "./link";
 import { renew } from "./resource.svelte";
 import { Selection } from "./selection.svelte";
+import { Tabs } from "./tabs";
 
 const DEFAULT_TEXT = "My grandmother baked a delicious apple"; // the built-in model is sure of " pie"
 const HEALTH_MS = 400;
+const GONE_MS = 2000; // between two looks for a server that has gone
+const TABS_MS = 250; // in which another tab tells its key
 const REPLACED_MS = 2000; // a server that is replaced more often is several
 const KEPT = new Set(["details", "unfolded"]); // fields that hold through the views
 const AHEAD = 32; // tokens of a text whose whole pass is run before a stage requests it
@@ -16,6 +19,7 @@ const AHEAD = 32; // tokens of a text whose whole pass is run before a stage req
 /** Why nothing can be shown, if nothing can. */
 type Trouble =
   | { kind: "loading"; progress: number }
+  | { kind: "tabs" }
   | { kind: "key"; isWrong: boolean }
   | { kind: "gone"; message: string }
   | { kind: "refused"; message: string; retry: boolean };
@@ -60,6 +64,14 @@ class Session extends Selection {
   #replaced = -Infinity;
   #greeted = "";
   #hasHead = $state(false);
+  #tabs: Tabs | undefined;
+  /** Keys that were refused: another tab may have one of them, too. */
+  readonly #wrong = new Set<string>();
+  /** Whether the server takes no key of this tab. */
+  #isKeyless = false;
+  /** The key that the other tabs know of. */
+  #told = "";
+  #timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor() {
     super();
@@ -174,7 +186,18 @@ class Session extends Selection {
 
   async start(): Promise<void> {
     const ticket = this.take(location.hash);
+    this.#tabs = new Tabs({
+      mine: () => (this.model && !this.trouble ? key.get() || undefined : undefined),
+      told: (other) => this.#try(other),
+    });
     if (ticket === undefined || (await this.#enter(ticket))) await this.run();
+  }
+
+  /** The page is left: nothing is looked for, and no tab is heard. */
+  stop(): void {
+    clearTimeout(this.#timer);
+    this.#tabs?.close();
+    this.#tabs = undefined;
   }
 
   /** Exchange a ticket for the key; tell whether it was taken. */
@@ -244,6 +267,7 @@ class Session extends Selection {
       this.#fit();
       if (this.trouble) renew();
       this.trouble = undefined;
+      this.#tell();
     } catch (error) {
       if (turn === this.#turn) this.fail(error);
     } finally {
@@ -278,9 +302,61 @@ class Session extends Selection {
     if (!(error instanceof Refusal)) {
       this.trouble = { kind: "refused", message: `the page failed: ${String(error)}`, retry: true };
     } else if (error.code === "loading") void this.#wait();
-    else if (error.status === 401) this.trouble = { kind: "key", isWrong: key.get() !== "" };
-    else if (error.status === 0) this.trouble = { kind: "gone", message: error.message };
+    else if (error.status === 401) void this.#askTabs();
+    else if (error.status === 0) this.#lose(error);
     else this.trouble = { kind: "refused", message: error.message, retry: error.status === 429 || error.status >= 500 };
+  }
+
+  /** Ask the other tabs for a key before the reader is asked. */
+  async #askTabs(): Promise<void> {
+    const refused = key.get();
+    const trouble = { kind: "key", isWrong: refused !== "" } as const;
+    const isAsked = this.#isKeyless && this.#wrong.has(refused);
+    this.#isKeyless = true;
+    this.#wrong.add(refused);
+    if (isAsked || !this.#tabs) {
+      if (!this.#isAsking()) this.trouble = trouble;
+      return;
+    }
+    this.trouble = { kind: "tabs" };
+    this.#tabs.ask();
+    await new Promise((done) => setTimeout(done, TABS_MS));
+    if (this.#isAsking() && key.get() === refused) this.trouble = trouble;
+  }
+
+  #isAsking(): boolean {
+    return this.trouble?.kind === "tabs";
+  }
+
+  /** A key of another tab: taken where this one has none that the server takes. */
+  #try(other: string): void {
+    if (!this.#isKeyless || this.#wrong.has(other)) return;
+    key.set(other);
+    void this.run();
+  }
+
+  /** Other tabs may wait for a key, as after the server was started again. */
+  #tell(): void {
+    this.#isKeyless = false;
+    const mine = key.get();
+    this.#wrong.delete(mine);
+    if (mine !== "" && mine !== this.#told) this.#tabs?.tell(mine);
+    this.#told = mine;
+  }
+
+  /** The server is gone: look for it until it is there again, while the page is seen. */
+  #lose({ message }: Refusal): void {
+    this.trouble = { kind: "gone", message };
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => void this.#look(), GONE_MS);
+  }
+
+  async #look(): Promise<void> {
+    if (this.trouble?.kind !== "gone") return;
+    const isThere = !document.hidden && (await api.health().then(() => true, () => false));
+    if (this.trouble?.kind !== "gone") return;
+    if (isThere) void this.run();
+    else this.#timer = setTimeout(() => void this.#look(), GONE_MS);
   }
 
   async #wait(): Promise<void> {

@@ -28,6 +28,13 @@ export class Told {
     return pass && pass.tokens.length >= LEAST_TOKENS && pass.tokens.length <= MOST_TOKENS ? pass : undefined;
   }
 
+  /** Why the cards cannot be drawn of the page's text. */
+  get refusal(): string {
+    const { pass, model } = session;
+    if (!pass || !model || this.pass) return "";
+    return `The cards are drawn for texts of ${LEAST_TOKENS} to ${MOST_TOKENS} ${unitOf(model.shape.V, pass.tokens)}s; this one has ${pass.tokens.length}.`;
+  }
+
   get tokens(): PassView["tokens"] {
     return this.pass?.tokens ?? [];
   }

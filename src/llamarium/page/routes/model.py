@@ -30,8 +30,9 @@ async def model(request: Request, query: Annotated[ModelQuery, Query()]) -> Mode
     shape = query.shape
     if shape is not None:
         return await work_on(request, "shape", lambda llama, engine: view_of_shape(shape))
-    loaded_with = request.app.state.loaded_with
-    return await work_on(request, "shape", lambda llama, engine: view_of_model(llama, engine, loaded_with()))
+    loaded_with, lesson = request.app.state.loaded_with, request.app.state.lesson
+    view = await work_on(request, "shape", lambda llama, engine: view_of_model(llama, engine, loaded_with()))
+    return view.model_copy(update={"has_lesson": lesson is not None})
 
 
 @router.get("/source")

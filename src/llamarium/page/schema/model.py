@@ -66,6 +66,7 @@ class ModelView(View):
         adds_bos: Whether its tokenizer puts a token before every text; None for a shape.
         adapters: Names that a pass may choose.
         loaded_with: Arguments of `llamarium.load` besides the name, as the server was started with.
+        has_lesson: Whether the server was started with a lesson; never of a shape.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ModelView(View):
     adds_bos: bool | None
     adapters: tuple[str, ...]
     loaded_with: dict[str, str | int | bool]
+    has_lesson: bool = False
 
 
 class SourceQuery(Query):

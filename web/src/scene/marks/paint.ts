@@ -4,6 +4,7 @@
  */
 
 import { color, pixels, table } from "../../lib/colors";
+import { sharp } from "../../lib/sharp.svelte";
 import { project, scaleOf, type Camera } from "../places/camera";
 import { fontOf, inkColor, INKS } from "./look";
 import type { Area, Box, Cells, Curve, Dot, Hand, Ink, Line, Mark, Text } from "./marks";
@@ -43,10 +44,10 @@ export class Painter {
   paint(sheets: readonly Sheet[], camera: Camera, dark: boolean): void {
     const { canvas } = this;
     const context = this.#context;
-    const sharp = window.devicePixelRatio || 1;
-    const [width, height] = [Math.round(camera.size.width * sharp), Math.round(camera.size.height * sharp)];
+    const { value: scale } = sharp;
+    const [width, height] = [Math.round(camera.size.width * scale), Math.round(camera.size.height * scale)];
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-    context.setTransform(sharp, 0, 0, sharp, 0, 0);
+    context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, camera.size.width, camera.size.height);
     context.lineJoin = "round";
     const toScreen = matrixOf(camera);

@@ -1,0 +1,181 @@
+"""Reads a lesson file: TOML that a teacher writes. Errors name the path and the line. No torch.
+
+A lesson has a `title`, `large` for a projector, and a `[[parts]]` table for each question: `text`, `question`,
+`answer`, and `cards` and `answer_cards`, which name cards of the page's story.
+"""
+
+import re
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn, cast
+
+from llamarium.errors import InputError, escape, show_value
+from llamarium.page.schema.lesson import ClassLesson, ClassLessonPart
+
+MAX_BYTES = 2**16
+"""Of a lesson file."""
+
+CARDS = (
+    "pieces", "rows", "stream", "looking", "position", "scores", "shares", "values", "mlp", "layers", "guess", "again",
+)  # fmt: skip
+"""Ids of the story's cards, as `web/src/story/cards.ts` names them."""
+
+_MAX_DOTS = 100
+_KEYS = ("title", "large", "parts")
+_PART_KEYS = ("text", "question", "answer", "cards", "answer_cards")
+
+
+def read_lesson(path: Path) -> ClassLesson:
+    """Read a lesson; a key that is unknown is named in a warning, and has no effect.
+
+    Raises:
+        InputError: If the file cannot be read, is no TOML, or lacks what a lesson needs; `path:line: message`.
+    """
+    text = _text_of(path)
+    _check_keys(path, text)
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _of_syntax(path, text, error) from None
+    return _Lesson(path, text).view(values)
+
+
+def _text_of(path: Path) -> str:
+    shown = escape(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{shown}: cannot be read: {error.strerror}; expected a lesson file (TOML)") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{shown}: has more than {MAX_BYTES:,} bytes; a lesson file is shorter")
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InputError(
+            f"{shown}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        ) from None
+
+
+def _check_keys(path: Path, text: str) -> None:
+    """Refuse keys of very many parts, which `tomllib` takes minutes for."""
+    for number, line in enumerate(text.split("\n"), 1):
+        key = line if line.lstrip().startswith("[") else line.partition("=")[0] if "=" in line else ""
+        if key.count(".") > _MAX_DOTS:
+            raise InputError(f"{escape(path)}:{number}: a key has more than {_MAX_DOTS} parts")
+
+
+def _of_syntax(path: Path, text: str, error: Exception) -> InputError:
+    """Return the error of a file that is no TOML, with its line in front."""
+    if isinstance(error, RecursionError):
+        return InputError(f"{escape(path)}: is nested too deeply; expected a title and [[parts]]")
+    place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
+    line = place[1] if place and place[1] else text.rstrip("\n").count("\n") + 1
+    problem = str(error)[: place.start()] if place else str(error)
+    return InputError(f"{escape(path)}:{line}: not TOML: {escape(problem)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """A file, for messages that name its lines."""
+
+    path: Path
+    text: str
+
+    def view(self, values: Mapping[str, object]) -> ClassLesson:
+        self._name_unknown(values, _KEYS, None)
+        parts = values.get("parts")
+        if not isinstance(parts, list) or not parts:
+            self._refuse("parts", None, "a lesson needs at least one [[parts]] table with a text and a question")
+        large = values.get("large", False)
+        if not isinstance(large, bool):
+            self._refuse("large", None, f"large is {show_value(large)}; expected true or false")
+        return ClassLesson(
+            title=self._string(values, "title", None) or "",
+            large=large,
+            parts=tuple(self._parts(cast("list[object]", parts))),
+        )
+
+    def _parts(self, parts: list[object]) -> Iterator[ClassLessonPart]:
+        """Yield the parts; one without a text is about the text before."""
+        text: str | None = None
+        for index, one in enumerate(parts):
+            if not isinstance(one, dict):
+                self._refuse("parts", None, f"parts[{index}] is {show_value(one)}; expected a [[parts]] table")
+            values = cast("dict[str, object]", one)
+            self._name_unknown(values, _PART_KEYS, index)
+            text = self._string(values, "text", index) or text
+            if text is None:
+                self._refuse("", index, 'the first part has no text; add one: text = "The capital of France is"')
+            question = self._string(values, "question", index)
+            if question is None:
+                self._refuse("", index, 'this part has no question; add one: question = "..."')
+            yield ClassLessonPart(
+                text=text,
+                question=question,
+                answer=self._string(values, "answer", index),
+                cards=self._cards(values, "cards", index),
+                answer_cards=self._cards(values, "answer_cards", index),
+            )
+
+    def _string(self, values: Mapping[str, object], key: str, index: int | None) -> str | None:
+        value = values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value.strip():
+            self._refuse(key, index, f"{key} is {show_value(value)}; expected a text in quotes")
+        return value
+
+    def _cards(self, values: Mapping[str, object], key: str, index: int) -> tuple[str, ...]:
+        names = values.get(key, [])
+        names = [names] if isinstance(names, str) else names
+        if not isinstance(names, list):
+            self._refuse(key, index, f"{key} is {show_value(names)}; expected a list of {', '.join(CARDS)}")
+        for name in cast("list[object]", names):
+            if name not in CARDS:
+                self._refuse(key, index, f"{key} has {show_value(name)}; expected some of {', '.join(CARDS)}")
+        return tuple(dict.fromkeys(cast("list[str]", names)))
+
+    def _name_unknown(self, values: Mapping[str, object], known: tuple[str, ...], index: int | None) -> None:
+        for key in values:
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                meant = f"; did you mean {near[0]}?" if near else f"; a lesson has {', '.join(known)} here"
+                message = f"{self._where(key, index)}: {escape(key, 40)} is no key of a lesson and has no effect{meant}"
+                warnings.warn(message, stacklevel=2)
+
+    def _refuse(self, key: str, index: int | None, problem: str) -> NoReturn:
+        raise InputError(f"{self._where(key, index)}: {problem}")
+
+    def _where(self, key: str, index: int | None) -> str:
+        line = self._line(key, index)
+        return escape(self.path) if line is None else f"{escape(self.path)}:{line}"
+
+    def _line(self, key: str, index: int | None) -> int | None:
+        """Return the line of a key of the file, or of a part (its header where the key is ""); None if there is none.
+
+        What looks like the key may stand within a text of several lines: what is above it is no TOML alone then.
+        """
+        lines = self.text.split("\n")
+        header = re.compile(r"\s*\[\[\s*[\"']?parts[\"']?\s*\]\]")
+        sought = re.compile(rf"\s*(?:\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=.\]]") if key else header
+        above = index if index is None or not key else index + 1  # headers of parts above the line
+        headers = 0
+        for number, line in enumerate(lines):
+            if sought.match(line) and (above is None or headers == above) and _is_whole(lines[:number]):
+                return number + 1
+            headers += header.match(line) is not None and _is_whole(lines[:number])
+        return None
+
+
+def _is_whole(lines: list[str]) -> bool:
+    try:
+        tomllib.loads("\n".join(lines))
+    except ValueError:
+        return False
+    return True
