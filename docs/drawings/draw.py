@@ -60,7 +60,6 @@ COLUMNS = {
     },
     "learn": {
         "build": "write a Llama, step by step",
-        "lm_eval": "EleutherAI's harness",
         "train": "pretrain, finetune, dpo",
         "model": "the Llama in PyTorch",
         "rope": "RoPE's frequencies",

@@ -18,7 +18,7 @@ from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, Te
 from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Pooling
 from llamarium.engine.tiers.disk_cache import DiskCache
-from llamarium.errors import OptionError, SamplingError, TokenizerError, check_choice, escape, show_value
+from llamarium.errors import OptionError, SamplingError, TokenizerError, check_choice, counted, escape, show_value
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
@@ -185,7 +185,10 @@ class Llama(TextMethods, Measured):
 
     def __repr__(self) -> str:
         c = self.config
-        return f"<Llama {self.name}: {c.num_hidden_layers} layers of {c.hidden_size}, vocabulary of {c.vocab_size:,}>"
+        return (
+            f"<Llama {self.name}: {counted(c.num_hidden_layers, 'layer')} of {c.hidden_size}, vocabulary of "
+            f"{c.vocab_size:,}>"
+        )
 
     @property
     def model(self) -> "LlamaForCausalLM":

@@ -60,8 +60,13 @@ CLOSED = {"additionalProperties": False}
 AUTO = {"tool_choice": "auto"}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 NAMED = frozenset({"messages[].name"})
+MOST_SAFE = 2**53 - 1  # zod writes it as the bounds of every integer
+TIMEOUT = {"type": "integer", "minimum": -MOST_SAFE, "exclusiveMinimum": 0, "maximum": MOST_SAFE}
 SHAPES = {
     "agno": Shape(place=PLACE | {"description": "Where"}, call={"content": ""}),
+    "ai-sdk": Shape(
+        parameters={**CLOSED, "$schema": "http://json-schema.org/draft-07/schema#"}, call={"content": None}
+    ),
     "autogen": Shape(
         AUTO | {"stream": False},
         PLACE | {"description": "place", "title": "Place"},
@@ -101,7 +106,37 @@ SHAPES = {
         call={"content": None},
         call_keys=("type", "function", "id"),
     ),
+    "opencode": Shape(
+        AUTO | STREAMED,
+        parameters={
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "properties": {"place": PLACE, "timeout": TIMEOUT},
+        },
+        opening=({"role": "system", "content": "You are a program."}, {"role": "user", "content": f'"{QUESTION}"'}),
+        call={"content": ""},
+    ),
+    "qwen-code": Shape(
+        STREAMED,
+        PLACE | {"minLength": 1},
+        CLOSED,
+        opening=(
+            {"role": "system", "content": "You are an agent."},
+            {"role": "user", "content": [{"type": "text", "text": "This sets up the context."}]},
+            {"role": "assistant", "content": "Thanks for the context!"},
+            {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
+        ),
+        call={"content": None},
+        result={"content": [{"type": "text", "text": f"Command: weather\nOutput: {RESULT}"}]},
+    ),
     "semantic-kernel": Shape(AUTO | {"stream": False}),
+    "smolagents": Shape(
+        {"stop": ["Observation:", "Calling tools:"]},
+        opening=(
+            {"role": "system", "content": [{"type": "text", "text": "You solve tasks by calls."}]},
+            {"role": "user", "content": [{"type": "text", "text": f"New task:\n{QUESTION}"}]},
+        ),
+        call={"content": None},
+    ),
     "strands": Shape(
         STREAMED,
         opening=({"role": "user", "content": [{"text": QUESTION, "type": "text"}]},),

@@ -4,6 +4,7 @@ The oracle's logits with the same noise give the token that is drawn; so equal t
 distributions; the kept set is also compared as such.
 """
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -20,7 +21,7 @@ from transformers import (
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
-from llamarium.sampling.torch_sampler import InTorch
+from llamarium.sampling.steps import noise, stages
 
 V = 1000
 PROMPT = [1, 5, 5, 9, 700]
@@ -79,8 +80,8 @@ def test_tokens_are_those_of_transformers_processors(name, logits):
     sampler, rows = Sampler(V), rows_of(params)
     ids = torch.tensor([PROMPT] * 64)
     for _ in range(8):
-        noise = InTorch("cpu")._noise(rows, V)
-        scores = processors(params)(ids, logits).double() + noise
+        noise_BV = torch.from_numpy(np.stack([noise(row, V) for row in rows]))
+        scores = processors(params)(ids, logits).double() + noise_BV
         got = torch.tensor([chosen.token_id for chosen in sampler.sample(rows, logits)])
         lost = scores.amax(-1) - scores.gather(1, got[:, None])[:, 0]
         assert (lost < 1e-5).all()  # infinite for a token that is out; sums within rounding may go either way
@@ -91,13 +92,10 @@ def test_tokens_are_those_of_transformers_processors(name, logits):
 def test_kept_sets_are_transformers(name, logits):
     params = CASES[name]
     probs = processors(params)(torch.tensor([PROMPT] * 64), logits).softmax(-1)
-    in_torch = InTorch("cpu")
-    rows = rows_of(params)
-    adjusted = in_torch._penalized(rows, in_torch._biased(rows, logits))
-    scaled = (adjusted - adjusted.amax(-1, keepdim=True)) / params.temperature
-    kept = in_torch._kept([params] * 64, scaled)
+    last = [list(stages(row, own_V))[-1].logits_V for row, own_V in zip(rows_of(params), logits.numpy(), strict=True)]
+    kept = torch.from_numpy(np.stack(last)).softmax(-1)
     assert torch.equal(kept > 0, probs > 0)
-    torch.testing.assert_close(kept / kept.sum(-1, keepdim=True), probs, rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(kept, probs, rtol=2e-5, atol=1e-7)
 
 
 def test_defaults_from_generation_config_mean_the_same():

@@ -3,6 +3,7 @@
 import math
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from llamarium.kernels import native
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
-from llamarium.sampling.torch_sampler import InTorch
+from llamarium.sampling.steps import stages
 
 FEW = settings(max_examples=60, deadline=None)
 logit = st.one_of(
@@ -40,10 +41,9 @@ def params(draw, *, vocab_size=10**9):
 
 def support(request, logits):
     """Which ids the row can draw; the one that it draws is among them."""
-    logits_1V = torch.tensor([logits])
-    scaled_1V = (logits_1V - logits_1V.max()) / request.temperature
-    kept = InTorch("cpu")._kept([request], scaled_1V)[0].nonzero()[:, 0].tolist()
-    (chosen,) = Sampler(len(logits)).sample([SamplingRow(request, [0], len(logits))], logits_1V)
+    logits_V, row = np.array(logits, np.float32), SamplingRow(request, [0], len(logits))
+    kept = np.exp(list(stages(row, logits_V))[-1].logits_V).nonzero()[0].tolist()
+    (chosen,) = Sampler(len(logits)).sample([row], logits_V[None])
     assert chosen.token_id in kept
     return set(kept)
 

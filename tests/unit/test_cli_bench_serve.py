@@ -152,7 +152,7 @@ def test_errors_are_counted_by_kind_with_an_example(bench: Bench, server: StandI
     assert "6 failed" in out
     failed = out[out.index("failed   why") :]
     assert re.search(r"^ +3   http 429        slow down \\x1b\[2J$", failed, re.M)
-    assert re.search(r"^ +3   broken stream   it ended after 1 pieces", failed, re.M)
+    assert re.search(r"^ +3   broken stream   it ended after 1 piece", failed, re.M)
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -224,6 +224,24 @@ def test_hints_come_one_by_one_and_are_counted(run: Run) -> None:
     assert progress(Path("my_llama"))["embed"].hints == 3
 
 
+def test_a_hint_without_a_step_is_for_the_next_one_that_is_open(run: Run) -> None:
+    run()
+    code, out, err = run("hint")
+    first, second, *others = (step.name for step in STEPS)
+    assert code == 0 and out.strip() == step_named(first).hints[0]
+    assert err.startswith(f"The next step is {first}.") and f"`llamarium build hint {first}`" in err
+
+    fill("my_llama", first)
+    run("check", first)
+    assert progress(Path("my_llama"))[first].is_right
+    assert run("hint")[1].strip() == step_named(second).hints[0]
+    assert run("hint", "--depth", "2")[2].startswith(f"The next step is {second}.")
+
+    fill("my_llama", second, *others)
+    assert run("check", "--all")[0] == 0
+    assert run("hint")[2].startswith(f"The next step is {others[-1]}."), "the last, where none is open"
+
+
 def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
     run()
     broken = '{"merge": {"tries": "x", "hints": -1, "right": 3}}'

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from llamarium.cli import answer
 from llamarium.cli.answer import Wrapped, repeated
 
 
@@ -80,3 +81,17 @@ def test_what_is_no_repetition() -> None:
     assert repeated(list(range(1000))) is None
     rows = [token for row in range(60) for token in (5, 6, row, 7)]  # a table, whose numbers differ
     assert repeated(rows) is None
+
+
+@pytest.mark.parametrize(("no_color", "dim", "plain"), [("", "\x1b[2m", "\x1b[0m"), ("1", "", "")])
+def test_of_a_prompt_that_is_too_long_the_end_is_shown_dimmed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_color: str, dim: str, plain: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    most = answer._PROMPT_SHOWN  # pyright: ignore[reportPrivateUsage]
+    for text, shown in (("x" * most, "x" * most), ("ab" + "x" * (most - 1), "…b" + "x" * (most - 1))):
+        out = Wrapped(10 * most)
+        out.write_prompt(text)
+        out.write(" and on")
+        out.finish()
+        assert capsys.readouterr().out == f"{dim}{shown}{plain} and on"

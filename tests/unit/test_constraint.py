@@ -17,9 +17,9 @@ FORM = Grammar.regex("a")  # what it says is no matter here: the tests' constrai
 INF = math.inf
 
 
-@pytest.fixture(autouse=True, params=["C", "PyTorch"])
+@pytest.fixture(autouse=True, params=["C", "NumPy"])
 def way(request, monkeypatch):
-    if request.param == "PyTorch":
+    if request.param == "NumPy":
         monkeypatch.setattr(native, "library", lambda: None)
     return request.param
 

@@ -122,7 +122,7 @@ def test_what_is_no_plain_llama_is_refused(model_files: Callable[..., Any], tmp_
         save_model(model, tmp_path / "out")
     model.lm_head.weight = head
     big = model.model.layers[0].mlp.down_proj.weight
-    with pytest.raises(CheckpointError, match=r"down_proj.weight: 1 values do not fit float16"):
+    with pytest.raises(CheckpointError, match=r"down_proj.weight: 1 value does not fit float16"):
         big.data[0, 0] = 70000.0
         save_model(model, tmp_path / "out", dtype=torch.float16)
     model.model.layers[1].self_attn.q_proj.lora_A = torch.nn.Linear(2, 2)

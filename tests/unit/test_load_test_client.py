@@ -268,7 +268,7 @@ FAILURES = {
         saying(head(), text("a"), part(event({"error": {"message": "the engine died"}})), END),
         "stream error: the engine died",
     ),
-    "an end too early": (saying(head(), text("a"), part(b"")), "broken stream: it ended after 1 pieces, without"),
+    "an end too early": (saying(head(), text("a"), part(b"")), "broken stream: it ended after 1 piece, without"),
     "a cut connection": (saying(head(), text("a"), CUT), "broken stream: the server closed the connection"),
     "a cut after the headers": (saying(head(), 0.05, CUT), "broken stream: the server closed the connection"),
     "no answer at all": (saying(CUT), "connection: the server closed the connection"),

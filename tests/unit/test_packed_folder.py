@@ -152,7 +152,7 @@ def test_weights_that_do_not_fit_are_not_written(model_files, tmp_path):
             [PackedWeight(k, tuple(w.shape), "q3", lambda: array(good[Q])) for k, w in files.weights.items()],
             files.config, tmp_path / "out", recipe={},
         )  # fmt: skip
-    with pytest.raises(CheckpointError, match=f"1 tensors are missing: {NORM}"):
+    with pytest.raises(CheckpointError, match=f"1 tensor is missing: {NORM}"):
         kept = {k: w for k, w in files.weights.items() if k != NORM}
         save_packed(
             [PackedWeight(k, tuple(w.shape), None, lambda w=w: array(w)) for k, w in kept.items()],
@@ -381,8 +381,8 @@ FAULTS: dict[str, tuple[Callable[[Any, Any, Any], Any], str, type[LlamariumError
         rf"{Q} has shape \(128, 96\)",
         CheckpointError,
     ),
-    "missing": (lambda t, m, x: (t.pop(Q), x.pop(Q)), f"1 tensors are missing: {Q}", CheckpointError),
-    "missing norm": (lambda t, m, x: t.pop(NORM), f"1 tensors are missing: {NORM}", CheckpointError),
+    "missing": (lambda t, m, x: (t.pop(Q), x.pop(Q)), f"1 tensor is missing: {Q}", CheckpointError),
+    "missing norm": (lambda t, m, x: t.pop(NORM), f"1 tensor is missing: {NORM}", CheckpointError),
     "unnamed": (lambda t, m, x: x.pop(Q), f"not known: {Q}.*llamarium.matrices", CheckpointError),
     "not there": (lambda t, m, x: t.pop(Q), f"missing: {Q}.*llamarium.matrices", CheckpointError),
     "key": (

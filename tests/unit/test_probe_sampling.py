@@ -29,7 +29,7 @@ EVERYTHING = {
 
 def explain(logits: list[float], prompt: tuple[int, ...] = (0,), k: int = 4, **options: Any) -> SamplerSteps:
     row = SamplingRow(SamplingParams(**options), prompt, len(logits))
-    return explain_choice(row, np.array(logits, np.float32), "cpu", k)
+    return explain_choice(row, np.array(logits, np.float32), k)
 
 
 @pytest.mark.parametrize("options", [EVERYTHING, {"temperature": 1.5, "seed": 3}, {"temperature": 0.0}])

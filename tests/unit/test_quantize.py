@@ -85,7 +85,7 @@ def test_windows_are_spread_over_the_text_and_begin_with_bos(tokenizer: Any):
 
 
 def test_a_text_of_less_than_a_window_is_refused(tokenizer: Any):
-    with pytest.raises(InputError, match="has 1 tokens; expected at least 31"):
+    with pytest.raises(InputError, match="has 1 token; expected at least 31"):
         sample_windows(tokenizer, "a", samples=5, context=32)
 
 

@@ -474,7 +474,7 @@ def test_the_rewards_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
             {"reward": "exact"},
             r"prompts.jsonl:1: .* the reward exact reads 'answer'",
         ),
-        ('{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaa"}\n{"prompt": "b"}', {}, "1 of 2 prompts leave no room .*:1, has"),
+        ('{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaaa"}\n{"prompt": "b"}', {}, "1 of 2 prompts leaves no room .*:1, has"),
         (
             '{"prompt": "a"}',
             {"validation": 0.5},
@@ -733,7 +733,7 @@ def test_ways_to_name_rewards(reward: Any, weights: str, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("reward", "weights", "words"),
     [
-        (["exact", "exact"], "", "names 'exact' twice"), (["exact", "length:3"], "1", "1 numbers; expected 2"),
+        (["exact", "exact"], "", "names 'exact' twice"), (["exact", "length:3"], "1", "1 number; expected 2"),
         (["exact", "length:3"], "1,x", "length:3' is 'x'"), ({"exact": math.nan}, "", "'exact' is nan"),
         (["exact", 3], "", "reward has 3"),
         ("exact", 2.0, "reward_weights is 2"), ({"exact": True}, "", "is True"), (3, "", "reward is 3"),

@@ -129,7 +129,7 @@ def test_a_parameter_has_five_places() -> None:
     naming = {path.relative_to(root) for path in files if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))}
     sampling = Path("src/llamarium/sampling")
     assert {path if path.parts[0] == "src" else Path("native") for path in naming} == {
-        *(sampling / name for name in ("params.py", "steps.py", "torch_sampler.py")),
+        *(sampling / name for name in ("params.py", "steps.py")),
         Path("src/llamarium/kernels/native.py"),
         Path("native"),
     }

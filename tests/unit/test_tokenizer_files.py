@@ -484,8 +484,8 @@ def meta_lines(llama3_tokenizer_path: Path) -> list[bytes]:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda lines: lines.pop(), "127999 lines"),
-        (lambda lines: lines.append(b"AAAA 128000"), "128001 lines"),
+        (lambda lines: lines.pop(), "127,999 lines"),
+        (lambda lines: lines.append(b"AAAA 128000"), "128,001 lines"),
         (lambda lines: lines.clear(), "bytes"),
         (lambda lines: lines.__setitem__(5, lines[6]), "line 6"),
         (lambda lines: lines.__setitem__(5, lines[6].split()[0] + b" 5"), "lines 6 and 7"),

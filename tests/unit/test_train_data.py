@@ -360,7 +360,7 @@ def test_it_is_tokenized_once(tmp_path: Path, letters: Tokenizer):
     told: list[tuple[str, float | None]] = []
     source = lines_file(tmp_path)
     first = tokenize_corpus(source, letters, tmp_path / "ids", progress=lambda *done: told.append(done))
-    assert told[0] == ("documents read: 1", None) and told[-1] == (f"1 documents, {len(LINES)} tokens", None)
+    assert told[0] == ("documents read: 1", None) and told[-1] == (f"1 document, {len(LINES)} tokens", None)
     before = files_below(tmp_path / "ids")
     again = tokenize_corpus(source, letters, tmp_path / "ids")
     assert again.fingerprint == first.fingerprint and again.ids.equal(first.ids)

@@ -261,7 +261,7 @@ def test_json(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]):
 
 def test_the_manual_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run("--out", str(tmp_path / "out")) == 0
-    assert "4096 tokens; in the Python manual a token is" in capsys.readouterr().out
+    assert "4,096 tokens; in the Python manual a token is" in capsys.readouterr().out
 
 
 def test_what_is_there_needs_force(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]):

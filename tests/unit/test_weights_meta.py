@@ -163,13 +163,13 @@ def test_a_record_that_is_missing_or_short(model_files):
     refused(folder, "record data/0, which is missing")
     folder = model_files().meta()
     rewrite(folder / SHARD, lambda r: r.update({"consolidated.00/data/0": b"x"}))
-    refused(folder, "its record has 1 bytes")
+    refused(folder, "its record has 1 byte")
 
 
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        (torch.zeros(1).expand(2**20, 2**20), "its storage has 1 items"),
+        (torch.zeros(1).expand(2**20, 2**20), "its storage has 1 item"),
         (torch.zeros(2, 2, dtype=torch.int8), "is I8"),
         (torch.zeros(2, 2).to_sparse(), "its pickle names"),
     ],
@@ -224,10 +224,10 @@ def test_shards(model_files):
     refused(folder, "consolidated.00.pth is missing")
     folder = files.meta(shards=2)
     (folder / "consolidated.01.pth").unlink()
-    refused(folder, "1 shards; consolidated.01.pth is missing")
+    refused(folder, "1 shard; consolidated.01.pth is missing")
     folder = files.meta(shards=2)
     change_shard(folder, lambda t: t.pop("layers.1.feed_forward.w2.weight"), "consolidated.01.pth")
-    refused(folder, "consolidated.01.pth: 1 tensors are missing: layers.1.feed_forward.w2.weight")
+    refused(folder, "consolidated.01.pth: 1 tensor is missing: layers.1.feed_forward.w2.weight")
     folder = files.meta(shards=2)
     change_shard(folder, lambda t: t["norm.weight"].add_(1), "consolidated.01.pth")
     refused(folder, "the shards disagree on norm.weight")
@@ -251,7 +251,7 @@ def test_missing_and_unknown_tensors(model_files):
     refused(
         change_shard(model_files().meta(), lambda t: t.pop("tok_embeddings.weight")), "embed_tokens.weight is missing"
     )
-    refused(change_shard(model_files().meta(), lambda t: t.pop("layers.1.ffn_norm.weight")), "1 tensors are missing")
+    refused(change_shard(model_files().meta(), lambda t: t.pop("layers.1.ffn_norm.weight")), "1 tensor is missing")
     folder = change_shard(model_files().meta(), lambda t: t.update({"model.norm.weight": t["norm.weight"]}))
     with pytest.warns(UserWarning, match=r"model\.norm\.weight"):
         assert open_checkpoint(folder).entries.keys() == open_checkpoint(model_files().meta()).entries.keys()

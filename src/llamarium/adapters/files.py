@@ -31,6 +31,7 @@ from llamarium.errors import (
     OptionError,
     TrainingError,
     UnsupportedFormatError,
+    counted,
     escape,
     warn_caller,
 )
@@ -298,7 +299,9 @@ def _whole_weights(
     needed = [key for key in shapes if settings.saves(key.rpartition(".")[0]) or key in biases]
     missing = [key for key in needed if key not in tensors]
     if missing:
-        raise CheckpointError(f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}")
+        raise CheckpointError(
+            f"{escape(path)}: {counted(len(missing), 'tensor is', 'tensors are')} missing: {list_some(missing)}"
+        )
 
     whole = [key for key in shapes if key in tensors]
     for key in whole:
@@ -364,17 +367,19 @@ def _check(path: Path, expected: Mapping[str, tuple[int, ...]], tensors: _Table,
     """Check names, shapes and types; other tensors than low-rank ones are reported once."""
     if missing := [key for key in expected if key not in tensors]:
         raise CheckpointError(
-            f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}; expected those that "
+            f"{escape(path)}: {counted(len(missing), 'tensor is', 'tensors are')} missing: "
+            f"{list_some(missing)}; expected those that "
             f"{ADAPTER_CONFIG} and this base ask for"
         )
     extra = [key for key in tensors if key not in expected and key not in whole]
     if wrong := [key for key in extra if ".lora_" in key or key.endswith(_ROWS)]:
         raise CheckpointError(
-            f"{escape(path)}: {len(wrong)} tensors are not known: {list_some(wrong)}; {ADAPTER_CONFIG} and this base "
+            f"{escape(path)}: {counted(len(wrong), 'tensor is', 'tensors are')} not known: "
+            f"{list_some(wrong)}; {ADAPTER_CONFIG} and this base "
             "ask for no such corrections"
         )
     if extra:
-        warn_caller(f"{escape(path)}: {len(extra)} tensors are not used: {list_some(extra)}")
+        warn_caller(f"{escape(path)}: {counted(len(extra), 'tensor is', 'tensors are')} not used: {list_some(extra)}")
     for key, shape in expected.items():
         if tensors[key][1].shape != shape:
             raise CheckpointError(

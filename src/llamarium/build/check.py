@@ -22,6 +22,7 @@ from llamarium.build.pace import Pace
 from llamarium.build.passes import KeysAndValues, Pass, watched
 from llamarium.build.step import Function, own_state
 from llamarium.build.steps import STEPS
+from llamarium.errors import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class _Check:
         return self._failed(failures) if failures else self._passed(len(cases))
 
     def _passed(self, num_cases: int) -> Result:
-        inside = f"{self._num_calls} call{'' if self._num_calls == 1 else 's'} inside the model"
+        inside = f"{counted(self._num_calls, 'call')} inside the model"
         slow = self._slow or (": it is slow" if self._pace.has_shortened else "")
         return Result(self._step.name, "passed", "is right", checked=f"{num_cases} random cases, {inside}{slow}")
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamarium.errors import counted
+
 RELATIVE = 1e-4
 """The allowed distance, as a share of a row's largest number: float32 sums of some thousand terms, in any order, and
 angles computed in float32, differ by some 1e-6 to 2e-5; the smallest of the mistakes by 1e-3."""
@@ -38,7 +40,7 @@ def shape_problem(outputs: Sequence[str], yours: Sequence[Any], right: Sequence[
     """Return what is wrong with the number, the shapes or the dtypes of the results, or None."""
     if len(yours) != len(right):
         names = ", ".join(name.split()[0] for name in outputs) if outputs[0] else "one result"
-        return f"returned {_count(len(yours), 'result')}; expected {len(right)}: {names}"
+        return f"returned {counted(len(yours), 'result')}; expected {len(right)}: {names}"
     for output, mine, expected in zip(outputs, yours, right, strict=True):
         problem = _array_problem(output, mine, expected) if output else _value_problem(mine, expected)
         if problem is not None:
@@ -114,7 +116,7 @@ def _array_problem(output: str, mine: Any, expected: NDArray[Any]) -> str | None
     if not np.isfinite(mine).all():
         wrong = np.argwhere(~np.isfinite(mine))
         at = ", ".join(map(str, wrong[0].tolist()))
-        what = f"{_count(len(wrong), 'number')} that {'is' if len(wrong) == 1 else 'are'} NaN or infinite"
+        what = f"{counted(len(wrong), 'number that is', 'numbers that are')} NaN or infinite"
         return f"{name} holds {what}, first at [{at}]"
     return None
 
@@ -213,7 +215,3 @@ def _kind(value: Any) -> str:
     kind = type(value).__name__
     article = "" if kind == "bytes" else "an " if kind[0] in "aeiou" else "a "
     return f"{article}{kind}" + (": is `yield` meant as `return`?" if kind == "generator" else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

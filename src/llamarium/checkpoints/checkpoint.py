@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from numpy.typing import NDArray
 
 from llamarium.config import EMBEDDING, HEAD, ModelConfig, read_json_object
-from llamarium.errors import CheckpointError, escape, show_value, warn_caller
+from llamarium.errors import CheckpointError, counted, escape, show_value, warn_caller
 from llamarium.file_names import CONFIG, GENERATION_CONFIG
 
 CONFIG_LIMIT_BYTES = 2 * 2**20
@@ -209,12 +209,16 @@ def select_weights(
 
     if changing := [entry.name for entry in extra if changes_results(entry)]:
         raise CheckpointError(
-            f"{escape(path)}: {len(changing)} tensors would change the results, and a Llama with this config "
+            f"{escape(path)}: {counted(len(changing), 'tensor')} would change the results, and a Llama "
+            "with this config "
             f"has no such parts: {list_some(changing)}; check architectures, attention_bias, mlp_bias and "
             "tie_word_embeddings in the config"
         )
     if unused := [entry.name for entry in extra if not _ROPE_TABLE.search(entry.name)]:
-        warn_caller(f"{escape(path)}: {len(unused)} tensors are not used by this model: {list_some(unused)}")
+        warn_caller(
+            f"{escape(path)}: {counted(len(unused), 'tensor is', 'tensors are')} not used by this "
+            f"model: {list_some(unused)}"
+        )
     return {key: entry for key, entry in entries.items() if key in expected}
 
 
@@ -246,7 +250,7 @@ def _check_present(path: Path, config: ModelConfig, found: Iterable[str]) -> Non
     if len(layers) != config.num_hidden_layers:  # first: it bounds everything below by what the file holds
         raise CheckpointError(
             f"{escape(path)}: the config says num_hidden_layers {config.num_hidden_layers}, the weights have "
-            f"{len(layers)} layers; the config is another model's or the weights are incomplete"
+            f"{counted(len(layers), 'layer')}; the config is another model's or the weights are incomplete"
         )
     if HEAD not in found and not config.tie_word_embeddings:
         raise CheckpointError(
@@ -257,7 +261,7 @@ def _check_present(path: Path, config: ModelConfig, found: Iterable[str]) -> Non
     if missing := [key for key in expected if key not in found]:
         unused = sorted(found - expected.keys())
         raise CheckpointError(
-            f"{escape(path)}: {len(missing)} tensors are missing: {list_some(missing)}; "
+            f"{escape(path)}: {counted(len(missing), 'tensor is', 'tensors are')} missing: {list_some(missing)}; "
             + (f"{len(unused)} others are not known: {list_some(unused)}; " if unused else "")
             + "expected those of a Llama with this config"
         )
@@ -289,7 +293,7 @@ def check_names(path: Path, expected: Iterable[str], found: Iterable[str], why: 
     """Check two sets of names for equality."""
     expected, found = dict.fromkeys(expected), dict.fromkeys(found)
     missing, extra = [k for k in expected if k not in found], [k for k in found if k not in expected]
-    faults = [f"{len(names)} tensors are {kind}: {list_some(names)}" for kind, names in
+    faults = [f"{counted(len(names), 'tensor is', 'tensors are')} {kind}: {list_some(names)}" for kind, names in
               (("missing", missing), ("not known", extra)) if names]  # fmt: skip
     if faults:
         raise CheckpointError(f"{escape(path)}: {'; '.join(faults)}; expected {why}")

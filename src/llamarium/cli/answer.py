@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.cli.output import Stopwatch, draws, note, printable, write_text
 from llamarium.cli.speculation import SPECULATION, speculation_details
 from llamarium.cli.text import check_fits
+from llamarium.errors import counted
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -83,7 +84,7 @@ def _explain_length(conversation: "Conversation[Llama]", count: int, options: di
         context = llama.config.max_position_embeddings
         note(f"[cut: the context of {context:,} tokens is full{'; /reset begins a new dialog' if can_set else ''}]")
     elif "max_tokens" not in options:
-        note(f"[cut at {count:,} tokens; {'/set max_tokens' if can_set else '-n'} allows more]")
+        note(f"[cut at {counted(count, 'token')}; {'/set max_tokens' if can_set else '-n'} allows more]")
 
 
 def sampling_only(options: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from llamarium.cli.options import UsageError, add_chat_template, add_kv_cache, add_model, check_adapters
 from llamarium.cli.output import BAR_WIDTH, bar, note, telling, warn
 from llamarium.cli.serve import add_engine, add_served_names, add_tool_form, load_engine, served_names
-from llamarium.errors import InputError, OutputError, escape
+from llamarium.errors import InputError, OutputError, counted, escape
 from llamarium.extras import optional
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def _answer(args: argparse.Namespace, file: BinaryIO, output: "Output") -> int:
         _ask(args, (line for line in lines if not kept.has(line)), output, tally)
         if asked.digest() != checked.digest():
             raise InputError(
-                f"{_shown(args.input)}: was changed while it was being answered; expected its {number} lines to stay "
+                f"{_shown(args.input)}: was changed while it was being answered; expected its "
+                f"{counted(number, 'line')} to stay "
                 "as they were: --resume runs what is missing, if the answers are to what it holds now"
             )
     else:
@@ -173,7 +174,7 @@ def _told(args: argparse.Namespace, engine: "TextEngine", tally: "BatchProgress"
 
     def speed() -> str:
         tokens, seconds = engine.snapshot.counts.generated_tokens, time.monotonic() - begun
-        return f"{tokens:,} tokens, {tokens / seconds:.0f} tokens/s"
+        return f"{counted(tokens, 'token')}, {tokens / seconds:.0f} tokens/s"
 
     try:
         with telling(f"answering {_shown(args.input)}") as draw:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import load_llama
 from llamarium.cli.output import emit, note, show, size, status, table
-from llamarium.errors import ContextLengthError, InputError
+from llamarium.errors import ContextLengthError, InputError, counted
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     measure(llama, prompt, 2, cache=True)  # the first pass of a process pays for what later ones find ready
     pairs: list[tuple[CacheRun, CacheRun]] = []
     for length in lengths:
-        with status(f"generating {length} tokens with and without the cache"):
+        with status(f"generating {counted(length, 'token')} with and without the cache"):
             pairs.append((measure(llama, prompt, length, cache=True), measure(llama, prompt, length, cache=False)))
         if args.json:
             for result in pairs[-1]:
@@ -113,6 +113,8 @@ def _print(llama: "Llama", pairs: Sequence[tuple[CacheRun, CacheRun]]) -> None:
                 size(one.kv_bytes_computed),
                 size(one.kv_bytes_kept),
             )
-    print(f"{llama.name} in {llama.runner.dtype}, after a prompt of {pairs[0][0].num_prompt_tokens} tokens\n")
+    print(
+        f"{llama.name} in {llama.runner.dtype}, after a prompt of {counted(pairs[0][0].num_prompt_tokens, 'token')}\n"
+    )
     show(shown)
     print()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import FALLBACK_MODEL, importing_torch, load_llama
 from llamarium.cli.output import emit, show, status, table
-from llamarium.errors import ContextLengthError
+from llamarium.errors import ContextLengthError, counted
 from llamarium.extras import need_torch
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit({"model": llama.name, "num_tokens": num_tokens, "tokens_per_s": speeds, "why": why})
         return 0
-    print(f"{llama.name}: one text of {num_tokens} tokens, on {llama.runner.device}\n")
+    print(f"{llama.name}: one text of {counted(num_tokens, 'token')}, on {llama.runner.device}\n")
     shown = table("", "tokens/s", "time a token", right=("tokens/s", "time a token"))
     for name, speed in speeds.items():
         shown.add_row(_WHAT[name], f"{speed:,.0f}", f"{1e6 / speed:,.0f} µs")

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llamarium.cli.options import Group, UsageError, add_json, add_values, count, positive, positive_number, seconds
 from llamarium.cli.output import emit, percent, printable, share_done, show, table
-from llamarium.errors import OptionError, ServerError
+from llamarium.errors import OptionError, ServerError, counted
 from llamarium.extras import optional
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def print_summary(title: str, summary: "LoadSummary") -> None:
 
 
 def _outcome(summary: "LoadSummary") -> str:
-    asked = "1 request" if summary.num_requests == 1 else f"{summary.num_requests:,} requests"
+    asked = counted(summary.num_requests, "request")
     parts = [f"{summary.num_answered:,} of {asked} answered in {summary.duration_s:,.1f} s"]
     parts += [f"{sum(summary.errors.values()):,} failed"] if summary.errors else []
     parts += [f"{summary.num_unfinished:,} more cut short"] if summary.num_unfinished else []

@@ -19,7 +19,7 @@ import shlex
 from pathlib import Path
 
 from llamarium.cli.output import note, show, table
-from llamarium.errors import escape
+from llamarium.errors import counted, escape
 from llamarium.hub.folders import COURSE
 
 FOLDER = "my_llama"
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     written = start(folder, None if args.course is None else Course.read(Path(args.course)))
     if written:
-        files = "1 file" if len(written) == 1 else f"{len(written)} files"
+        files = counted(len(written), "file")
         note(f"wrote {files} to {escape(folder)}; begin with {written[0].name}")
     show_progress(folder)
     note(f"\n{_next(folder, option(args.folder))}")

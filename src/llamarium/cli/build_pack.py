@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamarium.cli.output import note
 from llamarium.cli.text import read_file
-from llamarium.errors import escape
+from llamarium.errors import counted, escape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     course = Course.of(steps, texts, source=source)
     course.write(Path(args.out), force=args.force)
     count = len(course.steps)
-    what = f"{count} step{'' if count == 1 else 's'}, {len(course.texts)} texts"
+    what = f"{counted(count, 'step')}, {counted(len(course.texts), 'text')}"
     note(f"wrote {escape(args.out)}: {what}; learners begin with `llamarium build --course {escape(args.out)}`")
     return 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 
 from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json, positive
 from llamarium.cli.output import emit, show, status, table
-from llamarium.errors import escape
+from llamarium.errors import counted, escape
 from llamarium.train.choices import ChatFormatName
 from llamarium.train.config import GRPOConfig
 
@@ -99,7 +99,7 @@ def _show(found: "Survey", context: int | None, max_tokens: int) -> None:
     if tally.num_without_weight:
         rows.append(("left out", f"{tally.num_without_weight:,} of weight 0"))
     if tally.num_skipped:
-        rows.append(("problems", f"{tally.num_skipped:,} row{'s' * (tally.num_skipped != 1)}"))
+        rows.append(("problems", f"{counted(tally.num_skipped, 'row')}"))
         rows += [("", f"{bad.place}: {bad.problem}") for bad in tally.problems]
         if more := tally.num_skipped - len(tally.problems):
             rows.append(("", f"and {more:,} more"))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from llamarium import __version__
 from llamarium.cli.options import add_json, importing_torch
 from llamarium.cli.output import emit, show, size, status, table
-from llamarium.errors import LlamariumError, escape
+from llamarium.errors import LlamariumError, counted, escape
 
 if TYPE_CHECKING:
     from llamarium.inspect.measures.machine import MachineSpeed
@@ -110,7 +110,7 @@ def _load() -> Check | None:
     if not hasattr(os, "getloadavg"):
         return None
     waiting, cpus = os.getloadavg()[0], _num_usable_cpus()
-    shown = f"{waiting:.1f} tasks on {cpus} processors in the last minute"
+    shown = f"{waiting:.1f} tasks on {counted(cpus, 'processor')} in the last minute"
     stolen = _stolen()
     taken = "" if stolen is None else f"; {stolen:.0%} of the time taken by other virtual machines"
     is_busy = waiting > cpus / 2 or (stolen or 0.0) > _MUCH_STOLEN

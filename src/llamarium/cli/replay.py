@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from llamarium.cli.disk_cache import size
 from llamarium.cli.options import add_json, add_kv_cache, add_model, add_values, check_adapters, load_llama
 from llamarium.cli.output import emit, note, show
-from llamarium.errors import InputError, LlamariumError, escape
+from llamarium.errors import InputError, LlamariumError, counted, escape
 from llamarium.kv_codes import CacheDtype
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:
         return
     name = escape(result["request"], 80) + (f" row {result['row']}" if result["row"] else "")
     if result["result"] == "equal":
-        show(f"{name}: equal, {result['num_tokens']} tokens")
+        show(f"{name}: equal, {counted(result['num_tokens'], 'token')}")
         return
     recorded, now = ("the end" if one is None else str(one) for one in (result["recorded"], result["now"]))
     show(f"{name}: token {result['token']} of {result['num_tokens']} differs: {recorded} was recorded, {now} came now")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llamarium.cli.disk_cache import size
 from llamarium.cli.options import Group, UsageError
 from llamarium.cli.output import share_done
-from llamarium.errors import InputError, escape
+from llamarium.errors import InputError, counted, escape
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -76,7 +76,8 @@ def speculation_counts(options: dict[str, Any]) -> dict[str, dict[str, int]]:
 def speculation_details(options: dict[str, Any]) -> list[str]:
     """Say what came of `speculation`, for a person."""
     return [
-        f"{counts['accepted']} of {counts['drafted']} guesses right in {counts['passes']} passes"
+        f"{counts['accepted']} of {counted(counts['drafted'], 'guess', 'guesses')} right in "
+        f"{counted(counts['passes'], 'pass', 'passes')}"
         for counts in speculation_counts(options).values()
     ]
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from threading import Event, Thread
 
-from llamarium.errors import OptionError
+from llamarium.errors import OptionError, counted
 from llamarium.kernels.threads import set_num_threads
 
 _put_back: list[Callable[[], None]] = []  # one for each `set_threads` of this command
@@ -33,7 +33,8 @@ def _check_startable(threads: int) -> None:
     except (RuntimeError, MemoryError):
         count = (len(started) - 1) // 2
         raise OptionError(
-            f"{threads} threads cannot be started here, only {count}; give fewer (this machine has {os.cpu_count()} "
+            f"{counted(threads, 'thread')} cannot be started here, only {count}; give fewer (this "
+            f"machine has {os.cpu_count()} "
             "processors), or lift the limit on memory or processes"
         ) from None
     finally:

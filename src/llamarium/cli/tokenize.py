@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llamarium.cli.options import DEFAULT_MODEL, UsageError, add_json
 from llamarium.cli.output import emit, show, table
 from llamarium.cli.text import add_text, require_text
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import TokenizerError, counted, escape
 
 if TYPE_CHECKING:
     from llamarium.tokenizer.base import Tokenizer
@@ -76,7 +76,7 @@ def _run_without_places(tokenizer: "Tokenizer", text: str, *, as_json: bool) -> 
         return 0
     rows = ((_quoted(data), str(i), data.hex(" ")) for i, data in tokens)
     show(table("token", "id", "bytes", right=("id",), rows=rows))
-    print(f"\n{len(ids)} tokens, {len(text)} characters, {len(text.encode())} bytes")
+    print(f"\n{counted(len(ids), 'token')}, {counted(len(text), 'character')}, {counted(len(text.encode()), 'byte')}")
     return 0
 
 
@@ -104,7 +104,13 @@ def _quoted(data: bytes) -> str:
 
 
 def _summary(explanation: "Explanation", tokenizer: "Tokenizer") -> str:
-    counts = f"{len(explanation.tokens)} tokens, {len(explanation.text)} characters, {len(explanation.utf8)} bytes"
+    counts = ", ".join(
+        (
+            counted(len(explanation.tokens), "token"),
+            counted(len(explanation.text), "character"),
+            counted(len(explanation.utf8), "byte"),
+        )
+    )
     with_bos, bos = tokenizer.encode(explanation.text), tokenizer.bos_token_id
     if bos is not None and len(with_bos) > len(explanation.tokens):
         return f"{counts}\nbefore them goes {tokenizer.token_text(bos)} ({bos})"

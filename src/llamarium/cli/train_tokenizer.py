@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from llamarium.cli.options import UsageError, add_json, positive
 from llamarium.cli.output import emit, progress, say
-from llamarium.errors import OutputError, TrainingError, escape
+from llamarium.errors import OutputError, TrainingError, counted, escape
 from llamarium.file_names import CHARACTERS, CONFIG, TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
 from llamarium.train.config import DATA_HELP
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     name, sample = source_name(args.data), list[str]()
     with progress(f"learning a vocabulary from {name}") as report:
         texts = _with_sample(read_documents(args.data, text_field=args.text_field), sample, name)
-        tokenizer = _learn(args, texts, lambda done: report(f"{done:,} characters", None))
+        tokenizer = _learn(args, texts, lambda done: report(f"{counted(done, 'character')}", None))
         save_alone(tokenizer, args.out, [*_BPE_FILES, CHARACTERS][: 3 if args.kind == "chars" else 2])
         result = {"vocab_size": tokenizer.vocab_size, **_measure(tokenizer, sample)}
     if args.json:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         unknown = f", {result['unknown']:.1%} of them {UNKNOWN}" if result.get("unknown") else ""
         length = f"{result['bytes_per_token']:.2f} bytes long{unknown}"
-        say(f"{args.out}: {tokenizer.vocab_size} tokens; in {name} a token is {length}")
+        say(f"{args.out}: {counted(tokenizer.vocab_size, 'token')}; in {name} a token is {length}")
     return 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from llamarium.datasets.messages import checked_weight
-from llamarium.errors import LlamariumError, TrainingError, escape, show_value, warn_caller
+from llamarium.errors import LlamariumError, TrainingError, counted, escape, show_value, warn_caller
 
 _PROBLEMS_KEPT = 20
 _PROBLEMS_NAMED = 3
@@ -146,18 +146,18 @@ class Tally:
         if not self.num_rows and not self.num_without_weight:
             return "; expected a JSON object on each line, or rows"
         if not self.problems:
-            return f": all {self.num_without_weight} rows have the weight 0"
+            return f": {counted(self.num_without_weight, 'row has', 'rows have')} the weight 0"
         numbers = Counter(row.problem for row in self.problems)
         (problem, count), *_ = numbers.most_common()
         place = next(row.place for row in self.problems if row.problem == problem)
-        others = f"; {self.num_skipped - count} more rows cannot be used" if self.num_skipped > count else ""
+        others = f"; {counted(self.num_skipped - count, 'more row')} cannot be used" if self.num_skipped > count else ""
         return f": {place}: {problem}{others}"
 
     def warn(self) -> None:
         """Name what was not read, and what was skipped, in one warning each."""
         if self.unread:
             most = self.unread.most_common()
-            names = ", ".join(f"{escape(name)} ({count} row{'s' * (count != 1)})" for name, count in most[:_KEYS_NAMED])
+            names = ", ".join(f"{escape(name)} ({counted(count, 'row')})" for name, count in most[:_KEYS_NAMED])
             more = f", and {len(most) - _KEYS_NAMED} more" if len(most) > _KEYS_NAMED else ""
             warn_caller(f"{self.source}: not read: {names}{more}")
         if self.missing:
@@ -165,11 +165,13 @@ class Tally:
                 f"{self.source}: no row has {', '.join(map(show_value, sorted(self.missing)))}, which columns names"
             )
         if count := self.num_without_weight:
-            warn_caller(f"{self.source}: {count} row{'s' * (count != 1)} left out, of weight 0")
+            warn_caller(f"{self.source}: {counted(count, 'row')} left out, of weight 0")
         if self.num_skipped:
             shown = "; ".join(f"{row.place}: {row.problem}" for row in self.problems[:_PROBLEMS_NAMED])
             more = f"; and {self.num_skipped - _PROBLEMS_NAMED} more" if self.num_skipped > _PROBLEMS_NAMED else ""
-            warn_caller(f"{self.source}: {self.num_skipped} of {self.num_rows} rows skipped: {shown}{more}")
+            warn_caller(
+                f"{self.source}: {self.num_skipped:,} of {counted(self.num_rows, 'row')} skipped: {shown}{more}"
+            )
 
 
 def _has_no_weight(fields: Mapping[str, Any]) -> bool:

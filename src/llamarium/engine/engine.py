@@ -100,7 +100,7 @@ class Engine:
         self._scheduler = Scheduler(
             self.prefix_index, self.cache.copy_block, max_num_seqs, most, shares=shares and use_cache
         )
-        self._sampler = Sampler(vocab_size, runner.device)
+        self._sampler = Sampler(vocab_size)
         self.live: Collection[int] = self._scheduler.live
         self._output = OutputProcessor(self._scheduler, self._sampler, self.counts, use_cache=use_cache)
         self._pace, self._clock = Pace(), clock

@@ -14,7 +14,15 @@ from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Places, Pool, Pooling, State, States, Vector
 from llamarium.engine.prefix import Key
 from llamarium.engine.scoring import PromptScores
-from llamarium.errors import AnswerError, ContextLengthError, InputError, MemoryBudgetError, OptionError, show_value
+from llamarium.errors import (
+    AnswerError,
+    ContextLengthError,
+    InputError,
+    MemoryBudgetError,
+    OptionError,
+    counted,
+    show_value,
+)
 from llamarium.runtime.batch import BlockTable, Span
 from llamarium.runtime.intervention import Edit, check_edit
 from llamarium.runtime.runner import Logits
@@ -142,8 +150,9 @@ def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the pr
     The prompt has `num_prompt` tokens, `wanted` more are asked for (None is any number), and `most` fit in all.
     """
     asks = "" if wanted is None else f" and asks for {wanted} more, {num_prompt + wanted} together"
+    has = counted(num_prompt, "token").replace(",", "")  # clients read the numbers, as in OpenAI's errors
     return ContextLengthError(
-        f"{name} is too long: it has {num_prompt} tokens{asks}; this model's maximum context length is {most} tokens, "
+        f"{name} is too long: it has {has}{asks}; this model's maximum context length is {most} tokens, "
         "prompt and answer together: shorten the prompt, or ask for fewer tokens"
     )
 
@@ -153,10 +162,11 @@ def no_room(request: Request, num_slots: int, most: int) -> MemoryBudgetError:
     num_tokens = len(request.prompt_ids)
     if request.pooling is not None:
         return MemoryBudgetError(
-            f"the text has {num_tokens} tokens, and the cache has room for {num_slots}; use a shorter text"
+            f"the text has {counted(num_tokens, 'token')}, and the cache has room for {num_slots}; use a shorter text"
         )
     return MemoryBudgetError(
-        f"the prompt has {num_tokens} tokens and asks for {request.params.max_tokens} more, and the cache has room for "
+        f"the prompt has {counted(num_tokens, 'token')} and asks for {request.params.max_tokens} more, "
+        "and the cache has room for "
         f"{most}; shorten the prompt, or ask for fewer tokens"
     )
 

@@ -27,7 +27,7 @@ from llamarium.config import ModelConfig
 from llamarium.engine.pooling import State
 from llamarium.engine.request import FinishReason, TokenEvent
 from llamarium.engine.scoring import PromptScores
-from llamarium.errors import AnswerError
+from llamarium.errors import AnswerError, counted
 from llamarium.sampling.constraint import NoToken
 from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.base import Tokenizer
@@ -217,7 +217,9 @@ class Generation:
 
     def __repr__(self) -> str:
         """Show each answer's text, length and end; ids and log-probabilities are in the attributes."""
-        shown = ", ".join(f"{c.text!r} ({len(c.token_ids)} tokens, {c.finish_reason})" for c in self.completions)
+        shown = ", ".join(
+            f"{c.text!r} ({counted(len(c.token_ids), 'token')}, {c.finish_reason})" for c in self.completions
+        )
         return f"Generation({len(self.prompt_ids)} prompt tokens: {shown})"
 
     def or_raise(self) -> "Generation":

@@ -7,7 +7,7 @@ This is generation itself, with the real prefill, the real decode step and a KV 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from llamarium.errors import ContextLengthError
+from llamarium.errors import ContextLengthError, counted
 from llamarium.inspect.forward import Memory, advance
 from llamarium.inspect.numbers import JsonView, as_array
 from llamarium.inspect.tokens import Candidate, check_count, check_ids, name_candidates, top_candidates
@@ -56,7 +56,8 @@ def follow_next_tokens(
     num_slots, limit = len(ids) + steps - 1, runner.config.max_position_embeddings
     if num_slots > limit:
         raise ContextLengthError(
-            f"{len(ids)} tokens and {steps} steps need {num_slots} positions; the model's context holds {limit}"
+            f"{counted(len(ids), 'token')} and {counted(steps, 'step')} need {num_slots} positions; the "
+            f"model's context holds {limit}"
         )
     memory = Memory(runner, num_slots, kv_cache_dtype)
     sequence = memory.begin(ids, num_slots)

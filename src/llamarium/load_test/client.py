@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from llamarium.errors import InputError, ServerError, escape
+from llamarium.errors import InputError, ServerError, counted, escape
 from llamarium.load_test.chunks import DONE, Events, error_message, listed_models, parse_chunk, shown
 from llamarium.load_test.connections import BrokenAnswer, Connections, Response
 from llamarium.load_test.exchange import Exchange, Failure
@@ -118,7 +118,9 @@ class Client:
         names = listed_models(said)
         if len(names) != 1:
             listed = f" ({escape(', '.join(names))})" if names else ""
-            raise ServerError(f"{self.target.url} lists {len(names)} models{listed}; choose one with --model")
+            raise ServerError(
+                f"{self.target.url} lists {counted(len(names), 'model')}{listed}; choose one with --model"
+            )
         return names[0]
 
     async def ready(self, wait_s: float) -> None:
@@ -188,7 +190,9 @@ class _Answer:
             raise Failure("no stream", f"{escape(kind)}: {shown(self._other)}")
         num_pieces = len(self._exchange.arrivals)
         if not self._is_whole:
-            raise Failure("broken stream", f"it ended after {num_pieces} pieces, without a finish_reason or [DONE]")
+            raise Failure(
+                "broken stream", f"it ended after {counted(num_pieces, 'piece')}, without a finish_reason or [DONE]"
+            )
         if not num_pieces:
             raise Failure("empty answer", "the answer has no text")
 

@@ -71,7 +71,7 @@ class Preparation:
         kept = self._kept.numbers(Executor.of(llama, engine), one, "logits", None, range(last, last + 1))
         numbers = kept.values[0].copy()  # the sampler works in place
         row = SamplingRow(SamplingParams(temperature=1.0, top_p=0.9), one.ids, llama.config.vocab_size, (), None)
-        explain_choice(row, numbers, engine.runner.device, 1, llama.tokenizer)
+        explain_choice(row, numbers, 1, llama.tokenizer)
 
     def _cost(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
         from llamarium.inspect.probes.cost import token_cost

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from llamarium.attention import Attend
-from llamarium.errors import InputError
+from llamarium.errors import InputError, counted
 from llamarium.model.llama import LlamaDecoderLayer
 from llamarium.model.rope import Rotary
 from llamarium.tokenizer.base import Tokenizer
@@ -45,7 +45,8 @@ def sample_windows(tokenizer: Tokenizer, text: str, *, samples: int, context: in
     num_windows = min(samples, len(ids) // width) if width > 0 else 0
     if num_windows == 0:
         raise InputError(
-            f"the text to calibrate with has {len(ids)} tokens; expected at least {max(width, 1)}, one window of "
+            f"the text to calibrate with has {counted(len(ids), 'token')}; expected at least "
+            f"{max(width, 1)}, one window of "
             f"{context}: give a longer text, or a smaller context"
         )
     gap = (len(ids) - width) // max(1, num_windows - 1)

@@ -9,12 +9,12 @@ from llamarium.errors import SamplingError, show_value
 
 INF = math.inf
 
-Taker = Literal["cli", "openai", "responses", "anthropic", "page", "harness", "file"]
+Taker = Literal["cli", "openai", "responses", "anthropic", "page", "file"]
 """A place that takes parameters under the names of this table; "file" is `generation_config.json`."""
 
-EVERYWHERE: tuple[Taker, ...] = ("cli", "openai", "responses", "anthropic", "page", "harness", "file")
-BUT_ANTHROPIC: tuple[Taker, ...] = ("cli", "openai", "responses", "page", "harness", "file")
-OF_PENALTIES: tuple[Taker, ...] = ("cli", "openai", "page", "harness")
+EVERYWHERE: tuple[Taker, ...] = ("cli", "openai", "responses", "anthropic", "page", "file")
+BUT_ANTHROPIC: tuple[Taker, ...] = ("cli", "openai", "responses", "page", "file")
+OF_PENALTIES: tuple[Taker, ...] = ("cli", "openai", "page")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The sampling parameters of a request: one table of names, ranges, neutral values and takers. Never torch.
 
 `llamarium.sampling.steps` defines what each one does. The fields of `SamplingParams` are the table: checks, the
-command line, the protocols' request fields, the page and the evaluation harness read `PARAMETERS`, which is made of
-them. docs/guides/add-a-sampling-parameter.md lists the places of a new one.
+command line, the protocols' request fields and the page read `PARAMETERS`, which is made of them.
+docs/guides/add-a-sampling-parameter.md lists the places of a new one.
 """
 
 import functools
@@ -133,7 +133,7 @@ class SamplingParams:
     )  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     seed: int | None = integer(
-        None, 0, _MAX_SEED, takers=("cli", "openai", "responses", "anthropic", "page", "harness"),
+        None, 0, _MAX_SEED, takers=("cli", "openai", "responses", "anthropic", "page"),
         is_idle_when_greedy=True, metavar="S", help="the same seed gives the same text (default: another each time)",
     )  # fmt: skip
     max_tokens: int = integer(128, 1)

@@ -1,4 +1,4 @@
-"""The definition of sampling, and its steps in numpy for one row: what each leaves, and the noise of the draw.
+"""The definition of sampling, and its steps in NumPy for one row.
 
 The model gives one logit per token of the vocabulary. From there to a token, in this order:
 
@@ -35,9 +35,11 @@ request gives the same tokens alone, in any batch, on any device with the same l
 Logits that are rounded otherwise give another token only where two sums are equal within that rounding; the inverse of
 a cumulated distribution would move all of its boundaries (docs/decisions/0016-draws-that-rounding-does-not-shift.md).
 
-The steps here are for inspection; the choice is made in C or PyTorch, and tests hold the three to the same tokens.
+The steps here are for inspection, and `choose` is the choice where the C kernels are missing. C makes it elsewhere
+(`native/choose.h`), and tests hold both to the same tokens.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -69,11 +71,34 @@ class Stage:
 
 def stages(row: SamplingRow, logits_V: Floats) -> Iterator[Stage]:
     """Yield a row's logits after each step, in order; at temperature 0 the steps up to the mask."""
-    params, x_V = row.params, logits_V.copy()
     yield Stage("logits", True, logits_V)
     if row.history is not None:
-        x_V = processed_logits([row], logits_V[None]).get(0, x_V)
-        yield Stage("logits_processor", True, x_V.copy())
+        logits_V = processed_logits([row], logits_V[None]).get(0, logits_V)
+        yield Stage("logits_processor", True, logits_V.copy())
+    yield from _stages_from_bias(row, logits_V)
+
+
+def choose(row: SamplingRow, logits_V: Floats) -> int:
+    """Return the token that a row gets from logits after step 0, or -1 where none of them is finite after step 3."""
+    adjusted_V = left_V = logits_V
+    for stage in _stages_from_bias(row, logits_V):
+        left_V = stage.logits_V
+        if stage.name == "grammar":
+            adjusted_V = left_V
+            if not math.isfinite(adjusted_V.max()):
+                return -1
+    if row.params.temperature == 0:
+        return int(adjusted_V.argmax())
+
+    # In float64, and the maximum first, so that a small temperature overflows towards -inf only.
+    scores_V = (adjusted_V.astype(np.float64) - adjusted_V.max()) / np.float32(row.params.temperature)
+    scores_V += noise(row, len(scores_V))
+    return int(np.where(left_V > -np.inf, scores_V, -np.inf).argmax())
+
+
+def _stages_from_bias(row: SamplingRow, logits_V: Floats) -> Iterator[Stage]:
+    """Yield what steps 1 to 8 leave."""
+    params, x_V = row.params, logits_V.copy()
     if params.logit_bias:
         ids, values = bias(params.logit_bias)
         x_V[ids] += values

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from llamarium.errors import escape, show_value
+from llamarium.errors import counted, escape, show_value
 from llamarium.server.errors import ApiError
 
 REFUSED = "refused_field"
@@ -47,7 +47,7 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
         return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)
     if first["type"] in ("too_long", "too_short"):
         bound = f"at most {context['max_length']}" if "max_length" in context else f"at least {context['min_length']}"
-        message = f"{param} has {len(first['input']):,} items; expected {bound}"
+        message = f"{param} has {counted(len(first['input']), 'item')}; expected {bound}"
         return ApiError(400, message, code="invalid_parameter", param=param)
     said = ("expected an object" if fault["type"] in _NO_OBJECT else fault["msg"] for fault in meant)
     reasons = " or: ".join(dict.fromkeys(said))

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from llamarium.config import ModelConfig
-from llamarium.errors import InputError, TokenizerError, escape
+from llamarium.errors import InputError, TokenizerError, counted, escape
 from llamarium.tokenizer.base import Tokenizer
 
 
@@ -25,7 +25,7 @@ def check_same_vocabulary(first: Speaker, second: Speaker, why: str) -> None:
     what = f"{escape(first.name)} and {escape(second.name)} have different vocabularies and {why}"
     sizes = first.config.vocab_size, second.config.vocab_size
     if sizes[0] != sizes[1]:
-        raise InputError(f"{what}: {sizes[0]:,} and {sizes[1]:,} tokens")
+        raise InputError(f"{what}: {sizes[0]:,} and {counted(sizes[1], 'token')}")
     one, other = tokenizers = first.tokenizer, second.tokenizer
     if one.special.add_bos != other.special.add_bos or one.bos_token_id != other.bos_token_id:
         raise InputError(f"{what}: one puts another begin-of-sequence token before a text than the other, or none")

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from llamarium.api import Llama
 from llamarium.cost import flops
-from llamarium.errors import LlamariumError, OutputError, TrainingError, warn_caller
+from llamarium.errors import LlamariumError, OutputError, TrainingError, counted, warn_caller
 from llamarium.generation.options import AnswerOptions
 from llamarium.kernels.memory import keep_freed
 from llamarium.model import LlamaForCausalLM
@@ -250,13 +250,15 @@ class _Loop:
             self.emit({"event": "skipped", "step": at.step, "reason": reason, **numbers})
         if self.num_not_finite >= _MAX_NOT_FINITE:
             raise TrainingError(
-                f"the gradients of {self.num_not_finite} steps in a row were not finite (loss {found.loss}); the "
+                f"the gradients of {counted(self.num_not_finite, 'step')} in a row were not finite "
+                f"(loss {found.loss}); the "
                 "weights are as they were before: lower the learning rate, or use float32"
             )
         has_state = any(optimizer.state for optimizer in self.optimizers)
         if at.step == self.setup.config.steps and not has_state and not at.num_without_signal:
             raise TrainingError(
-                f"none of the {at.step} steps could move the weights: gradients were not finite, or no token had "
+                f"none of {counted(at.step, 'step')} could move the weights: gradients were not finite, "
+                "or no token had "
                 "a label; check the data and the model that the run began with"
             )
 

@@ -25,6 +25,11 @@ export function count(value: number): string {
   return value.toLocaleString("en-US").replaceAll(",", "\u202f");
 }
 
+/** A number with what it counts: "1 token", "1,024 tokens"; `plural` where it is not the noun with an s. */
+export function counted(value: number, noun: string, plural = `${noun}s`): string {
+  return `${count(value)} ${value === 1 ? noun : plural}`;
+}
+
 /** How many of a row are there, where not all are: "One token in 3". */
 export function oneIn(stride: number, what: string): string {
   return `One ${what} in ${stride}`;

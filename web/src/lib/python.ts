@@ -1,5 +1,6 @@
 /** Lines of Python that make a view's numbers again: what stands in them is written as Python's own literals. */
 
+import { counted } from "./format";
 import { session } from "./session.svelte";
 
 /** A string literal: JSON's, which Python reads alike, with all that is not seen or changes direction as its number. */
@@ -45,7 +46,7 @@ export function program(lines: readonly string[]): string {
     "import llamarium",
     "",
     `llama = llamarium.load(${quoted(model?.name ?? "")}${options && `, ${options}`})`,
-    `ids = ${encoded}  # ${pass?.tokens.length ?? 0} tokens`,
+    `ids = ${encoded}  # ${counted(pass?.tokens.length ?? 0, "token")}`,
     ...(adapter ? [`# The page has put the server's adapter ${quoted(adapter)} on: load it with adapter=FOLDER.`] : []),
     ...lines,
     "print(numbers)",

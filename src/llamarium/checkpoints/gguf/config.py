@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.gguf.file import GGUFFile
 from llamarium.config import ModelConfig, RopeScaling
 from llamarium.config.rope_scaling import magnitude
-from llamarium.errors import CheckpointError, ConfigError, UnsupportedFormatError, escape, show_value, warn_caller
+from llamarium.errors import (
+    CheckpointError,
+    ConfigError,
+    UnsupportedFormatError,
+    counted,
+    escape,
+    show_value,
+    warn_caller,
+)
 from llamarium.rope import rope_frequencies
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -171,9 +179,11 @@ def _vocab_size(file: GGUFFile, source: str) -> int:
     said = _integer(file.metadata, "llama.vocab_size", source, default=rows)
     tokens = file.metadata.get("tokenizer.ggml.tokens", [])
     if said != rows:
-        raise CheckpointError(f"{source}: llama.vocab_size is {said}, token_embd.weight has {rows} rows")
+        raise CheckpointError(f"{source}: llama.vocab_size is {said}, token_embd.weight has {counted(rows, 'row')}")
     if isinstance(tokens, list) and len(tokens) > rows:
-        raise CheckpointError(f"{source}: {len(tokens)} tokens, but token_embd.weight has {rows} rows")
+        raise CheckpointError(
+            f"{source}: {counted(len(tokens), 'token')}, but token_embd.weight has {counted(rows, 'row')}"
+        )
     return rows
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llamarium.errors import CheckpointError, UnsupportedFormatError, escape
+from llamarium.errors import CheckpointError, UnsupportedFormatError, counted, escape
 from llamarium.io import atomic_file, regular_size
 from llamarium.quant.formats import GGML_TYPES, Format, block_format
 
@@ -140,7 +140,9 @@ class _Reader:
         """Refuse `count` items of at least `least_bytes` in the file and `cost` in memory before they are read."""
         left = self.size - self.pos
         if count * least_bytes > left:
-            raise self.fault(f"{count} items of at least {least_bytes} bytes are announced, {left} bytes are left")
+            raise self.fault(
+                f"{counted(count, 'item')} of at least {least_bytes} bytes announced, {counted(left, 'byte')} left"
+            )
         self.budget -= count * cost
         self.items -= count
         if self.budget < 0 or self.items < 0:
@@ -298,7 +300,9 @@ class _Reader:
             end = _align(tensor.offset + tensor.num_bytes, alignment)
         self.where = "the end"
         if self.size > end:
-            raise self.fault(f"{self.size - end} bytes follow the last tensor, which ends at {end}")
+            raise self.fault(
+                f"{counted(self.size - end, 'byte follows', 'bytes follow')} the last tensor, which ends at {end}"
+            )
 
 
 _TYPE_AND_OFFSET = struct.Struct("<IQ")

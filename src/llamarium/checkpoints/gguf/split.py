@@ -13,7 +13,7 @@ from typing import Any
 
 from llamarium.checkpoints.checkpoint import list_some
 from llamarium.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
-from llamarium.errors import CheckpointError, escape, show_value
+from llamarium.errors import CheckpointError, counted, escape, show_value
 from llamarium.hub.gguf_names import PartName, part_name
 
 _NUMBER, _COUNT, _NUM_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -105,7 +105,8 @@ def _join(files: list[GGUFFile], path: Path) -> GGUFFile:
     total = _split_integer(first, _NUM_TENSORS, default=len(tensors))
     if total != len(tensors):
         raise CheckpointError(
-            f"{escape(first.path)}: {_NUM_TENSORS} is {total}, and the {len(files)} parts hold {len(tensors)} tensors; "
+            f"{escape(first.path)}: {_NUM_TENSORS} is {total}, and the "
+            f"{counted(len(files), 'part holds', 'parts hold')} {counted(len(tensors), 'tensor')}; "
             "the parts do not belong together"
         )
     return replace(first, path=path, tensors=tensors, paths=tuple(file.path for file in files))

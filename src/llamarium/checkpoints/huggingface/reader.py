@@ -23,7 +23,7 @@ from llamarium.checkpoints.huggingface.methods import quantization_of, read_grou
 from llamarium.checkpoints.huggingface.safetensors_file import Located, read_safetensors
 from llamarium.checkpoints.storage import FLOATS, TensorFile, equal_by_pieces
 from llamarium.config import EMBEDDING, HEAD, read_json_object
-from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, escape, warn_caller
+from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError, counted, escape, warn_caller
 from llamarium.file_names import (
     ADAPTER_CONFIG,
     ANY_BIN,
@@ -89,7 +89,8 @@ class HuggingFaceCheckpoint:
         if stale:  # those that the model needs and that no other file has are reported as missing
             index = next(name for name in (SAFETENSORS_INDEX, BIN_INDEX) if (self.path / name).exists())
             warn_caller(
-                f"{escape(self.path / index)}: {len(stale)} tensors are not in the files that it names: "
+                f"{escape(self.path / index)}: {counted(len(stale), 'tensor is', 'tensors are')} not in "
+                "the files that it names: "
                 f"{list_some(stale)}"
             )
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.tokenizers import check_tokenizer
 from llamarium.config import EMBEDDING, ModelConfig
-from llamarium.errors import CheckpointError, OptionError, OutputError, escape
+from llamarium.errors import CheckpointError, OptionError, OutputError, counted, escape
 from llamarium.file_names import (
     CONFIG,
     GENERATION_CONFIG,
@@ -88,7 +88,9 @@ def cast_array(values: NDArray[Any], dtype: str, key: str) -> NDArray[Any]:
         num_bad = _num_overflows(values, narrow)
     if num_bad:
         other = "float32" if dtype == "BF16" else "bfloat16 or float32"
-        raise CheckpointError(f"{escape(key)}: {num_bad} values do not fit {_LONG_NAMES[dtype]}; choose {other}")
+        raise CheckpointError(
+            f"{escape(key)}: {counted(num_bad, 'value does', 'values do')} not fit {_LONG_NAMES[dtype]}; choose {other}"
+        )
     return narrow
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from llamarium.checkpoints.checkpoint import CONFIG_LIMIT_BYTES
 from llamarium.config import ModelConfig, RopeScaling, read_json_object
-from llamarium.errors import CheckpointError, ConfigError, escape
+from llamarium.errors import CheckpointError, ConfigError, counted, escape
 from llamarium.file_names import CONFIG, META_CONFIG
 
 # (dim, n_layers) of the models published with scaled RoPE, and the factor: 3.2 1B and 3B; 3.1 8B, 70B and 405B.
@@ -44,7 +44,9 @@ def meta_config(folder: Path, vocab_size: int, tied: bool) -> ModelConfig:
         raise ConfigError(f"{source}: {escape(', '.join(unknown[:10]))} not supported; read are those of Llama 2 and 3")
     said = _read_fields(raw, source)
     if said["vocab_size"] not in (-1, vocab_size):
-        raise CheckpointError(f"{source}: vocab_size is {said['vocab_size']}, the embedding has {vocab_size} rows")
+        raise CheckpointError(
+            f"{source}: vocab_size is {said['vocab_size']}, the embedding has {counted(vocab_size, 'row')}"
+        )
     said |= {"vocab_size": vocab_size}
     if (folder / CONFIG).exists():
         return _merge(folder / CONFIG, said)

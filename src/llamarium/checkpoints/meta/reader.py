@@ -30,7 +30,7 @@ from llamarium.checkpoints.meta.config import meta_config
 from llamarium.checkpoints.meta.file import read_meta_shard
 from llamarium.checkpoints.storage import FLOATS, Bytes, equal_by_pieces, open_state, unpermute
 from llamarium.config import EMBEDDING, HEAD
-from llamarium.errors import CheckpointError, ModelNotFoundError, escape
+from llamarium.errors import CheckpointError, ModelNotFoundError, counted, escape
 from llamarium.file_names import META_CONFIG, META_SHARDS, meta_shard_name
 
 _NAMES = {"tok_embeddings.weight": EMBEDDING, "norm.weight": "model.norm.weight", "output.weight": HEAD}
@@ -67,7 +67,7 @@ class MetaCheckpoint:
         part, whole = self._width("model.layers.0.self_attn.o_proj.weight"), self._width("model.norm.weight")
         if part and whole % part == 0 and whole // part > len(files):
             missing = [meta_shard_name(i) for i in range(len(files), whole // part)]
-            raise CheckpointError(f"{escape(path)}: {len(files)} shards; {list_some(missing)} is missing")
+            raise CheckpointError(f"{escape(path)}: {counted(len(files), 'shard')}; {list_some(missing)} is missing")
         self._vocab_on_rows = self._width(EMBEDDING) == whole  # Llama 2 cuts by features
         head = self._slices.pop(HEAD, None)
         tied = head is None or self._is_embedding(head[1])

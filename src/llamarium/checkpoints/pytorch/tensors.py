@@ -21,7 +21,7 @@ from llamarium.checkpoints.huggingface.safetensors_file import ITEM_DTYPES, Loca
 from llamarium.checkpoints.pytorch.archive import Archive, fault, read_archive
 from llamarium.checkpoints.pytorch.program import TensorView, run_program
 from llamarium.checkpoints.storage import Bytes, TensorFile
-from llamarium.errors import CheckpointError, escape, warn_caller
+from llamarium.errors import CheckpointError, counted, escape, warn_caller
 
 _MOST_DIMS = 16
 
@@ -116,8 +116,9 @@ def _tensor(archive: Archive, file: TensorFile, name: str, view: TensorView) -> 
     if storage.num_items * items.itemsize > record.num_bytes:
         raise fault(
             archive.path,
-            f"{where} is in a storage of {storage.num_items} items of {items.itemsize} bytes, and its record has "
-            f"{record.num_bytes} bytes",
+            f"{where} is in a storage of {counted(storage.num_items, 'item')} of {items.itemsize} "
+            "bytes, and its record has "
+            f"{counted(record.num_bytes, 'byte')}",
         )
 
     start = record.offset + view.offset * items.itemsize
@@ -141,7 +142,7 @@ def _check_view(path: Path, where: str, view: TensorView) -> None:
         raise fault(
             path,
             f"{where} has shape {view.shape} and strides {view.strides} from item {view.offset} on, and its storage "
-            f"has {view.storage.num_items} items",
+            f"has {counted(view.storage.num_items, 'item')}",
         )
 
 

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from llamarium.attention.base import Attend, causal_mask
 from llamarium.config import RopeScaling
-from llamarium.errors import InputError, MemoryBudgetError, show_value
+from llamarium.errors import InputError, MemoryBudgetError, counted, show_value
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole
 from llamarium.inspect.trace import Trace, look, trace
 from llamarium.model import LlamaForCausalLM, LlamaRotaryEmbedding, Rotary
@@ -117,7 +117,7 @@ def _check_whole(positions_BT: Tensor, experiment: Experiment) -> None:
             "most 2,048 tokens; answers cannot be made"
         )
     if max(experiment.hidden, default=0) >= num_tokens:
-        raise InputError(f"hidden is {list(experiment.hidden)}; the text has {num_tokens} tokens")
+        raise InputError(f"hidden is {list(experiment.hidden)}; the text has {counted(num_tokens, 'token')}")
 
 
 def trace_experiment(

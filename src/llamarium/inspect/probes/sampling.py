@@ -117,13 +117,11 @@ def sampler_steps(
     check_ids(runner.config, prompt_ids)
     check_ids(runner.config, [*prompt_ids, *answer_ids])
     row = SamplingRow(params, prompt_ids, runner.config.vocab_size, answer_ids, constraint, stops)
-    return explain_choice(row, next_logits(runner, prompt_ids, answer_ids), runner.device, k, tokenizer)
+    return explain_choice(row, next_logits(runner, prompt_ids, answer_ids), k, tokenizer)
 
 
-def explain_choice(
-    row: SamplingRow, logits_V: Logits, device: str, k: int = 10, tokenizer: Tokenizer | None = None
-) -> SamplerSteps:
-    """Follow how the sampler chooses a row's next token from the runner's logits on `device`, and append it to the row.
+def explain_choice(row: SamplingRow, logits_V: Logits, k: int = 10, tokenizer: Tokenizer | None = None) -> SamplerSteps:
+    """Follow how the sampler chooses a row's next token from the runner's logits, and append it to the row.
 
     AnswerError if no token can be chosen.
     """
@@ -131,7 +129,7 @@ def explain_choice(
     if row.failure is not None:
         raise row.failure
     noise_V = noise(row, len(logits_V)) if row.params.temperature > 0 else None
-    chosen = Sampler(len(logits_V), device).sample([row], logits_V[None])[0].id_of(0)
+    chosen = Sampler(len(logits_V)).sample([row], logits_V[None])[0].id_of(0)
     steps = tuple(_step(stage, k, chosen, tokenizer) for stage in left)
     draw = None if noise_V is None else _draw(steps[-1], noise_V)
     return SamplerSteps(chosen, text_of(chosen, tokenizer), row.seed, place, steps, draw)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.config import read_json_object
-from llamarium.errors import InputError, escape
+from llamarium.errors import InputError, counted, escape
 from llamarium.file_names import SAFETENSORS
 from llamarium.inspect.numbers import Floats, JsonView, largest, scores_of, softmax
 from llamarium.inspect.tokens import Candidate
@@ -68,7 +68,11 @@ class Translator:
         known, words = {word: i for i, word in enumerate(self._words)}, text.split()
         strange = [word for word in words if word not in self.about["english"]]
         if strange or not 0 < len(words) <= _LONGEST:
-            found = f"{escape(strange[0], 40)!r} is none of its words" if strange else f"there are {len(words)} words"
+            found = (
+                f"{escape(strange[0], 40)!r} is none of its words"
+                if strange
+                else f"it has {counted(len(words), 'word')}"
+            )
             all_words = ", ".join(self.about["english"])
             raise InputError(f"{found}; this model reads 1 to {_LONGEST} words of these: {all_words}")
         return [*(known[word] for word in words), _END]

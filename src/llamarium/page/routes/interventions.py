@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from llamarium.engine.request import check_prompt, too_long
-from llamarium.errors import AnswerError, LlamariumError
+from llamarium.errors import AnswerError, LlamariumError, counted
 from llamarium.extras import need_torch
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.interventions.effect import PatchCell
@@ -165,7 +165,8 @@ def _check_positions(path: str, positions: Sequence[int] | None, one: Pass) -> N
 def _check_patches(one: Pass, body: schema.PatchRequest) -> None:
     if len(body.source_ids) != len(one.ids):
         message = (
-            f"the second prompt has {len(body.source_ids)} tokens and the first {len(one.ids)}; expected as many, so "
+            f"the second prompt has {counted(len(body.source_ids), 'token')} and the first "
+            f"{len(one.ids)}; expected as many, so "
             "that each token has one to take its place"
         )
         raise ApiError(400, message, code="invalid_parameter", param="source_ids")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from llamarium.errors import GrammarError
+from llamarium.errors import GrammarError, counted
 from llamarium.inspect.probes.cost import TokenCost, token_cost
 from llamarium.inspect.probes.sampling import SamplerSteps, explain_choice, next_logits
 from llamarium.inspect.score import scored_tokens
@@ -61,7 +61,7 @@ def explain_next(known: OpenPass, answer: range, row: SamplingRow, k: int) -> Sa
     else:  # as the answer was made, token by token
         parts, kept_in = (one.ids[: answer.start], one.ids[answer.start : answer.stop]), engine.kv_cache_dtype
         logits_V = next_logits(runner, *parts, adapter=one.adapter_idx, kv_cache_dtype=kept_in)
-    return explain_choice(row, logits_V, runner.device, min(k, llama.config.vocab_size), llama.tokenizer)
+    return explain_choice(row, logits_V, min(k, llama.config.vocab_size), llama.tokenizer)
 
 
 @router.get("/passes/{pass_id}/score")
@@ -73,7 +73,7 @@ async def score(requested: OfPass, query: Annotated[schema.ScoreQuery, Query()])
         raise ApiError(400, message, code="invalid_parameter", param="id")
     check_index("start", start, len(ids))
     if len(ids) - start > MAX_SCORED:
-        message = f"start is {start} of {len(ids)} tokens; at most the last {MAX_SCORED} are scored at once"
+        message = f"start is {start} of {counted(len(ids), 'token')}; at most the last {MAX_SCORED} are scored at once"
         raise ApiError(400, message, code="invalid_parameter", param="start")
 
     def read(known: OpenPass) -> schema.ScoreView:

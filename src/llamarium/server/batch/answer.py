@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from llamarium.errors import EngineStoppedError
+from llamarium.errors import EngineStoppedError, counted
 from llamarium.load_test.chunks import error_message
 from llamarium.server.app import create_routes
 from llamarium.server.batch.dispatch import RouteReply, Routes
@@ -30,7 +30,7 @@ class BatchProgress:
     first_failure: str = ""
 
     def __str__(self) -> str:
-        return f"{self.num_answered} of {self.num_lines} lines answered, {self.num_failed} failed"
+        return f"{self.num_answered} of {counted(self.num_lines, 'line')} answered, {self.num_failed} failed"
 
     @property
     def share(self) -> float:

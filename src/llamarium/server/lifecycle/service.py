@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from fastapi import Request
 
-from llamarium.errors import OptionError, show_value
+from llamarium.errors import OptionError, counted, show_value
 from llamarium.generation.text_engine import TextEngine, TextModel
 from llamarium.server.errors import ApiError
 from llamarium.server.lifecycle.loading import ModelLoader
@@ -125,7 +125,10 @@ class Service:
             message = f"{num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
             raise ApiError(400, message, param=field)
         if self.in_flight + num_answers > self.capacity:
-            message = f"{self.in_flight} answers are under way, and {self.capacity} may run and wait; try again later"
+            message = (
+                f"{counted(self.in_flight, 'answer is', 'answers are')} under way, and {self.capacity} may "
+                "run and wait; try again later"
+            )
             wait = {"retry-after": str(max(1, min(60, round(self._typical_s))))}
             raise ApiError(429, message, code="rate_limit_exceeded", headers=wait)
         self.in_flight += num_answers

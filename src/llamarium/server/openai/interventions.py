@@ -11,7 +11,7 @@ from pydantic import Field
 
 from llamarium.engine.pooling import Places, State, Vector
 from llamarium.engine.request import check_prompt
-from llamarium.errors import LlamariumError
+from llamarium.errors import LlamariumError, counted
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.forward import num_rows
 from llamarium.inspect.numbers import split
@@ -129,7 +129,9 @@ class Inside:
             if (one.vector is None) == (one.toward is None) or (one.away is None) != (one.toward is None):
                 raise ApiError(400, f"{path}: expected vector, or toward and away", param=path)
             if one.vector is not None and len(one.vector) != size:
-                message = f"{path}.vector has {len(one.vector)} numbers; expected {size}, the model's hidden size"
+                message = (
+                    f"{path}.vector has {counted(len(one.vector), 'number')}; expected {size}, the model's hidden size"
+                )
                 raise ApiError(400, message, param=f"{path}.vector")
             vector = self._direction(model, engine, one, path) if one.vector is None else np.array(one.vector)
             added = one.strength * vector.astype(np.float64)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from llamarium.engine.prefix import Key, block_keys
+from llamarium.errors import counted
 from llamarium.server.prefix.compare import Difference, Reason, differences
 from llamarium.server.prefix.fields import MAX_FIELDS, PACKED, Field, PromptParts, Value, digest_fields, pack, unpack
 from llamarium.tokenizer.base import Tokenizer
@@ -64,7 +65,7 @@ class Explanation:
     def sentence(self) -> str:
         """Return it in words, without any text of a prompt."""
         where = self.path or "the prompt"
-        after = f" after {self.matched_tokens} of {self.num_tokens} tokens"
+        after = f" after {self.matched_tokens} of {counted(self.num_tokens, 'token')}"
         if self.is_time and self.reason == "changed":
             return f"a date or time in {where} changed{after}"
         if self.is_time:
@@ -73,7 +74,7 @@ class Explanation:
             case "first":
                 return "no earlier prompt of this key is known"
             case "extended":
-                return f"it continues an earlier prompt, with which it shares {self.matched_tokens} tokens"
+                return f"it continues an earlier prompt, with which it shares {counted(self.matched_tokens, 'token')}"
             case "contained":
                 return "it is the beginning of an earlier prompt"
             case "model" | "cache_salt" | "interventions":

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Any
 
-from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value, warn_caller
+from llamarium.errors import TokenizerError, UnsupportedTokenizerError, counted, escape, show_value, warn_caller
 from llamarium.tokenizer.backends.files import MAX_TOKENS, guard_rust
 from llamarium.tokenizer.backends.gguf_cutters import Cutter, find_cutter
 from llamarium.tokenizer.backends.gguf_longest import LONGEST_MATCH, longest_match_tokenizer
@@ -76,7 +76,8 @@ def _tokens(metadata: Mapping[str, Any], source: str) -> tuple[list[str], dict[s
         types = _list(metadata, "token_type", int, source)
     if len(types) != len(tokens) or not 0 < len(tokens) <= MAX_TOKENS:
         raise TokenizerError(
-            f"{source}: {len(tokens)} tokens and {len(types)} token types; expected as many, 1 to {MAX_TOKENS}"
+            f"{source}: {counted(len(tokens), 'token')} and {counted(len(types), 'token type')}; "
+            f"expected as many, 1 to {MAX_TOKENS}"
         )
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):

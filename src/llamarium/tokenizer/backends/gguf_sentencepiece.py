@@ -10,7 +10,7 @@ Source: llama.cpp, `src/llama-vocab.cpp` (`llm_tokenizer_spm_session`, `tokenize
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamarium.errors import TokenizerError, show_value
+from llamarium.errors import TokenizerError, counted, show_value
 from llamarium.tokenizer.backends.sentencepiece import AddedToken, SentencePieceBackend
 from llamarium.tokenizer.sentencepiece.model import SentencePieceModel, byte_piece, check_model
 from llamarium.tokenizer.sentencepiece.piece_type import PieceType
@@ -64,7 +64,7 @@ def _scores(metadata: Mapping[str, Any], count: int, source: str) -> list[float]
     if scores is None:
         return [0.0] * count
     if not isinstance(scores, Sequence) or isinstance(scores, str | bytes) or len(scores) < count:
-        raise TokenizerError(f"{source}: {_KEY}scores is {show_value(scores)}; expected {count} numbers")
+        raise TokenizerError(f"{source}: {_KEY}scores is {show_value(scores)}; expected {counted(count, 'number')}")
     if set(map(type, scores)) - {int, float}:
         wrong = next(score for score in scores if type(score) not in (int, float))
         raise TokenizerError(f"{source}: {_KEY}scores holds {show_value(wrong)}; expected numbers")

@@ -12,7 +12,7 @@ import binascii
 from itertools import accumulate
 from pathlib import Path
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import TokenizerError, counted, escape
 from llamarium.tokenizer.backends.files import guard_rust, read_bytes
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json, llama3_cutter
@@ -90,7 +90,8 @@ def _read_ranks(data: bytes, source: str) -> list[bytes]:
     if len(lines) != NUM_RANKS:
         _read_line(lines[0], 0, source)
         raise TokenizerError(
-            f"{source}: {len(lines)} lines; expected {NUM_RANKS}, as Llama 3's tokenizer.model has (cut off in "
+            f"{source}: {counted(len(lines), 'line')}; expected {NUM_RANKS}, as Llama 3's "
+            "tokenizer.model has (cut off in "
             "a download, or another model's?)"
         )
     tokens = [_read_line(line, rank, source) for rank, line in enumerate(lines)]

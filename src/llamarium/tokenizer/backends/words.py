@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamarium.errors import TokenizerError, escape
+from llamarium.errors import TokenizerError, counted, escape
 from llamarium.tokenizer.backends import huggingface_rules as rules
 from llamarium.tokenizer.backends.files import guard_rust, save_huggingface
 from llamarium.tokenizer.backends.template_files import read_templates
@@ -100,7 +100,8 @@ class WordBackend(Backend):
             shown = ", ".join(repr(escape(word)) for word, _ in unknown.most_common(_SHOWN))
             more = "" if len(unknown) <= _SHOWN else f" and {len(unknown) - _SHOWN} more"
             raise TokenizerError(
-                f"{self._source}: {unknown.total()} of {len(pieces)} tokens of the text are not among the "
+                f"{self._source}: {unknown.total()} of {counted(len(pieces), 'token')} of the text "
+                f"{'is' if unknown.total() == 1 else 'are'} not among the "
                 f"{len(self._ids)} that this vocabulary has: {shown}{more}; as {UNKNOWN} they could not be decoded "
                 "again. Use other words, or a vocabulary of bytes and merges, which spells any text"
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from llamarium.errors import TokenizerError, UnsupportedTokenizerError, escape, show_value
+from llamarium.errors import TokenizerError, UnsupportedTokenizerError, counted, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_TOKENS
 from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 from llamarium.tokenizer.sentencepiece.wire import BYTES, FIXED32, VARINT, read_fields, write_field
@@ -92,7 +92,7 @@ def read_model(data: bytes, source: str) -> SentencePieceModel:
         if number in parts and kind == BYTES and isinstance(value, bytes):
             parts[number].append(value)
     if not 0 < len(parts[_PIECES]) <= MAX_TOKENS:
-        raise TokenizerError(f"{source}: {len(parts[_PIECES])} pieces; expected 1 to {MAX_TOKENS}")
+        raise TokenizerError(f"{source}: {counted(len(parts[_PIECES]), 'piece')}; expected 1 to {MAX_TOKENS}")
     pieces, scores, types = _read_pieces(parts[_PIECES], source)
     # If a message comes twice, its later fields win: the parts, joined, are that message.
     trainer = _scalars(b"".join(parts[_TRAINER]), source)

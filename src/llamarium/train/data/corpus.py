@@ -30,7 +30,7 @@ from torch import Tensor
 
 from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.datasets.sources import at_place, document_ids, ids_around, read_documents, source_name, source_stamp
-from llamarium.errors import OutputError, TrainingError, escape, show_value
+from llamarium.errors import OutputError, TrainingError, counted, escape, show_value
 from llamarium.file_names import CHARACTERS, TOKENIZER_CONFIG
 from llamarium.io import file_sha256, sync, sync_tree, write_json
 from llamarium.leftovers import remove_stale
@@ -94,7 +94,8 @@ class Corpus:
         for what, length in (("training", cut), ("validation", self.num_tokens - cut)):
             if length < max(at_least, 1):
                 raise TrainingError(
-                    f"{self.name}: a validation share of {validation} of its {self.num_tokens} tokens leaves {length} "
+                    f"{self.name}: a validation share of {validation} of its "
+                    f"{counted(self.num_tokens, 'token')} leaves {length} "
                     f"for {what}; expected at least {max(at_least, 1)}: use more data, another share or shorter rows"
                 )
         return self._part(0, cut), self._part(cut, self.num_tokens)
@@ -244,7 +245,7 @@ def _write_ids(
                     file.write(np.asarray(ids, dtype).tobytes())
                     num_tokens += len(ids)
                     if progress is not None:
-                        progress(f"{len(starts):,} documents, {num_tokens:,} tokens", None)
+                        progress(f"{counted(len(starts), 'document')}, {counted(num_tokens, 'token')}", None)
     with (folder / "starts.bin").open("wb") as file:
         starts.tofile(file)
     return num_tokens

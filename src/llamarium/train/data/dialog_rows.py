@@ -281,7 +281,7 @@ def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
     shown = Text()
     for number, (ids, learned, *_) in enumerate(_examples(batch, row)):
         if not learned.any():
-            shown.append(f"── {len(ids)} tokens without anything to learn (padding)\n", "bold")
+            shown.append(f"── {counted(len(ids), 'token')} without anything to learn (padding)\n", "bold")
             continue
         add_marked(shown, f"example {number + 1}", ids, learned, tokenizer)
     return shown

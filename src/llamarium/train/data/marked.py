@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamarium.errors import escape
+from llamarium.errors import counted, escape
 from llamarium.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def add_marked(
     Control tokens are spelled out, and characters that could control a terminal are escaped. `most` is the number of
     characters of a part that are shown, its beginning and its end; 0 is all.
     """
-    shown.append(f"── {title}: {len(ids)} token{'s' * (len(ids) != 1)}, {int(learned.sum())} learned\n", "bold")
+    shown.append(f"── {title}: {counted(len(ids), 'token')}, {int(learned.sum()):,} learned\n", "bold")
     borders = np.flatnonzero(np.diff(learned)) + 1
     for part, learns in zip(np.split(ids, borders), np.split(learned, borders), strict=True):
         text = visible(tokenizer.decode(part.tolist(), skip_special_tokens=False))

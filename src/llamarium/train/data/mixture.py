@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llamarium.errors import TrainingError, escape, show_value
+from llamarium.errors import TrainingError, counted, escape, show_value
 from llamarium.train.data.order import permutation
 
 
@@ -65,7 +65,7 @@ class Mixture:
             held.append(max(1, round(size * validation)) if validation > 0 else 0)
             if not 0 < held[-1] < size:
                 raise TrainingError(
-                    f"{f'{escape(name)}: ' * bool(name)}of {size} example{'s' * (size != 1)}, validation "
+                    f"{f'{escape(name)}: ' * bool(name)}of {counted(size, 'example')}, validation "
                     f"{show_value(validation)} takes {held[-1]}; expected at least one to validate and one to train "
                     "on: give more examples, or no validation (--validation 0)"
                 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llamarium.errors import TrainingError
+from llamarium.errors import TrainingError, counted
 from llamarium.train.data.batch import Rows, TrainingBatch, join
 
 
@@ -56,7 +56,7 @@ class Order:
         """Return the next `count` rows, or this process's shard; TrainingError if the shards would differ in size."""
         if count % self.num_shards:
             raise TrainingError(
-                f"batch_rows is {count}; expected a multiple of the {self.num_shards} shards of the data"
+                f"batch_rows is {count}; expected a multiple of the {counted(self.num_shards, 'shard')} of the data"
             )
         places = self.places(count)[self.shard_idx :: self.num_shards]
         epochs = sorted({epoch for epoch, _ in places})
@@ -78,5 +78,5 @@ class Order:
     def _permute(self, epoch: int) -> Sequence[int]:
         num_rows = self.rows.num_rows(epoch)
         if num_rows < 1:
-            raise TrainingError(f"the data has no row of {self.rows.context} tokens; expected at least one")
+            raise TrainingError(f"the data has no row of {counted(self.rows.context, 'token')}; expected at least one")
         return permutation(num_rows, self.seed, "order", epoch).tolist()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from llamarium.errors import TrainingError
+from llamarium.errors import TrainingError, counted
 from llamarium.train.data.batch import IGNORED, TrainingBatch, join
 from llamarium.train.data.corpus import Corpus
 from llamarium.train.data.mixture import Mixture
@@ -35,12 +35,14 @@ class PackedRows:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
         if corpus.num_tokens < context + 1:
             raise TrainingError(
-                f"{corpus.name}: {corpus.num_tokens} tokens, fewer than one row: a context of {context} needs "
+                f"{corpus.name}: {counted(corpus.num_tokens, 'token')}, fewer than one row: a context "
+                f"of {context} needs "
                 f"{context + 1}; use more data or a shorter context"
             )
         if corpus.num_tokens == corpus.num_documents:
             raise TrainingError(
-                f"{corpus.name}: each of its {corpus.num_documents} documents is a single token, so no token follows "
+                f"{corpus.name}: each of its {counted(corpus.num_documents, 'document')} is a single "
+                "token, so no token follows "
                 "another and there is nothing to learn; join the texts into longer documents"
             )
         self.corpus = corpus

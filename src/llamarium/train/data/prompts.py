@@ -16,7 +16,7 @@ import torch
 
 from llamarium.datasets.rows import Reading, Tally
 from llamarium.datasets.sources import read_rows_in_order
-from llamarium.errors import TrainingError, escape, warn_caller
+from llamarium.errors import TrainingError, counted, escape, warn_caller
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.batch import AnswerBatch
 from llamarium.train.data.dialog_rows import Truncate
@@ -126,10 +126,11 @@ def _read(
     room = context - max_tokens
     fitting = [prompt for prompt in prompts if len(prompt.ids) <= room]
     if len(fitting) < len(prompts):
-        longest = max(prompts, key=lambda prompt: len(prompt.ids))
+        longest, num_long = max(prompts, key=lambda prompt: len(prompt.ids)), len(prompts) - len(fitting)
         found = (
-            f"{escape(name)}: {len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for an answer of "
-            f"{max_tokens} tokens in {context}; the longest, {longest.place}, has {len(longest.ids)}"
+            f"{escape(name)}: {num_long} of {counted(len(prompts), 'prompt')} {'leaves' if num_long == 1 else 'leave'} "
+            "no room for an answer of "
+            f"{counted(max_tokens, 'token')} in {context}; the longest, {longest.place}, has {len(longest.ids)}"
         )
         if truncate == "keep-end":
             warn_caller(f"{found}; they lose their beginning")

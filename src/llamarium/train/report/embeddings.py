@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llamarium.checkpoints.export import read_array
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.config import EMBEDDING
-from llamarium.errors import InputError, LlamariumError, TrainingError, escape
+from llamarium.errors import InputError, LlamariumError, TrainingError, counted, escape
 from llamarium.quant.packing import to_float32
 from llamarium.train.report import page
 from llamarium.train.report.page import number
@@ -52,7 +52,7 @@ def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = No
     if not wanted:
         raise TrainingError(f"{escape(run)}: holds no checkpoint; expected a run's folder, with step-00000500 or so")
     if len(set(ids)) < 2:
-        raise InputError(f"there are {len(set(ids))} rows; expected at least two")
+        raise InputError(f"{counted(len(set(ids)), 'row')} chosen; expected at least two")
     moments = [_rows(checkpoint_folder(run, step), ids) for step in wanted]
     places_SR2, share = project(moments)
     return RowPaths(wanted, tuple(ids), places_SR2, share)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from llamarium.errors import escape
+from llamarium.errors import counted, escape
 
 T = TypeVar("T")
 Point = tuple[float, float]
@@ -248,7 +248,7 @@ def _numbers(title: str, series: Sequence[Series]) -> str:
     sparse = sorted(min(by_step, key=len)) if len(steps) > _MAX_TABLE_ROWS else steps
     chosen = spread(sparse, _MAX_TABLE_ROWS)
     rows = ((f"{x:,.0f}", *(number(points.get(x)) for points in by_step)) for x in chosen)
-    return table(f"{title}: {len(chosen)} of {len(steps)} steps", ("step", *(s.name for s in series)), rows)
+    return table(f"{title}: {len(chosen)} of {counted(len(steps), 'step')}", ("step", *(s.name for s in series)), rows)
 
 
 def _thinned(points: Sequence[Point]) -> Iterator[Point]:

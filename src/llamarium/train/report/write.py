@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from llamarium.errors import OutputError, TrainingError, escape
+from llamarium.errors import OutputError, TrainingError, counted, escape
 from llamarium.hub.folders import is_adapter
 from llamarium.io import atomic_file, unwritable
 from llamarium.train.report import page
@@ -43,7 +43,7 @@ def write_report(run: Path) -> Path:
     ended = history.of("end")
     is_early = bool(ended) and bool(ended[-1].get("signal") or ended[-1].get("early"))
     how = "still running, or killed" if not ended else "ended early" if is_early else "finished"
-    sentence = f"{number(done)} of {steps} steps on {history.start.get('device', '?')}; {how}."
+    sentence = f"{number(done)} of {counted(steps, 'step')} on {history.start.get('device', '?')}; {how}."
     body = [
         f"<h1>{page.text(name)}</h1>",
         f'<p class="soft">{page.text(sentence)}</p>',
@@ -211,7 +211,7 @@ def _skipped(history: History) -> Iterator[str]:
     reasons = Counter(str(event.get("reason", "not finite")) for event in history.of("skipped"))
     for reason, words in _SKIPPED.items():
         if reasons[reason]:
-            updates = "1 update was" if reasons[reason] == 1 else f"{reasons[reason]:,} updates were"
+            updates = counted(reasons[reason], "update was", "updates were")
             yield f"<p>{page.text(f'{updates} skipped, as {words}.')}</p>"
 
 
@@ -250,7 +250,7 @@ def _look_inside(history: History) -> Iterator[str]:
         return
     link = f"http://127.0.0.1:{_PORT}/#stage=checkpoints&run={quote(history.run.resolve().name, safe='')}"
     command = f"llamarium inspect --checkpoints {shlex.quote(str(history.run))} --port {_PORT}"
-    kept = "1 checkpoint is" if len(steps) == 1 else f"{len(steps)} checkpoints are"
+    kept = counted(len(steps), "checkpoint is", "checkpoints are")
     yield (
         f"<p>Of this run {kept} on the disk. This command opens them in a browser: rows of the table moving, a "
         "head's pattern forming, the loss of a text of your own, and two of them side by side.</p>"

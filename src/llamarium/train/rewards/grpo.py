@@ -12,7 +12,7 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llamarium.errors import TrainingError, show_value
+from llamarium.errors import TrainingError, counted, show_value
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train import finetune
 from llamarium.train.config import GRPOConfig
@@ -63,7 +63,7 @@ def first_row(config: GRPOConfig) -> "Text":
 
     tokenizer = finetune.bare_tokenizer(config)
     ids = read_prompts(config, tokenizer).prompts[0].ids
-    shown = Text(f"── {len(ids)} tokens, to be answered {config.group_size} times\n", "bold")
+    shown = Text(f"── {counted(len(ids), 'token')}, to be answered {counted(config.group_size, 'time')}\n", "bold")
     return shown.append(visible(tokenizer.decode(ids, skip_special_tokens=False)) + "\n", "dim")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from llamarium.errors import TrainingError, show_value
+from llamarium.errors import TrainingError, counted, show_value
 
 _LARGEST = 1e6
 
@@ -33,7 +33,9 @@ def parse_rewards(reward: Any, weights: Any) -> Any:
     if weights:
         found = [_number(part) for part in weights.split(",")]
         if len(found) != len(names):
-            raise TrainingError(f"reward_weights has {len(found)} numbers; expected {len(names)}, one for each reward")
+            raise TrainingError(
+                f"reward_weights has {counted(len(found), 'number')}; expected {len(names)}, one for each reward"
+            )
     if wrong := [name for name in names if not isinstance(name, str) or not name] if len(names) != 1 else []:
         raise TrainingError(f"reward has {show_value(wrong[0])}; expected the name of a function")
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:

@@ -20,7 +20,7 @@ from llamarium.adapters.lora_embedding import LoRAEmbedding
 from llamarium.checkpoints.choose_runner import runner_over
 from llamarium.checkpoints.weights import float_weights, replaced_in_c
 from llamarium.config import EMBEDDING
-from llamarium.errors import OptionError, TrainingError, show_value
+from llamarium.errors import OptionError, TrainingError, counted, show_value
 from llamarium.generation.completion import stop_ids_of
 from llamarium.generation.loop import generate_tokens
 from llamarium.model import LlamaForCausalLM
@@ -120,7 +120,9 @@ class Rollouts:
         self._rows, self._validation, self._reference = rows, validation, reference
         stop = tokenizer.encode(config.stop, add_special_tokens=False) if config.stop else []
         if len(stop) > 1:
-            raise TrainingError(f"stop is {show_value(config.stop)}, {len(stop)} tokens; expected a text of one token")
+            raise TrainingError(
+                f"stop is {show_value(config.stop)}, {counted(len(stop), 'token')}; expected a text of one token"
+            )
         self._stop_ids = stop_ids_of(model.config, tokenizer, ()).union(stop)
         self.prompts_per_step, self.num_iterations = config.rows_per_step // config.group_size, config.num_iterations
         self.trunk: Trunk = causal_trunk

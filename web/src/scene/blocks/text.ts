@@ -1,6 +1,6 @@
 /** Bytes merge into a token: the piece of the text that it is of, merge by merge, and the number that it has. */
 
-import { count, visible } from "../../lib/format";
+import { count, counted, visible } from "../../lib/format";
 import type { MergeView } from "../../schema";
 import type { Data } from "../data/data";
 import type { Leaf } from "../depths/leaf";
@@ -41,7 +41,7 @@ export function text(leaf: Leaf, { piece, bytes, id, pos, text: own }: TextNumbe
     const v = 0.04 + i * high;
     const alpha = leaf.done((0.7 * i) / (lines + 1), (0.7 * (i + 1)) / (lines + 1));
     const merge = merges[done - 1];
-    if (!leaf.isNarrow) leaf.text(`s${i}`, [0, v + height / 2], done === 0 ? `${bytes.length} bytes` : `merge ${done} of ${merges.length}`, { size: "normal", alpha, most: 0.19 * leaf.size.width });
+    if (!leaf.isNarrow) leaf.text(`s${i}`, [0, v + height / 2], done === 0 ? counted(bytes.length, "byte") : `merge ${done} of ${merges.length}`, { size: "normal", alpha, most: 0.19 * leaf.size.width });
     if (merge && !leaf.isNarrow) leaf.text(`s${i}.rank`, [1, v + height / 2], `rank ${count(merge.rank)}`, { align: "right", mono: true, alpha, most: 0.13 * leaf.size.width });
     for (const part of partsAfter(bytes, merges, done)) {
       if (part.start >= MOST) continue;
