@@ -12,6 +12,9 @@ Wheels hold every set. In place, for an editable installation and with `--best`,
 best is compiled, and the portable one: half of the time, or less.
 
 What was compiled is kept in build/native, under a name made from all that it depends on; nothing is compiled twice.
+
+`python hatch_build.py --wasm` makes the module of WebAssembly with which the page computes where there is no server. PyPI's
+ziglang compiles it (the extra `wasm`). Neither users nor wheels need either.
 """
 
 import hashlib
@@ -64,6 +67,10 @@ _SMALL = ("ops", "attention", "row_attention", "pointwise", "floats")
 # gcc's, of `ops`: what it calls takes the time, so that copies of it for constant arguments, and loops written out,
 # gain nothing (with AVX2 a prompt is even 13 % faster) and take room.
 _PLAIN = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-ipa-cp-clone"]
+WASM = LIBRARY.with_suffix(".wasm")
+WASM_PARTS = ("products", "ops", "attention", "floats")  # what answers and inspecting need
+WASM_FLAGS = "-msimd128 -fno-pic -mexec-model=reactor -Wno-pass-failed -DLM_WITHOUT_TRAINING -DLM_HAS_SIMD128".split()
+WASM_EXPORTS = "lm_run lm_product lm_lookup lm_choose lm_pack lm_tile_of lm_interface lm_kernels aligned_alloc free".split()
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
 
@@ -228,10 +235,30 @@ def _linked(cc: Sequence[str], only_best: bool) -> Path:
     return linked
 
 
+def build_wasm() -> None:
+    """Make the module of WebAssembly, of its one set of kernels; BuildError where ziglang is missing or fails."""
+    if importlib.util.find_spec("ziglang") is None:
+        raise BuildError("ziglang is not installed: pip install -c constraints.txt ziglang")
+    cc = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasip1"]
+    folder = _kept_folder(cc)
+    linked = folder / WASM.name
+    if not linked.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        jobs = {f"{part}_simd128": _part(part, "simd128") for part in WASM_PARTS}
+        jobs |= {name: [f"{name}.c"] for name in ("dispatch", "pack", "pool_alone")}
+        with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
+            objects = _compile(cc, jobs, Path(unfinished), [*WARNINGS, *WASM_FLAGS], _progress(len(jobs)))
+            exports = [f"-Wl,--export={name}" for name in WASM_EXPORTS]
+            made = Path(unfinished) / WASM.name
+            _run(*cc, *WASM_FLAGS, *map(str, objects), *exports, "-Wl,-s", "-Wl,-z,stack-size=1048576", "-o", str(made))
+            made.rename(linked)
+    shutil.copyfile(linked, WASM)
+
+
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
-    how = inspect.getsource(_jobs) + inspect.getsource(_sets) + inspect.getsource(_part)
-    flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN)
+    how = "".join(map(inspect.getsource, (_jobs, _sets, _part, build_wasm)))
+    flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, WASM_PARTS, WASM_FLAGS, WASM_EXPORTS)
     found = hashlib.sha256(repr((cc, _run(*cc, "--version"), flags, how)).encode())
     for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())
@@ -318,4 +345,7 @@ class BuildHook(BuildHookInterface):
 
 
 if __name__ == "__main__":
-    build(only_best="--best" in sys.argv[1:])
+    if "--wasm" in sys.argv[1:]:
+        build_wasm()
+    else:
+        build(only_best="--best" in sys.argv[1:])

@@ -74,7 +74,11 @@ static const lm_ops *find(const char *name) {
 #ifdef LM_HAS_NEON_DOTPROD
         {&lm_ops_neon_dotprod, has_neon_dotprod},
 #endif
+#ifdef LM_HAS_SIMD128 /* a module of WebAssembly has one set: it cannot ask what runs here */
+        {&lm_ops_simd128, always},
+#else
         {&lm_ops_portable, always},
+#endif
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if ((name == NULL || strcmp(name, all[i].ops->name) == 0) && all[i].runs_here()) return all[i].ops;

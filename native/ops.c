@@ -110,4 +110,10 @@ static int choose_rows(const float *logits, int32_t num_rows, int32_t count, con
     return LM_OK;
 }
 
-const lm_ops JOIN(lm_ops_, LM_ISA) = {STRING(LM_ISA), run, product, lookup, choose_rows, attend_rows, compute_pointwise, clip};
+#ifdef LM_WITHOUT_TRAINING
+#define OF_TRAINING NULL, NULL, NULL
+#else
+#define OF_TRAINING attend_rows, compute_pointwise, clip
+#endif
+
+const lm_ops JOIN(lm_ops_, LM_ISA) = {STRING(LM_ISA), run, product, lookup, choose_rows, OF_TRAINING};

@@ -4,7 +4,9 @@
  * once, as tiles. */
 #include <errno.h>
 #include <stdlib.h>
+#ifndef __wasm__
 #include <sys/mman.h>
+#endif
 #include <unistd.h>
 
 #include "blocks.h"
