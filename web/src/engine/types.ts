@@ -84,8 +84,8 @@ export interface ModelConfig {
   kvDtype: "float32" | "bfloat16";
   /** What inputs of packed weights are rounded to. */
   inputBits: 8;
-  /** "characters" or "bpe": what a token is. */
-  tokens: "characters" | "bpe";
+  /** What a token is; null: a vocabulary that is not read here, so that only ids can be run, and a warning says why. */
+  tokens: "characters" | "bpe" | null;
   bosId: number | null;
   /** Tokens that end a text or an answer. */
   endIds: readonly number[];
@@ -185,7 +185,7 @@ export interface Model {
   reset(toPosition?: number): void;
   /** Rows of a weight as float32, (indices, in). Of a vector all numbers; `indices` is ignored. */
   rows(name: string, indices?: readonly number[]): Float32Array;
-  /** y = W x (+ bias), as the pass multiplies: x (n, in) -> (n, out). */
+  /** y = W x, without a bias, as the pass multiplies: x (n, in) -> (n, out). */
   product(name: string, x: Float32Array): Float32Array;
   /** Logits (n, vocab) of rows of the residual stream (n, hidden): the last norm and the head. */
   readStream(x: Float32Array): Float32Array;

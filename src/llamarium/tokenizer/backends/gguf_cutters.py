@@ -73,7 +73,7 @@ class Cutter:
 
 
 _DEFAULT = Cutter(names="default", patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
-_CUTTERS = (
+CUTTERS = (
     _DEFAULT,
     Cutter(
         names="llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
@@ -110,7 +110,7 @@ _CUTTERS = (
 )
 
 # Named by llama.cpp as well, but with steps that are not regular expressions of this kind.
-_OTHERS = frozenset(
+OTHERS = frozenset(
     "afmoe bailingmoe bailingmoe2 chameleon cohere2moe exaone-moe gemma4 granite-embed-multi-311m "
     "granite-embed-multi-97m jais-2 kimi-k2 laguna llada-moe qwen35 sarvam-moe seed-coder spark2_5 superbpe "
     "tiny_aya ufakzeka viking poro-chat bloom gpt3-finnish whitespace youtu jina-v1-en "
@@ -124,10 +124,10 @@ def find_cutter(name: object, source: str) -> Cutter:
     UnsupportedTokenizerError for a known one that is not read here.
     """
     if isinstance(name, str):
-        for cutter in _CUTTERS:
+        for cutter in CUTTERS:
             if name in cutter.names.split():
                 return cutter
-        if name in _OTHERS:
+        if name in OTHERS:
             raise UnsupportedTokenizerError(
                 f"{source}: tokenizer.ggml.pre is {name}, of models of another family; supported are "
                 f"{', '.join(cutter_names())}"
@@ -142,5 +142,5 @@ def find_cutter(name: object, source: str) -> Cutter:
 
 def cutter_names() -> Iterator[str]:
     """Yield every name that is read."""
-    for cutter in _CUTTERS:
+    for cutter in CUTTERS:
         yield from cutter.names.split()

@@ -1,0 +1,143 @@
+import { EngineError } from "./errors.ts";
+import { INTERFACE, layoutOf, writeStruct, type StructName, type Values } from "./layout.ts";
+import type { Kernels as Given } from "./types.ts";
+
+/** A module of a function that returns a vector of 128 bits: valid where SIMD is. */
+const SIMD = new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11]);
+
+/** What native/llamarium.h declares, where every pointer is a number. */
+interface Exports {
+  memory: WebAssembly.Memory;
+  _initialize(): void;
+  aligned_alloc(align: number, size: number): number;
+  free(at: number): void;
+  lm_interface(): number;
+  lm_kernels(): number;
+  lm_run(model: number, cache: number, batch: number, taps: number, logits: number): number;
+  lm_product(matrix: number, x: number, rows: number, bits: number, y: number): number;
+  lm_lookup(matrix: number, rows: number, count: number, out: number): number;
+  lm_choose(logits: number, rows: number, count: number, how: number, ids: number): number;
+  lm_pack(kind: number, rows: number, cols: number, blocks: number, tiles: number): void;
+}
+
+const OK = 0, NO_MEMORY = 1, NO_SUCH_ROW = 2;
+
+async function compiled(given: Given): Promise<WebAssembly.Module> {
+  if (given instanceof WebAssembly.Module) return given;
+  const answer = await fetch(given).catch((error: unknown) => {
+    throw new EngineError("network", `${given.pathname}: the kernels cannot be loaded: ${String(error)}; try again`);
+  });
+  if (!answer.ok) throw new EngineError("network", `${given.pathname}: the kernels cannot be loaded: the server answers ${answer.status}`);
+  return WebAssembly.compile(await answer.arrayBuffer());
+}
+
+/** The kernels with a memory of their own. */
+export class Kernels {
+  private constructor(private readonly exports: Exports) {}
+
+  /** Compile and start them; EngineError "no-simd" where WebAssembly has no SIMD. */
+  static async start(given: Given): Promise<Kernels> {
+    if (typeof WebAssembly !== "object" || !WebAssembly.validate(SIMD)) {
+      throw new EngineError("no-simd", "this browser has no WebAssembly with SIMD; update it, or use the installed Llamarium");
+    }
+    const module = await compiled(given);
+    const instance = await WebAssembly.instantiate(module, {});
+    const exports = instance.exports as unknown as Exports;
+    exports._initialize();
+    const found = exports.lm_interface();
+    if (found !== INTERFACE) {
+      throw new EngineError("unsupported", `the kernels are of another version (${found}, expected ${INTERFACE}); reload the page`);
+    }
+    return new Kernels(exports);
+  }
+
+  get name(): string {
+    const bytes = this.bytes, at = this.exports.lm_kernels();
+    return new TextDecoder().decode(bytes.slice(at, bytes.indexOf(0, at)));
+  }
+
+  /** All of memory, as it is now: it moves when it grows, so that nobody keeps this. */
+  get bytes(): Uint8Array {
+    return new Uint8Array(this.exports.memory.buffer);
+  }
+
+  /** Take memory for `size` bytes, at a multiple of 64; EngineError "no-memory". */
+  take(size: number, what: string): number {
+    const rounded = Math.ceil(Math.max(size, 1) / 64) * 64;
+    const at = rounded < 2 ** 32 ? this.exports.aligned_alloc(64, rounded) >>> 0 : 0;
+    if (at !== 0) return at;
+    const used = Math.round(this.exports.memory.buffer.byteLength / 2 ** 20);
+    throw new EngineError(
+      "no-memory", `${what} needs ${Math.ceil(size / 2 ** 20)} MB beside the ${used} MB in use, and there is no memory left; close other tabs, use a shorter text or a smaller model`,
+    );
+  }
+
+  give(at: number): void {
+    this.exports.free(at);
+  }
+
+  /** Run `work` with memory that is given back afterwards. */
+  scoped<T>(work: (take: (size: number, what: string) => number) => T): T {
+    const taken: number[] = [];
+    try {
+      return work((size, what) => {
+        const at = this.take(size, what);
+        taken.push(at);
+        return at;
+      });
+    } finally {
+      taken.forEach((at) => this.give(at));
+    }
+  }
+
+  floats(at: number, count: number): Float32Array {
+    return new Float32Array(this.exports.memory.buffer, at, count);
+  }
+
+  ints(at: number, count: number): Int32Array {
+    return new Int32Array(this.exports.memory.buffer, at, count);
+  }
+
+  /** 64-bit whole numbers. */
+  putIds(at: number, ids: readonly number[]): void {
+    const view = new DataView(this.exports.memory.buffer);
+    ids.forEach((id, i) => view.setBigInt64(at + 8 * i, BigInt(id), true));
+  }
+
+  write(name: StructName, at: number, values: Values): void {
+    writeStruct(new DataView(this.exports.memory.buffer), name, at, values);
+  }
+
+  /** Take memory for a struct, or several, and write them. */
+  put(name: StructName, ...all: Values[]): number {
+    const { size } = layoutOf(name), at = this.take(size * all.length, name);
+    all.forEach((values, i) => this.write(name, at + i * size, values));
+    return at;
+  }
+
+  run(model: number, cache: number, batch: number, taps: number, logits: number): void {
+    this.check(this.exports.lm_run(model, cache, batch, taps, logits));
+  }
+
+  product(matrix: number, x: number, rows: number, bits: number, y: number): void {
+    this.check(this.exports.lm_product(matrix, x, rows, bits, y));
+  }
+
+  lookup(matrix: number, rows: number, count: number, out: number): void {
+    this.check(this.exports.lm_lookup(matrix, rows, count, out));
+  }
+
+  choose(logits: number, count: number, how: number, ids: number): void {
+    this.check(this.exports.lm_choose(logits, 1, count, how, ids));
+  }
+
+  pack(kind: number, rows: number, cols: number, blocks: number, tiles: number): void {
+    this.exports.lm_pack(kind, rows, cols, blocks, tiles);
+  }
+
+  private check(code: number): void {
+    if (code === OK) return;
+    if (code === NO_MEMORY) throw new EngineError("no-memory", "there is no memory left for this pass; use a shorter text or a smaller model");
+    throw new EngineError("input", code === NO_SUCH_ROW ? "there is no such row or token" : "the batch names a position, block or edit that there is not");
+  }
+}
