@@ -13,8 +13,8 @@ best is compiled, and the portable one: half of the time, or less.
 
 What was compiled is kept in build/native, under a name made from all that it depends on; nothing is compiled twice.
 
-`python hatch_build.py --wasm` makes the module of WebAssembly with which the page computes where there is no server. PyPI's
-ziglang compiles it (the extra `wasm`). Neither users nor wheels need either.
+`python hatch_build.py --wasm` compiles the module of WebAssembly with which the page computes where there is no server.
+It needs PyPI's ziglang (the extra `wasm`), which neither users nor wheels do.
 """
 
 import hashlib
@@ -70,7 +70,9 @@ _PLAIN = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-ipa-cp-c
 WASM = LIBRARY.with_suffix(".wasm")
 WASM_PARTS = ("products", "ops", "attention", "floats")  # what answers and inspecting need
 WASM_FLAGS = "-msimd128 -fno-pic -mexec-model=reactor -Wno-pass-failed -DLM_WITHOUT_TRAINING -DLM_HAS_SIMD128".split()
-WASM_EXPORTS = "lm_run lm_product lm_lookup lm_choose lm_pack lm_tile_of lm_interface lm_kernels aligned_alloc free".split()
+WASM_EXPORTS = (
+    "lm_run lm_product lm_lookup lm_choose lm_pack lm_tile_of lm_interface lm_kernels aligned_alloc free".split()
+)
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
 
@@ -239,7 +241,7 @@ def build_wasm() -> None:
     """Make the module of WebAssembly, of its one set of kernels; BuildError where ziglang is missing or fails."""
     if importlib.util.find_spec("ziglang") is None:
         raise BuildError("ziglang is not installed: pip install -c constraints.txt ziglang")
-    cc = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasip1"]
+    cc = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasi"]
     folder = _kept_folder(cc)
     linked = folder / WASM.name
     if not linked.exists():

@@ -1,6 +1,8 @@
-"""Make web/src/engine/tokenizer/cutters.json, the page's pre-tokenizers, of the table of tokenizer/backends/gguf_cutters.py.
+"""Write web/src/engine/tokenizer/cutters.json, the page's pre-tokenizers.
 
-Run it when that table changes: `python tools/make_cutters.py`.
+    python tools/make_cutters.py
+
+They are those of llamarium/tokenizer/backends/gguf_cutters.py; run it when that table changes.
 """
 
 import json

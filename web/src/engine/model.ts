@@ -328,6 +328,6 @@ function checkSampling({ temperature, topP, topK, minP, seed, step }: Required<S
   between("topP", topP, 0, 1);
   between("minP", minP, 0, 1);
   checkIndex("topK", topK, 2 ** 31);
-  checkIndex("step", step, Number.MAX_SAFE_INTEGER);
-  if (typeof seed !== "bigint") checkIndex("seed", seed, Number.MAX_SAFE_INTEGER);
+  checkIndex("step", step, 2 ** 53);
+  if (typeof seed !== "bigint") checkIndex("seed", seed, 2 ** 53);
 }

@@ -1,0 +1,427 @@
+"""The kernels as WebAssembly and the page's engine, held to the portable kernels and to Python: bits, ids and tokens.
+
+web/tests/engine/driver.ts runs the engine in Node.js.
+"""
+
+import gzip
+import json
+import platform
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamarium.checkpoints.open import open_model
+from llamarium.checkpoints.options import LoadOptions
+from llamarium.checkpoints.weights import native_weights
+from llamarium.kernels import native
+from llamarium.runtime.batch import Batch
+from llamarium.runtime.intervention import Edit
+from llamarium.runtime.native.runner import NativeRunner
+from llamarium.runtime.taps import Key, Taps
+from llamarium.tokenizer.backends.characters import CharacterTokenizer
+from llamarium.tokenizer.backends.gguf import from_gguf_metadata
+from llamarium.tokenizer.backends.gguf_longest import longest_match_metadata
+from wasm_engine import PACKED, ROOT, Engine, Floats, build_engine, byte_level_vocabulary, write_model, zig
+
+LARGEST = 250_000
+KINDS = {"packed": PACKED, "F16": ("F16",), "F32": ("F32",)}
+TEXT = (ROOT / "LICENSE").read_text()
+LAYER_TAPS = native.TAPS_OF_A_LAYER
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "AMD64"), reason="the portable kernels of this processor fuse additions"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return build_engine(tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> dict[str, Any]:
+    return byte_level_vocabulary(TEXT, 400)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vocabulary: dict[str, Any]) -> Path:
+    """A model with a layer of each type."""
+    path = tmp_path_factory.mktemp("small") / f"{request.param}.gguf"
+    write_model(path, KINDS[request.param], vocabulary, 405, biases=True)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def portable() -> Iterator[None]:
+    library = native.library()
+    assert library is not None
+    library.lm_use_kernels(b"portable")
+    yield
+    library.lm_use_kernels(None)
+
+
+def load(path: Path) -> NativeRunner:
+    opened = open_model(path, with_tokenizer=False)
+    weights = native_weights(opened.checkpoint, LoadOptions())
+    assert weights is not None
+    return NativeRunner(opened.checkpoint.config, weights)
+
+
+def same_bits(found: Floats, expected: Any) -> bool:
+    return np.array_equal(found.view(np.uint32), np.ravel(np.asarray(expected, np.float32)).view(np.uint32))
+
+
+class Local:
+    """One sequence of a runner, as the engine has one."""
+
+    def __init__(self, runner: NativeRunner) -> None:
+        self.runner = runner
+        self.cache = runner.new_cache(32)
+        self.blocks = np.arange(32, dtype=np.int32)[None]
+
+    def run(self, ids: list[int], start: int, taps: Taps | None = None, edits: tuple[Edit, ...] = ()) -> Floats:
+        count = len(ids)
+        batch = Batch(
+            np.array(ids, np.int64),
+            np.arange(start, start + count, dtype=np.int32),
+            np.zeros(count, np.int32),
+            self.blocks,
+            np.arange(count, dtype=np.int32),
+            edits=(edits,) if edits else None,
+        )
+        return np.asarray(self.runner.run(batch, self.cache, taps))
+
+
+# --- the module -------------------------------------------------------------------------------------------------------
+
+
+def test_the_module_is_small_and_needs_nothing(engine: Engine) -> None:
+    module = engine.kernels.read_bytes()
+    size = len(gzip.compress(module, 9))
+    print(f"{size:,} bytes")
+    assert size <= LARGEST
+    script = "const fs=require('fs');const m=new WebAssembly.Module(fs.readFileSync(process.argv[1]));"
+    script += (
+        "console.log(JSON.stringify([WebAssembly.Module.imports(m), WebAssembly.Module.exports(m).map((e) => e.name)]))"
+    )
+    imports, exports = json.loads(subprocess.check_output(["node", "-e", script, str(engine.kernels)]))
+    assert imports == []
+    assert {"memory", "lm_run", "lm_product", "lm_pack"} <= set(exports)
+    assert "lm_attend_rows" not in exports  # of training
+
+
+def test_structs_lie_where_the_compiler_has_them(engine: Engine, tmp_path: Path) -> None:
+    layouts = engine.ask()
+    checks = ['#include <stddef.h>\n#include "llamarium.h"\n']
+    for name, layout in layouts.items():
+        checks.append(f"_Static_assert(sizeof({name}) == {layout['size']}, {json.dumps(name)});")
+        for field in layout["fields"]:
+            said = f"{name}.{field['name']}"
+            checks.append(f'_Static_assert(offsetof({name}, {field["name"]}) == {field["offset"]}, "{said}");')
+    assert len(checks) > 60
+    (tmp_path / "offsets.c").write_text("\n".join(checks))
+    zig("-I", ROOT / "native", "-c", tmp_path / "offsets.c", "-o", tmp_path / "offsets.o")
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+def test_products_and_rows_of_every_type_have_the_bits_of_the_portable_kernels(engine: Engine, small: Path) -> None:
+    runner = load(small)
+    random = np.random.default_rng(3)
+    inputs = [random.normal(0, 1, (count, 256)).astype(np.float32) for count in (1, 2, 3, 7, 13)]
+    inputs[1][0, 5] = 300  # an outlier
+    inputs[2][1, 40] = np.inf
+    keys = [key for key, weight in runner.weights.items() if len(weight.shape) == 2]
+    calls = [("product", key, x) for key in keys for x in inputs]
+    rows = [0, 17, 101]
+    found = engine.call(small, *calls, *(("rows", key, rows) for key in keys), ("readStream", inputs[4]))
+    for call, y in zip(calls, found, strict=False):
+        expected = runner.product(call[1], call[2])
+        assert np.array_equal(np.isnan(y), np.isnan(expected.ravel())), call[1]
+        assert same_bits(np.nan_to_num(y), np.nan_to_num(expected)), (call[1], len(call[2]))
+    for key, values in zip(keys, found[len(calls) : -1], strict=True):
+        assert same_bits(values, runner.dequantize(key, rows)), key
+    assert same_bits(found[-1], runner.read_stream(inputs[4]))
+
+
+def test_passes_have_the_bits_of_the_portable_kernels(engine: Engine, small: Path) -> None:
+    runner = load(small)
+    layers = runner.config.num_hidden_layers
+    ids = np.random.default_rng(5).integers(0, 400, 270).tolist()  # over two KV chunks
+    keys: list[Key] = [("embed", None), ("final_norm", None), *((name, layers - 1) for name in LAYER_TAPS)]
+    names = {key: key[0] if key[1] is None else f"{key[0]}.{key[1]}" for key in keys}
+    add = np.linspace(-1, 1, 256).astype(np.float32)
+    edits = (
+        Edit("head", 0, 1, factor=0.0),
+        Edit("mlp", layers - 1, positions=(3, 272), factor=1.5),
+        Edit("residual", 0, positions=(272,), add=add),
+        Edit("attention", layers - 1, factor=0.5),
+        Edit("embed", factor=0.9),
+    )
+    sent = [
+        {
+            "part": one.part,
+            "layer": one.layer,
+            "head": one.head,
+            "positions": one.positions,
+            "factor": one.factor,
+            "add": one.add,
+        }
+        for one in edits
+    ]
+    tapped = {"ids": ids[:40], "start": 0, "taps": list(names.values()), "logitRows": "all"}
+    prompt, one, edited, cached = engine.call(
+        small,
+        ("run", tapped),
+        ("run", {"ids": ids[40:], "start": 40, "logitRows": "all"}),
+        ("run", {"ids": [5, 6, 7, 8], "start": 270, "edits": sent, "logitRows": "all"}),
+        ("run", {"ids": [9], "start": 100, "taps": ["k_rot.0"]}),
+    )
+
+    local, taps = Local(runner), Taps(keys)
+    assert same_bits(prompt["logits"], local.run(ids[:40], 0, taps))
+    for key in keys:
+        assert same_bits(prompt["taps"][names[key]], taps.kept[key][0]), key
+    assert same_bits(one["logits"], local.run(ids[40:], 40))
+    plain = local.run([5, 6, 7, 8], 270)
+    assert same_bits(edited["logits"], local.run([5, 6, 7, 8], 270, edits=edits))
+    assert not same_bits(edited["logits"], plain)
+    assert same_bits(cached["logits"], local.run([9], 100))
+    assert len(cached["taps"]["k_rot.0"]) == 101 * 2 * 64
+    (kept,) = engine.call(small, ("run", {"ids": ids[:3], "start": 0, "taps": ["k_rot.0"]}))
+    assert same_bits(kept["taps"]["k_rot.0"][: 2 * 64][:32], _first_key(local, ids[:3]))
+
+
+def _first_key(local: Local, ids: list[int]) -> Floats:
+    """The first half of position 0's first key: a rotation by nothing leaves it as it is."""
+    taps = Taps([("k", 0)])
+    local.run(ids, 0, taps)
+    key = taps.kept["k", 0][0][0].reshape(-1)[:32]
+    if local.runner.kv_dtype == "float32":
+        return key
+    bits = key.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+
+
+def test_the_same_seed_draws_the_same_tokens(engine: Engine, small: Path) -> None:
+    random = np.random.default_rng(1)
+    logits = [(random.normal(0, 3, 405) * scale).astype(np.float32) for scale in (0.3, 1, 3)]
+    cases = [
+        (row, temperature, top_k, top_p, min_p, seed, step)
+        for row in range(3)
+        for temperature, top_k, top_p, min_p in (
+            (0, 0, 1, 0),
+            (1, 0, 1, 0),
+            (0.7, 40, 0.9, 0),
+            (1.3, 0, 0.5, 0.02),
+            (1, 500, 1, 0.1),
+        )
+        for seed, step in ((0, 0), (7, 3), (2**53 - 1, 1000))
+    ]
+    calls = [
+        ("sample", logits[row], {"temperature": t, "topK": k, "topP": p, "minP": m, "seed": seed, "step": step})
+        for row, t, k, p, m, seed, step in cases
+    ]
+    expected = [
+        native.choose(logits[row][None], [native.CChoice(t, m, k if k < 405 else 0, p, seed, step, None)])[0]
+        for row, t, k, p, m, seed, step in cases
+    ]
+    assert engine.call(small, *calls) == expected
+    assert len(set(expected)) > 10
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "Once upon a time",
+    "  two  spaces\n\n\n and\tlines \n",
+    "The price was 12,345.67 in 2024!",
+    "Zürich, 日本語 😀 Grüße 🦙",
+    "def main(argv):\n    return [int(x)]",
+    "I'd say it's what they'll've DON'T won'T we'\u017f",
+    "<|im_start|>user\n<|im_end|><|endoftext|>",
+    "a defined token<think>b</think>",
+    "\u00a0non\u2003breaking\u0085next\ufeffmark\u200bzero",
+    "١٢٣ ½ Ⅷ x²",
+    "e\u0301 \u1100\u1161 ЖЗИ αβγ",
+    TEXT[:3000],
+    "x" * 3000,
+    " " * 3000,
+    "\r\n\r\n a\r",
+    "ﬁ ǅ ß",
+    "`~|^$+=<>",
+]
+
+
+def test_texts_get_the_ids_that_python_gives_them(engine: Engine, vocabulary: dict[str, Any]) -> None:
+    names = [
+        "smollm",
+        "llama-bpe",
+        "gpt-2",
+        "default",
+        "qwen2",
+        "deepseek-llm",
+        "deepseek-coder",
+        "deepseek-v3",
+        "falcon",
+        "tekken",
+        "gpt-4o",
+        "minicpm5",
+        "smaug-bpe",
+    ]
+    vocabularies = [{**vocabulary, "tokenizer.ggml.pre": name} for name in names]
+    vocabularies[1]["tokenizer.chat_template"] = "{{ '<|im_start|>' }}defined token"
+    found = engine.ask(vocabularies=[{"metadata": list(one.items()), "texts": TEXTS} for one in vocabularies])
+    for metadata, answers in zip(vocabularies, found, strict=True):
+        tokenizer = from_gguf_metadata(metadata, "test")
+        for text, answer in zip(TEXTS, answers, strict=True):
+            ids = tokenizer.encode(text)
+            assert answer["ids"] == ids, (metadata["tokenizer.ggml.pre"], text)
+            assert answer["special"] == tokenizer.encode(text, parse_special=True)
+            assert answer["text"] == tokenizer.decode(ids, skip_special_tokens=False)
+            assert answer["pieces"] == [tokenizer.token_text(i) for i in ids]
+
+
+def test_characters_get_the_ids_that_python_gives_them(engine: Engine) -> None:
+    tokenizer = CharacterTokenizer.from_text("To be\n\tor\\not 🦙é")
+    metadata = list(longest_match_metadata(tokenizer, 20).items())
+    texts = ["To be 🦙\n\\", "xyz"]
+    known, unknown = engine.ask(vocabularies=[{"metadata": metadata, "texts": texts}])[0]
+    assert known["ids"] == tokenizer.encode(texts[0])
+    assert known["text"] == texts[0]
+    assert known["pieces"] == [tokenizer.token_text(i) for i in known["ids"]]
+    assert unknown["error"] == "input"
+
+
+def test_the_pages_cutters_are_those_of_python() -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("make_cutters", ROOT / "tools/make_cutters.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.FILE.read_text("utf-8") == tool.cutters_json(), "run python tools/make_cutters.py"
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, vocabulary: dict[str, Any]) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_model(path, ("Q8_0",), vocabulary, 405)
+    return path
+
+
+def test_damaged_files_are_refused_at_once(engine: Engine, tiny: Path) -> None:
+    size = tiny.stat().st_size
+    header = tiny.read_bytes().index(b"token_embd.weight") + 1500
+    random = np.random.default_rng(11)
+    cut = [
+        {"length": int(length)}
+        for length in (0, 3, 23, 24, 100, header // 2, header, size - 1, *random.integers(0, size, 20))
+    ]
+    changed = [
+        {"bytes": [[int(random.integers(0, header)), int(random.integers(0, 256))] for _ in range(count)]}
+        for count in (1, 1, 2, 8)
+        for _ in range(40)
+    ]
+    huge = [{"bytes": [[place + i, 255] for i in range(7)]} for place in (8, 16, 24)]  # counts and lengths
+    outcomes = engine.ask(model=str(tiny), mutations=[*cut, *huge, *changed])
+    codes = [one["result"]["error"] if one["result"] else None for one in outcomes]
+    assert set(codes) <= {None, "damaged", "unsupported", "input", "no-memory"}
+    assert set(codes[: len(cut)]) == {"damaged"}
+    assert None not in codes[len(cut) : len(cut) + len(huge)]
+    assert max(one["ms"] for one in outcomes) < 2000
+    assert all(one["result"]["message"].count("\n") == 0 for one in outcomes if one["result"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("general.architecture", "qwen2", "unsupported"),
+        ("llama.expert_count", 4, "unsupported"),
+        ("llama.block_count", 2**30, "damaged"),
+        ("llama.embedding_length", 128, "damaged"),
+        ("llama.attention.head_count", 0, "damaged"),
+        ("llama.context_length", -1, "damaged"),
+        ("llama.rope.scaling.type", "longrope", "unsupported"),
+    ],
+)
+def test_other_models_are_refused(
+    engine: Engine, tmp_path: Path, vocabulary: dict[str, Any], key: str, value: Any, code: str
+) -> None:
+    path = tmp_path / "other.gguf"
+    write_model(path, ("Q8_0",), {**vocabulary, key: value}, 405)
+    refused = engine.ask(model=str(path))
+    assert refused["error"] == code
+    assert "other.gguf" in refused["message"]
+
+
+def test_bad_arguments_are_refused_and_the_model_goes_on(engine: Engine, tiny: Path) -> None:
+    runs: list[dict[str, Any]] = [
+        {"ids": [], "start": 0},
+        {"ids": [405], "start": 0},
+        {"ids": [-1], "start": 0},
+        {"ids": [1.5], "start": 0},
+        {"ids": [1], "start": 1},
+        {"ids": [1], "start": -1},
+        {"ids": [1] * 513, "start": 0},
+        {"ids": [1], "start": 0, "taps": ["resid.1"]},
+        {"ids": [1], "start": 0, "taps": ["resid"]},
+        {"ids": [1], "start": 0, "taps": ["nothing.0"]},
+        {"ids": [1], "start": 0, "edits": [{"part": "mlp", "layer": 1}]},
+        {"ids": [1], "start": 0, "edits": [{"part": "head", "layer": 0, "head": 4}]},
+        {"ids": [1], "start": 0, "edits": [{"part": "other"}]},
+        {"ids": [1], "start": 0, "edits": [{"part": "embed", "add": [1.0]}]},
+        {"ids": [1], "start": 0, "edits": [{"part": "embed", "positions": [-1]}]},
+    ]
+    others = [
+        ("rows", "model.norm", [0]),
+        ("rows", "lm_head.weight", [405]),
+        ("product", "lm_head.weight", np.ones(255)),
+        ("decode", [405]),
+        ("sample", np.ones(405), {"temperature": -1, "seed": 0, "step": 0}),
+        ("sample", np.ones(4), {"temperature": 0, "seed": 0, "step": 0}),
+        ("sample", np.full(405, np.nan), {"temperature": 0, "seed": 0, "step": 0}),
+        ("encode", "\ud800"),
+        ("reset", 1000),
+    ]
+    *refused, good, length = engine.call(
+        tiny, *(("run", run) for run in runs), *others, ("run", {"ids": [1, 2], "start": 0}), ("length",)
+    )
+    assert [one["error"] for one in refused] == ["input"] * (len(runs) + len(others))
+    assert len(good["logits"]) == 405
+    assert length == 2
+
+
+def test_a_vocabulary_that_is_not_read_leaves_ids(engine: Engine, tmp_path: Path, vocabulary: dict[str, Any]) -> None:
+    path = tmp_path / "llama.gguf"
+    write_model(path, ("Q8_0",), {**vocabulary, "tokenizer.ggml.model": "llama"}, 405)
+    config, refused, run = engine.call(path, ("config",), ("encode", "a"), ("run", {"ids": [1], "start": 0}))
+    assert config["tokens"] is None
+    assert "tokenizer.ggml.model" in config["warnings"][0]
+    assert refused["error"] == "unsupported"
+    assert len(run["logits"]) == 405
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(engine: Engine, tiny: Path, tmp_path: Path) -> None:
+    data = bytearray(tiny.read_bytes())
+    place = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4
+    data[place + 8 : place + 16] = struct.pack("<Q", 2**25)  # rows: 9 GB
+    path = tmp_path / "large.gguf"
+    path.write_bytes(data)
+    refused = engine.ask(model=str(path))
+    assert refused["error"] == "damaged"  # the file does not hold them
