@@ -124,7 +124,7 @@ export const OTHER_KINDS: Readonly<Record<number, string>> = {
 export const CODEBOOK = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113].map((value) => value + 128);
 
 /** `LM_INTERFACE` of the header that this was written for. */
-export const INTERFACE = 26;
+export const INTERFACE = 27;
 
 /** Rows of a tile. */
 export const PANEL_ROWS = 16;
