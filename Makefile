@@ -4,6 +4,7 @@
 # make test-clients run real programs against the server: CLIENTS="--install aider dspy" installs and chooses
 # make native compile the CPU kernels, if they have changed
 # make page   build the page of `llamarium inspect`, if it has changed
+# make mutants put faults into the sources, one at a time, and expect tests to fail (half an hour)
 # make docs   build the documents as a site, in build/docs
 # make peers  measure this library and its peers on the same files, on a quiet machine
 # make wheels build the wheels that are published, into dist/
@@ -16,7 +17,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo dev test test-clients check format native page docs peers wheels clean
+.PHONY: demo dev test test-clients check format mutants native page docs peers wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -47,6 +48,9 @@ test: .venv/.dev .venv-light/.test
 CLIENTS ?=
 test-clients: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/clients/run.py $(CLIENTS)
+
+mutants: .venv/.dev
+	$(BIN)/python tests/mutants/run.py
 
 check: .venv/.dev
 	$(SAY) "Looking for style, types and layers (about a minute) ..."
