@@ -13,8 +13,12 @@ export interface Entry {
 /** The glossary's entries by their ids, in its order. */
 export type Glossary = Readonly<Record<string, Entry>>;
 
-/** A figure is a place of the picture, as links name it: the page shows it live, GitHub nothing. */
-export type Part = { kind: "prose"; html: string } | { kind: "code"; language: string; text: string } | { kind: "figure"; link: string };
+/** A figure is a place of the picture, as links name it: the page shows it live, GitHub nothing. A solution is hidden until it is opened. */
+export type Part =
+  | { kind: "prose"; html: string }
+  | { kind: "code"; language: string; text: string }
+  | { kind: "figure"; link: string }
+  | { kind: "solution"; title: string; parts: readonly Part[] };
 
 export interface Section {
   id: string;
@@ -91,6 +95,9 @@ export function readChapter(file: string, markdown: string): Chapter {
 
 const STAGES = /^<!-- stages: ([a-z0-9, -]+) -->\s*$/;
 const FIGURE = /^<!-- figure: (#stage=[^\s<>]+) -->\s*$/;
+/** What hides a solution on GitHub too: the only HTML of a chapter, each on lines of its own. */
+const SOLUTION = /^<details>\n<summary>([^<>&]+)<\/summary>\s*$/;
+const SOLUTION_END = /^<\/details>\s*$/;
 const SKIP = /^<!-- test: skip \(.*\) -->\s*$/;
 
 const stagesOf = (tokens: readonly Token[]): string[] =>
@@ -100,12 +107,14 @@ const stagesOf = (tokens: readonly Token[]): string[] =>
 function divide(marked: Marked, tokens: readonly Token[]): Part[] {
   const found: Part[] = [];
   let prose: Token[] = [];
+  let rest = tokens;
   const end = (): void => {
     const html = marked.parser(prose).trim();
     if (html) found.push({ kind: "prose", html });
     prose = [];
   };
-  for (const token of tokens) {
+  for (let token = rest[0]; token; token = rest[0]) {
+    rest = rest.slice(1);
     if (token.type === "code") {
       end();
       found.push({ kind: "code", language: (token as Tokens.Code).lang ?? "", text: (token as Tokens.Code).text });
@@ -113,6 +122,12 @@ function divide(marked: Marked, tokens: readonly Token[]): Part[] {
     else if (FIGURE.test(token.raw)) {
       end();
       found.push({ kind: "figure", link: FIGURE.exec(token.raw)?.[1] ?? "" });
+    } else if (SOLUTION.test(token.raw)) {
+      end();
+      const length = rest.findIndex((one) => one.type === "html" && SOLUTION_END.test(one.raw));
+      if (length < 0) throw new Error(`a solution does not end: ${token.raw}`);
+      found.push({ kind: "solution", title: SOLUTION.exec(token.raw)?.[1] ?? "", parts: divide(marked, rest.slice(0, length)) });
+      rest = rest.slice(length + 1);
     } else if (!STAGES.test(token.raw) && !SKIP.test(token.raw)) throw new Error(`a chapter holds no HTML: ${token.raw}`);
   }
   end();
@@ -157,7 +172,11 @@ function linked(chapter: string, refers: string[], href: string, said: string): 
 
 // --- what holds it together ---
 
-export const partsOf = ({ opening, sections }: Pick<Chapter, "opening" | "sections">): Part[] => [...opening, ...sections.flatMap((section) => section.parts)];
+const unfolded = (part: Part): readonly Part[] => (part.kind === "solution" ? part.parts.flatMap(unfolded) : [part]);
+
+/** All parts of a chapter, those of its solutions too. */
+export const partsOf = ({ opening, sections }: Pick<Chapter, "opening" | "sections">): Part[] =>
+  [...opening, ...sections.flatMap((section) => section.parts)].flatMap(unfolded);
 
 /** Every view that chapters link to, by what links call it. */
 export function viewsOf(chapters: readonly Chapter[]): Set<string> {

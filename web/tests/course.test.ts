@@ -50,10 +50,15 @@ describe("the course", () => {
       }
     }
   });
-  it("ends every chapter in what is wrong elsewhere and in things to try", () => {
-    for (const { title, sections } of chapters) {
-      const [wrong, attempt] = sections.slice(-2);
-      expect([wrong?.title, attempt?.title], title).toEqual(["What is often said wrong", "Try it"]);
+  it("opens every chapter with a question and an example by hand, and ends it in exercises whose solutions are hidden", () => {
+    for (const { title, opening, sections } of chapters) {
+      expect(opening[0]?.kind === "prose" && opening[0].html, title).toMatch(/^<p><strong>[^<]+\?<\/strong>/);
+      expect(sections[0]?.title, title).toMatch(/by hand$/i);
+      const parts = sections.at(-1)?.parts ?? [];
+      expect(sections.at(-1)?.title, title).toBe("Exercises");
+      const numbers = parts.flatMap((one) => (one.kind === "prose" ? [...one.html.matchAll(/<strong>(\d)\.<\/strong>/g)].map((found) => found[1]) : []));
+      expect(numbers.length, title).toBeGreaterThan(1);
+      expect(parts.flatMap((one) => (one.kind === "solution" ? [one.title] : [])), title).toEqual(numbers.map((number) => `Solution ${number}`));
     }
   });
 });
@@ -82,6 +87,18 @@ describe("a chapter", () => {
     expect(pieces([figure, python, output, prose] as Part[])).toEqual([figure, { kind: "fold", of: [python, output] }, prose]);
     expect(pieces([prose, python, output, figure] as Part[])).toEqual([prose, { kind: "fold", of: [python] }, output, figure]);
     expect(() => readChapter("1-ids.md", `${page}\n<!-- figure: https://elsewhere -->\n`)).toThrow("no HTML");
+  });
+  it("hides solutions, with the code and the links in them", () => {
+    const hidden = "<details>\n<summary>Solution 1</summary>\n\nSee [a](#first-x).\n\n```python\nx\n```\n\n</details>\n";
+    const found = readChapter("1-ids.md", `${page}\n${hidden}\nMore.\n`);
+    const [, solution, more] = found.sections[0]?.parts ?? [];
+    expect(solution).toMatchObject({ kind: "solution", title: "Solution 1", parts: [{ kind: "prose" }, { kind: "code", text: "x" }] });
+    expect(more).toEqual({ kind: "prose", html: "<p>More.</p>" });
+    expect(found.refers).toContain("ids#first-x");
+    expect(partsOf(found).map((one) => one.kind)).toEqual(["prose", "prose", "prose", "code", "prose"]);
+    for (const wrong of [hidden.replace("</details>", ""), hidden.replace("Solution 1", "<b>1</b>")]) {
+      expect(() => readChapter("1-ids.md", `${page}\n${wrong}`), wrong).toThrow();
+    }
   });
   it("is told where it refers to what is not there", () => {
     const found = readChapter("1-ids.md", `${page}[a](glossary.md#nothing) [b](#second) [c](2-more.md) [d](#first-x) [e](../guides/train.md)\n`);
