@@ -85,17 +85,23 @@ CHECKED: dict[tuple[int, str], Callable[[], list[float]]] = {
     (4, "lead falls by 5.40"): lambda: lost()[1:2],
     (4, "Are 30 layers 30 steps"): lambda: [C.num_hidden_layers] * 2,
     (4, "22 of the 30"): lambda: [
-        *printed(4, "Which layers are needed", r"less: the other (\d+),"), C.num_hidden_layers
+        *printed(4, "Which layers are needed", r"less: the other (\d+),"),
+        C.num_hidden_layers,
     ],  # fmt: skip
     (5, "e² = 7.39, e¹ = 2.72 and e⁰ = 1, divided by their sum 11.11"): lambda: [
-        math.exp(2), math.exp(1), 1, 1 + math.exp(1) + math.exp(2)
+        math.exp(2),
+        math.exp(1),
+        1,
+        1 + math.exp(1) + math.exp(2),
     ],  # fmt: skip
     (5, "they are 4, 2 and 0"): lambda: [2 / 0.5, 1 / 0.5, 0],
     (5, "−ln 0.245 = 1.41"): lambda: [softmax([2, 1, 0])[1], -math.log(softmax([2, 1, 0])[1])],
     (5, "(0.67, −0.76, 0.09)"): lambda: [p - (i == 1) for i, p in enumerate(softmax([2, 1, 0]))],
     (5, "of the 49,148 others"): lambda: [C.vocab_size - 4],
     (5, "take 4.7 MB in 16 bits, for a text of 1.1 MB"): lambda: [
-        2 * letters_size(), 16, value(re.findall(r"Shakespeare, ([\d,]+) characters", CARD)[0]) / 1e6
+        2 * letters_size(),
+        16,
+        value(re.findall(r"Shakespeare, ([\d,]+) characters", CARD)[0]) / 1e6,
     ],  # fmt: skip
     (5, "The cache saves 66 %"): lambda: [66],  # a quotation
     (5, "key-value heads instead of 9"): lambda: [C.num_attention_heads],
@@ -104,7 +110,8 @@ CHECKED: dict[tuple[int, str], Callable[[], list[float]]] = {
     (5, "e² = 7.39 against 1, which is 0.88 and 0.12"): lambda: [math.exp(2), 1, *softmax([2, 0])],
     (5, "2.72 against 1, 0.73 and 0.27"): lambda: [math.exp(1), 1, *softmax([1, 0])],
     (5, "46,080 bytes for each token, so 46 MB"): lambda: [
-        kv_bytes_per_token(C, "float32"), 1000 * kv_bytes_per_token(C, "float32") / 1e6
+        kv_bytes_per_token(C, "float32"),
+        1000 * kv_bytes_per_token(C, "float32") / 1e6,
     ],  # fmt: skip
 }
 """Numbers that no code of their section prints, by chapter and fragment, and what they are."""
