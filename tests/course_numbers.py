@@ -1,5 +1,7 @@
 """Numbers in the prose of the course's chapters, and those that the code beside them prints."""
 
+# ruff: noqa: RUF001  (the chapters write minus signs)
+
 import re
 from collections.abc import Iterator
 from pathlib import Path

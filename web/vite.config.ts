@@ -1,28 +1,11 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
-import { type Plugin } from "vite";
 import { defineConfig } from "vitest/config";
 import { course } from "./plugins/course.ts";
-
-/** Of KaTeX's fonts only woff2 is shipped, and of its families those that the formulas use. */
-const families = /KaTeX_(Main-Regular|Math-Italic|Size[1-3]-Regular)\.woff2/;
-
-function fewerFonts(): Plugin {
-  return {
-    name: "fewer-fonts",
-    enforce: "pre",
-    transform(code, id) {
-      if (!id.includes("katex") || !id.split("?")[0]?.endsWith(".css")) return null;
-      const kept = code
-        .replace(/@font-face\s*\{[^}]*\}/g, (face) => (families.test(face) ? face : ""))
-        .replace(/,\s*url\([^)]*\.(woff|ttf)\)\s*format\(["'][a-z0-9]+["']\)/g, "");
-      return { code: kept, map: null };
-    },
-  };
-}
+import { lightKatex } from "./plugins/katex.ts";
 
 export default defineConfig({
   base: "./", // the page is served under any path
-  plugins: [fewerFonts(), course(), svelte()],
+  plugins: [lightKatex(), course(), svelte()],
   build: {
     outDir: process.env["LLAMARIUM_PAGE_OUT"] ?? "../src/llamarium/page/dist",
     emptyOutDir: true,

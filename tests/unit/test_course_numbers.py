@@ -3,6 +3,8 @@
 What the code prints is compared with the real models by `tests/integration/test_docs.py`.
 """
 
+# ruff: noqa: RUF001  (the chapters write minus signs)
+
 import math
 import re
 from collections.abc import Callable
@@ -87,13 +89,13 @@ CHECKED: dict[tuple[int, str], Callable[[], list[float]]] = {
     (4, "22 of the 30"): lambda: [
         *printed(4, "Which layers are needed", r"less: the other (\d+),"),
         C.num_hidden_layers,
-    ],  # fmt: skip
+    ],
     (5, "e² = 7.39, e¹ = 2.72 and e⁰ = 1, divided by their sum 11.11"): lambda: [
         math.exp(2),
         math.exp(1),
         1,
         1 + math.exp(1) + math.exp(2),
-    ],  # fmt: skip
+    ],
     (5, "they are 4, 2 and 0"): lambda: [2 / 0.5, 1 / 0.5, 0],
     (5, "−ln 0.245 = 1.41"): lambda: [softmax([2, 1, 0])[1], -math.log(softmax([2, 1, 0])[1])],
     (5, "(0.67, −0.76, 0.09)"): lambda: [p - (i == 1) for i, p in enumerate(softmax([2, 1, 0]))],
@@ -102,7 +104,7 @@ CHECKED: dict[tuple[int, str], Callable[[], list[float]]] = {
         2 * letters_size(),
         16,
         value(re.findall(r"Shakespeare, ([\d,]+) characters", CARD)[0]) / 1e6,
-    ],  # fmt: skip
+    ],
     (5, "The cache saves 66 %"): lambda: [66],  # a quotation
     (5, "key-value heads instead of 9"): lambda: [C.num_attention_heads],
     (5, "A weight in 16 bits"): lambda: [16],
@@ -112,7 +114,7 @@ CHECKED: dict[tuple[int, str], Callable[[], list[float]]] = {
     (5, "46,080 bytes for each token, so 46 MB"): lambda: [
         kv_bytes_per_token(C, "float32"),
         1000 * kv_bytes_per_token(C, "float32") / 1e6,
-    ],  # fmt: skip
+    ],
 }
 """Numbers that no code of their section prints, by chapter and fragment, and what they are."""
 
@@ -121,9 +123,10 @@ CHECKED: dict[tuple[int, str], Callable[[], list[float]]] = {
 def test_every_number_of_a_chapter_is_printed_or_computed(path: Path) -> None:
     fragments = [fragment for chapter, fragment in CHECKED if path.name.startswith(f"{chapter}-")]
     unknown = [
-        one for one in stated_without_code(path)
+        one
+        for one in stated_without_code(path)
         if not any(one.number in fragment and fragment in one.sentence for fragment in fragments)
-    ]  # fmt: skip
+    ]
     assert unknown == []
 
 
