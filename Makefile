@@ -3,6 +3,7 @@
 # make test   run the suite          make check  lint, types, layers
 # make test-clients run real programs against the server: CLIENTS="--install aider dspy" installs and chooses
 # make native compile the CPU kernels, if they have changed
+# make site   write the page as a folder for any static host: site/
 # make page   build the page of `llamarium inspect`, if it has changed
 # make mutants put faults into the sources, one at a time, and expect tests to fail (half an hour)
 # make docs   build the documents as a site, in build/docs
@@ -17,7 +18,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo dev test test-clients check format mutants native page docs peers wheels clean
+.PHONY: demo dev test test-clients check format mutants native page site docs peers wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -74,6 +75,13 @@ page:
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
+
+# The page in front of what computes in a browser; the kernels for it need a compiler that PyPI has.
+site: .venv/.run
+	$(BIN)/python hatch_page.py
+	@$(BIN)/python -c "import ziglang" 2>/dev/null || $(INSTALL) ziglang
+	$(BIN)/python hatch_build.py --wasm
+	$(BIN)/llamarium site --out site --force
 
 # Each model takes about ten minutes; MODELS="--model '1B Q4_0'" chooses some.
 MODELS ?=

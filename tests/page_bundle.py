@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -17,13 +18,36 @@ _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-
 
 def built_page() -> Path:
     """The folder of the page, built from these sources if it has not been yet."""
-    spec = importlib.util.spec_from_file_location("hatch_page", ROOT / "hatch_page.py")
+    return _page_hook().kept_bundle()
+
+
+def built_scripts() -> Path:
+    """The folder of what the page has besides where there is no server."""
+    return _page_hook().kept_scripts()
+
+
+def built_kernels() -> Path:
+    """The kernels for browsers, compiled if they have not been yet."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("there is no ziglang here, which compiles the kernels for browsers")
+    hook = _hook("hatch_build")
+    hook.build_wasm()
+    return hook.WASM
+
+
+def _page_hook() -> ModuleType:
+    hook = _hook("hatch_page")
+    if hook.requirements():
+        pytest.skip("there is no Node.js here that builds the page")
+    return hook
+
+
+def _hook(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
     assert spec is not None and spec.loader is not None
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
-    if hook.requirements():
-        pytest.skip("there is no Node.js here that builds the page")
-    return hook.kept_bundle()
+    return hook
 
 
 def installed_web() -> Path:

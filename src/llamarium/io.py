@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -98,12 +98,16 @@ def sync_tree(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
+def atomic_folder(
+    target: Path, *, replace: bool, others: Callable[[Path], Iterable[Path]] = other_files, whose: str = "a model's"
+) -> Generator[Path]:
     """Fill a folder so that it is complete or untouched: a temporary one beside it, synced, then renamed.
 
     Args:
         target: The folder.
-        replace: Allow that it exists and holds only files of a model (`file_names.MODEL_FILES`).
+        replace: Allow that it exists and holds nothing else.
+        others: Returns what else a folder holds; by default all but the files of a model (`file_names.MODEL_FILES`).
+        whose: Whose files may be replaced, for messages.
 
     Yields:
         The folder to fill.
@@ -112,7 +116,7 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
         OutputError: If `target` may not be replaced, or cannot be written.
     """
     if target.exists() or target.is_symlink():
-        check_replaceable(target, replace=replace)
+        check_replaceable(target, replace=replace, others=others, whose=whose)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target)
@@ -141,19 +145,21 @@ def atomic_folder(target: Path, *, replace: bool) -> Generator[Path]:
         raise unwritable(target, error.__cause__) from error
 
 
-def check_replaceable(folder: Path, *, replace: bool) -> None:
-    """Check that an existing folder may be replaced by a model.
+def check_replaceable(
+    folder: Path, *, replace: bool, others: Callable[[Path], Iterable[Path]] = other_files, whose: str = "a model's"
+) -> None:
+    """Check that an existing folder may be replaced; arguments as of `atomic_folder`.
 
-    OutputError without `replace`, or if it holds other files than a model's, which would be lost.
+    OutputError without `replace`, or if it holds other files, which would be lost.
     """
     if not replace:
         raise OutputError(f"{escape(folder)}: exists already; --force replaces it")
     if folder.is_symlink() or not folder.is_dir():
         raise OutputError(f"{escape(folder)}: exists and is not a directory; remove it or choose another folder")
-    for path in other_files(folder):
+    for path in others(folder):
         raise OutputError(
             f"{escape(folder)}: holds {escape(path.relative_to(folder))}, which --force would delete and which is not "
-            "one of a model's files; move it, or choose another folder"
+            f"one of {whose} files; move it, or choose another folder"
         )
 
 

@@ -32,7 +32,7 @@ TEXT = "a+b & c#d é🙂"
 @pytest.fixture
 def with_page(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = built_page()
-    monkeypatch.setattr("llamarium.page.assets.is_built.__defaults__", (bundle,))
+    monkeypatch.setattr("llamarium.page.bundle.is_built.__defaults__", (bundle,))
 
 
 def test_a_link_holds_key_and_text_after_the_fragment() -> None:
@@ -44,8 +44,9 @@ def test_a_link_holds_key_and_text_after_the_fragment() -> None:
 @pytest.mark.usefixtures("own_folders_list")
 def test_the_command_serves_the_page_for_who_has_the_link(tmp_path: Path, smollm2_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from llamarium.page import assets; from llamarium.cli.main import main\n"
-        "assets.read_assets.__defaults__ = assets.is_built.__defaults__ = (Path(sys.argv.pop(1)),)\n"
+        "import sys; from pathlib import Path; from llamarium.page import assets, bundle\n"
+        "from llamarium.cli.main import main\n"
+        "assets.read_assets.__defaults__ = bundle.is_built.__defaults__ = (Path(sys.argv.pop(1)),)\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     model = save_small_model(tmp_path / "model", smollm2_path)
@@ -140,7 +141,7 @@ def test_a_training_run_is_opened_with_its_newest_checkpoint(
 def test_without_a_page_it_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llamarium.page.assets.is_built.__defaults__", (tmp_path,))
+    monkeypatch.setattr("llamarium.page.bundle.is_built.__defaults__", (tmp_path,))
     assert main(["inspect"]) == 1
     assert "installed without its page; install Node.js 20 or newer and run `make page`" in capsys.readouterr().err
 

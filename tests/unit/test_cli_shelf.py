@@ -118,8 +118,8 @@ def test_doctor_says_whether_the_page_is_there(
 ) -> None:
     if is_built:
         (tmp_path / "index.html").write_bytes(b"x" * 2000)
-    monkeypatch.setattr("llamarium.page.assets.DIST", tmp_path)
-    monkeypatch.setattr("llamarium.page.assets.is_built.__defaults__", (tmp_path,))
+    monkeypatch.setattr("llamarium.page.bundle.DIST", tmp_path)
+    monkeypatch.setattr("llamarium.page.bundle.is_built.__defaults__", (tmp_path,))
     main(["doctor", "--json"])
     (check,) = json.loads(capsys.readouterr().out)["page"]
     assert ("there, 2.0 kB" in check["found"]) == is_built

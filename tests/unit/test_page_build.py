@@ -19,6 +19,8 @@ case "$*" in *build*)
     mkdir -p "$LLAMARIUM_PAGE_OUT/assets"
     cat src/main.ts ../docs/learn/*.md > "$LLAMARIUM_PAGE_OUT/assets/a.js"
     echo "<!doctype html>" > "$LLAMARIUM_PAGE_OUT/index.html"
+    mkdir -p "$LLAMARIUM_SITE_OUT"
+    cat src/main.ts > "$LLAMARIUM_SITE_OUT/worker.js"
 esac
 """
 
@@ -131,6 +133,7 @@ def test_what_has_not_changed_is_not_built_again(
     hook.build()
     script = project / BUNDLE / "assets/a.js"
     assert script.read_text() == "export {};\n# Text\n"
+    assert (project / "src/llamarium/page/site/dist/worker.js").read_text() == "export {};\n"
     (tools / "npm").write_text("#!/bin/sh\nexit 1\n")
     (project / "web/src/main.ts").touch()
     script.write_text("of another version")
@@ -140,6 +143,7 @@ def test_what_has_not_changed_is_not_built_again(
     with pytest.raises(hook.BuildError):
         hook.build()
     assert not (project / BUNDLE).exists(), "a page of other sources is gone"
+    assert not (project / "src/llamarium/page/site/dist").exists()
 
 
 def test_node_is_a_requirement_only_where_the_system_has_none(

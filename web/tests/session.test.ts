@@ -49,6 +49,21 @@ describe("a page", () => {
     const { program } = await import("../src/lib/python");
     expect(program([])).toContain('llama.encode("abcdef")  # 6 tokens');
   });
+  it("begins with a text of characters where the model's tokens are such, and with the reader's where there is one", async () => {
+    session.stop();
+    vi.resetModules();
+    tab("#stage=first");
+    ({ session } = await import("../src/lib/session.svelte"));
+    expect(session.draft).toBe("My grandmother baked a delicious apple");
+    await session.start();
+    expect([session.draft, session.text, session.pass?.tokens.length]).toEqual(["To be, or n", "To be, or n", 11]);
+    served((...asked) => (asked[1] === "/inspect/model" ? { body: { ...MODEL, shape: { ...MODEL.shape, V: 49_152 } } } : answering(...asked)));
+    session.stop();
+    vi.resetModules();
+    ({ session } = await import("../src/lib/session.svelte"));
+    await session.start();
+    expect(session.text).toBe("My grandmother baked a delicious apple");
+  });
   it("moves to the token that goes with a text when that is there", async () => {
     await session.start();
     session.token = 7;

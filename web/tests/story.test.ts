@@ -1,8 +1,9 @@
 /** The first screen and the story: bars at a temperature, the words of the cards, and what of a pass they show. */
 
 import { describe, expect, it } from "vitest";
-import { atTemperature, isControl, named, textAfter, TEXTS, unitOf } from "../src/home/bars";
+import { atTemperature, isControl, named, unitOf } from "../src/home/bars";
 import { clipped, groupsOf, largest, settledAt, tellingLook } from "../src/lib/telling";
+import { textAfter, textsFor } from "../src/lib/texts";
 import * as words from "../src/story/words";
 
 describe("the bars", () => {
@@ -30,9 +31,11 @@ describe("the bars", () => {
   });
 
   it("offer one text after the other", () => {
-    expect(textAfter("something else")).toBe(TEXTS[0]);
-    expect(textAfter(TEXTS.at(-1) as string)).toBe(TEXTS[0]);
-    expect(textAfter(TEXTS[0])).toBe(TEXTS[1]);
+    const texts = textsFor(49_152);
+    expect(textAfter("something else", texts)).toBe(texts[0]);
+    expect(textAfter(texts.at(-1) as string, texts)).toBe(texts[0]);
+    expect(textAfter(texts[0], texts)).toBe(texts[1]);
+    expect(textsFor(65).every((text) => text.length >= 3 && text.length <= 14)).toBe(true); // what the story can draw
   });
 
   it("speak of characters where the model's tokens are such", () => {

@@ -197,11 +197,8 @@ def _native() -> Check:
 
 
 def _page() -> Iterator[Check]:
-    try:
-        from llamarium.page.assets import DIST, HOW_TO_BUILD, is_built
-    except ImportError:
-        yield Check("bundle", "not looked at: the packages that serve are missing (pip install 'llamarium[serve]')")
-        return
+    from llamarium.page.bundle import DIST, HOW_TO_BUILD, is_built
+
     if is_built():
         num_bytes = sum(path.stat().st_size for path in DIST.rglob("*") if path.is_file())
         yield Check("bundle", f"there, {size(num_bytes)}")

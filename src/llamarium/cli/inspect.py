@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve the page until a signal stops the server."""
     serve.require_packages("llamarium inspect")
-    from llamarium.page.assets import HOW_TO_BUILD, is_built
+    from llamarium.page.bundle import HOW_TO_BUILD, is_built
 
     if not is_built():
         raise OptionError(f"llamarium was installed without its page; {HOW_TO_BUILD}")

@@ -69,6 +69,7 @@ COMMANDS: Mapping[str, str] = {
     "merge": "merge a LoRA adapter into its base model",
     "quantize": "write a model in 4 or 8 bits, laid out for CPUs",
     "export": "write a model as a Hugging Face folder or a GGUF file",
+    "site": "write the page as files for any static host",
     "build": "write a Llama yourself, step by step",
     "train-tokenizer": "learn a vocabulary from texts",
     "bench": "measure how fast a model is on this machine",

@@ -10,18 +10,11 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.routing import Route
 
+from llamarium.page.bundle import DIST, HOW_TO_BUILD, POLICY
 from llamarium.server.errors import ApiError
 
-DIST = Path(__file__).with_name("dist")
-"""Where the bundle lies."""
-
-HOW_TO_BUILD = "install Node.js 20 or newer and run `make page`, or install the package again where Node.js is"
-"""Shown where the page was not built."""
-
 HEADERS: Mapping[str, str] = {
-    "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-    ),
+    "content-security-policy": f"{POLICY}; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -61,11 +54,6 @@ class Asset:
         body = path.read_bytes()
         zipped = None if path.suffix in _PACKED else gzip.compress(body, mtime=0)
         return cls(body, _TYPES[path.suffix], "assets" in path.parts, zipped)
-
-
-def is_built(folder: Path = DIST) -> bool:
-    """Whether the folder holds a built page."""
-    return (folder / "index.html").is_file()
 
 
 def read_assets(folder: Path = DIST) -> dict[str, Asset]:

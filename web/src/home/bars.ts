@@ -1,14 +1,6 @@
 /** What the first screen says of the next token. */
+import { MOST_CHARACTERS } from "../lib/texts";
 import type { CandidateView } from "../schema";
-
-export const TEXTS = [
-  "My grandmother baked a delicious apple", "The capital of France is", "Once upon a time there was a", "2, 4, 6, 8,", "def add(a, b): return a +",
-] as const;
-
-/** The text that follows one of `TEXTS`; the first after any other. */
-export function textAfter(text: string): string {
-  return TEXTS[(TEXTS.indexOf(text as (typeof TEXTS)[number]) + 1) % TEXTS.length] as string;
-}
 
 /** Probabilities of the best tokens at a temperature, by the logits of all tokens. */
 export function atTemperature(best: readonly Pick<CandidateView, "token_id">[], logits: Float32Array, temperature: number): number[] {
@@ -22,8 +14,6 @@ export function atTemperature(best: readonly Pick<CandidateView, "token_id">[], 
 
 /** Whether a token ends a text or is another control token: it has the shape of one. */
 export const isControl = (text: string): boolean => /^(<\|.+\|>|<\/?s>|<｜.+｜>)$/.test(text);
-
-const MOST_CHARACTERS = 512; // of a vocabulary of characters
 
 /** What the model's tokens are: characters where the vocabulary is small and each token of the text is one. */
 export function unitOf(vocabulary: number, tokens: readonly { text: string; is_special: boolean }[]): "token" | "character" {

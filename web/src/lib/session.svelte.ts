@@ -7,8 +7,8 @@ import { LAST, readLink, writeLink, type How, type View } from "./link";
 import { renew } from "./resource.svelte";
 import { Selection } from "./selection.svelte";
 import { Tabs } from "./tabs";
+import { textsFor } from "./texts";
 
-const DEFAULT_TEXT = "My grandmother baked a delicious apple"; // the built-in model is sure of " pie"
 const HEALTH_MS = 400;
 const GONE_MS = 2000; // between two looks for a server that has gone
 const TABS_MS = 250; // in which another tab tells its key
@@ -35,6 +35,9 @@ export interface Asked {
   adapter: string | undefined;
 }
 
+/** What is asked for where neither the reader nor a link names a text; the model may have a better one. */
+const OPENING: Asked = { text: textsFor(undefined)[0], bos: true, ids: undefined, answer: "", adapter: undefined };
+
 /** What is to be looked at with a text, once its pass is there. */
 interface Along {
   /** The token; the last where left out. */
@@ -50,9 +53,9 @@ class Session extends Selection {
   /** Further inputs of the open view; another view begins with none. */
   fields = $state.raw<Readonly<Record<string, string>>>({});
   /** What stands in the line of text. */
-  draft = $state(DEFAULT_TEXT);
+  draft = $state(OPENING.text);
   /** What was asked for last; what is shown may still be, or stay, of an earlier question. */
-  wanted = $state.raw<Asked>({ text: DEFAULT_TEXT, bos: true, ids: undefined, answer: "", adapter: undefined });
+  wanted = $state.raw<Asked>(OPENING);
   model = $state.raw<ModelView | undefined>();
   trouble = $state.raw<Trouble | undefined>();
   /** Whether what is shown is about to be something else. */
@@ -255,12 +258,14 @@ class Session extends Selection {
   /** Ask for the model, and for the pass where the open room looks at one; what is looked at moves when that is there. */
   async run(along?: Along): Promise<void> {
     const turn = ++this.#turn;
-    const { wanted, stage } = this;
+    const { stage } = this;
+    let { wanted } = this;
     this.busy = true;
     try {
       const model = await api.model();
       if (turn !== this.#turn) return;
       this.model = model;
+      if (wanted === OPENING) wanted = this.#begin(textsFor(model.shape.V)[0]);
       const pass = roomOf(stage).hasText ? await api.passAnew(requestOf(wanted)) : undefined;
       if (turn !== this.#turn) return;
       if (pass) this.#show(wanted, pass, stage === this.stage ? along : along && { ...along, fields: this.fields });
@@ -273,6 +278,12 @@ class Session extends Selection {
     } finally {
       if (turn === this.#turn) this.busy = false;
     }
+  }
+
+  /** Begin with this text, unless another one is being typed. */
+  #begin(text: string): Asked {
+    if (this.draft === OPENING.text) this.draft = text;
+    return (this.wanted = { ...OPENING, text });
   }
 
   #show(asked: Asked, pass: PassView, along: Along | undefined): void {

@@ -1,0 +1,221 @@
+"""The page without a server: plain files, whose numbers are those of the portable kernels; no other host is asked."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+import page_bundle
+from llamarium.page import bundle
+from llamarium.page.site import folder as site_folder
+from llamarium.runtime.taps import ACTIVATIONS
+
+ROOT = Path(__file__).parents[2]
+TEXT = "To be, or n"
+PLACE = "class/llama"
+MOST_BYTES = 9_000_000
+
+pytestmark = pytest.mark.timeout(300)
+
+TAPPED = [name for name in ACTIVATIONS if name not in ("scores", "pattern", "logits")]
+EXACT = [
+    ("POST", "/inspect/passes", {"text": TEXT}),
+    ("GET", "/inspect/passes/{id}/activations/logits?position=10", None),
+    *(("GET", f"/inspect/passes/{{id}}/activations/{name}", None) for name in TAPPED),
+    ("GET", "/inspect/rows?ids=53,1", None),
+    ("GET", "/inspect/weights?key=model.layers.2.input_layernorm.weight", None),
+    ("GET", "/inspect/passes/{id}/matrix?layer=3&linear=down_proj&start=7&count=3", None),
+    ("POST", "/inspect/word", {"word": "o"}),
+    ("POST", "/inspect/tokens", {"text": "To be\n", "add_special_tokens": False, "tokenizer": "model"}),
+]
+ROUNDED = [
+    ("POST", "/inspect/passes", {"text": TEXT}),
+    ("GET", "/inspect/passes/{id}/next?position=10&k=65", None),
+    ("GET", "/inspect/passes/{id}/activations/pattern?position=10", None),
+    ("GET", "/inspect/passes/{id}/activations/scores?layer=2&head=3", None),
+    ("GET", "/inspect/passes/{id}/heads?layer=2&position=10", None),
+    ("GET", "/inspect/passes/{id}/heads/added?layer=2&position=10", None),
+    ("GET", "/inspect/passes/{id}/head_kinds", None),
+    ("GET", "/inspect/passes/{id}/neurons?layer=4&position=9&k=12&stride=2", None),
+    ("GET", "/inspect/passes/{id}/attribution?position=10&token_id=53&against_id=43", None),
+    ("GET", "/inspect/passes/{id}/lens?position=10&token_id=53&k=5", None),
+    ("GET", "/inspect/passes/{id}/lens/grid?after=attention&start=2&stop=9&stride=3", None),
+    ("GET", "/inspect/passes/{id}/distances?layer=1&head=4&position=8&key=3&stop=40", None),
+    ("GET", "/inspect/passes/{id}/picture?start=0&stop=11&stride=1", None),
+    ("GET", "/inspect/passes/{id}/picture?start=2&stop=11&stride=3&blocks=true", None),
+    ("GET", "/inspect/passes/{id}/score?start=1", None),
+    ("GET", "/inspect/passes/{id}/cost", None),
+    ("GET", "/inspect/rope?position=7", None),
+    ("POST", "/inspect/neighbors", {"word": 53, "k": 5}),
+    ("POST", "/inspect/similarity", {"word": "a", "other": "e"}),
+    *(
+        ("POST", "/inspect/passes/{id}/sampler", {"position": 10, "k": 65, **asked})
+        for asked in (
+            {"temperature": 0, "seed": 1},
+            {"temperature": 0.7, "seed": 2**32 - 1, "top_k": 4, "top_p": 0.95},
+            {
+                "temperature": 1.5,
+                "seed": 5,
+                "start": 3,
+                "repetition_penalty": 1.2,
+                "presence_penalty": 0.5,
+                "min_p": 0.01,
+            },
+        )
+    ),
+]
+ASK = """async (questions) => {
+    const answers = [];
+    let id = "";
+    for (const [method, path, body] of questions) {
+        const init = { method, ...(body && { body: JSON.stringify(body) }) };
+        const answer = await llamariumBackend(path.replace("{id}", id), init);
+        const axes = answer.headers.get("x-axes");
+        if (!answer.ok) throw new Error(path + ": " + (await answer.text()));
+        if (axes) {
+            const shape = answer.headers.get("x-shape").split(",").map(Number);
+            answers.push({ axes, shape, values: Array.from(new Float32Array(await answer.arrayBuffer())) });
+        } else {
+            answers.push(await answer.json());
+            if (path === "/inspect/passes") id = answers.at(-1).id;
+        }
+    }
+    return answers;
+}"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """`python -m http.server` without its log."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A site in a folder below the root of the server."""
+    folder = tmp_path_factory.mktemp("host")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bundle, "DIST", page_bundle.built_page())
+        patched.setattr(bundle.is_built, "__defaults__", (bundle.DIST,))
+        patched.setattr(site_folder, "SCRIPTS", page_bundle.built_scripts())
+        patched.setattr(site_folder, "KERNELS", page_bundle.built_kernels())
+        site_folder.write_site(folder / PLACE)
+        yield folder / PLACE
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served, by Python's own server."""
+    handler = partial(Quiet, directory=site.parents[1])
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{PLACE}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium."""
+    with page_bundle.chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def opened(address: str, browser: Browser) -> Iterator[Page]:
+    """The site in a browser, which must not fail, and asks this server alone."""
+    faults = list[str]()
+    with browser.new_page() as page:
+        page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda asked: faults.append(asked.url) if not asked.url.startswith(address) else None)
+        page.goto(address)
+        page.wait_for_selector("main[data-ready]")
+        yield page
+    assert faults == []
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What a local server answers to both lists of questions, by the portable kernels."""
+    asked = tmp_path_factory.mktemp("asked") / "questions.json"
+    asked.write_text(json.dumps([*EXACT, *ROUNDED]))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/portable_answers.py"), "shakespeare-char", str(asked)],
+        env={**os.environ, "LLAMARIUM_KERNELS": "portable"}, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_the_first_screen_speaks_of_characters_and_has_the_bars_of_the_model(opened: Page, portable: list[Any]) -> None:
+    expect(opened.get_by_role("heading", level=2)).to_contain_text("next character")
+    assert opened.get_by_label("Text", exact=True).input_value() == TEXT
+    (best,) = (answer["candidates"] for answer in portable if "candidates" in answer)
+    shares = [float(one.removesuffix(" %")) for one in opened.locator(".bars .share").all_inner_texts()]
+    assert shares == [pytest.approx(100 * one["probability"], abs=0.051) for one in best[:5]]
+
+
+def test_activations_and_weights_have_the_bits_of_the_portable_kernels(opened: Page, portable: list[Any]) -> None:
+    for (_, path, _), answer, expected in zip(EXACT, opened.evaluate(ASK, EXACT), portable, strict=False):
+        if path == "/inspect/passes":
+            assert answer["tokens"] == expected["tokens"]
+        else:
+            assert answer == expected, path
+
+
+def test_probes_equal_the_servers_within_rounding(opened: Page, portable: list[Any]) -> None:
+    for (_, path, _), answer, expected in zip(
+        ROUNDED[1:], opened.evaluate(ASK, ROUNDED)[1:], portable[len(EXACT) + 1 :], strict=True
+    ):
+        assert differences(answer, expected) == [], path
+
+
+def differences(answer: Any, expected: Any, place: str = "") -> list[str]:
+    """Return where two answers differ by more than float32's rounding of what they are computed from."""
+    if isinstance(expected, dict) and isinstance(answer, dict) and answer.keys() == expected.keys():
+        return [one for key in expected for one in differences(answer[key], expected[key], f"{place}.{key}")]
+    if isinstance(expected, list) and isinstance(answer, list) and len(answer) == len(expected):
+        pairs = zip(answer, expected, strict=True)
+        return [one for i, pair in enumerate(pairs) for one in differences(*pair, f"{place}[{i}]")]
+    if isinstance(expected, float) and isinstance(answer, int | float):
+        is_near = answer == expected or math.isclose(answer, expected, rel_tol=1e-5, abs_tol=1e-5)
+        return [] if is_near else [f"{place}: {answer} is not {expected}"]
+    return [] if answer == expected else [f"{place}: {answer!r} is not {expected!r}"]
+
+
+def test_the_folder_is_small_and_its_index_says_what_may_run(site: Path) -> None:
+    files = [path for path in site.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+    listed = json.loads((site / "files.json").read_text())
+    names = {path.relative_to(site).as_posix() for path in files} - {"files.json"}
+    assert {*listed["files"], *listed["others"]} - {"./"} == names
+    assert "script-src 'self' 'wasm-unsafe-eval'" in (site / "index.html").read_text().replace("&#x27;", "'")
+
+
+def test_it_opens_without_a_network_after_the_first_visit(address: str, browser: Browser) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(address)
+        page.evaluate("navigator.serviceWorker.ready")
+        page.wait_for_selector("main[data-ready]")
+        context.set_offline(True)
+        page.goto(f"{address}?model=letters")
+        page.wait_for_selector("main[data-ready]")
+        expect(page.locator(".site")).to_contain_text("letters, computed in this browser")
+
+
+def test_a_view_that_needs_more_names_the_command(opened: Page) -> None:
+    opened.goto(f"{opened.url.partition('#')[0]}#stage=moment")
+    told = opened.evaluate("async () => (await (await llamariumBackend('/inspect/build', {})).json()).error")
+    assert told["code"] == "not_offered"
+    assert "llamarium inspect -m shakespeare-char" in told["message"]

@@ -1,0 +1,54 @@
+/** What the page and the worker say to each other, and the list of models that a site has (`llamarium site` writes it). */
+
+/** A model of the site: `models.json` lists them. */
+export interface Entry {
+  readonly name: string;
+  /** Where its GGUF file is: an address, or a path relative to the site. */
+  readonly file: string;
+  readonly bytes: number;
+  /** The command that opens it on a local server. */
+  readonly command: string;
+}
+
+/** `models.json`. */
+export interface Models {
+  readonly models: readonly Entry[];
+  /** Other hosts whose files may be opened. */
+  readonly origins: readonly string[];
+}
+
+/** Open a model, in place of the one that is open. */
+export interface Open {
+  readonly kind: "open";
+  readonly name: string;
+  readonly command: string;
+  readonly file: string | Blob;
+  /** The address of the compiled kernels. */
+  readonly kernels: string;
+}
+
+export interface Ask {
+  readonly kind: "ask";
+  readonly id: number;
+  readonly method: string;
+  readonly path: string;
+  readonly body: unknown;
+}
+
+/** Whoever asked does not wait any more. */
+export interface Leave {
+  readonly kind: "leave";
+  readonly id: number;
+}
+
+/** An answer, as the parts of a `Response`. */
+export interface FromWorker {
+  readonly id: number;
+  readonly status: number;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly body: string | ArrayBuffer;
+  /** Whether more of the body follows: more messages with this number. */
+  readonly goesOn: boolean;
+  /** Which of the opened models has answered. */
+  readonly instance: string;
+}

@@ -1,0 +1,39 @@
+/** Starts the engine in a worker, and sets it as what the page asks. The site's index.html runs it before the page. */
+import type { Backend } from "../lib/backend";
+import { Answers } from "./answers";
+import { choice } from "./choice";
+import type { Entry, Models, Open } from "./messages";
+import "./site.css";
+
+const site = new URL("..", import.meta.url); // this script is in a folder of the site
+const at = (path: string): string => new URL(path, site).href;
+
+const worker = new Worker(new URL(/* @vite-ignore */ "./worker.js", import.meta.url), { type: "module" });
+const answers = new Answers(worker);
+
+const ask: Backend = (path, init) => answers.ask(path, init);
+globalThis.llamariumBackend = ask;
+
+function open(entry: Entry, file: string | Blob): void {
+  worker.postMessage({ kind: "open", name: entry.name, command: entry.command, file, kernels: new URL(/* @vite-ignore */ "./kernels.wasm", import.meta.url).href } satisfies Open);
+}
+
+/** A file of another host, if the site allows its origin. */
+function elsewhere(address: string, origins: readonly string[]): Entry | undefined {
+  if (!origins.some((origin) => address.startsWith(`${origin}/`))) return undefined;
+  const name = (new URL(address).pathname.split("/").at(-1) ?? "").replace(/\.gguf$/, "");
+  return { name, file: address, bytes: 0, command: `llamarium inspect -m ${name}.gguf` };
+}
+
+async function begin(): Promise<void> {
+  const { models, origins } = (await (await fetch(at("models.json"))).json()) as Models;
+  const wanted = new URLSearchParams(location.search).get("model") ?? "";
+  const entry = models.find(({ name }) => name === wanted) ?? elsewhere(wanted, origins) ?? (models[0] as Entry);
+  open(entry, at(entry.file));
+  document.body.append(choice(models, entry, (file) => {
+    open({ name: file.name.replace(/\.gguf$/, ""), file: "", bytes: file.size, command: `llamarium inspect -m ${file.name}` }, file);
+  }));
+}
+
+begin().catch((error: unknown) => answers.fail(`the site is incomplete: ${String(error)}`));
+if ("serviceWorker" in navigator) navigator.serviceWorker.register(at("offline.js")).catch(() => undefined); // without it the page needs the network

@@ -1,0 +1,113 @@
+/** The engine in a worker: opens a model, and answers one question after the other. */
+import { openModel } from "../engine";
+import { Refused, type Answer } from "./asked";
+import type { Ask, FromWorker, Leave, Open } from "./messages";
+import { Passes } from "./passes";
+import { answer, type Opened } from "./routes";
+
+type State =
+  | { readonly kind: "loading"; readonly progress: number }
+  | { readonly kind: "open"; readonly opened: Opened }
+  | { readonly kind: "failed"; readonly error: unknown };
+
+type Reply = Pick<FromWorker, "status" | "headers" | "body">;
+
+const JSON_TYPE = { "content-type": "application/json" };
+
+let state: State = { kind: "loading", progress: 0 };
+/** How many models have been opened. */
+let instance = 0;
+/** Stops the opening that is under way. */
+let opening = new AbortController();
+/** Questions that wait; each is answered in a turn of its own, so that those that were left meanwhile are not. */
+const waiting = new Map<number, Ask>();
+
+const port = self as unknown as { postMessage: (reply: FromWorker, transfer: Transferable[]) => void };
+
+self.addEventListener("message", ({ data }: MessageEvent<Open | Ask | Leave>) => {
+  if (data.kind === "open") void open(data);
+  else if (data.kind === "leave") waiting.delete(data.id);
+  else {
+    waiting.set(data.id, data);
+    setTimeout(() => take(data.id));
+  }
+});
+
+async function open({ name, command, file, kernels }: Open): Promise<void> {
+  opening.abort();
+  const { signal } = (opening = new AbortController());
+  if (state.kind === "open") state.opened.passes.model.close();
+  instance++;
+  const set = (now: State): void => {
+    if (!signal.aborted) state = now;
+  };
+  set({ kind: "loading", progress: 0 });
+  try {
+    const onProgress = ({ done, total }: { done: number; total: number }): void => set({ kind: "loading", progress: total ? done / total : 0 });
+    const source = typeof file === "string" ? new URL(file) : file;
+    const model = await openModel(source, new URL(kernels), { onProgress, signal, name });
+    if (signal.aborted) model.close();
+    set({ kind: "open", opened: { passes: new Passes(model), command } });
+  } catch (error) {
+    set({ kind: "failed", error });
+  }
+}
+
+function take(id: number): void {
+  const asked = waiting.get(id);
+  if (!asked) return;
+  try {
+    const told = answered(asked);
+    if ("events" in told) return stream(id, told.events);
+    post(id, replied(told));
+  } catch (error) {
+    post(id, refused(error));
+  }
+  waiting.delete(id);
+}
+
+function post(id: number, reply: Reply, goesOn = false): void {
+  port.postMessage({ id, instance: String(instance), goesOn, ...reply }, typeof reply.body === "string" ? [] : [reply.body]);
+}
+
+/** Send events as they are computed, with a turn between two of them in which whoever asked may leave. */
+function stream(id: number, events: Iterator<unknown>): void {
+  if (!waiting.has(id)) return;
+  try {
+    const { done, value } = events.next();
+    post(id, { status: 200, headers: { "content-type": "text/event-stream" }, body: eventOf(done ? { type: "end" } : value) }, !done);
+    if (!done) setTimeout(() => stream(id, events));
+    else waiting.delete(id);
+  } catch (error) {
+    const { body: told } = refused(error);
+    const { error: why } = JSON.parse(told as string) as { error: unknown };
+    post(id, { status: 200, headers: {}, body: eventOf({ type: "error", error: why }) });
+    waiting.delete(id);
+  }
+}
+
+const eventOf = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`;
+
+function answered(asked: Ask): Answer {
+  if (asked.path === "/health" && state.kind === "loading") return { json: { status: "loading", progress: state.progress } };
+  if (state.kind === "open") return answer(state.opened, asked);
+  if (state.kind === "failed") throw state.error;
+  throw new Refused(503, "the model is being loaded", "loading");
+}
+
+function replied(told: Exclude<Answer, { events: unknown }>): Reply {
+  if ("json" in told) return { status: 200, headers: JSON_TYPE, body: JSON.stringify(told.json) };
+  const { values, shape, axes } = told.numbers;
+  const headers = { "x-dtype": "float32", "x-shape": shape.join(), "x-axes": axes, "x-stride": String(told.stride ?? 1) };
+  return { status: 200, headers, body: values.slice().buffer }; // a copy travels: what is kept stays here
+}
+
+/** Of the engine's errors, those that another text or another attempt may mend; all others are the file's or the browser's. */
+const STATUS: Readonly<Record<string, number>> = { input: 400, network: 503, "no-memory": 503 };
+
+function refused(error: unknown): Reply {
+  const { message, code = null } = error as { message?: string; code?: string | null };
+  const status = error instanceof Refused ? error.status : (STATUS[code ?? ""] ?? 422);
+  const param = error instanceof Refused ? error.param : null;
+  return { status, headers: JSON_TYPE, body: JSON.stringify({ error: { message: message ?? String(error), code, param } }) };
+}
