@@ -82,9 +82,9 @@ def about_bits(llama: "Llama", references: References) -> str:
     if not packed or references.of_model(llama):
         return ""
     of_builtin = (one for one in BUILTINS.values() if Path(llama.name).name in (one.name, one.file))
-    command = "start `llamarium inspect` with `--reference MODEL`, where MODEL is what they were quantized from"
+    command = "start with --reference MODEL, where MODEL is what they were quantized from"
     if (builtin := next(of_builtin, None)) is not None:
-        command = f"start `llamarium inspect -m {builtin.name} --reference {builtin.origin}`"
+        command = f"start llamarium inspect -m {builtin.name} --reference {builtin.origin}"
     return (
         f"The weights of this model are stored in {' and '.join(packed)}. What these bits cost can only be measured "
         f"against the 16-bit weights that they were made from, which are not here: {command}."
