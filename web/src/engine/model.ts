@@ -64,11 +64,10 @@ export class NativeModel implements Model {
     this.codebook = putCodebook(kernels);
     this.numBlocks = Math.ceil(config.context / BLOCK);
     this.model = this.putModel(rotation);
-    this.table = kernels.take(4 * this.numBlocks, "the KV cache");
-    kernels.ints(this.table, this.numBlocks).forEach((_, i, table) => (table[i] = i));
     const bytes = this.numBlocks * BLOCK * shape.kvHeads * shape.headDim * (config.kvDtype === "float32" ? 4 : 2);
     const take = () => Array.from({ length: shape.layers }, () => kernels.take(bytes, "the KV cache"));
     this.keys = take();
+    this.table = this.putPointers(Array.from({ length: this.numBlocks }, (_, i) => i));
     const dtype = DTYPES[config.kvDtype];
     this.cache = kernels.put("lm_cache", {
       k_dtype: dtype, v_dtype: dtype, num_blocks: this.numBlocks, block_size: BLOCK, k: this.putPointers(this.keys), v: this.putPointers(take()),

@@ -20,6 +20,7 @@ interface Job {
   kernels: string;
   model?: string;
   url?: string;
+  hasNoSimd?: boolean;
   context?: number;
   calls?: Call[];
   mutations?: Mutation[];
@@ -43,6 +44,8 @@ function replace(_: string, value: unknown): unknown {
 
 const job = JSON.parse(readFileSync(0, "utf8"), revive) as Job;
 const kernels = new WebAssembly.Module(readFileSync(job.kernels));
+
+if (job.hasNoSimd) WebAssembly.validate = () => false;
 
 /** What a call returns, or which error it throws. */
 function outcome(work: () => unknown): unknown {
