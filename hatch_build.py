@@ -172,7 +172,7 @@ def _jobs(cc: Sequence[str], sets: Mapping[str, list[str]], names: Sequence[str]
         **({f"{part}_portable": [*_part(part, "portable"), "-Os"] for part in _SMALL} if is_old else {}),
         **{name: [f"{name}.c"] for name in ("pool", "bandwidth", "pack")},
         **{name: [f"{name}.c", "-O2"] for name in ("merge", "best_cut")},
-        "segment": ["segment.c", "-Os"],  # it runs once for each vocabulary
+        **{name: [f"{name}.c", "-Os"] for name in ("segment", "ranks")},  # they run once for each vocabulary
         f"dispatch_{'_'.join(names)}": ["dispatch.c", *(f"-DLM_HAS_{name.upper()}" for name in names)],
     }
 

@@ -287,6 +287,11 @@ LM_EXPORT void lm_free_segmenter(lm_segmenter *segmenter);
  * Returns how many there are, or -1 without memory. */
 LM_EXPORT int64_t lm_segment(const lm_segmenter *segmenter, const uint8_t *text, int64_t length, int32_t *ids);
 
+/* Find the merges of a byte-level BPE vocabulary, given as different tokens by rank: `text` has one behind the other, and
+ * `ends` where each ends. `merges` gets pairs of tokens, those that lead to a lower rank first, and has room for as many
+ * as `text` has bytes. `seed` is any number that a file cannot know. Returns how many there are, or -1 without memory. */
+LM_EXPORT int64_t lm_find_merges(const uint8_t *text, const int64_t *ends, int32_t num_tokens, uint64_t seed, int32_t *merges);
+
 /* Where what lies in a tile of a type, in bytes from its beginning. */
 typedef struct {
     int32_t columns, bytes;

@@ -1,18 +1,21 @@
 """Meta's `tokenizer.model` for Llama 3: a table of ranks, run as byte-level BPE.
 
 A text file with 128,000 lines, `base64(token) rank`. The rank is the token's id and at the same time the order of its
-merge: two neighbours join if their concatenation is a token, the lowest rank first. The `tokenizers` package wants the
-merges listed, so they are derived from the ranks. 256 control tokens follow, whose names are not in the file. Llama 2's
-file of the same name is another format, SentencePiece's.
+merge: two neighbours join if their concatenation is a token, the lowest rank first. The `tokenizers` package wants
+the merges listed, so they are derived from the ranks (`kernels/ranks.py`). 256 control tokens follow, whose names are
+not in the file. Llama 2's file of the same name is another format, SentencePiece's.
 
 Source: llama-models, `llama3/tokenizer.py`.
 """
 
 import binascii
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import NoReturn
 
 from llamarium.errors import TokenizerError, counted, escape
+from llamarium.kernels.ranks import find_merges
 from llamarium.tokenizer.backends.files import guard_rust, read_bytes
 from llamarium.tokenizer.backends.huggingface import HuggingFaceBackend
 from llamarium.tokenizer.backends.pipeline import byte_level_json, llama3_cutter
@@ -53,7 +56,7 @@ def _byte_level(tokens: list[bytes], special: SpecialTokens, source: str) -> Hug
     spelled = _spell_all(tokens)
     contents = byte_level_json(
         vocab={token: rank for rank, token in enumerate(spelled)},
-        merges=_merges(spelled),
+        merges=_merges(tokens, spelled),
         special=special.ids,
         cutter=llama3_cutter(),
         whole_pieces=True,
@@ -69,8 +72,20 @@ def _spell_all(tokens: list[bytes]) -> list[str]:
     return [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _merges(tokens: list[str]) -> list[tuple[str, str]]:
-    """Return the merges in order: every way to cut a token into two tokens, the better known halves first."""
+def _merges(tokens: list[bytes], spelled: list[str]) -> list[tuple[str, str]]:
+    """Return the merges in order, as they are spelled."""
+    merges = find_merges(tokens)
+    if merges is None:
+        return _all_merges(spelled)
+    lefts, rights = merges.T.tolist()
+    return [(spelled[left], spelled[right]) for left, right in zip(lefts, rights, strict=True)]
+
+
+def _all_merges(tokens: list[str]) -> list[tuple[str, str]]:
+    """Return every way to cut a token into two tokens, the better known halves first, where the library is missing.
+
+    That takes a second. `find_merges` leaves out what no text is merged by; ids are the same.
+    """
     rank_of = {token: rank for rank, token in enumerate(tokens)}.get
     merges: list[tuple[str, str]] = []
 
@@ -86,31 +101,51 @@ def _merges(tokens: list[str]) -> list[tuple[str, str]]:
 
 
 def _read_ranks(data: bytes, source: str) -> list[bytes]:
-    lines = data.splitlines()
-    if len(lines) != NUM_RANKS:
-        _read_line(lines[0], 0, source)
-        raise TokenizerError(
-            f"{source}: {counted(len(lines), 'line')}; expected {NUM_RANKS}, as Llama 3's "
-            "tokenizer.model has (cut off in "
-            "a download, or another model's?)"
-        )
-    tokens = [_read_line(line, rank, source) for rank, line in enumerate(lines)]
+    """Read all tokens, by rank."""
+    tokens = _decode(data) or _read_lines(data.splitlines(), source)
     longest = max(range(NUM_RANKS), key=lambda rank: len(tokens[rank]))
     if len(tokens[longest]) > _MAX_TOKEN_BYTES:
         raise TokenizerError(
             f"{source}: line {longest + 1} holds a token of {len(tokens[longest])} bytes; "
             f"expected up to {_MAX_TOKEN_BYTES}"
         )
-    first: dict[bytes, int] = {}
-    for rank, token in enumerate(tokens):
-        if first.setdefault(token, rank) != rank:
-            raise TokenizerError(
-                f"{source}: lines {first[token] + 1} and {rank + 1} hold the same token {escape(token)}"
-            )
-    missing = [byte for byte in range(256) if bytes([byte]) not in first]
+    known = set(tokens)
+    if len(known) < NUM_RANKS:
+        _refuse_twice(tokens, source)
+    missing = [byte for byte in range(256) if bytes([byte]) not in known]
     if missing:
         raise TokenizerError(f"{source}: no token for the bytes {missing[:10]}; expected one for each of the 256")
     return tokens
+
+
+def _decode(data: bytes) -> list[bytes] | None:
+    """Read a file as it should be, all at once; None if a line may be wrong, or stands at another place."""
+    words = data.split()
+    if len(words) != 2 * NUM_RANKS or b" ".join(words[1::2]) != b" ".join(b"%d" % rank for rank in range(NUM_RANKS)):
+        return None
+    try:
+        tokens = [*map(partial(binascii.a2b_base64, strict_mode=True), words[::2])]
+    except binascii.Error:
+        return None
+    return tokens if all(tokens) else None
+
+
+def _read_lines(lines: list[bytes], source: str) -> list[bytes]:
+    """Read a file line by line, to name the one that is wrong."""
+    if len(lines) != NUM_RANKS:
+        _read_line(lines[0], 0, source)
+        raise TokenizerError(
+            f"{source}: {counted(len(lines), 'line')}; expected {NUM_RANKS}, as Llama 3's tokenizer.model has (cut off "
+            "in a download, or another model's?)"
+        )
+    return [_read_line(line, rank, source) for rank, line in enumerate(lines)]
+
+
+def _refuse_twice(tokens: list[bytes], source: str) -> NoReturn:
+    first: dict[bytes, int] = {}
+    rank = next(rank for rank, token in enumerate(tokens) if first.setdefault(token, rank) != rank)
+    token = tokens[rank]
+    raise TokenizerError(f"{source}: lines {first[token] + 1} and {rank + 1} hold the same token {escape(token)}")
 
 
 def _read_line(line: bytes, rank: int, source: str) -> bytes:
