@@ -140,6 +140,17 @@ def test_help_of_every_command_imports_neither_torch_nor_rich_and_is_fast(tmp_pa
     assert after.ru_utime - before.ru_utime < 0.6
 
 
+def test_the_list_of_commands_imports_no_more_than_it_prints() -> None:
+    """The first thing that is typed: 0.1 s, a half of which Python and argparse take."""
+    program = (
+        "import sys; before = {*sys.modules}; from llamarium.cli.main import main; assert main(['--help']) == 0\n"
+        "late = {'dataclasses', 'difflib', 'inspect', 'traceback', 'llamarium.presets', 'llamarium.quant.formats'}\n"
+        "assert not late & (sys.modules.keys() - before), late & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "hint"), [("genrate", "did you mean generate?"), ("zzz", "there are: chat, "), ("a\x1b[2J", "\\x1b[2J")]
 )

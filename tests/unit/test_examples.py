@@ -258,6 +258,30 @@ def test_problems_come_in_the_order_of_the_rows(chatml: Tokenizer, tmp_path: Pat
         read_dialogs(path, chatml)
 
 
+@pytest.mark.parametrize(
+    ("lines", "purpose", "usable"),
+    [
+        ("no JSON\nnor this\n", "finetune", 0),
+        ('{"prompt": "a", "completion": "b", "weight": -1}\n' * 3, "finetune", 0),
+        (
+            '{"prompt": "a", "completion": "b", "weight": -1}\n{"prompt": "a", "chosen": "b", "rejected": "c"}\n',
+            "dpo",
+            1,
+        ),
+        ("no JSON\n" * 1000 + '{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "dpo", 1),
+        ('{"prompt": ""}\n{"prompt": "a"}\n', "grpo", 2),
+        ("", "finetune", 0),
+    ],
+)
+def test_a_data_set_is_for_the_command_that_can_use_its_first_good_row(
+    chatml: Tokenizer, tmp_path: Path, lines: str, purpose: str, usable: int
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(lines)
+    found = survey(str(path), chatml)
+    assert (found.purpose, found.tally.num_rows - found.tally.num_skipped) == (purpose, usable)
+
+
 def test_why_no_row_can_be_used_is_what_most_of_them_lack(chatml: Tokenizer, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *[{"messages": asked("b")}] * 4)
     path.write_text("no JSON\n" + path.read_text())

@@ -13,13 +13,11 @@ and torch only when it runs, so `llamarium --help` costs what Python's start and
 """
 
 import argparse
-import difflib
 import importlib
 import os
 import re
 import shlex
 import sys
-import traceback
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -183,7 +181,7 @@ def _dispatch(words: list[str]) -> int:
         parser.print_help()
         return 0
     if name is not None and command is None:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = _close(name, COMMANDS)
         guess = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
         parser.error(f"no command {name!r}; {guess}")
     args, left = parser.parse_known_args(words)
@@ -235,7 +233,7 @@ def _about_extra(word: str, parser: argparse.ArgumentParser) -> str:
     word = word.partition("=")[0]
     bare = {option.lstrip("-"): option for option in options}
     near = [PEERS_OPTIONS.get(word, ""), *(option for option in options if option.startswith(word))]
-    near += [bare[close] for close in difflib.get_close_matches(word.lstrip("-"), bare, n=1)]
+    near += [bare[close] for close in _close(word.lstrip("-"), bare)]
     meant = next((option for option in near if option in options), None)
     return f"no option {word}" + (f"; did you mean {meant}?" if meant else "")
 
@@ -271,12 +269,21 @@ def _add_debug(parser: Parser, default: object) -> None:
     parser.add_argument("--debug", action="store_true", default=default, help="show a traceback when something fails")
 
 
+def _close(word: str, names: Iterable[str]) -> list[str]:
+    """Return the name that a word looks like, if there is one."""
+    import difflib
+
+    return difflib.get_close_matches(word, [*names], n=1)
+
+
 def _command(name: str) -> ModuleType:
     return importlib.import_module(f"llamarium.cli.{name.replace('-', '_').replace(' ', '_')}")
 
 
 def _explain(error: Exception, *, debug: bool) -> int:
     if debug:
+        import traceback
+
         traceback.print_exception(error)
     if isinstance(error, LlamariumError):
         text = str(error)

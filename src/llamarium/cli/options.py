@@ -17,8 +17,6 @@ from llamarium.cli.threads import set_threads
 from llamarium.errors import DownloadError, OptionError
 from llamarium.extras import need_torch
 from llamarium.kv_codes import CacheDtype
-from llamarium.presets import PRESETS
-from llamarium.quant.formats import METHODS, chosen_type
 from llamarium.tokenizer.chat.named import NAMED_FORMATS
 
 if TYPE_CHECKING:
@@ -94,6 +92,8 @@ class _AdapterAction(argparse.Action):
 
 def add_name(group: Group, more: str) -> None:
     """Add a model that may stand by itself or after `-m`, and may be `more`; `named` reads it."""
+    from llamarium.presets import PRESETS
+
     group.add_argument("name", nargs="?", metavar="NAME", help=f"what -m takes, {more}: {', '.join(PRESETS)}")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
 
@@ -107,6 +107,8 @@ def named(args: argparse.Namespace) -> str | None:
 
 def add_loading(group: Group, dtype_default: str | None = None) -> None:
     """Add how a model is loaded; `dtype_default` as for `add_model`."""
+    from llamarium.quant.formats import METHODS
+
     text = f"compute dtype (default: {dtype_default or 'auto'})"
     default = None if dtype_default else "auto"
     group.add_argument("--dtype", default=default, choices=("auto", "bfloat16", "float32", "float16"), help=text)
@@ -137,6 +139,7 @@ def add_repeatable(group: Group, *options: tuple[str, Any, str, str]) -> None:
 
 def add_type(group: Group, flag: str, choices: Sequence[str], **how: Any) -> None:
     """Add an option that takes one of some types of weights, in capital letters or not."""
+    from llamarium.quant.formats import chosen_type
 
     def parse(text: str) -> str:
         try:

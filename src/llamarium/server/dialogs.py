@@ -1,7 +1,7 @@
 """Dialogs of any protocol: to the model's ids, and from an error back to the client's field."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from llamarium.errors import TokenizerError, ToolError, escape
@@ -56,7 +56,7 @@ class Dialog:
 
     def tools(
         self,
-        functions: Iterable[FunctionTool] | None,
+        functions: Sequence[FunctionTool] | None,
         choice: object,
         parallel: object,
         path_of_tool: Callable[[str], str] = str,

@@ -4,14 +4,14 @@ A request that forces one is refused by its `tool_choice`; any other has the res
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from pydantic import Discriminator
 
 from llamarium.errors import ToolError
 from llamarium.server.fields import Body, of_type
-from llamarium.tokenizer.tools.definition import ToolDefinition
+from llamarium.tokenizer.tools.definition import ToolDefinition, check_number
 
 ToolT = TypeVar("ToolT", bound=Body)
 
@@ -70,10 +70,11 @@ class FunctionTool(Protocol):
         ...
 
 
-def definitions_of(functions: Iterable[FunctionTool] | None) -> list[ToolDefinition] | None:
+def definitions_of(functions: Sequence[FunctionTool] | None) -> list[ToolDefinition] | None:
     """Read the functions among a request's tools; ToolError by the path in chat completions, as `ToolRequest.read`."""
     if functions is None:
         return None
+    check_number(len(functions))
     found = list[ToolDefinition]()
     for i, tool in enumerate(functions):
         try:

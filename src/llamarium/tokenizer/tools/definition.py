@@ -117,11 +117,16 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+def check_number(number: int, where: str = "tools") -> None:
+    """Refuse more tools than `MAX_TOOLS`, before they are read."""
+    if number > MAX_TOOLS:
+        raise ToolError(where, f"has {number:,} tools; at most {MAX_TOOLS} are taken")
+
+
 def read_tools(tools: object, where: str = "tools") -> tuple[ToolDefinition, ...]:
     """Read the tools of a request: `ToolDefinition`s, or OpenAI's objects; None is none."""
     given = _list(() if tools is None else tools, where)
-    if len(given) > MAX_TOOLS:
-        raise ToolError(where, f"has {len(given)} tools; at most {MAX_TOOLS} are taken")
+    check_number(len(given), where)
     found = tuple(_read_tool(tool, f"{where}[{i}]") for i, tool in enumerate(given))
     names = [tool.name for tool in found]
     for i, name in enumerate(names):

@@ -138,7 +138,8 @@ def survey(
     """Read a data set as training does, and count; rows that cannot be used are problems of the tally.
 
     Only lengths are kept of the rows, 4 bytes each, so a data set may be larger than memory. `purpose` "auto" is that
-    of the first row. TrainingError for a source that cannot be read to its end, and for `max_rows` below 1.
+    of the first row that can be used. TrainingError for a source that cannot be read to its end, and for `max_rows`
+    below 1.
     """
     if max_rows is not None and max_rows < 1:
         raise TrainingError(f"max_rows is {max_rows}; expected at least 1")
@@ -149,9 +150,8 @@ def survey(
     found = Survey(source, purpose, tally)
     rows = islice(read_rows_in_order(source, tally), max_rows)
     while chunk := [*islice(rows, ROWS_AT_ONCE)]:
-        first = next((row for row in chunk if isinstance(row, Row)), None)
-        if found.purpose == "auto" and first is not None:
-            found.purpose = _purpose_of(first.fields, tally.reading)
+        if found.purpose == "auto":
+            found.purpose = _purpose_of([row.fields for row in chunk if isinstance(row, Row)], tally.reading)
         for row, records, examples in _examples(found, chunk, tokenizer, chat=chat):
             with tally.at(row.place):
                 found.add(row, records, examples(), num_samples)
@@ -159,15 +159,21 @@ def survey(
     return found
 
 
-def _purpose_of(fields: Mapping[str, Any], reading: Reading) -> str:
-    """Return the command that the first row is for."""
-    for purpose in ("dpo", "finetune", "grpo"):
-        try:
-            _UNDERSTAND[purpose](fields, reading)
-        except LlamariumError:
-            continue
-        return purpose
-    return "finetune"
+def _purpose_of(rows: Sequence[Mapping[str, Any]], reading: Reading) -> str:
+    """Return the command that the first row that can be used is for, or "auto" if none can.
+
+    A prompt with its completion is no prompt to be answered, also where the two cannot be used.
+    """
+    for fields in rows:
+        for purpose in ("dpo", "finetune", "grpo"):
+            if purpose == "grpo" and "completion" in fields:
+                continue
+            try:
+                _UNDERSTAND[purpose](fields, reading)
+            except LlamariumError:
+                continue
+            return purpose
+    return "auto"
 
 
 def _examples(
@@ -179,7 +185,7 @@ def _examples(
             example = Example(np.array(ids, np.int32), np.zeros(len(ids), np.bool_), record.form)
             yield row, [record], partial(list[Example], [example])
         return
-    how = {"chat": chat, "understand": _UNDERSTAND[found.purpose]}
+    how = {"chat": chat, "understand": _UNDERSTAND.get(found.purpose, example_of)}
     for row, records, encoded in encoded_rows(rows, tokenizer, found.tally, **how):  # pyright: ignore[reportArgumentType]
         yield row, records, partial(_joined, records, encoded, is_pair=found.purpose == "dpo")
 
