@@ -1,8 +1,10 @@
 """What is kept of earlier prompts: within its bytes, without text, and cheap beside a request's own work."""
 
 import json
+import os
 import secrets
 import time
+import tracemalloc
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,3 +127,25 @@ def test_many_duplicates_and_odd_fields_are_compared_at_once(tokenizer: Tokenize
     now = Prompt.of(b"o", b"r", range(1, 101), SIZE, PromptParts(messages=[*odd, *many]))
     assert compared(tokenizer, earlier, now).path is not None
     assert time.process_time() - begin < 2
+
+
+def test_the_memory_takes_no_more_of_the_process_than_it_says() -> None:
+    """64 bytes for each cached block, as Python's allocator counts them."""
+    blocks = 4096
+
+    def record(number: int) -> PromptRecord:
+        keys = os.urandom(16 * 8)
+        fields = digest_fields(PromptParts(messages=[{"role": "user", "content": f"{number}"}]).values())
+        exact = array("Q", [field.exact for field in fields])
+        return PromptRecord(f"{number % 7}".encode(), b"root", keys, array("i", range(9)), 10, pack(fields), 4, exact)
+
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        memory = PromptMemory(BYTES_PER_BLOCK * blocks)
+        for number in range(2000):  # many times what it has room for
+            memory.add(record(number))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert BYTES_PER_BLOCK * blocks / 2 < taken <= BYTES_PER_BLOCK * blocks
