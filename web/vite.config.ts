@@ -17,7 +17,10 @@ export default defineConfig({
         // The views of these rooms come together: packed as one, they are smaller than apart.
         codeSplitting: {
           includeDependenciesRecursively: false,
-          groups: ["ask", "compare", "chat", "stages"].map((room) => ({ name: room, test: new RegExp(`/web/src/${room}/(?!index)`) })),
+          groups: ["ask", "compare", "chat", "stages"].map((room) => ({ name: room, test: new RegExp(`/web/src/${room}/(?!index)`) })).concat({
+            name: "parts", // of the views, not of the first screen
+            test: /\/web\/src\/parts\/(?!Header|View|Status|Trouble|Waiting|Export)/,
+          }),
         },
       },
     },

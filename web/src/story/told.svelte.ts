@@ -8,6 +8,7 @@ import type { Look } from "../lib/telling";
 import type { Unit } from "./words";
 
 export const [LEAST_TOKENS, MOST_TOKENS] = [3, 14] as const; // of a text that the cards can draw
+const END_TOKENS = 10; // of a longer one: by themselves they may be split into a few more
 
 export class Told {
   /** The token that asks, where one was chosen. */
@@ -33,6 +34,12 @@ export class Told {
     const { pass, model } = session;
     if (!pass || !model || this.pass) return "";
     return `The cards are drawn for texts of ${LEAST_TOKENS} to ${MOST_TOKENS} ${unitOf(model.shape.V, pass.tokens)}s; this one has ${pass.tokens.length}.`;
+  }
+
+  /** The last tokens of a text that is too long, as a text by itself; empty for others. */
+  get end(): string {
+    const tokens = session.pass?.tokens ?? [];
+    return tokens.length > MOST_TOKENS ? tokens.slice(-END_TOKENS).map(({ text }) => text).join("").trim() : "";
   }
 
   get tokens(): PassView["tokens"] {

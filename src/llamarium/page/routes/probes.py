@@ -51,7 +51,7 @@ MAX_DISTANCES = 4096
 MAX_BLOCK_TOKENS = 2048
 """Of a picture in blocks: each of them looks at each."""
 
-_PATTERN_BYTES = 64 * 2**20  # of the patterns of all layers that are held at once
+_STEP_BYTES = 160 * 10**6  # of all layers' activations that a picture holds at once: a trace has 256 MB
 
 
 @router.get("/passes/{pass_id}/heads")
@@ -148,8 +148,13 @@ async def picture(requested: OfPass, query: Annotated[schema.PictureQuery, Query
 
     def read(known: OpenPass) -> Response:
         check_size(pictures.num_pairs(columns) * len(known.layers), "float32")
-        of_a_token = 4 * len(known.layers) * known.llama.config.num_attention_heads * len(known.one.ids)
-        step = max(1, _PATTERN_BYTES // of_a_token // (columns.step if query.blocks else 1))
+        config = known.llama.config
+        pattern, streams = (
+            config.num_attention_heads * len(known.one.ids),
+            len(pictures.OF_A_TOKEN) * config.hidden_size,
+        )
+        of_a_token = 4 * len(known.layers) * (pattern + streams)
+        step = max(1, _STEP_BYTES // of_a_token // (columns.step if query.blocks else 1))
         kept = [known.trace(pictures.OF_ALL, [layer]) for layer in known.layers]
         some = (columns[at : at + step] for at in range(0, len(columns), step))
         rows = map(pictures.tokens_of, some) if query.blocks else some

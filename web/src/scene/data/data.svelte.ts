@@ -4,9 +4,10 @@ import { untrack } from "svelte";
 import { api } from "../../lib/api";
 import { ask } from "../../lib/ask";
 import { Resource } from "../../lib/resource.svelte";
-import type { PassView } from "../../schema";
+import type { ModelView, PassView } from "../../schema";
 import { tokenOf, type Data, type Far, type Said } from "./data";
 import { readFar, widened, withLens, type Window } from "./far";
+import { joined, piecesOf } from "./pieces";
 import type { Subject } from "./subject";
 
 /** Of more tokens than these only some are columns, until a window of them is entered. */
@@ -26,11 +27,23 @@ function whole(tokens: number): Window {
   return { start: (tokens - 1) % block, stop: tokens, block, isMean: block > 1 && tokens <= MOST_IN_BLOCKS };
 }
 
+interface Found {
+  readonly pass: PassView;
+  readonly far: Far;
+  /** Whether it was stopped before all columns were there. */
+  readonly isPart?: boolean;
+}
+
 export class PictureData {
   readonly #subject: Subject;
   #window = $state.raw<{ start: number; stop: number } | undefined>();
   readonly #far = new Resource(() => (this.#subject.pass && this.#subject.model ? this.#askFar(this.#subject.pass, this.#subject.model.shape.L) : null));
-  readonly #next = new Resource(() => (this.#subject.pass ? this.#askNext(this.#subject.pass) : null));
+  /** Of a long text it comes last: it needs the whole pass. */
+  readonly #next = new Resource(() => (this.#subject.pass && this.#isReady(this.#subject.pass) ? this.#askNext(this.#subject.pass) : null));
+  /** What has come of a long text. */
+  #part = $state.raw<Found | undefined>();
+  #isStopped = $state(false);
+  #turn = 0;
   #said = $state.raw<{ pass: PassView; of: Far; said: Said } | undefined>();
   /** Whether the lens is being read. */
   isReading = $state(false);
@@ -42,7 +55,7 @@ export class PictureData {
     this.#subject = subject;
     $effect(() => {
       const found = this.#far.value;
-      if (found && found.pass === this.#subject.pass) return this.#readLens(found.pass, found.far);
+      if (found && !found.isPart && found.pass === this.#subject.pass) return this.#readLens(found.pass, found.far);
       return undefined;
     });
   }
@@ -54,6 +67,31 @@ export class PictureData {
 
   set window(to: { start: number; stop: number } | undefined) {
     this.#window = to;
+  }
+
+  /** How many tokens of a long text are drawn, while that is not all of them. */
+  get progress(): { done: number; of: number; isStopped: boolean } | undefined {
+    const { pass } = this.#subject;
+    if (!pass || pass.tokens.length <= MOST_TOKENS || this.#isReady(pass) || this.#far.error) return undefined;
+    const far = this.#part?.pass === pass ? this.#part.far : undefined;
+    return { done: far ? tokenOf(far, far.columns - 1) + 1 : 0, of: pass.tokens.length, isStopped: this.#isStopped };
+  }
+
+  /** No further piece of a long text is asked for. */
+  stop(): void {
+    this.#isStopped = true;
+  }
+
+  /** The others are; what is there is not asked for again. */
+  goOn(): void {
+    this.#isStopped = false;
+    this.#far.retry();
+  }
+
+  /** Whether the picture has all of a pass, or will at once. */
+  #isReady(pass: PassView): boolean {
+    const found = this.#far.value;
+    return pass.tokens.length <= MOST_TOKENS || (found?.pass === pass && !found.isPart);
   }
 
   /** What is waited for, or was refused. */
@@ -71,8 +109,9 @@ export class PictureData {
     const { model, pass, going } = this.#subject;
     const found = this.#far.value;
     if (!model?.shape || !pass) return this.#before;
-    const shown = found && found.pass.id === pass.id ? found.far : undefined;
-    if (!shown && this.#before?.far) return this.#before;
+    const part = this.#part?.pass.id === pass.id ? this.#part.far : undefined;
+    const shown = found && found.pass.id === pass.id ? found.far : part;
+    if (!shown && this.#before?.far && pass.tokens.length <= MOST_TOKENS) return this.#before;
     this.#drawn = pass;
     const { N, K, H, D, F, V, L } = model.shape;
     return (this.#before = {
@@ -86,11 +125,33 @@ export class PictureData {
     });
   });
 
-  async #askFar(pass: PassView, layers: number): Promise<{ pass: PassView; far: Far }> {
+  async #askFar(pass: PassView, layers: number): Promise<Found> {
+    const turn = ++this.#turn;
     const tokens = pass.tokens.length;
     const window: Window = this.window ? { ...this.window, block: 1 } : whole(tokens);
+    const shape = this.#subject.model?.shape;
+    if (window.isMean && shape && !pass.experiment && pass.runner.startsWith("C ")) return await this.#askPieces(pass, window, shape, () => turn === this.#turn);
     const numbers = await api.picture(pass, { start: window.start, stop: window.stop, stride: window.block, ...(window.isMean && { blocks: true }) });
     return { pass, far: readFar(numbers.values, window, layers) };
+  }
+
+  /** Ask for the picture of longer and longer beginnings: each continues the pass before (`inspect/trace.py`). */
+  async #askPieces(pass: PassView, window: Window, shape: ModelView["shape"], isWanted: () => boolean): Promise<Found> {
+    const parts: Far[] = [];
+    const tokens = pass.tokens.length;
+    untrack(() => (this.#isStopped = false));
+    for (const piece of piecesOf(window, shape.L, shape)) {
+      const ids = pass.tokens.slice(0, piece.stop).map(({ id }) => id) as [number, ...number[]];
+      const beginning = piece.stop === tokens ? pass : await api.pass({ ids, adapter: pass.adapter });
+      const { start, stop, block: stride } = piece;
+      const { values } = await api.picture(beginning, { start, stop, stride, blocks: true });
+      parts.push(readFar(values, piece, shape.L));
+      const far = joined(parts);
+      if (!isWanted()) return { pass, far, isPart: true };
+      this.#part = { pass, far };
+      if (this.#isStopped && stop < tokens) return { pass, far, isPart: true };
+    }
+    return { pass, far: joined(parts) };
   }
 
   async #askNext(pass: PassView): Promise<{ pass: PassView; next: Data["next"] }> {
