@@ -158,7 +158,7 @@ def add_engine(group: Group) -> None:
         ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
     )
     add_disk_cache(group)
-    add_speculation(group)
+    add_speculation(group, by_default=True)
 
 
 def _add_place(group: Group) -> None:
