@@ -7,7 +7,6 @@ median of the rounds, and the claim is the median of the per-round ratios.
 import argparse
 import datetime
 import json
-import mmap
 import os
 import platform
 import statistics
@@ -75,17 +74,6 @@ def alternate(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> 
             if key in found[other][0] and all(r[key] for r in found[other])
         }
     return medians
-
-
-def touch_memory(num_bytes: int = 2**30) -> None:
-    """Write memory and give it back, so that the next process finds pages that this machine has.
-
-    A virtual machine may have given freed pages back to its host. To get one again takes the host some microseconds,
-    which are nobody's: for a gigabyte, up to several seconds of a process that begins.
-    """
-    with mmap.mmap(-1, num_bytes) as memory:
-        for at in range(0, num_bytes, mmap.PAGESIZE):
-            memory[at] = 1
 
 
 class Worker:

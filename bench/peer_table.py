@@ -65,7 +65,6 @@ def measure(command: list[str], tasks: dict[str, Task]) -> tuple[dict[str, float
 
     They are tokens/s by task, the seconds to its first token, and its peak memory in MB.
     """
-    common.touch_memory()
     begin = time.perf_counter()
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
