@@ -256,7 +256,9 @@ def test_chat_drafts_unless_it_is_told_not_to(tmp_path: Path, capsys: pytest.Cap
     assert main(["chat", *words, "-m", "smollm2-135m", "--dtype", "float32", "--deterministic"]) == 0
 
 
-@pytest.mark.parametrize(("command", "by_default"), [("chat", True), ("serve", True), ("generate", False), ("batch", False)])
+@pytest.mark.parametrize(
+    ("command", "by_default"), [("chat", True), ("serve", True), ("generate", False), ("batch", False)]
+)
 def test_drafts_are_on_by_default_where_they_cannot_change_answers(command: str, by_default: bool) -> None:
     parser = argparse.ArgumentParser()
     import_module(f"llamarium.cli.{command}").add_arguments(parser)
