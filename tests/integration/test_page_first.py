@@ -150,5 +150,5 @@ def test_the_story_tells_of_the_pass_and_leads_deeper(page: Page, served: Runnin
 def test_a_text_that_is_too_long_for_it_is_said(page: Page, served: Running) -> None:
     page.goto(link(served, "word " * 40, stage="story"))
     expect(page.get_by_text("The story is drawn for texts of")).to_be_visible()
-    page.get_by_role("button", name="Tell it with").click()
+    page.get_by_role("button", name="Tell it with the end of yours").click()
     expect(page.get_by_role("heading", level=3, name="Pieces")).to_be_visible()
