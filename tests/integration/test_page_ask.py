@@ -52,7 +52,7 @@ def test_the_lens_of_every_layer_and_token(page: Page, served: Running, llama: L
         if at == 2:
             matrix = page.get_by_role("application", name=re.compile("^What the stream would say, by layer and token"))
             matrix.focus()
-            for key in ("ArrowLeft", "ArrowLeft", "ArrowUp", "Enter"):  # from the chosen place to layer 0, token 2
+            for key in ("ArrowLeft", "ArrowLeft", "ArrowDown", "Enter"):  # from the chosen place to layer 0, token 2
                 page.keyboard.press(key)
         elif half == "attention":
             page.get_by_role("button", name="after attention").click()
@@ -304,7 +304,7 @@ def test_what_rounding_alone_may_do_is_grey(page: Page, served: Running, llama: 
     page.keyboard.press("ArrowRight")  # to where the cursor begins
     for _ in range(6):
         page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowDown")
     for position in range(6):
         cell = cells[0, position]
         is_below = abs(cell.logit - grid.base.logit) / way < grid.floor / way

@@ -134,7 +134,7 @@ def test_a_matrix_of_layers_by_tokens_chooses_both(page: Page, served: Running, 
     found = llama.inspect.variant("NF4").inspect.compare(TEXT, llama)
     matrix = page.get_by_role("application", name=re.compile("^Relative error of the stream: layers by tokens"))
     matrix.focus()
-    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowRight")
     said = page.locator(".readout").first.inner_text()
     assert said.startswith("after layer 1, h: ")

@@ -1,5 +1,7 @@
 """Every stage has its own picture, and opens on what tells most."""
 
+import re
+
 import pytest
 import torch
 from playwright.sync_api import Page, expect
@@ -53,3 +55,45 @@ def test_sliders_stand_where_they_are_used(page: Page, served: Running, stage: s
         .evaluate_all("all => all.map((one) => one.labels[0].innerText.trim())")
     )
     assert names == sliders
+
+
+def test_the_cache_is_drawn_as_what_the_last_token_reads(page: Page, served: Running, llama: Llama) -> None:
+    page.goto(link(served, stage="growth", pos=5, details=0))
+    settled(page)
+    cells = page.locator(".drawing g[data-share]")
+    expect(cells).to_have_count(12)
+    read = torch.tensor([float(one) for one in cells.evaluate_all("all => all.map((one) => one.dataset.share)")])
+    patterns = [llama.trace(TEXT)[f"layers.{layer}.pattern"][:, -1].mean(0) for layer in range(2)]
+    torch.testing.assert_close(read.reshape(2, 6), torch.stack(patterns))
+    assert page.locator(".picture").count() == 0
+
+
+def test_a_step_is_drawn_as_what_it_moved(page: Page, served: Running, llama: Llama) -> None:
+    """Before the step the losses; after it also how far each layer's attention and MLP moved."""
+    page.goto(link(served, stage="learning", pos=5, details=0))
+    settled(page)
+    losses = page.locator(".drawing .column title")
+    expect(losses).to_have_count(5)
+    page.get_by_role("button", name="Take one step").click()
+    expect(losses.first).to_contain_text("after the step")
+    lesson = llama.inspect.learn(TEXT, optimizer="SGD", learning_rate=1e-3)
+    for part in lesson.parts:
+        if part.name in ("attention", "MLP"):
+            told = page.locator(f".drawing rect.{part.name.lower()} title").nth(part.layer or 0).text_content()
+            assert told is not None and told.startswith(f"layer {part.layer}: the {part.name}'s weights moved by ")
+            assert float(told.rpartition(" ")[2]) == pytest.approx(part.moved, rel=1e-3)
+
+
+def test_layers_go_up_in_matrices_too(page: Page, served: Running) -> None:
+    page.goto(link(served, stage="lens-grid", pos=5, layer=0))
+    settled(page)
+    matrix = page.get_by_role("application", name=re.compile("^What the stream would say, by layer and token"))
+    box = matrix.bounding_box()
+    assert box is not None
+    readout = page.locator(".readout").first
+    matrix.hover(position={"x": box["width"] - 20, "y": box["height"] - 6})
+    expect(readout).to_contain_text("layer 0")
+    page.mouse.move(0, 0)
+    matrix.focus()
+    page.keyboard.press("ArrowUp")  # from the chosen layer, 0
+    expect(readout).to_contain_text("layer 1")

@@ -151,6 +151,7 @@ def test_a_lesson_is_the_librarys(client: httpx.Client, path: str, llama: Llama,
     assert tuple(one["token_id"] for one in told["rows"]) == expected.row_ids
     assert [one["gradient"] for one in told["rows"]] == expected.row_gradients_RD.norm(dim=-1).tolist()
     assert tuple(one["moved"] for one in told["rows"]) == expected.row_moves
+    assert told["parts"] == [asdict(part) for part in expected.parts]
     assert (told["gradient_norm"], told["num_unpacked"]) == (expected.gradient_norm, 0)
     for name in ("before", "after"):
         assert told[name] == [one.to_dict() for one in getattr(expected, name)]

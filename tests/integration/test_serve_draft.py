@@ -1,14 +1,11 @@
 """A draft model from Python, in the shell and over HTTP: the same answers, whatever it says."""
 
-import argparse
 import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import openai
@@ -18,7 +15,6 @@ import torch
 import llamarium
 from llamarium.api import Llama
 from llamarium.cli.main import main
-from llamarium.cli.speculation import prompt_lookup
 from llamarium.engine.proposers.draft import DraftModel
 from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.errors import InputError, OptionError
@@ -242,31 +238,16 @@ def test_the_commands_take_one(smollm2_path: Path, capsys: pytest.CaptureFixture
     assert main(["generate", *words, "--draft-model", "smollm2-135m", "--prompt-lookup"]) == 2
 
 
-def test_chat_drafts_unless_it_is_told_not_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_drafts_if_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "corpus.txt").write_text("The answer is forty-two. " * 20)
     words = ["Say it again: one two three four five.", "-n", "12", "--temperature", "0", "--json", "--threads", "1"]
     found = []
-    corpus = ["--ngram-pool", "0", "--ngram-corpus", str(tmp_path / "corpus.txt")]
-    for more in ([], ["--prompt-lookup"], ["--no-prompt-lookup"], corpus, ["--draft-model", "smollm2-135m"]):
+    for more in (["--prompt-lookup"], [], ["--ngram-pool", "0", "--ngram-corpus", str(tmp_path / "corpus.txt")]):
         assert main(["chat", *words, "-m", "smollm2-135m", *more]) == 0
         found.append(json.loads(capsys.readouterr().out))
-    assert ["prompt_lookup" in one for one in found] == [True, True, False, True, False]
-    assert ["draft_model" in one for one in found] == [False, False, False, False, True]
-    assert len({tuple(one["token_ids"]) for one in found}) == 1
+    assert ["prompt_lookup" in one for one in found] == [True, False, True]
+    assert found[0]["token_ids"] == found[1]["token_ids"] == found[2]["token_ids"]
     assert main(["chat", *words, "-m", "smollm2-135m", "--dtype", "float32", "--deterministic"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "by_default"), [("chat", True), ("serve", True), ("generate", False), ("batch", False)]
-)
-def test_drafts_are_on_by_default_where_they_cannot_change_answers(command: str, by_default: bool) -> None:
-    parser = argparse.ArgumentParser()
-    import_module(f"llamarium.cli.{command}").add_arguments(parser)
-    args = parser.parse_args({"serve": [], "batch": ["a", "b"]}.get(command, ["a"]))
-    exact, other = (cast(Llama, SimpleNamespace(runner=SimpleNamespace(is_row_exact=it))) for it in (True, False))
-    assert (prompt_lookup(args, exact) is not None) == by_default
-    assert prompt_lookup(args, other) is None
-    assert prompt_lookup(argparse.Namespace(**vars(args) | {"prompt_lookup": True}), other) is not None  # refused later
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve"])

@@ -11,8 +11,8 @@ export interface ViewEntry {
   short?: string;
   /** Loads it: a view comes when it is opened. */
   component: () => Promise<{ default: Component }>;
-  /** It draws a figure of its own in the place of the picture. */
-  draws?: true;
+  /** It draws a figure of its own: in the place of the picture, or among all else. */
+  draws?: "beside" | "within";
   /** Which selectors stand above it. */
   uses: readonly ("layer" | "head")[];
 }

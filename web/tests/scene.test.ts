@@ -70,6 +70,12 @@ describe("the whole", () => {
     expect(names.map((one) => (one.kind === "text" ? one.text.split("  ")[0] : ""))).toEqual(["␣pie", "pie"]);
   });
 
+  test("of the next tokens as many have a bar as have room", () => {
+    const next = { candidates: Array.from({ length: 8 }, (_, id) => ({ id, text: ` w${id}`, probability: 0.1 })) };
+    const bars = (height: number) => scene({ ...data, next }, { ...camera, size: { width: 800, height } }).filter((one) => /^next\d$/.test(one.id)).length;
+    expect([bars(900), bars(120), bars(20)]).toEqual([6, 3, 1]);
+  });
+
   test("what the pass has not reached is not drawn, and nothing else appears", () => {
     const half = scene(data, camera, { from: 0, height: 1.6, share: 1 });
     const all = new Set(marks.map((one) => one.id));

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUT", help="answers, one a line")
     parser.add_argument("--resume", action="store_true", help="keep the answers that OUT holds, and ask the rest")
     parser.add_argument("--force", action="store_true", help="replace OUT")
-    add_engine(parser.add_argument_group("limits"), drafts_by_default=False)
+    add_engine(parser.add_argument_group("limits"))
     add_served_names(parser)
     add_tool_form(parser)
     add_chat_template(parser)

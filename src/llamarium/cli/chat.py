@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "QUESTION", "ask this one question and leave")
     parser.add_argument("--system", metavar="TEXT", help="system prompt, before the dialog")
     parser.add_argument("--allow-repetition", action="store_true", help="let an answer that repeats itself go on")
-    add_speculation(parser, by_default=True)
+    add_speculation(parser)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser, max_tokens=1024)

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "with --json: each token's log-probability, and the K best ones'"
     parser.add_argument("--logprobs", type=setting("logprobs"), metavar="K", help=text)
     parser.add_argument("--no-cache", action="store_true", help="recompute everything for each token, to compare; slow")
-    add_speculation(parser, by_default=False)
+    add_speculation(parser)
     add_json(parser)
     add_stats(parser)
     add_sampling(parser)

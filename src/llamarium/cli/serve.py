@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     access = parser.add_argument_group("authentication and access")
     _add_access(access)
     bounds = parser.add_argument_group("limits")
-    add_engine(bounds, drafts_by_default=True)
+    add_engine(bounds)
     _add_bounds(bounds)
     add_served_names(parser)
     add_tool_form(parser)
@@ -142,7 +142,7 @@ def add_tool_form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open-objects", action="store_true", help=text)
 
 
-def add_engine(group: Group, *, drafts_by_default: bool) -> None:
+def add_engine(group: Group) -> None:
     """Add what an engine is made with, and the context of its requests; `load_engine` makes it."""
     default_memory = "(default: a quarter of what is free, 4GiB at most)"
     add_values(
@@ -158,7 +158,7 @@ def add_engine(group: Group, *, drafts_by_default: bool) -> None:
         ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
     )
     add_disk_cache(group)
-    add_speculation(group, by_default=drafts_by_default)
+    add_speculation(group)
 
 
 def _add_place(group: Group) -> None:

@@ -22,17 +22,12 @@ MAX_CORPUS_BYTES = 64 * 2**20
 """Of the file of `--ngram-corpus`; its tokens take some three times the memory."""
 
 
-def add_speculation(parser: Group, *, by_default: bool) -> None:
-    """Add the options of drafts, which `prompt_lookup` and `load_draft` read.
-
-    With `by_default`, n-gram drafts are on unless another option says otherwise, where they cannot change the answer.
-    """
-    parser.set_defaults(drafts_by_default=by_default)
+def add_speculation(parser: Group) -> None:
+    """Add the options of drafts: `prompt_lookup` and `load_draft` read them."""
     group = parser.add_mutually_exclusive_group()
     text = "a smaller model with the same vocabulary that drafts tokens; the text stays the same (default: none)"
     group.add_argument("--draft-model", metavar="NAME", help=text)
-    default = "on where it cannot change answers" if by_default else "off"
-    text = f"draft tokens from the prompt and earlier texts; the text stays the same (default: {default})"
+    text = "draft tokens from the prompt and earlier texts; the text stays the same (default: off)"
     group.add_argument("--prompt-lookup", action=argparse.BooleanOptionalAction, help=text)
     text = "memory for earlier texts of each API key to draft from, or 0 (default: 12MiB)"
     parser.add_argument("--ngram-pool", type=_size_or_none, metavar="SIZE", help=text)
@@ -56,16 +51,10 @@ def prompt_lookup(args: argparse.Namespace, llama: "Llama") -> "PromptLookup | N
     from llamarium.engine.proposers.lookup import POOL_BYTES, PromptLookup
 
     check_speculation(args)
-    is_asked_for = args.prompt_lookup or args.ngram_pool is not None or args.ngram_corpus is not None
-    if not is_asked_for and not _drafts_by_default(args, llama):
+    if not args.prompt_lookup and args.ngram_pool is None and args.ngram_corpus is None:
         return None
     corpus = () if args.ngram_corpus is None else llama.tokenizer.encode(_read_corpus(args.ngram_corpus))
     return PromptLookup(pool_bytes=POOL_BYTES if args.ngram_pool is None else args.ngram_pool, corpus=corpus)
-
-
-def _drafts_by_default(args: argparse.Namespace, llama: "Llama") -> bool:
-    is_chosen = args.prompt_lookup is not None or args.draft_model is not None
-    return not is_chosen and args.drafts_by_default and llama.runner.is_row_exact
 
 
 def speculation(args: argparse.Namespace, llama: "Llama") -> dict[str, Any]:
@@ -85,12 +74,11 @@ def speculation_counts(options: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def speculation_details(options: dict[str, Any]) -> list[str]:
-    """Say what came of `speculation`, for a person, if anything was drafted."""
+    """Say what came of `speculation`, for a person."""
     return [
         f"{counts['accepted']} of {counted(counts['drafted'], 'guess', 'guesses')} right in "
         f"{counted(counts['passes'], 'pass', 'passes')}"
         for counts in speculation_counts(options).values()
-        if counts["drafted"]
     ]
 
 

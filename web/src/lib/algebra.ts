@@ -64,3 +64,14 @@ function mainAxis(gram: number[][], before: { vector: number[] }[]): { vector: n
   }
   return { vector, weight };
 }
+
+/** The mean over the heads of a layer: (L, N, S) becomes (L, S). */
+export function meanOfHeads(values: Float32Array, layers: number, heads: number): Float32Array {
+  const size = values.length / layers / heads;
+  const found = new Float32Array(layers * size);
+  for (const [i, value] of values.entries()) {
+    const at = Math.floor(i / (heads * size)) * size + (i % size);
+    found[at] = (found[at] as number) + value / heads;
+  }
+  return found;
+}

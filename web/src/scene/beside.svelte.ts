@@ -5,6 +5,8 @@ import type { Snippet } from "svelte";
 interface Beside {
   readonly title: string;
   readonly words: Snippet;
+  /** The stage's own picture, where it has one. */
+  readonly figure: Snippet | undefined;
 }
 
 /** What stands there where the picture is deeper than the stage. */

@@ -29,6 +29,23 @@ from llamarium.runtime.shell import on_host
 from llamarium.tokenizer.base import Tokenizer
 
 Optimizer = Literal["SGD", "AdamW"]
+PartName = Literal["embedding", "attention", "MLP", "norms", "head"]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPart:
+    """The weights of one part of the model in a step of training.
+
+    Attributes:
+        layer: None for the embedding, the final norm, and a head that is not tied to the embedding.
+        gradient: The length of the gradient.
+        moved: The length of the weights' change.
+    """
+
+    name: PartName
+    layer: int | None
+    gradient: float
+    moved: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +59,7 @@ class Lesson:
         row_gradients_RD: The gradient of the mean loss on their rows of the embedding table; of a tied model both as
             embedding and as head.
         row_moves: The length of each row's change in the step.
+        parts: What the step did to each part of the model, in the order of the forward pass.
         before: The most probable tokens to follow the text.
         num_unpacked: Modules whose packed weights were unpacked for the step.
     """
@@ -52,6 +70,7 @@ class Lesson:
     row_ids: tuple[int, ...]
     row_gradients_RD: Tensor
     row_moves: tuple[float, ...]
+    parts: tuple[LearnedPart, ...]
     gradient_norm: float
     before: tuple[Candidate, ...]
     after: tuple[Candidate, ...]
@@ -102,7 +121,7 @@ def learn(
     assert table.grad is not None
     gradients_RD, was_RD = table.grad[rows].clone(), table.detach()[rows].clone()
     norm = get_total_norm(p.grad for p in pupil.parameters() if p.grad is not None).item()  # sync: to show
-    getattr(torch.optim, optimizer)(pupil.parameters(), lr=learning_rate, weight_decay=0.0).step()
+    parts = _step(pupil, optimizer, learning_rate)
     with torch.no_grad():
         after_T, after_V = _read(pupil, known)
         moves_R = (table[rows] - was_RD).norm(dim=-1)
@@ -111,18 +130,43 @@ def learn(
     before, after = (*best, ())[:2]
     losses, losses_after, moves = (tuple(values.tolist()) for values in (losses_T, after_T, moves_R))
     return Lesson(
-        tuple(known), losses, losses_after, tuple(rows), gradients_RD, moves, norm, before, after, num_unpacked
+        tuple(known), losses, losses_after, tuple(rows), gradients_RD, moves, parts, norm, before, after, num_unpacked
     )
+
+
+def _step(pupil: LlamaForCausalLM, optimizer: Optimizer, learning_rate: float) -> tuple[LearnedPart, ...]:
+    """Take the step one parameter at a time, so that only one is held as it was and only its moments are."""
+    squares = dict[tuple[PartName, int | None], Tensor]()
+    for name, weights in pupil.named_parameters():
+        if weights.grad is None:
+            continue
+        was = weights.detach().clone()
+        getattr(torch.optim, optimizer)([weights], lr=learning_rate, weight_decay=0.0).step()
+        lengths_2 = torch.stack([weights.grad.norm(), (weights.detach() - was).norm()])
+        part = _part_of(name)
+        squares[part] = squares.get(part, torch.zeros_like(lengths_2)) + lengths_2.square()
+    lengths = {part: on_host(total_2.sqrt()).tolist() for part, total_2 in squares.items()}
+    return tuple(LearnedPart(*part, gradient, moved) for part, (gradient, moved) in lengths.items())
+
+
+def _part_of(name: str) -> tuple[PartName, int | None]:
+    """Return which part a parameter belongs to, and its layer."""
+    layer = int(name.split(".")[2]) if name.startswith("model.layers.") else None
+    parts: tuple[tuple[PartName, str], ...] = (
+        ("attention", ".self_attn."), ("MLP", ".mlp."), ("embedding", "embed_tokens"), ("head", "lm_head")
+    )  # fmt: skip
+    return next((part for part, path in parts if path in name), "norms"), layer
 
 
 def lesson_bytes(config: ModelConfig, num_tokens: int, optimizer: Optimizer) -> int:
     """Return about what a step holds at once, in float32.
 
-    That is the weights, their gradients, AdamW's two moments, the table's gradient once more while it is summed, the
-    logits with their probabilities and gradients, and what the layers keep for the way back.
+    That is the weights, their gradients, the table once more while its gradient is summed or it is moved, with
+    AdamW's two moments of it, the logits with their probabilities and gradients, and what the layers keep for the way
+    back. Only one parameter's moments are held at a time, and the table is the largest.
     """
     c = config
-    weights = (4 if optimizer == "AdamW" else 2) * count_parameters(c).total + c.vocab_size * c.hidden_size
+    weights = 2 * count_parameters(c).total + (3 if optimizer == "AdamW" else 1) * c.vocab_size * c.hidden_size
     heads = 3 * c.num_attention_heads + 2 * c.num_key_value_heads
     kept = c.num_hidden_layers * (8 * c.hidden_size + 4 * c.intermediate_size + heads * c.head_dim)
     return 4 * (weights + num_tokens * (3 * c.vocab_size + kept))

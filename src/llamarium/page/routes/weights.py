@@ -276,6 +276,12 @@ def _lesson_view(llama: "Llama", body: schema.LessonRequest, found: "Lesson", nu
             )
             for i, gradient, moved in rows
         ),
+        parts=tuple(
+            schema.LearnedPartView(
+                name=part.name, layer=part.layer, gradient=_finite(part.gradient), moved=_finite(part.moved)
+            )
+            for part in found.parts
+        ),
         gradient_norm=found.gradient_norm,
         before=found.before,
         after=found.after if is_finite else (),

@@ -184,11 +184,25 @@ class LearnedRowView(View):
     moved: float | None
 
 
+class LearnedPartView(View):
+    """A part of the model: the length of its gradient, and how far the step has moved its weights.
+
+    Attributes:
+        layer: None for the embedding, the final norm, and a head that is not tied.
+    """
+
+    name: Literal["embedding", "attention", "MLP", "norms", "head"]
+    layer: int | None
+    gradient: float | None
+    moved: float | None
+
+
 class LessonView(View):
     """The effect of one step of training on a copy of the model.
 
     Attributes:
         rows: Of the embedding table.
+        parts: Of the model, in the order of the forward pass.
         before: The most probable next tokens before the step.
         after: Those after it; empty where the step was so large that numbers are not finite any more.
         num_unpacked: Modules whose packed weights were unpacked in the copy: packed ones cannot learn.
@@ -199,6 +213,7 @@ class LessonView(View):
     learning_rate: float
     tokens: tuple[LearnedTokenView, ...]
     rows: tuple[LearnedRowView, ...]
+    parts: tuple[LearnedPartView, ...]
     gradient_norm: float
     before: tuple[Candidate, ...]
     after: tuple[Candidate, ...]

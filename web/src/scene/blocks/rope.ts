@@ -51,7 +51,7 @@ function hands(leaf: Leaf, { frequencies, pos }: RopeNumbers, hue: number, { id,
     const start = Math.atan2(before[i + pairs] as number, before[i] as number);
     const turn = pos * (frequencies[i] ?? 0);
     const pair = `pair ${i} of the ${title}`;
-    leaf.add({ kind: "dot", id: `${leaf.id}.${id}${i}.face`, at, radius, ink: "line", outlined: true });
+    leaf.add({ kind: "dot", id: `${leaf.id}.${id}${i}.face`, at, radius, ink: "soft", alpha: 0.6, outlined: true });
     leaf.add({ kind: "hand", id: `${leaf.id}.${id}${i}.before`, at, length: 0.9 * radius, angle: start, ink: "soft", alpha: 0.6 * alpha });
     leaf.add({
       kind: "hand", id: `${leaf.id}.${id}${i}.after`, at, length: 0.9 * radius, angle: start + leaf.share * turn, ink: "attention", hue, alpha, width: 2,

@@ -19,6 +19,7 @@ const LARGEST_OF_BLOCK = 3;
 const EVERY = 5; // layers with a rule and a number
 const SINK = -0.26; // where the bars of the sink begin, beside the first column
 const CACHE = -0.135; // where the cells of the cache end, for a column's width
+const [MOST_BARS, LEAST_BAR] = [6, 10.9] as const; // of the next token; pixels of one
 const BOXED = 52; // pixels of a column in which a token has a box
 
 /** A mark with its column, -1 of none, and the height that a pass has to reach before it is there. */
@@ -33,6 +34,8 @@ interface Detail {
   readonly sx: number;
   readonly sy: number;
   readonly turned: boolean;
+  /** Pixels of the whole picture upwards. */
+  readonly high: number;
 }
 
 export const halfWidth = (length: number): number => 0.014 + 0.024 * Math.log10(Math.max(1, length));
@@ -254,14 +257,16 @@ function* rules(data: Data, { turned }: Detail): Generator<Placed> {
 }
 
 /** Bars of what may come next: above the last column; where the picture is turned, in the column that is free. */
-function* bars(data: Data, { sx, sy, turned }: Detail): Generator<Placed> {
+function* bars(data: Data, { sx, sy, turned, high }: Detail): Generator<Placed> {
   const { candidates } = data.next ?? { candidates: [] };
   const { tokens: count, layers } = data.extent;
-  const rows = candidates.slice(0, 6);
-  const largest = rows[0]?.probability ?? 1;
   const top = topOf(layers);
+  const room = turned ? MOST_BARS : Math.floor((0.88 * top * high) / (layers + top + footOf(layers)) / LEAST_BAR);
+  const shown = Math.max(1, Math.min(MOST_BARS, room));
+  const rows = candidates.slice(0, shown);
+  const largest = rows[0]?.probability ?? 1;
   const along = turned ? sy : sx; // pixels of a unit in the bars' direction
-  const [from, step] = turned ? [count - 0.55, 1.3 / 6] : [layers + 0.95 * top, (0.88 * top) / 6];
+  const [from, step] = turned ? [count - 0.55, 1.3 / shown] : [layers + 0.95 * top, (0.88 * top) / shown];
   const left = turned ? 0 : Math.min(count - 0.75, count + 0.85 - 230 / sx); // some pixels are free at the edge
   const at = { column: count - 1, y: layers + 0.5 };
   const spot = (x: number, down: number): Point => (turned ? [from + down, x] : [x, from - down]);
@@ -345,7 +350,7 @@ const MOST_BUILT = 6;
 
 function builtOf(data: Data, far: Far, detail: Detail): Built {
   const { pos, head } = data.chosen;
-  const key = [detail.sx, detail.sy, detail.turned, pos, head].join();
+  const key = [detail.sx, detail.sy, detail.turned, detail.high, pos, head].join();
   const kept = made.get(far) ?? [];
   const known = kept.find((one) => one.key === key && one.said === data.said && one.next === data.next);
   if (known) return known;
@@ -358,7 +363,7 @@ function builtOf(data: Data, far: Far, detail: Detail): Built {
 function parts(all: Data, camera: Camera, moment: Moment): readonly (readonly Mark[])[] {
   const data = folded(all);
   const scale = scaleOf(camera);
-  const detail = { sx: stepOf(scale.x), sy: heightOf(scale.y), turned: camera.turned };
+  const detail = { sx: stepOf(scale.x), sy: heightOf(scale.y), turned: camera.turned, high: camera.size.height };
   const { far } = data;
   if (!far) return [[...rules(data, detail)].map(({ mark }) => mark)];
   const { layers } = data.extent;

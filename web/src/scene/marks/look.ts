@@ -15,6 +15,10 @@ export const INKS: Readonly<Record<"light" | "dark", Readonly<Record<Ink | "pape
   },
 };
 
+/** The colours as variables of a style, for what is drawn beside the picture. */
+export const inkStyle = (dark: boolean): string =>
+  Object.entries(INKS[dark ? "dark" : "light"]).filter(([ink]) => ["stream", "says", "attention", "mlp", "key", "value"].includes(ink)).map(([ink, color]) => `--${ink}:${color}`).join(";");
+
 /** Colours of the groups of heads, in their order, then from the first again. None is the MLP's; neighbours are told apart by every eye (`tests/colors.test.ts`). */
 export const HEADS: Readonly<Record<"light" | "dark", readonly string[]>> = {
   light: ["#cf7a1c", "#17115f", "#638ee3", "#7a21ba", "#3d7a8f", "#581579", "#9c56e1", "#25a9d4"],
