@@ -46,6 +46,7 @@
     for (let one = box.node.parentElement; one && one !== document.documentElement; one = one.parentElement) {
       const style = getComputedStyle(one);
       if (style.clipPath.startsWith("inset(50%")) return undefined; // for screen readers
+      if (style.position === "fixed" && style.backgroundColor !== "rgba(0, 0, 0, 0)") return undefined; // floats, for a while
       if (style.overflowX === "visible" && style.overflowY === "visible") continue;
       if (one instanceof SVGElement && one.ownerSVGElement) continue;
       const clip = one.getBoundingClientRect();
