@@ -29,8 +29,8 @@ WEIGHTS = {
 }
 OTHER_FILES = {  # not of a model folder
     "corpus.json", "course.json", "dataset_info.json", "dataset_infos.json", "files.json", "ids.bin",
-    "manifest.json", "models.json", "optimizer.safetensors", "page.json", "progress.json", "starts.bin", "state.json", "translator.json",
-    "variant.json", "variant.safetensors",
+    "manifest.json", "models.json", "optimizer.safetensors", "page.json", "progress.json", "starts.bin",
+    "state.json", "translator.json", "variant.json", "variant.safetensors",
 }  # fmt: skip
 NO_FILES = {  # endings, wider patterns, a key of GGUF and an attribute
     ".index.json", "*.index.json", "*.safetensors.index.json", "consolidated*.safetensors", "tokenizer.ggml.model",

@@ -17,6 +17,7 @@ LIGHT = set((TESTS / "light.txt").read_text().split())
 FIXTURES = {"model_files", "llama", "running"}  # of conftest.py, with PyTorch
 LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "integration/test_api.py",
+    "integration/test_page_site.py",  # with the compiler for browsers, of the dev extra
     "integration/test_python_o.py",
     "integration/test_python_reference.py",
     "integration/test_soak.py",
