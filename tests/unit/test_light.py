@@ -35,6 +35,7 @@ LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "unit/test_trackers.py",
     "unit/test_speedrun.py",
     "unit/test_train_tokenizer.py",
+    "unit/test_wasm.py",  # with the compiler for browsers, of the dev extra
 }
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is here")
