@@ -180,7 +180,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Llama:
         (5, r"layer 0, step03_rms_norm.py, line 11: crashes the process \(SIGSEGV\)"),
         (6, r"layer 0, ends the process \(exit code 3\)"),
         (7, r"rms_norm, layer 0: y has shape \(7, \d+\); expected \(7, \d+\) \(T, D\)"),
-        (8, r"rms_norm, layer 0: y holds \d+ numbers that are NaN or infinite.*"),
+        (8, r"rms_norm, layer 0: y holds [\d,]+ numbers that are NaN or infinite.*"),
         (9, r"rms_norm, layer 0: asks for more memory than .* \(line 15: .*\)"),
         (10, r"rms_norm, layer 0: reads the file /etc/passwd; .*"),
         (11, r"layer 0, answers what it may not"),
