@@ -196,8 +196,8 @@ _MEASURED = """
   const words = document.querySelector(".entered .words") ?? document.querySelector("article > .lead");
   return {
     high: document.documentElement.scrollHeight,
-    figure: place(document.querySelector(".picture canvas, article .body :is(canvas, svg, table)")),
-    picture: document.querySelector(".picture") !== null,
+    figure: place(document.querySelector(".picture canvas, .drawing svg, article .body :is(canvas, svg, table)")),
+    picture: document.querySelector(".picture, .drawing") !== null,
     sentence: place(words.querySelector("p") ?? words),
     words: words.innerText.split(/\\s+/).length,
   };
