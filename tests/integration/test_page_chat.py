@@ -110,9 +110,10 @@ def test_an_answer_is_the_librarys_and_each_of_its_tokens_is_chosen_again(
     settled(page)
     ids = page.locator(".strip .id").all_inner_texts()
     assert [int(one) for one in ids] == prompt + answer
-    trace = llama.trace([*prompt, *answer])["layers.0.pattern"][0, -1]
     page.reload()
     settled(page)
+    layer, head = (re.search(rf"{name}=(\d+)", page.url)[1] for name in ("layer", "head"))  # the most telling one
+    trace = llama.trace([*prompt, *answer])[f"layers.{layer}.pattern"][int(head), -1]
     top = trace.argmax().item()
     assert shown(page, f"share-{top}") == as_shown(trace[top].item(), 4)
     expect(page.get_by_text(f"{len(ids)} tokens by their ids")).to_be_visible()

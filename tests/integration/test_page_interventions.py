@@ -276,7 +276,10 @@ def test_a_picture_in_blocks_has_every_token(
     """In pieces, as memory has them; only the picture has blocks."""
     ids = [(7 * i) % 400 for i in range(200)]
     path = f"/inspect/passes/{client.post('/inspect/passes', json={'ids': ids}).json()['id']}"
-    monkeypatch.setattr("llamarium.page.routes.probes._PATTERN_BYTES", 4 * 2 * 2 * 200 * 70)  # of 70 tokens
+    config = llama.config
+    of_a_token = config.num_attention_heads * len(ids) + len(picture.OF_A_TOKEN) * config.hidden_size
+    num_bytes = 4 * config.num_hidden_layers * of_a_token * 70  # of 70 tokens
+    monkeypatch.setattr("llamarium.page.routes.probes._STEP_BYTES", num_bytes)
     columns = range(7, 200, 24)
     asked = {"start": 7, "stop": 200, "stride": 24, "blocks": True}
     found = np.frombuffer(client.get(f"{path}/picture", params=asked).content, "<f4")
