@@ -398,7 +398,7 @@ def test_steps_without_labels_are_told_and_are_no_failure_unless_there_are_no_ot
     batch, events = setup.train.batch, list[Event]()
     with run_lock(out):
         setup.train.batch = _learned(batch, 1)  # which a run looks at to see whether there are any
-        with pytest.raises(TrainingError, match="none of the 25 steps could move the weights"):
+        with pytest.raises(TrainingError, match="none of 25 steps could move the weights"):
             run(setup, out, resume=False, emit=events.append)
         assert sum(e["event"] == "skipped" for e in events) == 25
         assert [folder.name for folder in checkpoints(out)] == ["step-00000020"], "what is saved stays"
