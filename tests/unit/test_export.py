@@ -304,7 +304,7 @@ def test_ends_of_an_instruction_model(
     file = read_gguf(tmp_path / "m.gguf")
     found = {name: file.metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "eot", "eom")}
     assert found == {"bos": 128000, "eos": 128001, "eot": 128009, "eom": 128008}
-    assert len(file.metadata["tokenizer.ggml.merges"]) > 250_000
+    assert len(file.metadata["tokenizer.ggml.merges"]) >= 128_000 - 256  # one for each token of several bytes
     llama = llamarium.load(tmp_path / "m.gguf")
     assert set(llama.config.eos_token_id) == {128001, 128008, 128009}
     assert llama.tokenizer.encode("Llamas' 12345\n ünï") == tokenizer.encode("Llamas' 12345\n ünï")
