@@ -354,4 +354,4 @@ def test_threads_that_the_system_does_not_start_are_refused() -> None:
         "_check_startable(1)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"1024 threads cannot be started here, only \d+; give fewer .*\n", done.stdout)
+    assert re.fullmatch(r"1,024 threads cannot be started here, only \d+; give fewer .*\n", done.stdout)
