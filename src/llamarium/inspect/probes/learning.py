@@ -31,6 +31,13 @@ from llamarium.tokenizer.base import Tokenizer
 Optimizer = Literal["SGD", "AdamW"]
 PartName = Literal["embedding", "attention", "MLP", "norms", "head"]
 
+_PATHS: tuple[tuple[PartName, str], ...] = (  # what the names of the others' parameters hold
+    ("attention", ".self_attn."),
+    ("MLP", ".mlp."),
+    ("embedding", "embed_tokens"),
+    ("head", "lm_head"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LearnedPart:
@@ -152,10 +159,10 @@ def _step(pupil: LlamaForCausalLM, optimizer: Optimizer, learning_rate: float) -
 def _part_of(name: str) -> tuple[PartName, int | None]:
     """Return which part a parameter belongs to, and its layer."""
     layer = int(name.split(".")[2]) if name.startswith("model.layers.") else None
-    parts: tuple[tuple[PartName, str], ...] = (
-        ("attention", ".self_attn."), ("MLP", ".mlp."), ("embedding", "embed_tokens"), ("head", "lm_head")
-    )  # fmt: skip
-    return next((part for part, path in parts if path in name), "norms"), layer
+    for part, path in _PATHS:
+        if path in name:
+            return part, layer
+    return "norms", layer
 
 
 def lesson_bytes(config: ModelConfig, num_tokens: int, optimizer: Optimizer) -> int:

@@ -43,7 +43,8 @@ def write_report(run: Path) -> Path:
     ended = history.of("end")
     is_early = bool(ended) and bool(ended[-1].get("signal") or ended[-1].get("early"))
     how = "still running, or killed" if not ended else "ended early" if is_early else "finished"
-    sentence = f"{number(done)} of {counted(steps, 'step')} on {history.start.get('device', '?')}; {how}."
+    of = counted(steps, "step") if isinstance(steps, int) else f"{steps} steps"  # a file's, so of any type
+    sentence = f"{number(done)} of {of} on {history.start.get('device', '?')}; {how}."
     body = [
         f"<h1>{page.text(name)}</h1>",
         f'<p class="soft">{page.text(sentence)}</p>',
