@@ -5,7 +5,8 @@
 
 In each round every side starts anew, reads a prompt, decodes, decodes eight answers at once and, with SmolLM2, behind
 4,000 tokens; the sides take turns, and a figure is the median of the rounds. The first token is counted from the start
-of the process, the model read from the page cache; memory is the process's peak. Peers are the wheels that pip installs
+of the process, the model read from the page cache, modules compiled to bytecode as pip does; memory is the process's
+peak. Peers are the wheels that pip installs
 below `bench/generated/peers`; their row says which instructions they were compiled for.
 
 A result is written only if the machine was quiet: other programs, and a hypervisor's other guests, took less than a
@@ -14,6 +15,7 @@ one file for each model and processor, and all of them into `docs/reference/benc
 """
 
 import argparse
+import compileall
 import json
 import shlex
 import shutil
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import common
+import llamarium
 from llamarium.hub.builtin import fetch
 from make_weights import make
 
@@ -213,6 +216,7 @@ def main() -> int:
     options = parser.parse_args()
     options.side = ["Llamarium", *(options.side or WHEELS)]
     python = peers_python()
+    compileall.compile_dir(Path(llamarium.__file__).parent, quiet=1)
     refused = False
     for name in options.model or MODELS:
         found, faults = compare(name, python, options)

@@ -11,6 +11,8 @@ from llamarium.cli import doctor
 from llamarium.cli.main import main
 from llamarium.errors import DownloadError
 from llamarium.hub.resolve import CachedModel
+from llamarium.kernels import native
+from llamarium.kernels.processor import INSTRUCTIONS, better_kernels
 
 
 @pytest.fixture
@@ -201,3 +203,36 @@ def test_stolen_time_is_of_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([[100, 0, 0, 900, 0, 0, 0, 50, 7], [130, 0, 0, 950, 0, 0, 0, 70, 9]])
     monkeypatch.setattr(doctor, "_cpu_times", lambda: next(times))
     assert doctor._stolen() == 20 / 100
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="needs the C kernels")
+@pytest.mark.parametrize(
+    ("flags", "ok", "named"),
+    [
+        ("avx2 fma", True, "outliers 16"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni", False, "avx512_vnni"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", False, "avx512_bf16"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni amx_tile amx_int8", True, "amx"),
+    ],
+)
+def test_doctor_says_which_kernels_the_processor_could_run(
+    flags: str, ok: bool, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.setattr(native, "kernels", lambda: "avx2")
+    monkeypatch.setattr(doctor, "_proc_value", lambda file, name: flags if name == "flags" else None)
+    main(["doctor", "--json"])
+    (check,) = (one for one in json.loads(capsys.readouterr().out)["kernels"] if one["name"] == "C kernels")
+    assert check["ok"] == ok and named in check["found"]
+    monkeypatch.setenv(native.VARIABLE, "avx2")  # as somebody has chosen
+    main(["doctor", "--json"])
+    (check,) = (one for one in json.loads(capsys.readouterr().out)["kernels"] if one["name"] == "C kernels")
+    assert check["ok"] and "could run" not in check["found"]
+
+
+def test_every_set_is_better_than_those_below_it() -> None:
+    everything = frozenset[str]().union(*INSTRUCTIONS.values())
+    assert list(INSTRUCTIONS) == [name for name in native.KERNELS if name != "portable"]
+    assert better_kernels("amx", everything) is None and better_kernels("portable", ()) is None
+    assert better_kernels("portable", ["asimddp", "fp"]) == "neon_dotprod"
+    assert better_kernels("neon_dotprod", ["asimddp", "i8mm"]) == "neon_i8mm"

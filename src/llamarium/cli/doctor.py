@@ -183,9 +183,11 @@ def _native() -> Check:
         found = native.kernels()
     except LlamariumError as error:
         return Check("C kernels", str(error), ok=False)
-    if found is not None:
-        return Check("C kernels", f"{found}, inputs of packed weights have {native.INPUT_BITS} bits, outliers 16")
     is_off = bool(os.environ.get(native.VARIABLE))
+    if found is not None:
+        if not is_off and (better := _better_kernels(found)) is not None:
+            return better
+        return Check("C kernels", f"{found}, inputs of packed weights have {native.INPUT_BITS} bits, outliers 16")
     why = f"none, as {native.VARIABLE} asks" if is_off else "the package was installed without them"
     mend = f"unset {native.VARIABLE}" if is_off else native.HOW_TO_BUILD
     if find_spec("torch") is None:
@@ -194,6 +196,21 @@ def _native() -> Check:
     if is_off:
         return Check("C kernels", f"{why}: PyTorch does their work")
     return Check("C kernels", f"{why}; PyTorch does their work, slowly: {mend}", ok=False)
+
+
+def _better_kernels(used: str) -> Check | None:
+    """Say which kernels this processor could run instead, and how; None if none are better, or it is not known."""
+    from llamarium.kernels.processor import better_kernels
+
+    flags = _proc_value("/proc/cpuinfo", "flags") or _proc_value("/proc/cpuinfo", "Features") or ""
+    better = better_kernels(used, flags.split())
+    if better is None:
+        return None
+    text = f"{used}, but this processor could run {better}, which is faster"
+    if better == "amx":  # which a hypervisor or a container may show, and not allow
+        return Check("C kernels", f"{text}, if the system grants it and the library was compiled with it")
+    why = "the library was compiled for another processor, or by an older compiler"
+    return Check("C kernels", f"{text}: {why}; install the package again here", ok=False)
 
 
 def _page() -> Iterator[Check]:
