@@ -186,6 +186,27 @@ describe("a page whose server changes", () => {
   });
 });
 
+describe("a page that is left", () => {
+  afterEach(() => vi.useRealTimers());
+
+  it.each([
+    ["refuses the key", 401, "tabs"],
+    ["is gone", 0, "gone"],
+  ])("waits for nothing more where the server %s", async (_, status, kind) => {
+    await session.start();
+    served(() => {
+      if (status === 0) throw new TypeError("no answer");
+      return { status, body: { error: { message: "no", code: "invalid_api_key", param: null } } };
+    });
+    vi.useFakeTimers();
+    await session.submit();
+    expect(session.trouble).toMatchObject({ kind });
+    expect(vi.getTimerCount()).toBe(1);
+    session.stop();
+    expect(vi.getTimerCount()).toBe(0);
+  });
+});
+
 describe("several tabs of one address", () => {
   const other: { heard: unknown[]; channel?: BroadcastChannel } = { heard: [] };
   const refusing = (right: string) => async (...asked: Parameters<typeof answering>): Promise<Said> => {

@@ -75,6 +75,7 @@ class Session extends Selection {
   /** The key that the other tabs know of. */
   #told = "";
   #timer: ReturnType<typeof setTimeout> | undefined;
+  #unanswered: ReturnType<typeof setTimeout> | undefined; // no other tab told a key in time
 
   constructor() {
     super();
@@ -199,6 +200,8 @@ class Session extends Selection {
   /** The page is left: nothing is looked for, and no tab is heard. */
   stop(): void {
     clearTimeout(this.#timer);
+    clearTimeout(this.#unanswered);
+    this.trouble = undefined;
     this.#tabs?.close();
     this.#tabs = undefined;
   }
@@ -313,13 +316,13 @@ class Session extends Selection {
     if (!(error instanceof Refusal)) {
       this.trouble = { kind: "refused", message: `the page failed: ${String(error)}`, retry: true };
     } else if (error.code === "loading") void this.#wait();
-    else if (error.status === 401) void this.#askTabs();
+    else if (error.status === 401) this.#askTabs();
     else if (error.status === 0) this.#lose(error);
     else this.trouble = { kind: "refused", message: error.message, retry: error.status === 429 || error.status >= 500 };
   }
 
   /** Ask the other tabs for a key before the reader is asked. */
-  async #askTabs(): Promise<void> {
+  #askTabs(): void {
     const refused = key.get();
     const trouble = { kind: "key", isWrong: refused !== "" } as const;
     const isAsked = this.#isKeyless && this.#wrong.has(refused);
@@ -331,8 +334,9 @@ class Session extends Selection {
     }
     this.trouble = { kind: "tabs" };
     this.#tabs.ask();
-    await new Promise((done) => setTimeout(done, TABS_MS));
-    if (this.#isAsking() && key.get() === refused) this.trouble = trouble;
+    this.#unanswered = setTimeout(() => {
+      if (this.#isAsking() && key.get() === refused) this.trouble = trouble;
+    }, TABS_MS);
   }
 
   #isAsking(): boolean {
@@ -379,6 +383,7 @@ class Session extends Selection {
         if (status !== "loading") break;
         this.trouble = { kind: "loading", progress: progress ?? 0 };
         await new Promise((done) => setTimeout(done, HEALTH_MS));
+        if (!this.#tabs) return; // the page was left meanwhile
       }
     } catch (error) {
       this.fail(error);
