@@ -127,5 +127,5 @@ FETCHED := sed -un 's/^ *\(Downloading\|Using cached\) \([^ ]*\) \(([^)]*)\).*/ 
 # PyPI's ziglang compiles and links for other processors and older systems: 100 MB.
 .venv-wheels/.made: constraints.txt
 	@test -x .venv-wheels/bin/python || $(PYTHON) -m venv .venv-wheels
-	.venv-wheels/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling ziglang auditwheel
+	.venv-wheels/bin/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling ziglang auditwheel deflate
 	@touch $@

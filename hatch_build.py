@@ -14,7 +14,7 @@ best is compiled, and the portable one: half of the time, or less.
 What was compiled is kept in build/native, under a name made from all that it depends on; nothing is compiled twice.
 
 `python hatch_build.py --wasm` compiles the module of WebAssembly with which the page computes where there is no server.
-It needs PyPI's ziglang (the extra `wasm`), which neither users nor wheels do.
+It needs PyPI's ziglang (the extra `wasm`); wheels that are published hold the module (hatch_wheels.py).
 """
 
 import hashlib
@@ -311,6 +311,8 @@ class BuildHook(BuildHookInterface):
         with ThreadPoolExecutor(1) as pool:
             page = pool.submit(self._build_page, build_data)
             self._build_library(build_data, only_best=version == "editable")
+            if version != "editable":
+                self._build_wasm(build_data)
             page.result()
 
     def _build_page(self, build_data: dict[str, Any]) -> None:
@@ -320,7 +322,14 @@ class BuildHook(BuildHookInterface):
         except (page.BuildError, OSError) as error:
             self.app.display_warning(f"llamarium is built without its page: {error}")
             return
-        build_data["artifacts"].append(f"{page.BUNDLE.relative_to(self.root).as_posix()}/**")
+        for folder in (page.BUNDLE, page.SCRIPTS):
+            build_data["artifacts"].append(f"{folder.relative_to(self.root).as_posix()}/**")
+
+    def _build_wasm(self, build_data: dict[str, Any]) -> None:
+        """Build the kernels for browsers where ziglang is installed, as it is for the wheels of hatch_wheels.py."""
+        if importlib.util.find_spec("ziglang") is not None:
+            build_wasm()
+            build_data["artifacts"].append(WASM.relative_to(self.root).as_posix())
 
     def _build_library(self, build_data: dict[str, Any], *, only_best: bool) -> None:
         """Build the library and name its platform in the wheel's tag; stop the build where that fails.

@@ -4,13 +4,17 @@ They are built by .venv-wheels, which `make wheels` makes; the objects in build/
 """
 
 import ctypes
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterable
 from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
+from platform import machine
 
 import pytest
 from packaging.requirements import Requirement
@@ -21,6 +25,7 @@ PYTHON = ROOT / ".venv-wheels/bin/python"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 LARGEST = 8_000_000
+LEFT_OUT = r"/page/(site/)?dist/|_native\.wasm"
 
 pytestmark = [
     pytest.mark.timeout(1200),  # compilers beside other work
@@ -65,16 +70,37 @@ def test_a_wheel_for_each_processor_and_any_python_3(wheels: dict[str, Path]) ->
 
 
 def test_what_is_not_fit_is_named(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """A wheel that promises an older C library than it needs, and lacks the page."""
+    """A wheel that promises an older C library than it needs, and lacks the page and its kernels for browsers."""
     bad = tmp_path / "llamarium-0.1.0-py3-none-manylinux_2_5_x86_64.whl"
     with zipfile.ZipFile(wheels[PLATFORMS[0]]) as good, zipfile.ZipFile(bad, "w") as archive:
         for name in good.namelist():
-            if "/page/dist/" not in name:
+            if not re.search(LEFT_OUT, name):
                 lines = good.read(name).splitlines(keepends=True) if name.endswith("/RECORD") else [good.read(name)]
-                archive.writestr(name, b"".join(line for line in lines if b"/page/dist/" not in line[:60]))
+                archive.writestr(name, b"".join(line for line in lines if not re.search(LEFT_OUT.encode(), line[:60])))
     code = f"import hatch_wheels; from pathlib import Path; print(hatch_wheels.faults(Path({str(bad)!r})))"
     said = run(PYTHON, "-c", code)
-    assert "page/dist/index.html is missing" in said and "auditwheel says" in said
+    for part in ("page/dist/index.html", "page/site/dist/start.js", "kernels/_native.wasm"):
+        assert f"llamarium/{part} is missing" in said
+    assert "llamarium/kernels/_native.so is missing" not in said and "auditwheel says" in said
+
+
+@pytest.mark.skipif(machine() not in ("x86_64", "AMD64"), reason="runs the wheel for x86-64")
+def test_an_installed_wheel_writes_the_site(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """It needs neither a compiler nor Node.js: no program can be found."""
+    inside, out = wheels[PLATFORMS[0]].parent / PLATFORMS[0], tmp_path / "site"
+    said = subprocess.run(
+        [sys.executable, "-m", "llamarium", "site", "--out", str(out), "--json"],
+        env={**os.environ, "PYTHONPATH": str(inside), "PATH": ""},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    assert json.loads(said)["bytes"] == sum(path.stat().st_size for path in files.values()) <= 9_000_000
+    (kernels,) = out.glob("engine-*/kernels.wasm")
+    assert kernels.read_bytes() == (inside / "llamarium/kernels/_native.wasm").read_bytes()
+    assert {"index.html", "offline.js", "models/letters.gguf", "models/shakespeare-char.gguf"} <= set(files)
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux")
