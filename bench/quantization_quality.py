@@ -21,13 +21,13 @@ import torch
 
 from common import parser, report
 from llamarium import Llama, load
+from llamarium.calibration.calibrate import sample_windows
+from llamarium.calibration.calibrated import CalibratedQuantizer, choose_head
+from llamarium.calibration.quantizer import METHODS, Recipe
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.packed import LinearPacked
-from llamarium.quantization.calibrate import sample_windows
-from llamarium.quantization.calibrated import CalibratedQuantizer, choose_head
-from llamarium.quantization.quantizer import METHODS, Recipe
 
 _CALIBRATED_SHARE = 0.9
 

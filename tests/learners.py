@@ -11,14 +11,14 @@ import numpy as np
 
 import learner_styles
 import learner_styles_2
-from llamarium.build.arguments import Source
-from llamarium.build.check import Result
-from llamarium.build.folder.course import file_of, step_named
-from llamarium.build.limits import LIMITS, Limits
-from llamarium.build.passes import Weights
-from llamarium.build.worker import _check
 from llamarium.checkpoints.open import open_model
 from llamarium.config import ModelConfig
+from llamarium.course.arguments import Source
+from llamarium.course.check import Result
+from llamarium.course.limits import LIMITS, Limits
+from llamarium.course.outline import file_of, step_named
+from llamarium.course.passes import Weights
+from llamarium.course.worker import _check
 from llamarium.tokenizer.base import Tokenizer
 
 STYLES: Mapping[str, Mapping[str, str]] = learner_styles.STYLES | learner_styles_2.STYLES

@@ -44,7 +44,7 @@ COLUMNS = {
     "text and files": {
         "ray_data": "a corpus, many machines",
         "datasets": "rows of files and of Python",
-        "quantization": "from floats to packed folders",
+        "calibration": "from floats to packed folders",
         "adapters": "LoRA: files and Linears",
         "checkpoints": "Hugging Face, GGUF, Meta",
         "tokenizer": "text ↔ ids",
@@ -59,7 +59,7 @@ COLUMNS = {
         "leftovers": "of killed writers",
     },
     "learn": {
-        "build": "write a Llama, step by step",
+        "course": "write a Llama, step by step",
         "train": "pretrain, finetune, dpo",
         "model": "the Llama in PyTorch",
         "rope": "RoPE's frequencies",
@@ -71,7 +71,7 @@ COLUMNS = {
 ARROWS = """
 cli > api; cli > page; page > inspect; page > server; api > inspect; api > checkpoints; server > generation;
 inspect > generation; generation > engine; engine > sampling; engine > runtime; runtime > kernels; runtime > model;
-checkpoints > runtime; checkpoints > quant; adapters > checkpoints; quantization > checkpoints; train > model;
+checkpoints > runtime; checkpoints > quant; adapters > checkpoints; calibration > checkpoints; train > model;
 model > attention
 """
 """Imports that are drawn; all others go downwards too."""

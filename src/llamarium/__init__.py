@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llamarium.api import Llama, load
+    from llamarium.calibration.quantize import quantize
     from llamarium.checkpoints.export import export
     from llamarium.checkpoints.tokenizers import load_tokenizer
     from llamarium.config import ModelConfig, RopeScaling
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from llamarium.generation.conversation import Conversation
     from llamarium.model import LlamaForCausalLM
     from llamarium.presets import PRESETS, preset
-    from llamarium.quantization.quantize import quantize
     from llamarium.sampling.grammar.description import Grammar
     from llamarium.sampling.params import SamplingParams
     from llamarium.tokenizer.base import Tokenizer

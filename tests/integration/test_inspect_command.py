@@ -14,10 +14,10 @@ import fastapi
 import httpx
 import pytest
 
-from llamarium.build import start
-from llamarium.build.folder.page import link_to_section
 from llamarium.cli.inspect import _show, link_to
 from llamarium.cli.main import main
+from llamarium.course import start
+from llamarium.course.folder.page import link_to_section
 from llamarium.page.extension import page
 from llamarium.page.ticket import Ticket
 from llamarium.server.hosts import listen

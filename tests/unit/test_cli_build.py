@@ -12,14 +12,14 @@ import pytest
 
 from learners import STYLES, check_source
 from llamarium import build
-from llamarium.build.check import Result
-from llamarium.build.folder.course import Course, file_of, step_named
-from llamarium.build.folder.page import shown_at
-from llamarium.build.folder.progress import progress
-from llamarium.build.folder.source import solution
-from llamarium.build.steps import STEPS
-from llamarium.build.whole import Whole
 from llamarium.cli.main import main
+from llamarium.course.check import Result
+from llamarium.course.folder.page import shown_at
+from llamarium.course.folder.progress import progress
+from llamarium.course.folder.source import solution
+from llamarium.course.outline import Course, file_of, step_named
+from llamarium.course.steps import STEPS
+from llamarium.course.whole import Whole
 
 pytestmark = pytest.mark.usefixtures("own_folders_list")
 

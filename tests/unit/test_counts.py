@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamarium.build.compare import shape_problem
 from llamarium.cli.main import main
+from llamarium.course.compare import shape_problem
 from llamarium.datasets.rows import BadRow, Reading, Row, Tally
 from llamarium.engine.request import too_long
 from llamarium.errors import counted

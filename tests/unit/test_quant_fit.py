@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from closeness import output_error
+from llamarium.calibration import fit as fitting
+from llamarium.calibration import gptq as feeding_back
+from llamarium.calibration.fit import FITTED_FORMATS
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.quant.formats import PACKED_FORMATS, PackedFormat
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.packing import count_nonfinite_tiles
-from llamarium.quantization import fit as fitting
-from llamarium.quantization import gptq as feeding_back
-from llamarium.quantization.fit import FITTED_FORMATS
 from reference_tiles import pack_ggml, packed_codes, parts, quantize
 
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
@@ -57,7 +57,7 @@ def test_without_search_it_is_gguf_to_the_byte(type_name: str, rows: int):
 def test_rows_of_many_pieces_are_those_of_one(monkeypatch: pytest.MonkeyPatch):
     weight = random_weight(100)
     whole = fit(weight, PACKED_FORMATS["Q4_1"])
-    monkeypatch.setattr("llamarium.quantization.fit._PIECE_WEIGHTS", 16 * 192)
+    monkeypatch.setattr("llamarium.calibration.fit._PIECE_WEIGHTS", 16 * 192)
     assert torch.equal(fit(weight, PACKED_FORMATS["Q4_1"]).weight, whole.weight)
 
 

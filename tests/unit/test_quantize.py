@@ -16,6 +16,10 @@ from torch import Tensor
 import llamarium
 from closeness import output_error
 from llamarium.attention import CausalAttend
+from llamarium.calibration.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
+from llamarium.calibration.calibrated import HEAD_SHARE, CalibratedQuantizer, choose_head
+from llamarium.calibration.fit import fit
+from llamarium.calibration.quantizer import METHODS, Recipe
 from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.open import open_checkpoint
 from llamarium.cli.main import main
@@ -25,10 +29,6 @@ from llamarium.inspect.measures.divergence import kl_of_rows
 from llamarium.kernels import native
 from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packed import LinearPacked
-from llamarium.quantization.calibrate import LINEARS_BY_INPUT, InputStatistics, run_layer, sample_windows
-from llamarium.quantization.calibrated import HEAD_SHARE, CalibratedQuantizer, choose_head
-from llamarium.quantization.fit import fit
-from llamarium.quantization.quantizer import METHODS, Recipe
 from llamarium.train.data.bpe import train_bpe
 
 TEXT = "".join(f"{i} men went to mow, went to mow a meadow; {i * i % 97} and {i % 7} came.\n" for i in range(200))
@@ -218,9 +218,9 @@ def test_the_head_is_the_smallest_type_that_adds_little(folder: Path, windows_BT
     limit = (1 + HEAD_SHARE) * kl[None]
     assert kl[name] <= limit or name == "Q8_0"
     assert all(value > limit for other, value in kl.items() if other not in (None, name))
-    monkeypatch.setattr("llamarium.quantization.calibrated.HEAD_SHARE", 1000.0)
+    monkeypatch.setattr("llamarium.calibration.calibrated.HEAD_SHARE", 1000.0)
     assert choose_head(made, windows_BT[:4])[0] == "Q4_0"
-    monkeypatch.setattr("llamarium.quantization.calibrated.HEAD_SHARE", -1.0)
+    monkeypatch.setattr("llamarium.calibration.calibrated.HEAD_SHARE", -1.0)
     worst = choose_head(made, windows_BT[:4])
     assert worst[0] == min(LAYERS, key=lambda name: worst[1][name])
 

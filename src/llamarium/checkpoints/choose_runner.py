@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from llamarium.checkpoints.build.folder import LearnerCheckpoint, check_learner_options
 from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
+from llamarium.checkpoints.learner_folder import LearnerCheckpoint, check_learner_options
 from llamarium.checkpoints.options import LoadOptions, TensorSource
 from llamarium.checkpoints.weights import native_weights, sources_of
 from llamarium.errors import OptionError, escape

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llamarium.checkpoints.build.folder import LearnerCheckpoint, model_of_course
 from llamarium.checkpoints.checkpoint import Checkpoint, list_some
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import WEIGHT_FILES, HuggingFaceCheckpoint
+from llamarium.checkpoints.learner_folder import LearnerCheckpoint, model_of_course
 from llamarium.checkpoints.packed.folder import PackedCheckpoint, is_packed_folder
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer
 from llamarium.config import ModelConfig

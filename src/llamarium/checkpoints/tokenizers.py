@@ -32,7 +32,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     """
     path = resolve(name, kind="tokenizer")
     if is_learner_folder(path):
-        from llamarium.checkpoints.build.folder import model_of_course
+        from llamarium.checkpoints.learner_folder import model_of_course
 
         return load_tokenizer(model_of_course(path))
     tokenizer = find_tokenizer(path)

@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the folder and show how far it is."""
-    from llamarium.build.folder.course import Course
-    from llamarium.build.folder.source import start
+    from llamarium.course.folder.source import start
+    from llamarium.course.outline import Course
 
     folder = Path(args.folder)
     written = start(folder, None if args.course is None else Course.read(Path(args.course)))
@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _next(folder: Path, option: str) -> str:
     """Say what to do next: the first function that is open, or the model that they are."""
-    from llamarium.build.folder.course import course_of, file_of, step_named
-    from llamarium.build.folder.progress import progress
-    from llamarium.build.steps import STEPS
+    from llamarium.course.folder.progress import progress
+    from llamarium.course.outline import course_of, file_of, step_named
+    from llamarium.course.steps import STEPS
 
     steps, reached = course_of(folder).steps, progress(folder)
     still_open = next((name for name in steps if not reached[name].is_right), None)
@@ -73,8 +73,8 @@ def _next(folder: Path, option: str) -> str:
 
 def show_progress(folder: Path) -> None:
     """Print a table of the steps and what was reached."""
-    from llamarium.build.folder.course import course_of, number_of, step_named
-    from llamarium.build.folder.progress import progress
+    from llamarium.course.folder.progress import progress
+    from llamarium.course.outline import course_of, number_of, step_named
 
     reached = progress(folder)
     shown = table("", "step", "about", "state", "tries", "hints", right=("", "tries", "hints"))

@@ -21,7 +21,7 @@ from llamarium.cli.options import UsageError, add_json, whole_number
 from llamarium.cli.output import emit, say, show, status, table
 
 if TYPE_CHECKING:
-    from llamarium.build import Result, Whole
+    from llamarium.course import Result, Whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, print what was found, keep the progress."""
-    from llamarium.build.folder.course import COURSE, step_named
+    from llamarium.course.outline import COURSE, step_named
 
     if args.step is not None and args.folder == [default_folder()] and Path(args.step, COURSE).is_file():
         args.step, args.folder = None, [args.step]
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole | None]":
     """Check a folder and print each finding as it comes; return those of steps, and that of the whole model."""
-    from llamarium.build import STEPS, check_step, check_steps, check_whole
+    from llamarium.course import STEPS, check_step, check_steps, check_whole
 
     path = Path(folder)
     results: list[Result] = []
@@ -78,9 +78,9 @@ def _check(args: argparse.Namespace, folder: str) -> "tuple[list[Result], Whole 
 
 
 def _say(found: "Result", folder: str) -> None:
-    from llamarium.build.folder.course import number_of, step_named
-    from llamarium.build.folder.page import link_to_section
-    from llamarium.build.folder.source import section_words
+    from llamarium.course.folder.page import link_to_section
+    from llamarium.course.folder.source import section_words
+    from llamarium.course.outline import number_of, step_named
 
     if found.printed:
         first, more = found.printed.rstrip().splitlines()[:5], found.printed.rstrip().count("\n") - 4
@@ -99,7 +99,7 @@ def _say(found: "Result", folder: str) -> None:
 
 
 def _say_whole(found: "Whole") -> None:
-    from llamarium.build.whole import PROMPT
+    from llamarium.course.whole import PROMPT
 
     if found.error:
         say(f"the whole model: {found.error}")
@@ -113,7 +113,7 @@ def _say_whole(found: "Whole") -> None:
 
 
 def _apart(found: "Whole") -> str:
-    from llamarium.build.whole import MAX_NATS
+    from llamarium.course.whole import MAX_NATS
 
     if found.passed:
         return f"{found.nats:.1g} nats a token apart"

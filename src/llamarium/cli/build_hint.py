@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the hints up to a depth."""
-    from llamarium.build import hint, next_step
+    from llamarium.course import hint, next_step
 
     step = args.step
     if step is None:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the course."""
-    from llamarium.build.folder.course import Course
+    from llamarium.course.outline import Course
 
     whole = Course()
     lines = whole.texts if args.texts is None else read_file(args.texts).splitlines()

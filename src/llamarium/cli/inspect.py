@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"the text has {len(text):,} characters; expected {_MAX_LINK_TEXT:,} at most: paste it there")
     folder = None
     if args.build is not None:
-        from llamarium.build.folder.course import course_of
+        from llamarium.course.outline import course_of
 
         course_of(args.build)
         folder = args.build.resolve()
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _shown(folder: Path, settings: Settings, listener: socket.socket) -> AbstractContextManager[None]:
     """Note the page's address in a learner's folder while it is served, for the links of `build check`."""
-    from llamarium.build.folder.page import shown_at
+    from llamarium.course.folder.page import shown_at
     from llamarium.server.hosts import address
 
     return shown_at(folder, address(settings, listener))

@@ -37,7 +37,7 @@ from llamarium.extras import need_torch
 from llamarium.quant.formats import FORMATS
 
 if TYPE_CHECKING:
-    from llamarium.quantization.quantize import Quantized
+    from llamarium.calibration.quantize import Quantized
 
 _TYPES = ("Q4_0", "IQ4_NL", "Q4_1", "Q8_0")
 _METHODS = ("nearest", "fit", "importance", "gptq")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     text = None if args.calibration is None else read_file(args.calibration)
     with share_done(f"quantizing {args.model}") as progress:
         with importing_torch():
-            from llamarium.quantization.quantize import quantize
+            from llamarium.calibration.quantize import quantize
 
         set_threads(args.threads)
         made = quantize(

@@ -9,7 +9,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamarium.page.assets import asset_routes, read_assets
-from llamarium.page.build import routes as build
 from llamarium.page.compare import routes as compare
 from llamarium.page.compare.others import Others
 from llamarium.page.compare.references import References
@@ -18,6 +17,7 @@ from llamarium.page.executor import AdaptedModels
 from llamarium.page.passes import Passes
 from llamarium.page.prepare import Preparation
 from llamarium.page.routes import (
+    course,
     interventions,
     lesson,
     model,
@@ -59,7 +59,7 @@ class Instance:
 
 ROUTERS = (
     model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
-    sampling.router, weights.router, compare.router, translation.router, build.router, lesson.router,
+    sampling.router, weights.router, compare.router, translation.router, course.router, lesson.router,
 )  # fmt: skip
 
 

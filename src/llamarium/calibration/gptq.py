@@ -1,0 +1,113 @@
+"""GPTQ: the error of rounding one column is compensated in the columns after it.
+
+What counts in a Linear is its output. With inputs X (one row a token), a quantized weight Q in place of W costs
+
+    |X (W - Q)^T|^2 = sum over rows of (w - q) G (w - q)^T,        G = X^T X
+
+so columns with correlated inputs can balance each other's errors. Columns are rounded from first to last; after each,
+the remaining columns move to where this sum is least given the rounded ones. That move is a row of U, the upper
+Cholesky factor of G's inverse: with e = (w_j - q_j) / U_jj, the remaining columns lose e * U_j.
+
+A group's scale is fitted when its first column is reached, on the weights as moved so far, with costs 1 / U_jj^2: the
+cost of an error in column j after the later columns have compensated it.
+
+G is damped before it is inverted, as with fewer tokens than columns it is singular.
+
+Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers", algorithm 1; groups and damping as in section 4 and the authors' code.
+"""
+
+import numpy as np
+
+from llamarium.calibration.fit import (
+    Bytes,
+    Floats,
+    Halves,
+    check_format,
+    check_values,
+    dequantized,
+    fit_groups,
+    nearest_codes,
+    nearest_groups,
+)
+from llamarium.errors import OptionError
+from llamarium.quant.formats import GROUP, PackedFormat
+from llamarium.quant.packing import pack_groups
+
+DAMPING = 0.01
+"""What is added to G's diagonal, as a share of its mean; the paper's 1 %."""
+
+_MOST_DAMPING = 1.0
+
+
+def gptq(weight: Floats, gram: Floats, format: PackedFormat, *, damping: float = DAMPING) -> Bytes:
+    """Quantize a weight for given inputs.
+
+    Args:
+        weight: float32, (out, in); `in` a multiple of 32.
+        gram: X^T X of its inputs, (in, in), of any scale.
+        format: One of `fit.FITTED_FORMATS`.
+        damping: Share of the diagonal's mean that is added to it; increased tenfold, up to 1, until it inverts.
+
+    Returns:
+        Tiles, as `fit`; errors, too, and OptionError for an invalid gram.
+    """
+    check_format(format, weight.shape[1])
+    check_values(weight)
+    if gram.shape != (weight.shape[1], weight.shape[1]):
+        raise OptionError(f"gram has shape {gram.shape}; expected ({weight.shape[1]}, {weight.shape[1]})")
+    if not np.isfinite(gram).all():
+        raise OptionError("gram has values that are NaN or infinite; expected X^T X of finite inputs")
+    factor = inverse_factor(gram, damping)
+    left = np.array(weight.T, np.float32, order="C")  # (in, out): what the columns still have to stand for
+    codes = np.empty(left.shape, np.uint8)
+    scales: list[Halves] = []
+    minima: list[Halves] = []
+    for start in range(0, len(left), GROUP):
+        stop = start + GROUP
+        corner = factor[start:stop, start:stop]
+        costs = np.broadcast_to(corner.diagonal() ** -2, (len(weight), GROUP))
+        groups = np.ascontiguousarray(left[start:stop].T)
+        with np.errstate(all="ignore"):  # as in `fit`
+            _, scale, minimum = fit_groups(groups, costs, format, nearest_groups(groups, format))
+            errors = _round_columns(left[start:stop], codes[start:stop], scale, minimum, format, corner)
+        left[stop:] -= factor[start:stop, stop:].T @ errors
+        scales.append(scale)
+        minima += [] if minimum is None else [minimum]
+    minimum = np.concatenate(minima, axis=1) if minima else None
+    return pack_groups((np.ascontiguousarray(codes.T), np.concatenate(scales, axis=1), minimum), format)
+
+
+def inverse_factor(gram: Floats, damping: float) -> Floats:
+    """Return U, upper triangular, with U^T U the inverse of the damped gram: (in, in) float32; OptionError if none."""
+    gram = gram.astype(np.float32)
+    diagonal = np.einsum("ii->i", gram)
+    diagonal[diagonal == 0] = 1  # a column without input: any positive number leaves it to itself
+    mean = diagonal.mean()
+    while True:
+        damped = gram + np.float32(damping * mean) * np.eye(len(gram), dtype=np.float32)
+        try:  # Cholesky from the last column to the first gives R, upper, with R R^T = G; U is its inverse
+            return np.linalg.inv(np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1])
+        except np.linalg.LinAlgError:
+            if damping >= _MOST_DAMPING:
+                raise OptionError(
+                    f"the inputs' X^T X ({len(gram)} columns) cannot be inverted, even with its diagonal doubled; "
+                    "use more text to calibrate, or the method importance"
+                ) from None
+        damping = min(10 * damping, _MOST_DAMPING)
+
+
+def _round_columns(
+    left: Floats, codes: Bytes, scale: Halves, minimum: Halves | None, format: PackedFormat, corner: Floats
+) -> Floats:
+    """Round a group's columns one by one into `codes`; return the errors, (32, out), for later groups to compensate.
+
+    `left` and `codes` are (32, out), changed in place; scale and minimum (out, 1); `corner` is the group's part of U.
+    """
+    errors = np.empty_like(left)
+    scale, minimum = scale[:, 0], None if minimum is None else minimum[:, 0]
+    for j in range(GROUP):
+        codes[j] = nearest_codes(left[j], scale, minimum, format)
+        errors[j] = (left[j] - dequantized(codes[j], scale, minimum, format)) / corner[j, j]
+        left[j + 1 :] -= corner[j, j + 1 :, None] * errors[j]
+    return errors

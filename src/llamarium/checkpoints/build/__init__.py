@@ -1,1 +1,0 @@
-"""Folders of `llamarium build`, as models."""

@@ -1,0 +1,105 @@
+"""A folder of `llamarium build` as a model: its functions compute, with another model's weights. Never torch.
+
+Nothing of the folder is imported here: a process of its own runs the functions (`course/serve.py`), and only those of a
+folder that was begun or checked on this machine.
+"""
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from llamarium.checkpoints.checkpoint import Checkpoint, FormatName, TensorEntry, expected_shapes
+from llamarium.checkpoints.options import LoadOptions, TensorSource
+from llamarium.config import ModelConfig, read_json_object
+from llamarium.errors import CheckpointError, OptionError, escape, show_value
+from llamarium.hub.folders import COURSE, is_trusted
+from llamarium.runtime.process.child import Child
+from llamarium.runtime.process.runner import ProcessRunner
+from llamarium.runtime.runner import Runner
+
+
+class LearnerCheckpoint:
+    """A learner's folder, opened.
+
+    Args:
+        path: The folder.
+        model: The model whose weights are used, as the course names it.
+        base: That model, opened.
+    """
+
+    def __init__(self, path: Path, model: str, base: Checkpoint) -> None:
+        self.path, self.model, self.base = path, model, base
+        self.format: FormatName = "build"
+        self.config: ModelConfig = base.config
+        self.entries: Mapping[str, TensorEntry] = base.entries
+        self.generation_config: Mapping[str, Any] = base.generation_config
+        self._files = self._look()
+
+    def stored(self, key: str, *, copy: bool = False) -> NoReturn:
+        """Refuse: the folder has no weights."""
+        raise OptionError(f"{escape(self.path)}: its weights are those of {escape(self.model)}; name that one")
+
+    def check_unchanged(self) -> None:
+        """Check that the model's files and the steps' are what was opened; CheckpointError naming one that is not."""
+        self.base.check_unchanged()
+        files = self._look()
+        if changed := [name for name in {**self._files, **files} if self._files.get(name) != files.get(name)]:
+            raise CheckpointError(
+                f"{escape(self.path)}: {escape(min(changed))} has changed since it was loaded; load the model anew"
+            )
+
+    def runner(self) -> Runner:
+        """Return what runs the functions over the model's weights; FunctionError if they cannot begin."""
+        if sys.platform == "win32":
+            raise OptionError(f"{escape(self.path)}: its process shares memory as Linux and macOS do; use one of them")
+        # -P: the working folder, which can hold any file, gives us no modules
+        command = (sys.executable, "-P", "-m", "llamarium.course.serve", str(self.path.resolve()), self.model)
+        child = Child(command, self.path.resolve())
+        child.start()
+        name = f"the functions in {escape(self.path.resolve().name)}"
+        return ProcessRunner(self.config, expected_shapes(self.config), child, name, self.model)
+
+    def sources(self) -> tuple[TensorSource, ...]:
+        """Return where each weight came from."""
+        return tuple(TensorSource.of(e, "F32", 4 * math.prod(e.shape)) for e in self.entries.values())
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        try:
+            found = {path.name: path.stat() for path in self.path.glob("*.py")}
+        except OSError as error:
+            raise CheckpointError(f"{escape(self.path)}: cannot be read: {escape(error)}") from None
+        return {name: (status.st_mtime_ns, status.st_size) for name, status in found.items()}
+
+
+def model_of_course(folder: Path) -> str:
+    """Return the model that a learner's folder names; CheckpointError if there is none, or its code may not be run."""
+    if not is_trusted(folder):
+        raise CheckpointError(
+            f"{escape(folder)}: holds Python code, which is run only if it was begun or checked on this machine; "
+            f"`llamarium build check --folder {escape(folder)}` runs it and remembers it"
+        )
+    model = read_json_object(folder / COURSE).get("model")
+    if not isinstance(model, str):
+        raise CheckpointError(f"{escape(folder / COURSE)}: model is {show_value(model)}; expected a name")
+    return model
+
+
+def check_learner_options(path: Path, options: LoadOptions) -> None:
+    """Refuse what functions in numpy or PyTorch, in float32 on a CPU, cannot honour."""
+    wrong = {
+        "dtype": options.dtype not in (None, "float32"),
+        "device": options.device != "cpu",
+        "quantize": options.quantize is not None,
+        "dequantize": options.dequantize != "auto",
+        "deterministic": options.deterministic,
+        "input_bits": options.input_bits is not None,
+    }
+    for name in (name for name, is_wrong in wrong.items() if is_wrong):
+        raise OptionError(
+            f"{escape(path)}: {name} is {show_value(getattr(options, name))}, and its functions compute in float32, on "
+            "the CPU; leave it out"
+        )
+    if not options.join:
+        raise OptionError(f"{escape(path)}: functions cannot be trained; name the model whose weights they use")

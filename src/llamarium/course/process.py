@@ -1,0 +1,109 @@
+"""Checks in a process of their own, with limits of time and memory."""
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from llamarium.course.check import Result
+from llamarium.course.limits import CALL_S
+from llamarium.course.outline import step_named
+from llamarium.course.whole import Whole
+from llamarium.errors import InputError, escape
+from llamarium.runtime.process.child import EndedError, Process
+
+LAST_S = 600.0
+"""How long an answer may take by the clock: for what waits, and is interrupted by nothing. A check takes seconds of the
+processor's time, and a busy machine has them within this."""
+
+_DISTURBED = "ended", "writes to a descriptor that it did not open, or closes it; a step returns a result"
+
+_Found = TypeVar("_Found", Result, Whole)
+
+
+def check_in_process(folder: Path, steps: Sequence[str], *, seed: int, limit_s: float = CALL_S) -> Iterator[Result]:
+    """Yield what the check of each step found.
+
+    InputError if the process cannot load the model, or the model cannot read the course's texts.
+    """
+    with closing(_Checks(folder, steps, limit_s)) as checks:
+        for name in steps:
+            try:
+                yield checks.ask(Result, name, seed)
+            except _FailedError as failed:
+                yield Result(name, failed.status, failed.words, section=step_named(name).section)
+
+
+def whole_in_process(folder: Path, *, limit_s: float = CALL_S) -> Whole:
+    """Return what the whole model does; errors as of `check_in_process`."""
+    with closing(_Checks(folder, ("whole",), limit_s)) as checks:
+        try:
+            return checks.ask(Whole, "whole", 0)
+        except _FailedError as failed:
+            return Whole(error=failed.words)
+
+
+class _FailedError(Exception):
+    """A function did something else than return a result: a status, and words."""
+
+    def __init__(self, status: str, words: str) -> None:
+        self.status, self.words = status, words
+
+
+class _Checks:
+    """A process that checks; started anew after one that ended."""
+
+    def __init__(self, folder: Path, steps: Sequence[str], limit_s: float) -> None:
+        worker = (sys.executable, "-P", "-m", "llamarium.course.worker")
+        self._command = (*worker, str(folder.resolve()), ",".join(steps))
+        self._limit_s = limit_s
+        self._process: Process | None = None
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.end()
+
+    def ask(self, kind: type[_Found], step: str, seed: int) -> _Found:
+        """Return what the check of a step found; _FailedError for what was done instead."""
+        process, is_new = self._process, False
+        if process is None or not process.is_running:
+            self.close()
+            self._process, is_new = self._begun(), True
+            process = self._process
+        try:
+            answer = process.ask({"step": step, "seed": seed, "limit_s": self._limit_s}, LAST_S)
+        except EndedError as ended:
+            if ended.place < 0 and not ended.is_late and not is_new:  # between two steps
+                return self.ask(kind, step, seed)
+            raise _FailedError(*self._why(ended)) from None
+        try:
+            return kind(**answer["found"])
+        except (KeyError, TypeError):  # a function wrote it
+            self.close()
+            raise _FailedError(*_DISTURBED) from None
+
+    def _begun(self) -> Process:
+        process = Process(self._command, 1)  # thread; more would wait for each other, on a busy machine for long
+        try:
+            answer = process.begin()
+        except EndedError as ended:
+            words = "it takes too long" if ended.is_late else ended.words()
+            raise InputError(f"the model could not be loaded for a check: {words}") from None
+        if "error" in answer:
+            raise InputError(answer["error"])
+        return process
+
+    def _why(self, ended: EndedError) -> tuple[str, str]:
+        """Return a status and words for a process that did not answer."""
+        if ended.is_late:
+            return "time", f"does not end within {LAST_S:g} s"
+        if ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
+            return "time", f"does not end within {self._limit_s:g} s of processor time"
+        if ended.code is None:
+            return _DISTURBED
+        said = ended.said.strip().splitlines()
+        if ended.code == 1 and said:
+            return "ended", f"disturbs the check itself: {escape(said[-1])}"
+        return "ended", f"{ended.words()}; a step returns a result"

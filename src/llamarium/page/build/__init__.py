@@ -1,1 +1,0 @@
-"""The room where a learner's own functions are checked."""
