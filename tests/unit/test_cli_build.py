@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from learners import STYLES, check_source
-from llamarium import build
+from llamarium import course
 from llamarium.cli.main import main
 from llamarium.course.check import Result
 from llamarium.course.folder.page import shown_at
@@ -35,8 +35,8 @@ def run(
     """Run a command beside the folders, its checks in this process on a small model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(build, "check_in_process", in_this_process)
-    monkeypatch.setattr(build, "whole_in_process", lambda *_, **__: WHOLE)
+    monkeypatch.setattr(course, "check_in_process", in_this_process)
+    monkeypatch.setattr(course, "whole_in_process", lambda *_, **__: WHOLE)
 
     def call(*args: str) -> tuple[int, str, str]:
         code = main(["build", *args])
@@ -181,10 +181,10 @@ def test_all_steps_end_with_the_whole_model(run: Run) -> None:
 def test_a_whole_model_that_is_not_the_librarys_is_not_right(
     run: Run, whole: Whole, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "check_in_process", lambda _, steps, *__, **___: passed(steps))
+    monkeypatch.setattr(course, "check_in_process", lambda _, steps, *__, **___: passed(steps))
     run("anna")
     run("ben")
-    monkeypatch.setattr(build, "whole_in_process", lambda folder, *_, **__: whole if folder.name == "ben" else WHOLE)
+    monkeypatch.setattr(course, "whole_in_process", lambda folder, *_, **__: whole if folder.name == "ben" else WHOLE)
     assert run("check", "--all", "--folder", "anna")[0] == 0
     code, out, _ = run("check", "--all", "--folder", "ben")
     assert code == 1 and words in out
@@ -291,7 +291,7 @@ def test_what_cannot_be_done_is_said(args: tuple[str, ...], words: str, run: Run
     Path("short.txt").write_text("too short\n")
     Path("empty.txt").touch()
     Path("blank.txt").write_text(" \n\n")
-    build.start(Path("mine"), Course.of(["embed"], ["one two three four"]))
+    course.start(Path("mine"), Course.of(["embed"], ["one two three four"]))
     Course().write(Path("course.json"))
     Course.of(["lora"], ["one two three four"]).write(Path("other.json"))
     code, out, err = run(*args)
