@@ -25,5 +25,5 @@ export default defineConfig({
       },
     },
   },
-  test: { include: ["tests/**/*.test.ts"], environment: "node", testTimeout: 20_000, isolate: false },
+  test: { include: ["tests/**/*.test.ts"], environment: "node", testTimeout: 60_000, isolate: false },
 });
