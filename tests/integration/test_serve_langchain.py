@@ -212,7 +212,7 @@ def skips(name: str) -> bool:
 
 
 def test_the_reference_lists_which_cases_apply() -> None:
-    section = reference("LangChain's own cases")
+    section = reference("LangChain's own tests")
     cases = {name for name in dir(ChatModelIntegrationTests) if name.startswith("test_")} - {
         "test_no_overrides_DO_NOT_OVERRIDE"
     }
@@ -227,8 +227,8 @@ def test_the_reference_lists_which_cases_apply() -> None:
 
 
 def test_the_reference_has_the_versions_that_are_tested() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", reference("Clients that are tested against the server"), re.M)
-    rows += re.findall(r"`(langchain-tests)` ([\d.]+)\)", reference("LangChain's own cases"))
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", reference("Tested clients"), re.M)
+    rows += re.findall(r"`(langchain-tests)` ([\d.]+)\)", reference("LangChain's own tests"))
     assert len(rows) == 10
     assert rows == [(name, version(name)) for name, _ in rows]
     pinned = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").lower().splitlines()
