@@ -68,11 +68,17 @@ _SMALL = ("ops", "attention", "row_attention", "pointwise", "floats")
 # gain nothing (with AVX2 a prompt is even 13 % faster) and take room.
 _PLAIN = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-ipa-cp-clone"]
 WASM = LIBRARY.with_suffix(".wasm")
+WASM_THREADS = WASM.with_name("_native_threads.wasm")
 WASM_PARTS = ("products", "ops", "attention", "floats")  # what answers and inspecting need
 WASM_FLAGS = "-msimd128 -fno-pic -mexec-model=reactor -Wno-pass-failed -DLM_WITHOUT_TRAINING -DLM_HAS_SIMD128".split()
 WASM_EXPORTS = (
     "lm_run lm_product lm_lookup lm_choose lm_pack lm_tile_of lm_interface lm_kernels aligned_alloc free".split()
 )
+WASM_SHARED = ["-matomics", "-mbulk-memory"]  # of the module for several threads, whose memory JavaScript makes
+WASM_SHARED_LINK = [
+    *"--shared-memory --import-memory --initial-memory=4194304 --max-memory=4294901760".split(),
+    *(f"--export={name}" for name in "lm_work lm_set_threads __stack_pointer __wasm_init_tls __tls_size".split()),
+]
 REMEDY = "Install a C compiler (gcc or clang), or set LLAMARIUM_NO_NATIVE=1 and install llamarium[torch]"
 
 
@@ -238,29 +244,40 @@ def _linked(cc: Sequence[str], only_best: bool) -> Path:
 
 
 def build_wasm() -> None:
-    """Make the module of WebAssembly, of its one set of kernels; BuildError where ziglang is missing or fails."""
+    """Make the modules of WebAssembly, of one set of kernels: for one thread, and for several.
+
+    BuildError where ziglang is missing or fails.
+    """
     if importlib.util.find_spec("ziglang") is None:
         raise BuildError("ziglang is not installed: pip install -c constraints.txt ziglang")
     cc = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasi"]
     folder = _kept_folder(cc)
-    linked = folder / WASM.name
-    if not linked.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        jobs = {f"{part}_simd128": _part(part, "simd128") for part in WASM_PARTS}
-        jobs |= {name: [f"{name}.c"] for name in ("dispatch", "pack", "pool_alone")}
-        with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
-            objects = _compile(cc, jobs, Path(unfinished), [*WARNINGS, *WASM_FLAGS], _progress(len(jobs)))
-            exports = [f"-Wl,--export={name}" for name in WASM_EXPORTS]
-            made = Path(unfinished) / WASM.name
-            _run(*cc, *WASM_FLAGS, *map(str, objects), *exports, "-Wl,-s", "-Wl,-z,stack-size=1048576", "-o", str(made))
-            made.rename(linked)
-    shutil.copyfile(linked, WASM)
+    for target, shared, link in ((WASM, [], []), (WASM_THREADS, WASM_SHARED, WASM_SHARED_LINK)):
+        linked = folder / target.name
+        if not linked.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=KEPT) as unfinished:
+                made = _made_wasm(cc, Path(unfinished), [*WASM_FLAGS, *shared], link)
+                made.rename(linked)
+        shutil.copyfile(linked, target)
+
+
+def _made_wasm(cc: Sequence[str], folder: Path, flags: Sequence[str], link: Sequence[str]) -> Path:
+    """Compile and link one module."""
+    jobs = {f"{part}_simd128": _part(part, "simd128") for part in WASM_PARTS}
+    jobs |= {name: [f"{name}.c"] for name in ("dispatch", "pack", "pool_wasm")}
+    objects = _compile(cc, jobs, folder, [*WARNINGS, *flags], _progress(len(jobs)))
+    exports = [f"--export={name}" for name in WASM_EXPORTS]
+    options = [f"-Wl,{one}" for one in (*exports, *link, "-s", "-z,stack-size=1048576")]
+    made = folder / WASM.name
+    _run(*cc, *flags, *map(str, objects), *options, "-o", str(made))
+    return made
 
 
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
-    how = "".join(map(inspect.getsource, (_jobs, _sets, _part, build_wasm)))
-    flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, WASM_PARTS, WASM_FLAGS, WASM_EXPORTS)
+    how = "".join(map(inspect.getsource, (_jobs, _sets, _part, build_wasm, _made_wasm)))
+    flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, WASM_PARTS, WASM_FLAGS, WASM_EXPORTS, WASM_SHARED, WASM_SHARED_LINK)
     found = hashlib.sha256(repr((cc, _run(*cc, "--version"), flags, how)).encode())
     for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())

@@ -43,16 +43,17 @@ _HALVES = {
 
 @dataclass(frozen=True)
 class Engine:
-    """The kernels, and the engine with its driver as one file."""
+    """The kernels, for one thread and for several, and the engine with its driver as one file, beside that of a thread."""
 
     kernels: Path
+    shared_kernels: Path
     driver: Path
 
     def ask(self, **job: Any) -> Any:
         """Run a job of web/tests/engine/driver.ts."""
         done = subprocess.run(
             ["node", self.driver],
-            input=json.dumps({"kernels": str(self.kernels), **job}, default=_encode),
+            input=json.dumps({**self._files, **job}, default=_encode),
             capture_output=True,
             text=True,
             check=False,
@@ -60,9 +61,15 @@ class Engine:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout, object_hook=_decode)
 
-    def call(self, model: Path, *calls: tuple[Any, ...]) -> list[Any]:
+    def call(self, model: Path, *calls: tuple[Any, ...], threads: int = 1) -> list[Any]:
         """Open a model and call its methods: their names, then their arguments."""
-        return self.ask(model=str(model), calls=[{"name": name, "args": args} for name, *args in calls])
+        named = [{"name": name, "args": args} for name, *args in calls]
+        return self.ask(model=str(model), calls=named, **({"threads": threads} if threads > 1 else {}))
+
+    @property
+    def _files(self) -> dict[str, str]:
+        files = {"kernels": self.kernels, "sharedKernels": self.shared_kernels}
+        return {name: str(path) for name, path in {**files, "thread": self.driver.with_name("thread.mjs")}.items()}
 
 
 def _encode(value: Any) -> Any:
@@ -92,11 +99,12 @@ def build_engine(folder: Path) -> Engine:
 
     build = hook()
     build.build_wasm()
-    driver = folder / "driver.mjs"
-    source = installed_web() / "tests/engine/driver.ts"
-    command = ["node_modules/.bin/rolldown", source, "--file", driver, "--format", "esm", "--platform", "node"]
-    subprocess.run(list(map(str, command)), cwd=WEB, check=True, capture_output=True)
-    return Engine(build.WASM, driver)
+    sources = installed_web() / "tests/engine"
+    for name in ("driver", "thread"):
+        files = [sources / f"{name}.ts", "--file", folder / f"{name}.mjs"]
+        command = ["node_modules/.bin/rolldown", *files, "--format", "esm", "--platform", "node"]
+        subprocess.run(list(map(str, command)), cwd=WEB, check=True, capture_output=True)
+    return Engine(build.WASM, build.WASM_THREADS, folder / "driver.mjs")
 
 
 def zig(*arguments: str | Path) -> None:

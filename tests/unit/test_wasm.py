@@ -106,11 +106,10 @@ class Local:
 # --- the module -------------------------------------------------------------------------------------------------------
 
 
-def test_the_module_is_small_and_needs_nothing(engine: Engine) -> None:
-    module = engine.kernels.read_bytes()
-    size = len(gzip.compress(module, 9))
-    print(f"{size:,} bytes")
-    assert size <= LARGEST
+def test_the_modules_are_small_and_the_one_of_one_thread_needs_nothing(engine: Engine) -> None:
+    sizes = [len(gzip.compress(path.read_bytes(), 9)) for path in (engine.kernels, engine.shared_kernels)]
+    print(*(f"{size:,} bytes" for size in sizes))
+    assert sum(sizes) <= LARGEST
     script = "const fs=require('fs');const m=new WebAssembly.Module(fs.readFileSync(process.argv[1]));"
     script += (
         "console.log(JSON.stringify([WebAssembly.Module.imports(m), WebAssembly.Module.exports(m).map((e) => e.name)]))"
@@ -214,6 +213,41 @@ def _first_key(local: Local, ids: list[int]) -> Floats:
         return key
     bits = key.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_several_threads_have_the_bits_of_one(engine: Engine, small: Path, threads: int) -> None:
+    ids = np.random.default_rng(3).integers(0, 400, 300).tolist()
+    edit = {"part": "head", "layer": 0, "head": 1, "factor": 0.5}
+    calls: list[tuple[Any, ...]] = [
+        ("run", {"ids": ids[:90], "start": 0, "taps": ["embed", "q_rot.0", "gated.0", "resid.0"], "logitRows": "all"}),
+        ("run", {"ids": ids[90:290], "start": 90, "logitRows": "all"}),
+        *(("run", {"ids": [ids[place]], "start": place}) for place in range(290, 300)),
+        ("run", {"ids": ids[:3], "start": 300, "edits": [edit], "taps": ["k_rot.0"], "logitRows": "all"}),
+        ("rows", "lm_head.weight", [0, 17, 404]),
+        ("product", "lm_head.weight", np.linspace(-1, 1, 5 * 256).astype(np.float32)),
+    ]
+    *alone, one = engine.call(small, *calls, ("config",))
+    *together, several = engine.call(small, *calls, ("config",), threads=threads)
+    assert (one["threads"], several["threads"]) == (1, threads)
+    for call, mine, theirs in zip(calls, together, alone, strict=True):
+        assert _flat(mine).keys() == _flat(theirs).keys()
+        for name, numbers in _flat(theirs).items():
+            assert same_bits(_flat(mine)[name], numbers), (call[0], name)
+
+
+def _flat(answer: Any) -> dict[str, Floats]:
+    """The arrays of an answer by their names."""
+    return {"logits": answer["logits"], **answer["taps"]} if isinstance(answer, dict) else {"": answer}
+
+
+def test_threads_that_cannot_be_started_leave_one_and_a_warning(engine: Engine, tiny: Path) -> None:
+    files = {"model": str(tiny), "thread": str(tiny.with_name("nothing.mjs")), "threads": 2}
+    calls = [{"name": "config", "args": []}, {"name": "run", "args": [{"ids": [1], "start": 0}]}]
+    config, run = engine.ask(calls=calls, **files)
+    assert config["threads"] == 1
+    assert "threads" in config["warnings"][0]
+    assert len(run["logits"]) == 405
 
 
 def test_the_same_seed_draws_the_same_tokens(engine: Engine, small: Path) -> None:

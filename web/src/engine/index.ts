@@ -28,9 +28,11 @@ function tokenizerOf(metadata: Metadata, rows: number): Tokenizer | null {
 
 /** Open a model; rejects with an EngineError. */
 export const openModel: OpenModel = async (source: Source, given: Given, options: OpenOptions | ((progress: Progress) => void) = {}): Promise<Model> => {
-  const { onProgress, signal, context, name } = typeof options === "function" ? { onProgress: options } as OpenOptions : options;
-  const kernels = await Kernels.start(given), reader = await openSource(source, name, signal);
+  const { onProgress, signal, context, name, threading } = typeof options === "function" ? { onProgress: options } as OpenOptions : options;
+  const reader = await openSource(source, name, signal);
+  let kernels: Kernels | undefined;
   try {
+    kernels = await Kernels.start(given, threading);
     const header = await readHeader(reader), metadata = new Metadata(reader.name, header.metadata);
     const shape = readShape(metadata, header), tokenizer = tokenizerOf(metadata, shape.vocab);
     const { weights, divisors, warnings } = await loadWeights(kernels, header, shape, { onProgress, signal });
@@ -43,10 +45,13 @@ export const openModel: OpenModel = async (source: Source, given: Given, options
       normEps: shape.normEps, ropeTheta: shape.ropeTheta, frequencies: rotation.frequencies, attentionFactor: rotation.attentionFactor,
       tied: shape.tied, names, weights: Object.fromEntries([...weights].map(([key, { shape: own, type, bytes }]) => [key, { shape: own, type, bytes }])),
       kvDtype: norm?.type === "BF16" ? "bfloat16" : "float32", inputBits: 8, tokens: tokenizer?.kind ?? null, bosId: tokenizer?.bos ?? null,
-      endIds: tokenizer?.ends ?? [], chatTemplate: metadata.text("tokenizer.chat_template"), kernels: kernels.name,
-      warnings: [...metadata.warnings, ...warnings],
+      endIds: tokenizer?.ends ?? [], chatTemplate: metadata.text("tokenizer.chat_template"), kernels: kernels.name, threads: kernels.threads,
+      warnings: [...kernels.warnings, ...metadata.warnings, ...warnings],
     };
     return new NativeModel({ kernels, shape, rotation, weights, tokenizer, config });
+  } catch (error) {
+    kernels?.end();
+    throw error;
   } finally {
     reader.close();
   }

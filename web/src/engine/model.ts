@@ -184,6 +184,7 @@ export class NativeModel implements Model {
 
   close(): void {
     this.isClosed = true; // the memory is given back with the kernels, which nobody else has
+    this.kernels.end();
     this.weights.clear();
   }
 

@@ -26,6 +26,34 @@ export interface OpenOptions {
   context?: number;
   /** A name for messages. Default: the Blob's name, or the last part of the address. */
   name?: string;
+  /** Compute with several threads. Where they cannot be started, one computes, and a warning of the model says why. */
+  threading?: Threading;
+}
+
+/** What a thread begins with. */
+export interface ThreadStart {
+  module: WebAssembly.Module;
+  memory: WebAssembly.Memory;
+  /** From 1 on; thread 0 runs the engine. */
+  index: number;
+  /** The end of its stack, and its thread-local variables, in memory. */
+  stack: number;
+  locals: number;
+}
+
+/** A worker that runs `runThread` (threads.ts) with what it is sent. */
+export interface Thread {
+  /** Resolves when it is ready. */
+  start(given: ThreadStart): Promise<void>;
+  end(): void;
+}
+
+export interface Threading {
+  /** The kernels for several threads. */
+  kernels: Kernels;
+  /** Threads in all, the engine's included. */
+  count: number;
+  newThread(): Thread;
 }
 
 export type ErrorCode =
@@ -93,6 +121,8 @@ export interface ModelConfig {
   chatTemplate: string | null;
   /** Of the kernels: "simd128". */
   kernels: string;
+  /** How many threads compute. */
+  threads: number;
   /** Sentences to show once: what was defaulted or ignored. */
   warnings: readonly string[];
 }

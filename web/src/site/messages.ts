@@ -23,8 +23,11 @@ export interface Open {
   readonly name: string;
   readonly command: string;
   readonly file: string | Blob;
-  /** The address of the compiled kernels. */
+  /** The addresses of the compiled kernels, for one thread and for several. */
   readonly kernels: string;
+  readonly sharedKernels: string;
+  /** How many threads the page's address asks for. */
+  readonly threads: number | undefined;
 }
 
 export interface Ask {

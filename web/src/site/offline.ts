@@ -35,6 +35,18 @@ async function answer(request: Request): Promise<Response> {
   return (await cached(request)) ?? (await fetch(request));
 }
 
+/**
+ * Pages and workers with the headers that say that nothing of another host is in them. Only then do browsers share memory between workers,
+ * so that several threads compute; many hosts of plain files cannot send them.
+ */
+function isolated({ destination }: Request, answer: Response): Response {
+  if (!answer.ok || !["document", "iframe", "frame", "worker"].includes(destination)) return answer;
+  const headers = new Headers(answer.headers);
+  headers.set("cross-origin-opener-policy", "same-origin");
+  headers.set("cross-origin-embedder-policy", "require-corp");
+  return new Response(answer.body, { status: answer.status, statusText: answer.statusText, headers });
+}
+
 async function cached(request: Request): Promise<Response | undefined> {
   const address = request.mode === "navigate" ? scope.registration.scope : request.url.replace(/[?#].*/, "");
   const found = await caches.match(address);
@@ -53,5 +65,5 @@ scope.addEventListener("install", (event) => event.waitUntil(install()));
 scope.addEventListener("activate", (event) => event.waitUntil(scope.clients.claim()));
 scope.addEventListener("fetch", (event) => {
   const { request } = event;
-  if (request.method === "GET" && request.url.startsWith(scope.registration.scope)) event.respondWith(answer(request));
+  if (request.method === "GET" && request.url.startsWith(scope.registration.scope)) event.respondWith(answer(request).then((told) => isolated(request, told)));
 });

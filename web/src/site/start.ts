@@ -7,6 +7,7 @@ import "./site.css";
 
 const site = new URL("..", import.meta.url); // this script is in a folder of the site
 const at = (path: string): string => new URL(path, site).href;
+const beside = (name: string): string => new URL(/* @vite-ignore */ name, import.meta.url).href;
 
 const worker = new Worker(new URL(/* @vite-ignore */ "./worker.js", import.meta.url), { type: "module" });
 const answers = new Answers(worker);
@@ -15,7 +16,10 @@ const ask: Backend = (path, init) => answers.ask(path, init);
 globalThis.llamariumBackend = ask;
 
 function open(entry: Entry, file: string | Blob): void {
-  worker.postMessage({ kind: "open", name: entry.name, command: entry.command, file, kernels: new URL(/* @vite-ignore */ "./kernels.wasm", import.meta.url).href } satisfies Open);
+  const { name, command } = entry, threads = Number(new URLSearchParams(location.search).get("threads")) || undefined;
+  worker.postMessage({
+    kind: "open", name, command, file, kernels: beside("kernels.wasm"), sharedKernels: beside("kernels-threads.wasm"), threads,
+  } satisfies Open);
 }
 
 /** A file of another host, if the site allows its origin. */

@@ -1,5 +1,7 @@
 /** The engine in a worker: opens a model, and answers one question after the other. */
 import { openModel } from "../engine";
+import { threadsFor } from "../engine/threads";
+import type { Thread, Threading } from "../engine/types";
 import { Refused, type Answer } from "./asked";
 import type { Ask, FromWorker, Leave, Open } from "./messages";
 import { Passes } from "./passes";
@@ -33,7 +35,26 @@ self.addEventListener("message", ({ data }: MessageEvent<Open | Ask | Leave>) =>
   }
 });
 
-async function open({ name, command, file, kernels }: Open): Promise<void> {
+/** The other threads: workers of this one. */
+function threading({ sharedKernels, threads }: Open): Threading {
+  const count = threadsFor({ isIsolated: self.crossOriginIsolated, processors: navigator.hardwareConcurrency, wanted: threads });
+  return { kernels: new URL(sharedKernels), count, newThread };
+}
+
+function newThread(): Thread {
+  const worker = new Worker(new URL(/* @vite-ignore */ "./thread.js", import.meta.url), { type: "module" });
+  return {
+    start: (given) => new Promise((ready, fail) => {
+      worker.addEventListener("message", () => ready(), { once: true });
+      worker.addEventListener("error", ({ message }) => fail(new Error(message || "its script cannot be loaded")), { once: true });
+      worker.postMessage(given);
+    }),
+    end: () => worker.terminate(),
+  };
+}
+
+async function open(told: Open): Promise<void> {
+  const { name, command, file, kernels } = told;
   opening.abort();
   const { signal } = (opening = new AbortController());
   if (state.kind === "open") state.opened.passes.model.close();
@@ -45,7 +66,7 @@ async function open({ name, command, file, kernels }: Open): Promise<void> {
   try {
     const onProgress = ({ done, total }: { done: number; total: number }): void => set({ kind: "loading", progress: total ? done / total : 0 });
     const source = typeof file === "string" ? new URL(file) : file;
-    const model = await openModel(source, new URL(kernels), { onProgress, signal, name });
+    const model = await openModel(source, new URL(kernels), { onProgress, signal, name, threading: threading(told) });
     if (signal.aborted) model.close();
     set({ kind: "open", opened: { passes: new Passes(model), command } });
   } catch (error) {

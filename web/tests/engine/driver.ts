@@ -4,6 +4,7 @@ import { Metadata } from "../../src/engine/config.ts";
 import { EngineError, layoutOf, openModel, STRUCTS, type Model } from "../../src/engine/index.ts";
 import type { StructName } from "../../src/engine/layout.ts";
 import { readTokenizer } from "../../src/engine/tokenizer/index.ts";
+import { nodeThreads } from "./node-threads.ts";
 
 interface Call {
   name: string;
@@ -18,6 +19,10 @@ interface Mutation {
 
 interface Job {
   kernels: string;
+  /** Of several threads: their kernels, and thread.ts as one file. */
+  sharedKernels: string;
+  thread: string;
+  threads?: number;
   model?: string;
   url?: string;
   hasNoSimd?: boolean;
@@ -65,7 +70,8 @@ function called(model: Model, { name, args }: Call): unknown {
 async function opened(source: Blob | ArrayBuffer | URL): Promise<Model | { error: string; message: string }> {
   try {
     const name = (job.model ?? job.url ?? "").split("/").pop() ?? "";
-    return await openModel(source, kernels, { name, ...(job.context === undefined ? {} : { context: job.context }) });
+    const threading = job.threads === undefined ? {} : { threading: nodeThreads(job.sharedKernels, job.thread, job.threads) };
+    return await openModel(source, kernels, { name, ...threading, ...(job.context === undefined ? {} : { context: job.context }) });
   } catch (error) {
     if (error instanceof EngineError) return { error: error.code, message: error.message };
     throw error;
@@ -103,4 +109,4 @@ async function results(): Promise<unknown> {
   return "error" in model ? model : (job.calls ?? []).map((call) => outcome(() => called(model, call)));
 }
 
-process.stdout.write(JSON.stringify(await results(), replace));
+process.stdout.write(JSON.stringify(await results(), replace), () => process.exit()); // threads would stay

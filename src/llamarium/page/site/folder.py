@@ -31,7 +31,7 @@ SCRIPTS = Path(__file__).with_name("dist")
 """What `web/vite.site.config.ts` builds."""
 
 KERNELS = Path(native.__file__).with_name("_native.wasm")
-"""What `hatch_build.py --wasm` compiles."""
+"""What `hatch_build.py --wasm` compiles, for one thread; beside it lies what several threads run."""
 
 SHIPPED = ("shakespeare-char", "letters")
 """The models of every site."""
@@ -96,18 +96,23 @@ def write_site(out: Path, model: str | None = None, origins: Sequence[str] = (),
 def _check_built() -> None:
     if not bundle.is_built():
         raise OptionError(f"llamarium was installed without its page; {bundle.HOW_TO_BUILD}")
-    if not KERNELS.is_file() or not (SCRIPTS / "start.js").is_file():
+    if not KERNELS.is_file() or not _shared_kernels().is_file() or not (SCRIPTS / "start.js").is_file():
         raise OptionError(f"llamarium was installed without the kernels for browsers; {HOW_TO_BUILD}")
+
+
+def _shared_kernels() -> Path:
+    return KERNELS.with_name(f"{KERNELS.stem}_threads.wasm")
 
 
 def _add_engine(folder: Path) -> str:
     """Copy what computes in the browser, and return the name of its folder."""
-    files = [*sorted(path for path in SCRIPTS.iterdir() if path.is_file()), KERNELS]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
+    files = {path.name: path for path in sorted(SCRIPTS.iterdir()) if path.is_file()}
+    files |= {"kernels.wasm": KERNELS, "kernels-threads.wasm": _shared_kernels()}
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()[:8]
     engine = folder / f"engine-{digest}"
     engine.mkdir()
-    for path in files:
-        shutil.copyfile(path, engine / ("kernels.wasm" if path == KERNELS else path.name))
+    for name, path in files.items():
+        shutil.copyfile(path, engine / name)
     (engine / "offline.js").rename(folder / "offline.js")  # it serves what is below its own folder
     return engine.name
 

@@ -21,7 +21,7 @@ export function viewOf({ model }: Passes, { id, ids }: Pass): PassView {
   };
 }
 
-export const runnerOf = ({ config }: Model): string => `WebAssembly (${config.kernels})`;
+export const runnerOf = ({ config: { kernels, threads } }: Model): string => `WebAssembly (${kernels}, ${threads === 1 ? "one thread" : `${threads} threads`})`;
 
 /** What the products of the layers compute in: packed weights as they are packed, all others in float32. */
 export function dtypeOf({ config }: Model): string {
