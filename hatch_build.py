@@ -277,7 +277,8 @@ def _made_wasm(cc: Sequence[str], folder: Path, flags: Sequence[str], link: Sequ
 def _fingerprint(cc: Sequence[str]) -> str:
     """Name all that the objects depend on: sources, flags and compiler."""
     how = "".join(map(inspect.getsource, (_jobs, _sets, _part, build_wasm, _made_wasm)))
-    flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, WASM_PARTS, WASM_FLAGS, WASM_EXPORTS, WASM_SHARED, WASM_SHARED_LINK)
+    of_wasm = (WASM_PARTS, WASM_FLAGS, WASM_EXPORTS, WASM_SHARED, WASM_SHARED_LINK)
+    flags = (FLAGS, WARNINGS, SETS, SHARED, _SMALL, _PLAIN, *of_wasm)
     found = hashlib.sha256(repr((cc, _run(*cc, "--version"), flags, how)).encode())
     for path in sorted(NATIVE.iterdir()):
         found.update(f"\0{path.name}\0".encode() + path.read_bytes())

@@ -43,7 +43,10 @@ _HALVES = {
 
 @dataclass(frozen=True)
 class Engine:
-    """The kernels, for one thread and for several, and the engine with its driver as one file, beside that of a thread."""
+    """The kernels, for one thread and for several, and the engine with its driver as one file.
+
+    Beside the driver lies `thread.mjs`, which a further thread runs.
+    """
 
     kernels: Path
     shared_kernels: Path

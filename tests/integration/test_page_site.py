@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -95,7 +96,15 @@ ASK = """async (questions) => {
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """`python -m http.server` without its log."""
+    """`python -m http.server` without its log; with the headers of `own` for every file."""
+
+    own: ClassVar[dict[str, str]] = {}
+
+    def end_headers(self) -> None:
+        """Send the further headers, too."""
+        for name, value in self.own.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
@@ -114,14 +123,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder / PLACE
 
 
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    """Where the site is served, by Python's own server."""
-    handler = partial(Quiet, directory=site.parents[1])
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+@contextmanager
+def served(site: Path, handler: type[Quiet]) -> Iterator[str]:
+    """Serve a site; the address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=site.parents[1])) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/{PLACE}/"
         server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served, by Python's own server."""
+    with served(site, Quiet) as address:
+        yield address
+
+
+class Isolating(Quiet):
+    """With the headers by which workers may share memory."""
+
+    own: ClassVar[dict[str, str]] = {
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Embedder-Policy": "require-corp",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +195,37 @@ def test_activations_and_weights_have_the_bits_of_the_portable_kernels(opened: P
             assert answer["tokens"] == expected["tokens"]
         else:
             assert answer == expected, path
+
+
+def test_an_isolated_page_computes_with_several_threads_and_the_same_bits(
+    site: Path, browser: Browser, portable: list[Any]
+) -> None:
+    with served(site, Isolating) as address, browser.new_page() as page:
+        page.goto(f"{address}?threads=3")
+        page.wait_for_selector("main[data-ready]")
+        answers = page.evaluate(ASK, EXACT)
+        (told,) = page.evaluate(ASK, [("GET", "/inspect/model", None)])
+    assert "3 threads" in told["runner"]
+    assert answers[0]["runner"] == told["runner"]
+    assert answers[1:] == portable[1 : len(EXACT)]
+
+
+def test_the_second_visit_has_threads_on_a_host_that_sends_no_headers(address: str, browser: Browser) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{address}?threads=2")
+        page.wait_for_selector("main[data-ready]")
+        runner = [page.evaluate(ASK, [("GET", "/inspect/model", None)])[0]["runner"]]
+        page.get_by_role("button", name="Reload to compute with 2 threads").click()
+        page.wait_for_function("crossOriginIsolated")
+        page.wait_for_selector("main[data-ready]")
+        runner.append(page.evaluate(ASK, [("GET", "/inspect/model", None)])[0]["runner"])
+        context.set_offline(True)
+        page.reload()
+        page.wait_for_selector("main[data-ready]")
+        runner.append(page.evaluate(ASK, [("GET", "/inspect/model", None)])[0]["runner"])
+    assert ["one thread" in one for one in runner] == [True, False, False]
+    assert runner[1] == runner[2]
 
 
 def test_probes_equal_the_servers_within_rounding(opened: Page, portable: list[Any]) -> None:

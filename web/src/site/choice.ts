@@ -25,6 +25,14 @@ export function choice(models: readonly Entry[], opened: Entry, take: (file: Fil
   return line;
 }
 
+/** After the first visit the page can be opened with the headers that threads need. */
+export function offerThreads(line: HTMLElement, count: number): void {
+  const again = element("button");
+  again.textContent = `Reload to compute with ${count} threads`;
+  again.addEventListener("click", () => location.reload());
+  line.append(" ", again);
+}
+
 function element<K extends keyof HTMLElementTagNameMap>(name: K, className = ""): HTMLElementTagNameMap[K] {
   return Object.assign(document.createElement(name), { className });
 }

@@ -1,7 +1,8 @@
 /** Starts the engine in a worker, and sets it as what the page asks. The site's index.html runs it before the page. */
+import { threadsFor } from "../engine/threads";
 import type { Backend } from "../lib/backend";
 import { Answers } from "./answers";
-import { choice } from "./choice";
+import { choice, offerThreads } from "./choice";
 import type { Entry, Models, Open } from "./messages";
 import "./site.css";
 
@@ -15,8 +16,13 @@ const answers = new Answers(worker);
 const ask: Backend = (path, init) => answers.ask(path, init);
 globalThis.llamariumBackend = ask;
 
+/** How many threads the address asks for. */
+const threads = Number(new URLSearchParams(location.search).get("threads")) || undefined;
+/** Whether the service worker has answered this page, and with it the headers that threads need. */
+const isFirstVisit = "serviceWorker" in navigator && navigator.serviceWorker.controller === null;
+
 function open(entry: Entry, file: string | Blob): void {
-  const { name, command } = entry, threads = Number(new URLSearchParams(location.search).get("threads")) || undefined;
+  const { name, command } = entry;
   worker.postMessage({
     kind: "open", name, command, file, kernels: beside("kernels.wasm"), sharedKernels: beside("kernels-threads.wasm"), threads,
   } satisfies Open);
@@ -34,9 +40,12 @@ async function begin(): Promise<void> {
   const wanted = new URLSearchParams(location.search).get("model") ?? "";
   const entry = models.find(({ name }) => name === wanted) ?? elsewhere(wanted, origins) ?? (models[0] as Entry);
   open(entry, at(entry.file));
-  document.body.append(choice(models, entry, (file) => {
+  const line = choice(models, entry, (file) => {
     open({ name: file.name.replace(/\.gguf$/, ""), file: "", bytes: file.size, command: `llamarium inspect -m ${file.name}` }, file);
-  }));
+  });
+  document.body.append(line);
+  const count = threadsFor({ isIsolated: true, processors: navigator.hardwareConcurrency, wanted: threads });
+  if (isFirstVisit && !crossOriginIsolated && count > 1) void navigator.serviceWorker.ready.then(() => offerThreads(line, count));
 }
 
 begin().catch((error: unknown) => answers.fail(`the site is incomplete: ${String(error)}`));
