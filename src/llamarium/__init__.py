@@ -57,7 +57,7 @@ _HOMES = {
     "merge": "train.merge",
     "preset": "presets",
     "pretrain": "train.functions",
-    "quantize": "quantization.quantize",
+    "quantize": "calibration.quantize",
 }
 
 __all__ = [
