@@ -219,7 +219,7 @@ step > files | now and then a checkpoint: written aside, hashed, renamed | train
     "click": """
 The life of a click: a head's pattern in the glass box
 browser | page | inspect | runtime | C
-browser > page | GET /inspect/passes/ID/activations/pattern?layer=&head= | page.routes.passes:activations
+browser > page | GET /inspect/passes/ID/activations/pattern?layer=&head= | page.probes.layers:activations
 page > page | kept numbers of this pass, if they are there | page.passes:Passes.numbers
 page > inspect | else the tokens in question, once more, over kept keys | inspect.trace:KeptPass.trace
 inspect > runtime | a Batch and the names that are wanted | runtime.taps:Taps

@@ -166,7 +166,7 @@ def test_who_leaves_ends_what_waits(smollm2_path: Path, monkeypatch: pytest.Monk
         assert goes_on.wait(20)
         raise InputError("enough")
 
-    monkeypatch.setattr("llamarium.page.routes.weights.streams_as", slow)
+    monkeypatch.setattr("llamarium.page.probes.weights.streams_as", slow)
     with serving(small_llama(smollm2_path), extensions=[page()]) as running:
         with httpx.Client(base_url=running.url) as client:
             path = named(client)

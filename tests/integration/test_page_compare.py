@@ -212,7 +212,7 @@ def test_a_checkpoint_that_has_gone_is_said(page: Page, served: Running) -> None
 
 
 def test_a_text_that_is_too_long_is_said(page: Page, served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamarium.page.compare.routes.MAX_TOKENS", 19)
+    monkeypatch.setattr("llamarium.page.compare.probes.MAX_TOKENS", 19)
     page.goto(view(served, stage="compare"))
     settled(page)
     expect(page.get_by_text("The text has 20 tokens; 19 are compared at most")).to_be_visible()

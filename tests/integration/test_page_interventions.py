@@ -279,14 +279,14 @@ def test_a_picture_in_blocks_has_every_token(
     config = llama.config
     of_a_token = config.num_attention_heads * len(ids) + len(picture.OF_A_TOKEN) * config.hidden_size
     num_bytes = 4 * config.num_hidden_layers * of_a_token * 70  # of 70 tokens
-    monkeypatch.setattr("llamarium.page.routes.probes._STEP_BYTES", num_bytes)
+    monkeypatch.setattr("llamarium.page.probes.layers._STEP_BYTES", num_bytes)
     columns = range(7, 200, 24)
     asked = {"start": 7, "stop": 200, "stride": 24, "blocks": True}
     found = np.frombuffer(client.get(f"{path}/picture", params=asked).content, "<f4")
     seen = [llama.trace(ids, names=names) for names in (picture.OF_ALL, picture.OF_A_TOKEN)]
     expected = picture.far_view(seen[:1], seen[1:], columns, in_blocks=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    monkeypatch.setattr("llamarium.page.routes.probes.MAX_BLOCK_TOKENS", 199)
+    monkeypatch.setattr("llamarium.page.probes.layers.MAX_BLOCK_TOKENS", 199)
     answer = client.get(f"{path}/picture", params=asked)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "blocks")
     assert client.get(f"{path}/lens/grid?blocks=1&stop=9").status_code == 400

@@ -11,7 +11,7 @@ from llamarium.api import Llama
 from llamarium.inspect.probes.rope import rope_pairs, score_by_distance
 from llamarium.page import passes as kept_passes
 from llamarium.page.extension import page
-from llamarium.page.routes import probes
+from llamarium.page.probes import layers
 from llamarium.presets import PRESETS
 from serving import Running, serving
 
@@ -72,7 +72,7 @@ def test_kinds_of_heads(client: httpx.Client, llama: Llama, monkeypatch: pytest.
     expected = llama.inspect.head_kinds(text).to_dict()
     assert told == {**expected, "token_ids": list(expected["token_ids"]), "heads": list(expected["heads"])}
     assert told["num_repeated"] == 2 and len(told["heads"]) == 4  # the first "one" has no space before it
-    monkeypatch.setattr(probes, "MAX_KINDS_TOKENS", 5)
+    monkeypatch.setattr(layers, "MAX_KINDS_TOKENS", 5)
     refused = client.get(f"/inspect/passes/{one}/head_kinds")
     assert refused.status_code == 400 and "6 tokens; heads are sorted on 5 at most" in refused.text
 

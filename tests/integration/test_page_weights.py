@@ -18,7 +18,7 @@ from llamarium.inspect.probes.four_bits import coded_weights, rounded_inputs
 from llamarium.inspect.probes.quantized import streams_as
 from llamarium.model.init import FreshEmbedding
 from llamarium.page.extension import page
-from llamarium.page.routes import weights
+from llamarium.page.probes import weights
 from serving import Running, serving
 
 TEXT = "The cat sat on the mat"

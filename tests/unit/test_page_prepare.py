@@ -9,7 +9,7 @@ from llamarium.inspect.probes import cost
 from llamarium.page.executor import Pass
 from llamarium.page.passes import Passes
 from llamarium.page.prepare import MOST_TOKENS, Preparation
-from llamarium.page.routes.tokens import llama3_tokenizer
+from llamarium.page.probes.text import llama3_tokenizer
 from llamarium.page.schema.passes import ExperimentFields
 from serving import small_llama
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import llamarium.page as module
-from llamarium.page.routes.model import SOURCES, source_of
+from llamarium.page.probes.model import SOURCES, source_of
 from llamarium.page.schema.everything import as_json
 
 WEB = Path(__file__).parents[2] / "web"

@@ -148,11 +148,11 @@ describe("a page whose server changes", () => {
     await session.start();
     const { api } = await import("../src/lib/api");
     served(() => ({ status: 401, body: { error: { message: "no", code: "invalid_api_key", param: null } } }));
-    await expect(api.source("x")).rejects.toThrow("no");
+    await expect(api.get("source", { name: "x" })).rejects.toThrow("no");
     await vi.waitFor(() => expect(session.trouble).toEqual({ kind: "key", isWrong: false }));
     const { key } = await import("../src/lib/api");
     key.set("another");
-    await expect(api.source("y")).rejects.toThrow("no");
+    await expect(api.get("source", { name: "y" })).rejects.toThrow("no");
     await vi.waitFor(() => expect(session.trouble).toEqual({ kind: "key", isWrong: true }));
     key.set("");
   });

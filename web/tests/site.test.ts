@@ -1,5 +1,5 @@
 import { beforeEach, describe, expect, it } from "vitest";
-import type { Attribution, EditedView, HeadKinds, HeadsView, Lens, ModelView, Neighbors, Neurons, NextView, PassView, PatchBeginView, PatchCellsView, RopeView, SamplerSteps, ScoreView, TokensView } from "../src/schema";
+import type { Attribution, EditedView, HeadKinds, HeadShares, Lens, ModelView, Neighbors, Neurons, NextView, PassView, PatchBeginView, PatchCellsView, RopeAngles, SamplerSteps, ScoreView, TokensView } from "../src/schema";
 import { answer, type Opened } from "../src/site/routes";
 import { Refused } from "../src/site/asked";
 import { Passes } from "../src/site/passes";
@@ -156,7 +156,7 @@ describe("views of the layers", () => {
     expect(ofLayer).toBeCloseTo(found.additions.find(({ part, layer }) => part === "attention" && layer === 1)?.logit as number, 5);
   });
   it("join heads, whose shares add up to one", () => {
-    const heads = get<HeadsView>(`/inspect/passes/${pass().id}/heads?layer=2`);
+    const heads = get<HeadShares>(`/inspect/passes/${pass().id}/heads?layer=2`);
     expect(heads.shares.reduce((a, b) => a + b)).toBeCloseTo(1, 6);
     expect(heads.rounding).toBeLessThan(1e-5);
     expect(get<Tensor>(`/inspect/passes/${pass().id}/heads/added?layer=2`)).toMatchObject({ axes: "ND", shape: [4, 16] });
@@ -248,7 +248,7 @@ describe("the model", () => {
     expect(get("/health")).toEqual({ status: "ready" });
   });
   it("has angles, rows and neighbours", () => {
-    const { pairs } = get<RopeView>("/inspect/rope?position=3");
+    const { pairs } = get<RopeAngles>("/inspect/rope?position=3");
     expect(pairs.map(({ angle }) => angle)).toEqual([3, Math.fround(Math.fround(0.01) * 3)]);
     const { neighbors } = post<Neighbors>("/inspect/neighbors", { word: 4, k: 3 });
     expect(neighbors.map((one) => one.token_id)).not.toContain(4);

@@ -34,16 +34,18 @@ class Numbers:
         values: float32.
         axes: A letter for each axis.
         stride: Every so many tokens were taken.
+        dtype: What they are sent as.
     """
 
     values: NDArray[np.float32]
     axes: str
     stride: int = 1
+    dtype: Dtype = "float32"
 
 
-def respond(numbers: Numbers, dtype: Dtype) -> Response:
+def respond(numbers: Numbers) -> Response:
     """Return the answer that carries them; QuestionError if they are too many, or one does not fit into float16."""
-    values = np.ascontiguousarray(numbers.values, "<f4")
+    values, dtype = np.ascontiguousarray(numbers.values, "<f4"), numbers.dtype
     check_size(values.size, dtype)
     body, range_ = _encode(values, dtype)
     headers = {

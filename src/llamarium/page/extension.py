@@ -9,26 +9,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamarium.page.assets import asset_routes, read_assets
-from llamarium.page.compare import routes as compare
 from llamarium.page.compare.others import Others
 from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.executor import AdaptedModels
 from llamarium.page.passes import Passes
 from llamarium.page.prepare import Preparation
-from llamarium.page.routes import (
-    course,
-    interventions,
-    lesson,
-    model,
-    passes,
-    probes,
-    requests,
-    sampling,
-    tokens,
-    translation,
-    weights,
-)
+from llamarium.page.routes import course, lesson, passes, probes, requests
 from llamarium.page.routes.ticket import PATH, ticket_routes
 from llamarium.page.schema.lesson import ClassLesson
 from llamarium.page.ticket import Ticket
@@ -57,10 +44,8 @@ class Instance:
         await self._app(scope, receive, send_named)
 
 
-ROUTERS = (
-    model.router, tokens.router, passes.router, probes.router, interventions.router, requests.router,
-    sampling.router, weights.router, compare.router, translation.router, course.router, lesson.router,
-)  # fmt: skip
+OTHER_ROUTERS = (passes.router, requests.router, course.router, lesson.router)
+"""Of what is no probe."""
 
 
 def page(
@@ -97,7 +82,7 @@ def page(
         app.state.others = Others()
         app.state.runs, app.state.references = compared or (Runs(), References())
         app.state.build_folder, app.state.lesson = build_folder, shown_lesson
-        for router in ROUTERS:
+        for router in (probes.router, *OTHER_ROUTERS):
             app.include_router(router, responses=documented(ErrorBody))
         if way_in is not None:
             app.include_router(ticket_routes(way_in), responses=documented(ErrorBody))

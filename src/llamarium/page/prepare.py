@@ -14,7 +14,7 @@ from llamarium.generation.text_engine import TextEngine
 from llamarium.hub.builtin import is_cached
 from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes
-from llamarium.page.routes.tokens import llama3_tokenizer
+from llamarium.page.probes.text import llama3_tokenizer
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 

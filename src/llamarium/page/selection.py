@@ -9,7 +9,6 @@ from llamarium.errors import QuestionError, UnknownNameError
 from llamarium.page.binary import Numbers
 from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes, Rows
-from llamarium.page.schema.base import WindowQuery
 from llamarium.page.schema.passes import ActivationQuery
 from llamarium.runtime.taps import ACTIVATIONS
 
@@ -27,14 +26,14 @@ def check_index(name: str, value: int | None, size: int) -> None:
         raise QuestionError(f"{name} is {value}; expected 0 to {size - 1}", code="invalid_parameter", param=name)
 
 
-def window_of(num_tokens: int, query: WindowQuery) -> Rows:
-    """Return the tokens that a query selects of a text of so many; QuestionError if there are none."""
-    stop = num_tokens if query.stop is None else query.stop
-    check_index("start", query.start, num_tokens)
-    if not query.start < stop <= num_tokens:
-        message = f"stop is {stop}; expected {query.start + 1} to {num_tokens}"
+def window_of(num_tokens: int, start: int, stop: int | None, stride: int) -> Rows:
+    """Return every so many tokens of a text from `start` on; QuestionError if there are none."""
+    end = num_tokens if stop is None else stop
+    check_index("start", start, num_tokens)
+    if not start < end <= num_tokens:
+        message = f"stop is {end}; expected {start + 1} to {num_tokens}"
         raise QuestionError(message, code="invalid_parameter", param="stop")
-    return range(query.start, stop, query.stride)
+    return range(start, end, stride)
 
 
 def _check(config: ModelConfig, one: Pass, name: str, query: ActivationQuery) -> None:
@@ -63,7 +62,7 @@ def _check_window(one: Pass, name: str, query: ActivationQuery) -> None:
             raise _without(name, field, f"has no queries, its axes are {ACTIVATIONS[name].axes}")
         if query.position is not None:
             raise QuestionError(f"{field} is given beside position, which is one token; give one", param=field)
-    window_of(len(one.ids), query)
+    window_of(len(one.ids), query.start, query.stop, query.stride)
 
 
 def _without(name: str, field: str, why: str) -> QuestionError:
@@ -73,7 +72,7 @@ def _without(name: str, field: str, why: str) -> QuestionError:
 def _rows(num_tokens: int, query: ActivationQuery) -> Rows:
     if query.position is not None:
         return range(query.position, query.position + 1)
-    return window_of(num_tokens, query)
+    return window_of(num_tokens, query.start, query.stop, query.stride)
 
 
 def _cut(found: Numbers, query: ActivationQuery) -> Numbers:

@@ -24,7 +24,7 @@ export interface Bar {
 }
 
 async function best(pass: PassView): Promise<Found> {
-  const { candidates } = await api.next(pass, pass.tokens.length - 1, BARS);
+  const { candidates } = await api.of(pass, "next", { position: pass.tokens.length - 1, k: BARS });
   return { pass, candidates };
 }
 
@@ -76,8 +76,8 @@ export class Guess {
         const [pass, begun] = [session.pass, performance.now()];
         if (!pass) return;
         const seed = Math.floor(Math.random() * 2 ** 32);
-        const { token_id: id } = await api.sampler(pass, { temperature: temperature.value, seed, position: pass.tokens.length - 1, k: 1 });
-        const { text, is_special: isSpecial } = await api.word({ word: id });
+        const { token_id: id } = await api.post(pass, "sampler", { temperature: temperature.value, seed, position: pass.tokens.length - 1, k: 1 });
+        const { text, is_special: isSpecial } = await api.send("word", { word: id });
         if (mine !== this.#turn || session.pass !== pass) return;
         if (isSpecial || isControl(text)) {
           this.hasEnded = true;

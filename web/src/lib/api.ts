@@ -3,36 +3,7 @@
 import { send } from "./backend";
 import { Kept, type Sized } from "./kept";
 import { decode, type Numbers } from "./numbers";
-import type {
-  Attribution,
-  ClassLesson,
-  TokenCost,
-  DistancesView,
-  HeadsView,
-  Lens,
-  ModelView,
-  NeighborsRequest,
-  Neighbors,
-  Neurons,
-  NextView,
-  PassRequest,
-  PassView,
-  RopeView,
-  SamplerRequest,
-  SamplerSteps,
-  ScoreView,
-  SimilarityRequest,
-  Similarity,
-  SourceView,
-  TicketRequest,
-  TicketView,
-  TokensRequest,
-  TokensView,
-  TokenView,
-  TranslationRequest,
-  TranslationView,
-  WordRequest,
-} from "../schema";
+import type { ActivationQuery, ClassLesson, OfModel, OfPass, PassRequest, PassView, TicketRequest, TicketView } from "../schema";
 
 /** An answer that is none: the server has refused, or is not there (status 0). */
 export class Refusal extends Error {
@@ -45,17 +16,6 @@ export class Refusal extends Error {
   ) {
     super(message);
   }
-}
-
-export interface Selection {
-  layer?: number;
-  head?: number;
-  position?: number;
-  /** Of the axis T. */
-  start?: number;
-  stop?: number;
-  stride?: number;
-  dtype?: "float32" | "float16" | "uint8";
 }
 
 const KEY = "llamarium-key";
@@ -128,9 +88,14 @@ async function read<T>(work: () => Promise<T>): Promise<T> {
   }
 }
 
-async function sized<T>(method: string, path: string, body?: unknown): Promise<Sized<T>> {
-  const answer = await fetched(method, path, body);
+/** Ask for JSON, or for numbers in bulk: the headers say which has come. */
+async function sized<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Sized<T>> {
+  const answer = await fetched(method, path, body, signal);
   return await read(async () => {
+    if (answer.headers.has("x-dtype")) {
+      const value = decode(answer.headers, await answer.arrayBuffer());
+      return { value: value as T, bytes: value.values.byteLength };
+    }
     const text = await answer.text();
     return { value: JSON.parse(text) as T, bytes: 2 * text.length };
   });
@@ -149,19 +114,9 @@ export function post<T>(path: string, body: unknown): Promise<T> {
   return kept.once(`${path} ${JSON.stringify(body)}`, () => sized<T>("POST", path, body));
 }
 
-export function bulk(path: string): Promise<Numbers> {
-  return kept.once(path, async () => {
-    const answer = await fetched("GET", path);
-    return await read(async () => {
-      const value = decode(answer.headers, await answer.arrayBuffer());
-      return { value, bytes: value.values.byteLength };
-    });
-  });
-}
-
 export function query(fields: object): string {
   const named = new URLSearchParams();
-  for (const [name, value] of Object.entries(fields)) if (value !== undefined) named.set(name, String(value));
+  for (const [name, value] of Object.entries(fields)) if (value !== undefined && value !== null) named.set(name, String(value));
   return named.size ? `?${named}` : "";
 }
 
@@ -182,6 +137,31 @@ export async function ofPass<T>(pass: PassView, ask: () => Promise<T>): Promise<
   }
 }
 
+/** Fields that may be left out may be undefined, too. */
+type Given<T> = { [K in keyof T]: T[K] | undefined };
+export type Selection = Given<ActivationQuery>;
+/** What stands in braces in a probe's path. */
+type InPath<Name> = Name extends `${string}{${infer Field}}${string}` ? Record<Field, string> : unknown;
+type Asked<Name, Probe> = (Probe extends { query: infer Q } ? Given<Q> : unknown) & InPath<Name>;
+/** Whether anything has to be given. */
+type Fields<T> = object extends T ? [fields?: T] : [fields: T];
+/** Numbers in bulk where the table names no type. */
+type Answer<Probe> = Probe extends { answer: infer A } ? A : Numbers;
+type Body<Probe> = Probe extends { body: infer B } ? B : never;
+
+function address(start: string, name: string, asked?: unknown): string {
+  const fields = { ...(asked as Record<string, unknown> | undefined) };
+  const path = name.replace(/\{(\w+)\}/g, (_, field: string) => {
+    const value = String(fields[field]);
+    delete fields[field];
+    return encodeURIComponent(value);
+  });
+  return `/inspect/${start}${path}${query(fields)}`;
+}
+
+const below = (pass: PassView): string => `passes/${pass.id}/`;
+
+/** The requests of the page. Names and types of probes are those of the server's table, `llamarium/page/probes/table.py`. */
 export const api = {
   health: async (): Promise<{ status: string; progress?: number }> => {
     const answer = await send("/health", { method: "GET" }).catch(() => null);
@@ -189,48 +169,21 @@ export const api = {
     return await read(async () => (await answer.json()) as { status: string; progress?: number });
   },
   enter: (body: TicketRequest): Promise<TicketView> => json("POST", "/inspect/ticket", body),
-  model: (shape?: string): Promise<ModelView> => get(`/inspect/model${query({ shape })}`),
   lesson: (): Promise<ClassLesson> => get("/inspect/lesson"),
-  source: (name: string): Promise<SourceView> => get(`/inspect/source${query({ name })}`),
-  weights: (name: string): Promise<Numbers> => bulk(`/inspect/weights${query({ key: name })}`),
-  rows: (ids: number[], random_seed?: number): Promise<Numbers> =>
-    bulk(`/inspect/rows${query({ ids: ids.join(","), random_seed })}`),
-  tokens: (body: TokensRequest): Promise<TokensView> => post("/inspect/tokens", body),
   pass: (body: PassRequest): Promise<PassView> => post("/inspect/passes", body),
   /** As above, but requested again, so that the result is the server's present state. */
   passAnew: (body: PassRequest): Promise<PassView> => json("POST", "/inspect/passes", body),
-  neighbors: (body: NeighborsRequest): Promise<Neighbors> => post("/inspect/neighbors", body),
-  translate: (body: TranslationRequest): Promise<TranslationView> => post("/inspect/translations", body),
-  similarity: (body: SimilarityRequest): Promise<Similarity> => post("/inspect/similarity", body),
-  activation: (pass: PassView, name: string, selection: Selection = {}): Promise<Numbers> =>
-    ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/activations/${name}${query(selection)}`)),
-  /** A pass as a whole, as `inspect/probes/picture.py` says. */
-  picture: (pass: PassView, asked: { start: number; stop: number; stride: number; blocks?: boolean }): Promise<Numbers> =>
-    ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/picture${query(asked)}`)),
-  word: (body: WordRequest): Promise<TokenView> => post("/inspect/word", body),
-  rope: (position: number, shape?: string): Promise<RopeView> => get(`/inspect/rope${query({ position, shape })}`),
-  heads: (pass: PassView, asked: { layer: number; position: number }): Promise<HeadsView> =>
-    ofPass(pass, () => get(`/inspect/passes/${pass.id}/heads${query(asked)}`)),
-  headsAdded: (pass: PassView, asked: { layer: number; position: number }): Promise<Numbers> =>
-    ofPass(pass, () => bulk(`/inspect/passes/${pass.id}/heads/added${query(asked)}`)),
-  neurons: (pass: PassView, asked: { layer: number; position: number; k: number; stride: number }): Promise<Neurons> =>
-    ofPass(pass, () => get(`/inspect/passes/${pass.id}/neurons${query(asked)}`)),
-  attribution: (pass: PassView, asked: { position: number; token_id: number; against_id?: number | undefined }): Promise<Attribution> =>
-    ofPass(pass, () => get(`/inspect/passes/${pass.id}/attribution${query(asked)}`)),
-  lens: (pass: PassView, asked: { position: number; token_id: number; k: number }): Promise<Lens> =>
-    ofPass(pass, () => get(`/inspect/passes/${pass.id}/lens${query(asked)}`)),
-  distances: (
-    pass: PassView,
-    asked: { layer: number; head: number; position: number; key: number; stop: number; stride: number },
-  ): Promise<DistancesView> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/distances${query(asked)}`)),
-  sampler: (pass: PassView, body: SamplerRequest): Promise<SamplerSteps> =>
-    ofPass(pass, () => post(`/inspect/passes/${pass.id}/sampler`, body)),
-  cost: (pass: PassView): Promise<TokenCost> => ofPass(pass, () => get(`/inspect/passes/${pass.id}/cost`)),
-  score: (pass: PassView, start: number): Promise<ScoreView> =>
-    ofPass(pass, () => get(`/inspect/passes/${pass.id}/score${query({ start })}`)),
-  /** Small numbers that follow from a pass: `/inspect/passes/{id}/{name}`. */
-  view: <T>(pass: PassView, name: string, fields: object = {}): Promise<T> =>
-    ofPass(pass, () => get<T>(`/inspect/passes/${pass.id}/${name}${query(fields)}`)),
-  next: (pass: PassView, position: number, k: number): Promise<NextView> =>
-    api.view<NextView>(pass, "next", { position, k }),
+  /** Ask a probe of the model. */
+  get: <N extends keyof OfModel>(name: N, ...[fields]: Fields<Asked<N, OfModel[N]>>): Promise<Answer<OfModel[N]>> =>
+    get(address("", name, fields)),
+  /** Ask a probe of the model that has a body. */
+  send: <N extends keyof OfModel>(name: N, body: Body<OfModel[N]>): Promise<Answer<OfModel[N]>> => post(`/inspect/${name}`, body),
+  /** Ask a probe of a pass. */
+  of: <N extends keyof OfPass>(pass: PassView, name: N, ...[fields]: Fields<Asked<N, OfPass[N]>>): Promise<Answer<OfPass[N]>> =>
+    ofPass(pass, () => get(address(below(pass), name, fields))),
+  /** Ask a probe of a pass that has a body. */
+  post: <N extends keyof OfPass>(pass: PassView, name: N, body: Body<OfPass[N]>): Promise<Answer<OfPass[N]>> =>
+    ofPass(pass, () => post(address(below(pass), name), body)),
+  activation: (pass: PassView, name: string, selection: Selection = {}): Promise<Numbers> => api.of(pass, "activations/{name}", { name, ...selection }),
+  rows: (ids: readonly number[], random_seed?: number): Promise<Numbers> => api.get("rows", { ids: ids.join(","), random_seed }),
 };

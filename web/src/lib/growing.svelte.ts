@@ -22,8 +22,8 @@ class Growing {
         const { pass } = session;
         if (!pass) return;
         const position = pass.tokens.length - 1;
-        const { token_id: id } = await api.sampler(pass, { ...params, position, start: session.answerAt, k: 1 });
-        const { text } = await api.word({ word: id });
+        const { token_id: id } = await api.post(pass, "sampler", { ...params, position, start: session.answerAt, k: 1 });
+        const { text } = await api.send("word", { word: id });
         if (!isMine() || session.pass !== pass) return;
         await session.append([{ id, text }], how);
         if (session.pass === pass) return; // it was refused: the page says why
@@ -35,7 +35,7 @@ class Growing {
   force(text: string): Promise<void> {
     return this.#work(async (isMine) => {
       const { pass } = session;
-      const { tokens } = await api.tokens({ text, add_special_tokens: false, tokenizer: "model" });
+      const { tokens } = await api.send("tokens", { text, add_special_tokens: false, tokenizer: "model" });
       if (isMine() && session.pass === pass) await session.append(tokens.slice(0, MOST_ANSWER - session.answer.length), "f");
     });
   }

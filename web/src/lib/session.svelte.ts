@@ -265,7 +265,7 @@ class Session extends Selection {
     let { wanted } = this;
     this.busy = true;
     try {
-      const model = await api.model();
+      const model = await api.get("model");
       if (turn !== this.#turn) return;
       this.model = model;
       if (wanted === OPENING) wanted = this.#begin(textsFor(model.shape.V)[0]);

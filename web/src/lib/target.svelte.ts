@@ -8,8 +8,8 @@ const CANDIDATES = 6;
 
 export class Target {
   /** What may come next, the most probable first. */
-  readonly next = new Resource(() => (session.pass ? api.next(session.pass, session.pos, CANDIDATES) : null));
-  readonly #named: Resource<TokenView> = new Resource(() => (this.id === undefined ? null : api.word({ word: this.id })));
+  readonly next = new Resource(() => (session.pass ? api.of(session.pass, "next", { position: session.pos, k: CANDIDATES }) : null));
+  readonly #named: Resource<TokenView> = new Resource(() => (this.id === undefined ? null : api.send("word", { word: this.id })));
 
   get candidates(): readonly CandidateView[] {
     return this.next.value?.position === session.pos ? this.next.value.candidates : [];

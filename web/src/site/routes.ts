@@ -1,4 +1,5 @@
 /** What the engine answers, by method and path: the part of the server's routes that needs neither PyTorch nor a second model. */
+import type { OfModel, OfPass } from "../schema";
 import { Fields, json, Refused, type Answer } from "./asked";
 import type { Pass, Passes } from "./passes";
 import { select } from "./select";
@@ -22,52 +23,53 @@ export interface Opened {
   readonly command: string;
 }
 
-type OfModel = (opened: Opened, fields: Fields) => Answer;
-type OfPass = (passes: Passes, pass: Pass, fields: Fields) => Answer;
+type AskModel = (opened: Opened, fields: Fields) => Answer;
+type AskPass = (passes: Passes, pass: Pass, fields: Fields) => Answer;
 
-const OF_MODEL: Readonly<Record<string, OfModel>> = {
-  "GET /health": () => json({ status: "ready" }),
-  "GET /inspect/model": ({ passes, command }, query) => (query.has("shape") ? notOffered(command) : modelOf(passes)),
-  "GET /inspect/weights": ({ passes }, query) => weightOf(passes, query),
-  "GET /inspect/rows": ({ passes }, query) => rowsOf(passes, query),
-  "GET /inspect/rope": ({ passes, command }, query) => (query.has("shape") ? notOffered(command) : ropeOf(passes, query)),
-  "POST /inspect/tokens": ({ passes }, body) => json(tokensOf(passes, body)),
-  "POST /inspect/word": ({ passes }, body) => json(wordOf(passes, body)),
-  "POST /inspect/neighbors": ({ passes }, body) => neighborsOf(passes, body),
-  "POST /inspect/similarity": ({ passes }, body) => similarityOf(passes, body),
-  "POST /inspect/passes": passOf,
+/** Of the server's probes those that are computed here; their names, queries and answers are the server's. */
+const OF_MODEL: { readonly [N in keyof OfModel]?: AskModel } = {
+  model: ({ passes, command }, query) => (query.has("shape") ? notOffered(command) : modelOf(passes)),
+  weights: ({ passes }, query) => weightOf(passes, query),
+  rows: ({ passes }, query) => rowsOf(passes, query),
+  rope: ({ passes, command }, query) => (query.has("shape") ? notOffered(command) : ropeOf(passes, query)),
+  tokens: ({ passes }, body) => json(tokensOf(passes, body)),
+  word: ({ passes }, body) => json(wordOf(passes, body)),
+  neighbors: ({ passes }, body) => neighborsOf(passes, body),
+  similarity: ({ passes }, body) => similarityOf(passes, body),
 };
 
-const OF_PASS: Readonly<Record<string, OfPass>> = {
-  "GET next": nextOf,
-  "GET heads": headsOf,
-  "GET heads/added": headsAdded,
-  "GET head_kinds": headKindsOf,
-  "GET neurons": neuronsOf,
-  "GET attribution": attributionOf,
-  "GET lens": lensOf,
-  "GET lens/grid": lensGridOf,
-  "GET picture": pictureOf,
-  "GET distances": distancesOf,
-  "GET score": scoreOf,
-  "GET cost": costOf,
-  "GET matrix": (passes, _, query) => matrixOf(passes, query),
-  "POST sampler": samplerOf,
-  "POST edited": editedOf,
-  "POST patches": patchesOf,
+const OF_PASS: { readonly [N in keyof OfPass]?: AskPass } = {
+  next: nextOf,
+  heads: headsOf,
+  "heads/added": headsAdded,
+  head_kinds: headKindsOf,
+  neurons: neuronsOf,
+  attribution: attributionOf,
+  lens: lensOf,
+  "lens/grid": lensGridOf,
+  picture: pictureOf,
+  distances: distancesOf,
+  score: scoreOf,
+  cost: costOf,
+  matrix: (passes, _, query) => matrixOf(passes, query),
+  sampler: samplerOf,
+  edited: editedOf,
+  patches: patchesOf,
 };
 
 /** Answer a question about an open model; `Refused` where there is no answer. */
 export function answer(opened: Opened, { method, path, body }: Question): Answer {
   const [route, query] = path.split("?") as [string, string | undefined];
   const fields = method === "GET" ? Fields.of(new URLSearchParams(query)) : new Fields((body ?? {}) as Record<string, unknown>);
-  const ofModel = OF_MODEL[`${method} ${route}`];
+  if (route === "/health") return json({ status: "ready" });
+  if (route === "/inspect/passes") return passOf(opened, fields);
+  const ofModel = OF_MODEL[route.replace("/inspect/", "") as keyof OfModel];
   if (ofModel) return ofModel(opened, fields);
   const [, id, what] = /^\/inspect\/passes\/([^/]+)\/(.+)$/.exec(route) ?? [];
   if (id === undefined || what === undefined) return notOffered(opened.command);
   const pass = opened.passes.find(id);
-  if (method === "GET" && what.startsWith("activations/")) return select(opened.passes, pass, what.slice("activations/".length), fields);
-  const ofPass = OF_PASS[`${method} ${what}`];
+  if (what.startsWith("activations/")) return select(opened.passes, pass, what.slice("activations/".length), fields);
+  const ofPass = OF_PASS[what as keyof OfPass];
   return ofPass ? ofPass(opened.passes, pass, fields) : notOffered(opened.command);
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.errors import InputError, show_value
-from llamarium.inspect.numbers import Floats, lengths, split
+from llamarium.inspect.numbers import Floats, JsonView, lengths, split
 from llamarium.inspect.shapes import linear_key, print_key, type_of
 from llamarium.inspect.trace import Trace
 from llamarium.runtime.runner import Runner
@@ -23,6 +23,23 @@ NAMES = ("head_out", "attn_out")
 """What a trace has to hold."""
 
 _TOKENS = 64  # whose heads are multiplied at a time
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShares(JsonView):
+    """What each head of a layer adds to the stream of one token.
+
+    Attributes:
+        norms: The length of what each head adds.
+        shares: How much of attention's output lies along it; they sum to one.
+        rounding: The length of what attention's output differs by from the sum of these.
+    """
+
+    layer: int
+    position: int
+    norms: tuple[float, ...]
+    shares: tuple[float, ...]
+    rounding: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +69,16 @@ class HeadsJoined:
         whole_TD = self.added_TND.sum(1)
         with np.errstate(invalid="ignore", divide="ignore"):  # of nothing there are no shares
             return np.einsum("tnd,td->tn", self.added_TND, whole_TD) / np.square(whole_TD).sum(-1, keepdims=True)
+
+    def at(self, row: int) -> HeadShares:
+        """Return lengths and shares at one of the positions."""
+        told = self.to_dict()
+        return HeadShares(
+            self.layer,
+            self.positions[row],
+            *(tuple(told[name][row]) for name in ("norms", "shares")),
+            rounding=told["rounding"][row],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return lengths and shares as JSON values."""

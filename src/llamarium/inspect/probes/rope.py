@@ -36,6 +36,30 @@ class RopePair(JsonView):
     turns: float
 
 
+@dataclass(frozen=True, slots=True)
+class RopeAngles(JsonView):
+    """Every pair of a model whose context has so many positions, at one of them; `is_scaled` by the model's scaling."""
+
+    position: int
+    context: int
+    is_scaled: bool
+    pairs: tuple[RopePair, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresByDistance(JsonView):
+    """The score at each distance: q·k / √H of the same two vectors, turned by their positions."""
+
+    distances: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+def rope_angles(config: ModelConfig, position: int = 0) -> RopeAngles:
+    """Return every pair of a model at a position, and what they are turned for; errors are those of `rope_pairs`."""
+    is_scaled = config.rope_scaling is not None
+    return RopeAngles(position, config.max_position_embeddings, is_scaled, rope_pairs(config, position))
+
+
 def rope_pairs(config: ModelConfig, position: int = 0) -> tuple[RopePair, ...]:
     """Return every pair's frequency and its angle at a position.
 

@@ -1,11 +1,9 @@
 """Two models over one text, and the checkpoints of a training run."""
 
-from pydantic import Field
-
 from llamarium.inspect.measures.comparison import ComparedToken
 from llamarium.inspect.measures.streams import StreamError
 from llamarium.inspect.tokens import Candidate
-from llamarium.page.schema.base import Query, View
+from llamarium.page.schema.base import View
 
 
 class SideView(View):
@@ -41,14 +39,6 @@ class SidesView(View):
     in_bits: tuple[str, ...]
 
 
-class CompareQuery(Query):
-    """`GET /inspect/passes/{id}/compare`: two sides over the text of a pass, `k` candidates for each token and side."""
-
-    side: str = Field(max_length=300)
-    against: str = Field(max_length=300)
-    k: int = Field(3, ge=1, le=20)
-
-
 class ComparisonView(View):
     """Two sides over one text.
 
@@ -65,12 +55,6 @@ class ComparisonView(View):
     kl: float
     same_top: float
     texts: tuple[str, ...]
-
-
-class BitsQuery(Query):
-    """`GET /inspect/passes/{id}/bits`: a reference in each type; the first of `SidesView.in_bits` where left out."""
-
-    of: str | None = Field(None, max_length=300)
 
 
 class BitsRow(View):
@@ -125,12 +109,6 @@ class RunsView(View):
     max_tokens: int
 
 
-class RunRowsQuery(Query):
-    """`GET /inspect/runs/{run}/rows`: rows of the embedding table over a run, by ids that commas separate."""
-
-    ids: str = Field(pattern=r"^[0-9]{1,9}(,[0-9]{1,9})*$", max_length=1024)
-
-
 class RunRowsView(View):
     """Rows of the embedding table over a run, all in one projection.
 
@@ -165,20 +143,6 @@ class GroupsView(View):
     """Groups of answers over a run; none where it learned from no rewards."""
 
     groups: tuple[GroupView, ...]
-
-
-class MomentQuery(Query):
-    """`GET /inspect/passes/{id}/moment`: a checkpoint's predictions of a pass's text, and the patterns of a layer."""
-
-    run: str = Field(max_length=300)
-    step: int = Field(ge=0)
-    layer: int = Field(ge=0)
-
-
-class MomentPatternQuery(MomentQuery):
-    """`GET /inspect/passes/{id}/moment/pattern`: a head's pattern by a checkpoint, as bytes; axes T S."""
-
-    head: int = Field(ge=0)
 
 
 class MomentView(View):

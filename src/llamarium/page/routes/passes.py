@@ -1,18 +1,16 @@
-"""Passes over a text, and their numbers."""
+"""Passes over a text: their names and their tokens."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request
 
 from llamarium.engine.request import check_prompt, too_long
 from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.forward import PREFILL_CHUNK
-from llamarium.inspect.numbers import Floats
-from llamarium.page.binary import respond
 from llamarium.page.executor import Pass
+from llamarium.page.open_pass import OpenPass
 from llamarium.page.prepare import Preparation
-from llamarium.page.routes.open_pass import OfPass, OpenPass
-from llamarium.page.routes.tokens import token_view
+from llamarium.page.probes.text import token_view
 from llamarium.page.schema import passes as schema
 from llamarium.page.selection import check_index
 from llamarium.page.work import passes_of, work_on
@@ -41,28 +39,9 @@ async def passes(request: Request, body: schema.PassRequest) -> schema.PassView:
         _check_experiment(body, len(ids))
         one = Pass.of(ids, body.adapter, _adapter_idx(engine, body.adapter), _experiment(body))
         preparation.begin(llama, engine, one)
-        kept = passes_of(request)
-        return pass_view(OpenPass(llama, engine, kept, kept.add(one)))
+        return pass_view(OpenPass(llama, engine, request.app.state, passes_of(request).add(one)))
 
     return await work_on(request, field, read)
-
-
-@router.get("/passes/{pass_id}/activations/{name}", response_class=Response)
-async def activations(requested: OfPass, name: str, query: Annotated[schema.ActivationQuery, Query()]) -> Response:
-    """Send an activation's numbers, as `page/binary.py` says."""
-    return await requested.read("name", lambda known: respond(known.select(name, query), query.dtype))
-
-
-@router.get("/passes/{pass_id}/next")
-async def following(requested: OfPass, query: Annotated[schema.NextQuery, Query()]) -> schema.NextView:
-    """Return the most probable tokens after a position."""
-    at = requested.position(query.position)
-
-    def read(known: OpenPass) -> schema.NextView:
-        logits_1V = known.numbers("logits", None, range(at, at + 1))
-        return schema.NextView(position=at, candidates=_candidates(logits_1V, query.k, known.llama.tokenizer))
-
-    return await requested.read("position", read)
 
 
 def _given(body: schema.PassRequest) -> str:
@@ -133,20 +112,4 @@ def pass_view(known: OpenPass) -> schema.PassView:
         runner=runner.name,
         dtype=runner.dtype,
         kv_dtype=executor.kv_dtype_of(one),
-    )
-
-
-def _candidates(logits_1V: Floats, k: int, tokenizer: Tokenizer) -> tuple[schema.CandidateView, ...]:
-    from llamarium.inspect.tokens import name_candidates, top_candidates
-
-    best = top_candidates(logits_1V, min(k, logits_1V.shape[1]))[0]
-    return tuple(
-        schema.CandidateView(
-            token_id=one.token_id,
-            text=one.text or "",
-            logit=float(logits_1V[0, one.token_id]),
-            probability=one.probability,
-            logprob=one.logprob,
-        )
-        for one in name_candidates(best, tokenizer)
     )

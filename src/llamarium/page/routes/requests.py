@@ -11,9 +11,9 @@ from llamarium.engine.counts import OpenedSequence, open_sequence, states_of
 from llamarium.engine.engine import Engine
 from llamarium.errors import EngineStoppedError
 from llamarium.page.executor import Pass
-from llamarium.page.routes.open_pass import OpenPass
+from llamarium.page.open_pass import OpenPass
+from llamarium.page.probes.sampling import explain_next
 from llamarium.page.routes.passes import pass_view
-from llamarium.page.routes.sampling import explain_next
 from llamarium.page.schema.clients import OpenedView, OpenQuery, ParametersView, PrefixView, RequestsView
 from llamarium.page.work import passes_of, work_on
 from llamarium.sampling.params import parameters_of
@@ -68,7 +68,7 @@ async def opened(request: Request, name: str, query: Annotated[OpenQuery, Query(
         if found.is_edited or (adapter >= 0 and chosen is None):
             raise ApiError(409, "this answer's pass has edits, or an adapter that is unloaded", code="not_shown")
         one = Pass.of([*found.prompt_ids, *found.answer_ids], chosen, adapter)
-        known = OpenPass(llama, engine, kept, kept.add(one))
+        known = OpenPass(llama, engine, request.app.state, kept.add(one))
         answer, sampler = range(len(found.prompt_ids), len(one.ids)), None
         if not found.state.is_embedding:
             sampler = explain_next(known, answer, _row(llama, found), query.k)

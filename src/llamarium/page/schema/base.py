@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from llamarium.server.fields import Body
 
@@ -33,20 +33,6 @@ class PageRequest(Body):
     """Base of the page's request bodies; unknown fields are refused."""
 
     is_closed: ClassVar[bool] = True
-
-
-class WindowQuery(Query):
-    """Some tokens of a text.
-
-    Attributes:
-        start: The first token.
-        stop: Up to this one, which is left out; the whole text where left out.
-        stride: Every so many tokens.
-    """
-
-    start: int = Field(0, ge=0)
-    stop: int | None = Field(None, ge=1)
-    stride: int = Field(1, ge=1)
 
 
 class View(BaseModel):

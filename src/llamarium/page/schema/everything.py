@@ -1,21 +1,24 @@
-"""Everything that travels as JSON, for the page's side of the schema."""
+"""Everything that travels as JSON, for the page's side of the schema: with the table of probes, as two interfaces."""
 
 import json
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, cast, get_args
 
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
-from llamarium.page.extension import ROUTERS
+from llamarium.page.extension import OTHER_ROUTERS
+from llamarium.page.probes.probe import Probe
+from llamarium.page.probes.table import OF_MODEL, OF_PASS
 from llamarium.page.routes.ticket import ticket_routes
-from llamarium.page.schema.base import EndView
-from llamarium.page.schema.interventions import PatchBeginView, PatchCellsView
+from llamarium.page.schema.base import EndView, PageRequest
 from llamarium.page.ticket import Ticket
 
-STREAMED = (PatchBeginView, PatchCellsView, EndView)
-"""Events of streams, which no route returns."""
+TABLES: Mapping[str, Mapping[str, Probe]] = {"OfModel": OF_MODEL, "OfPass": OF_PASS}
+"""By the names that they have in TypeScript."""
+
+_Part = tuple[object, ...]  # what is described: a type's name, or a table, a path and what is asked or answered there
 
 
 class _Everything(GenerateJsonSchema):
@@ -27,22 +30,49 @@ class _Everything(GenerateJsonSchema):
 
 def as_json() -> str:
     """Return the JSON schema of all requests, responses and streamed events, keys sorted."""
-    _, schema = TypeAdapter.json_schemas(_types(), schema_generator=_Everything)
-    named = {"title": "Schema", "$defs": {name: _untitled(one) for name, one in schema["$defs"].items()}}
+    parts: list[tuple[_Part, JsonSchemaMode, TypeAdapter[Any]]] = [
+        (part, mode, TypeAdapter(kind)) for part, mode, kind in (*_of_routes(), *_of_probes())
+    ]
+    known, schema = TypeAdapter.json_schemas(parts, schema_generator=_Everything)
+    tables = {name: _table(name, table, known) for name, table in TABLES.items()}
+    named = {"title": "Schema", "$defs": {name: _untitled(one) for name, one in schema["$defs"].items()} | tables}
     return json.dumps(named, indent=2, sort_keys=True) + "\n"
 
 
-def _types() -> Iterator[tuple[Any, JsonSchemaMode, TypeAdapter[Any]]]:
-    for router in (*ROUTERS, ticket_routes(Ticket(""))):
+def _of_routes() -> Iterator[tuple[_Part, JsonSchemaMode, Any]]:
+    """Yield what the routes that are no probes ask and answer."""
+    for router in (*OTHER_ROUTERS, ticket_routes(Ticket(""))):
         for route in router.routes:
             assert isinstance(route, APIRoute)
             if route.body_field is not None:
-                kind = cast("type[Any]", route.body_field.field_info.annotation)
-                yield kind, "validation", TypeAdapter(kind)
+                yield (route.path, "body"), "validation", route.body_field.field_info.annotation
             if route.response_model is not None:
-                yield route.response_model, "serialization", TypeAdapter(route.response_model)
-    for kind in STREAMED:
-        yield kind, "serialization", TypeAdapter(kind)
+                yield (route.path, "answer"), "serialization", route.response_model
+    yield (EndView,), "serialization", EndView
+
+
+def _of_probes() -> Iterator[tuple[_Part, JsonSchemaMode, Any]]:
+    """Yield what each probe asks, as `query` or `body`, and answers, as `answer` or `events`; numbers have no JSON."""
+    for name, table in TABLES.items():
+        for path, probe in table.items():
+            asked = probe.asked(path)
+            if asked is not None:
+                yield (name, path, "body" if issubclass(asked, PageRequest) else "query"), "validation", asked
+            if probe.is_streamed:
+                yield (name, path, "events"), "serialization", get_args(probe.answer)[0]
+            elif not probe.is_bulk:
+                yield (name, path, "answer"), "serialization", probe.answer
+
+
+def _table(name: str, table: Mapping[str, Probe], known: Mapping[Any, Any]) -> dict[str, Any]:
+    rows = {
+        path: {key[2]: _untitled(one) for (key, _), one in known.items() if key[:2] == (name, path)} for path in table
+    }
+    return _closed({path: _closed(row) for path, row in rows.items()})
+
+
+def _closed(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _untitled(schema: Any) -> Any:

@@ -2,16 +2,10 @@
 
 from typing import Literal
 
-from llamarium.page.schema.base import Query, View
+from llamarium.page.schema.base import View
 
 PublishedShape = Literal["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"]
 """Shapes that can be looked at without a model."""
-
-
-class ModelQuery(Query):
-    """`GET /inspect/model`: of the model at hand, or of a published shape."""
-
-    shape: PublishedShape | None = None
 
 
 class ModuleNode(View):
@@ -89,12 +83,6 @@ class ModelView(View):
     has_lesson: bool = False
 
 
-class SourceQuery(Query):
-    """`GET /inspect/source`: the lines of Python of one of the model's parts."""
-
-    name: str
-
-
 class SourceView(View):
     """The lines that are executed, as they are installed.
 
@@ -107,9 +95,3 @@ class SourceView(View):
     file: str
     line: int
     text: str
-
-
-class WeightQuery(Query):
-    """`GET /inspect/weights`: a weight that is a vector, by its state-dict key."""
-
-    key: str

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from llamarium.page.schema.base import Dtype, PageRequest, Query, View, WindowQuery
+from llamarium.page.schema.base import Dtype, PageRequest, Query, View
 from llamarium.page.schema.text import TokenView
 from llamarium.server.openai.fields import Message
 
@@ -45,7 +45,7 @@ class PassView(View):
     kv_dtype: str
 
 
-class ActivationQuery(WindowQuery):
+class ActivationQuery(Query):
     """`GET /inspect/passes/{id}/activations/{name}`: numbers of a pass.
 
     Attributes:
@@ -53,33 +53,14 @@ class ActivationQuery(WindowQuery):
         head: Of one head (axis N or K); of all where left out.
         position: Of one token (axis T, or the row of S); of all where left out.
         start: On the axis T, as `stop`; the axis S has all tokens, or every so many of them.
+        stop: Up to this one, which is left out; the whole text where left out.
+        stride: Every so many tokens.
     """
 
     layer: int | None = Field(None, ge=0)
     head: int | None = Field(None, ge=0)
     position: int | None = Field(None, ge=0)
+    start: int = Field(0, ge=0)
+    stop: int | None = Field(None, ge=1)
+    stride: int = Field(1, ge=1)
     dtype: Dtype = "float32"
-
-
-class NextQuery(Query):
-    """`GET /inspect/passes/{id}/next`: what may come after a token; after the last one where none is named."""
-
-    position: int | None = Field(None, ge=0)
-    k: int = Field(10, ge=1, le=200)
-
-
-class CandidateView(View):
-    """A token that may come next: its logit, and what the softmax of all logits makes of it."""
-
-    token_id: int
-    text: str
-    logit: float
-    probability: float
-    logprob: float
-
-
-class NextView(View):
-    """The most probable tokens after a position, the best first."""
-
-    position: int
-    candidates: tuple[CandidateView, ...]

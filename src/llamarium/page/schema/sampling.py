@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from llamarium.page.schema.base import PageRequest, Query, View
+from llamarium.page.schema.base import PageRequest, View
 from llamarium.server.fields import with_parameters
 from llamarium.server.openai.forms import ResponseFormat
 from llamarium.server.openai.tools import Tool, ToolChoice
@@ -29,10 +29,21 @@ class SamplerRequest(PageRequest):
     parallel_tool_calls: bool | None = None
 
 
-class ScoreQuery(Query):
-    """`GET /inspect/passes/{id}/score`: how probable tokens were from `start` on, each after those before it."""
+class CandidateView(View):
+    """A token that may come next: its logit, and what the softmax of all logits makes of it."""
 
-    start: int = Field(1, ge=1)
+    token_id: int
+    text: str
+    logit: float
+    probability: float
+    logprob: float
+
+
+class NextView(View):
+    """The most probable tokens after a position, the best first."""
+
+    position: int
+    candidates: tuple[CandidateView, ...]
 
 
 class TokenScoreView(View):

@@ -1,10 +1,10 @@
 """From a text to ids; words, and rows of the embedding table."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llamarium.page.schema.base import PageRequest, Query, View
+from llamarium.page.schema.base import PageRequest, View
 
 
 class TokensRequest(PageRequest):
@@ -70,6 +70,9 @@ class TokensView(View):
 
 MAX_SEED = 2**32 - 1
 
+Ids = Annotated[str, Field(pattern=r"^[0-9]{1,9}(,[0-9]{1,9})*$", max_length=4096)]
+"""Of tokens, separated by commas."""
+
 
 class WordRequest(PageRequest):
     """`POST /inspect/word`: the token of an id, or the single one of a word: with a space before it first."""
@@ -95,11 +98,4 @@ class SimilarityRequest(PageRequest):
 
     word: str | int
     other: str | int
-    random_seed: int | None = Field(None, ge=0, le=MAX_SEED)
-
-
-class RowsQuery(Query):
-    """`GET /inspect/rows`: rows of the embedding table, by ids that commas separate; `random_seed` as for neighbors."""
-
-    ids: str = Field(pattern=r"^[0-9]{1,9}(,[0-9]{1,9})*$", max_length=4096)
     random_seed: int | None = Field(None, ge=0, le=MAX_SEED)

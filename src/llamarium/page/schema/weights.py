@@ -6,44 +6,13 @@ from pydantic import Field
 
 from llamarium.inspect.measures.streams import StreamError
 from llamarium.inspect.tokens import Candidate
-from llamarium.page.schema.base import PageRequest, Query, View
+from llamarium.page.schema.base import PageRequest, View
 
 LinearName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The Linears of a layer."""
 
 QuantizeName = Literal["NF4", "Q8_0", "Q4_1"]
 """What Linears can become while a model is loaded."""
-
-
-class RowsOfQuery(Query):
-    """`GET /inspect/passes/{id}/matrix`: some rows of a matrix, as float32 and with the pass's adapter.
-
-    Attributes:
-        layer: Of a layer's Linear; left out for the head.
-        count: Fewer where the matrix ends before.
-    """
-
-    linear: LinearName | Literal["lm_head"]
-    layer: int | None = Field(None, ge=0)
-    start: int = Field(0, ge=0)
-    count: int = Field(16, ge=1, le=64)
-
-
-class CodesQuery(Query):
-    """`GET /inspect/codes`: weights of one row of a Linear, as codes, scales and what they mean.
-
-    Attributes:
-        row: An output.
-        start: The first weight of the row to return.
-        quantize: Quantized to this type; as they are stored where left out.
-    """
-
-    layer: int = Field(ge=0)
-    linear: LinearName
-    row: int = Field(0, ge=0)
-    start: int = Field(0, ge=0)
-    count: int = Field(32, ge=1, le=256)
-    quantize: QuantizeName | None = None
 
 
 class WeightView(View):
@@ -94,16 +63,6 @@ class CodesView(View):
     row_error: float | None
 
 
-class InputsQuery(Query):
-    """`GET /inspect/passes/{id}/inputs`: a Linear's inputs at a token, rounded to 8 bits."""
-
-    layer: int = Field(ge=0)
-    linear: LinearName
-    position: int | None = Field(None, ge=0)
-    start: int = Field(0, ge=0)
-    count: int = Field(32, ge=1, le=256)
-
-
 class InputView(View):
     """One input: `value` is code · scale."""
 
@@ -132,12 +91,6 @@ class InputsView(View):
     error: float
     is_rounded: bool
     input_bits: int | None
-
-
-class ErrorsQuery(Query):
-    """`GET /inspect/passes/{id}/errors`: distances from the pass in float32, layer by layer."""
-
-    quantize: QuantizeName | None = None
 
 
 class ErrorsOfView(View):

@@ -5,7 +5,7 @@ import { api } from "../../lib/api";
 import { find } from "../../lib/modules";
 import { sampling } from "../../lib/sampling.svelte";
 import { around } from "../../lib/window";
-import { pathOf, weights, type LinearName } from "../../lib/weights";
+import { pathOf, type LinearName } from "../../lib/weights";
 import type { ModelView, PassView, PieceView, TokensView } from "../../schema";
 import type { BlockNumbers, LayerNumbers, ProductNumbers } from "./near";
 import type { Block, Place, Product } from "../places/place";
@@ -51,7 +51,7 @@ export async function askLayer({ pass, model }: Asker, { pos, layer }: Place): P
     ...["resid_mid", "resid", "attn_out", "mlp_out"].map((name) => ask(name, { layer, ...own })),
   ];
   const [found, q, k, v, pattern, rope] = await Promise.all([
-    Promise.all(streams), ask("q", { layer, ...own }), ask("k", { layer }), ask("v", { layer }), ask("pattern", { layer, ...own }), api.rope(0),
+    Promise.all(streams), ask("q", { layer, ...own }), ask("k", { layer }), ask("v", { layer }), ask("pattern", { layer, ...own }), api.get("rope"),
   ]);
   const [before, middle, after, attention, mlp] = found.map((values) => lengths(values, D)) as [Float64Array, Float64Array, Float64Array, Float64Array, Float64Array];
   const here = (values: Float32Array): Float32Array => Float32Array.from(lengths(values, H)).subarray(start * model.shape.K, stop * model.shape.K);
@@ -89,7 +89,7 @@ export async function askBlock(asker: Asker, { pos, layer, head }: Place, block:
       const isFirst = block === "norm";
       const stream = !isFirst ? here("resid_mid") : layer === 0 ? here("embed", {}) : here("resid", { layer: layer - 1 });
       const key = `model.layers.${layer}.${isFirst ? "input_layernorm" : "post_attention_layernorm"}.weight`;
-      const [before, gamma, after] = await Promise.all([stream, api.weights(key), here(isFirst ? "attn_norm" : "mlp_norm")]);
+      const [before, gamma, after] = await Promise.all([stream, api.get("weights", { key }), here(isFirst ? "attn_norm" : "mlp_norm")]);
       return { ...at, block, before, gamma: gamma.values, after, eps: model.rms_norm_eps };
     }
     case "qkv": {
@@ -97,7 +97,7 @@ export async function askBlock(asker: Asker, { pos, layer, head }: Place, block:
       return { ...at, block, input, q, k, v };
     }
     case "rope": {
-      const [q, qTurned, k, kTurned, told] = await Promise.all([here("q"), here("q_rot"), here("k"), here("k_rot"), api.rope(0)]);
+      const [q, qTurned, k, kTurned, told] = await Promise.all([here("q"), here("q_rot"), here("k"), here("k_rot"), api.get("rope")]);
       return { ...at, block, head, frequencies: told.pairs.map((one) => one.frequency), q: own(q, head), qTurned: own(qTurned, head), k: own(k, group), kTurned: own(kTurned, group) };
     }
     case "attention": {
@@ -108,20 +108,20 @@ export async function askBlock(asker: Asker, { pos, layer, head }: Place, block:
     }
     case "heads": {
       const [told, added, gathered, out] = await Promise.all([
-        api.heads(pass, { layer, position: pos }), api.headsAdded(pass, { layer, position: pos }), here("head_out"), here("attn_out"),
+        api.of(pass, "heads", { layer, position: pos }), api.of(pass, "heads/added", { layer, position: pos }), here("head_out"), here("attn_out"),
       ]);
       return { ...at, block, gathered, added: added.values, norms: told.norms, shares: told.shares, out, rounding: told.rounding };
     }
     case "mlp": {
       const asked = { layer, position: pos, k: Math.min(NEURONS, model.shape.F), stride: pass.tokens.length };
       const [input, gate, act, up, gated, out, told] = await Promise.all([
-        here("mlp_norm"), here("gate"), here("act"), here("up"), here("gated"), here("mlp_out"), api.neurons(pass, asked),
+        here("mlp_norm"), here("gate"), here("act"), here("up"), here("gated"), here("mlp_out"), api.of(pass, "neurons", asked),
       ]);
       return { ...at, block, input, gate, act, up, gated, out, neurons: told.neurons };
     }
     case "text": {
       const token = pass.tokens[pos];
-      const told = named.isByIds ? undefined : await api.tokens({ text: named.text, add_special_tokens: named.bos, tokenizer: "model" });
+      const told = named.isByIds ? undefined : await api.send("tokens", { text: named.text, add_special_tokens: named.bos, tokenizer: "model" });
       const of = told?.tokens.length === pass.tokens.length ? pieceOf(told, pos) : undefined;
       return { ...at, block, id: token?.id ?? 0, text: token?.text ?? "", bytes: of?.bytes ?? token?.bytes ?? [], piece: of?.piece };
     }
@@ -132,7 +132,7 @@ export async function askBlock(asker: Asker, { pos, layer, head }: Place, block:
     case "logits": {
       const params = { ...sampling.params };
       const [input, next, sampled] = await Promise.all([
-        here("final_norm", {}), api.next(pass, pos, CANDIDATES), api.sampler(pass, { ...params, position: pos, k: Math.min(SAMPLED, model.shape.V) }),
+        here("final_norm", {}), api.of(pass, "next", { position: pos, k: CANDIDATES }), api.post(pass, "sampler", { ...params, position: pos, k: Math.min(SAMPLED, model.shape.V) }),
       ]);
       return { ...at, block, input, candidates: next.candidates, sampled, temperature: params.temperature };
     }
@@ -158,7 +158,7 @@ export async function askProduct(asker: Asker, place: Place, product: Product): 
   const { start, stop } = around(row, total, ROWS);
   const isPacked = !isHead && !!leaf?.type && !PLAIN.includes(leaf.type);
   const [matrix, input, output] = await Promise.all([
-    weights.rows(pass, { linear: product, ...(isHead ? {} : { layer }), start, count: stop - start }), api.activation(pass, from, of), api.activation(pass, to, of),
+    api.of(pass, "matrix", { linear: product, ...(isHead ? {} : { layer }), start, count: stop - start }), api.activation(pass, from, of), api.activation(pass, to, of),
   ]);
   const found: ProductNumbers = {
     ...at, row, first: start, weights: matrix.values, columns: matrix.shape[1] ?? 0, of: total, input: input.values, output: output.values.subarray(start, stop), isRounded: false, type: leaf?.type ?? undefined,
@@ -171,7 +171,7 @@ async function packed({ pass }: Asker, found: ProductNumbers, linear: LinearName
   const { layer, row, columns, pos } = found;
   const start = Math.floor((termsOf(found).terms[0]?.index ?? 0) / CODES) * CODES;
   const [codes, inputs] = await Promise.all([
-    weights.codes({ layer, linear, row, start, count: Math.min(CODES, columns - start) }), weights.inputs(pass, { layer, linear, position: pos, start, count: 1 }),
+    api.get("codes", { layer, linear, row, start, count: Math.min(CODES, columns - start) }), api.of(pass, "inputs", { layer, linear, position: pos, start, count: 1 }),
   ]);
   return { codes, isRounded: inputs.is_rounded };
 }

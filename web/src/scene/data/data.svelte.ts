@@ -2,7 +2,6 @@
 
 import { untrack } from "svelte";
 import { api } from "../../lib/api";
-import { ask } from "../../lib/ask";
 import { Resource } from "../../lib/resource.svelte";
 import type { ModelView, PassView } from "../../schema";
 import { tokenOf, type Data, type Far, type Said } from "./data";
@@ -131,7 +130,7 @@ export class PictureData {
     const window: Window = this.window ? { ...this.window, block: 1 } : whole(tokens);
     const shape = this.#subject.model?.shape;
     if (window.isMean && shape && !pass.experiment && pass.runner.startsWith("C ")) return await this.#askPieces(pass, window, shape, () => turn === this.#turn);
-    const numbers = await api.picture(pass, { start: window.start, stop: window.stop, stride: window.block, ...(window.isMean && { blocks: true }) });
+    const numbers = await api.of(pass, "picture", { start: window.start, stop: window.stop, stride: window.block, ...(window.isMean && { blocks: true }) });
     return { pass, far: readFar(numbers.values, window, layers) };
   }
 
@@ -144,7 +143,7 @@ export class PictureData {
       const ids = pass.tokens.slice(0, piece.stop).map(({ id }) => id) as [number, ...number[]];
       const beginning = piece.stop === tokens ? pass : await api.pass({ ids, adapter: pass.adapter });
       const { start, stop, block: stride } = piece;
-      const { values } = await api.picture(beginning, { start, stop, stride, blocks: true });
+      const { values } = await api.of(beginning, "picture", { start, stop, stride, blocks: true });
       parts.push(readFar(values, piece, shape.L));
       const far = joined(parts);
       if (!isWanted()) return { pass, far, isPart: true };
@@ -155,7 +154,7 @@ export class PictureData {
   }
 
   async #askNext(pass: PassView): Promise<{ pass: PassView; next: Data["next"] }> {
-    const { candidates } = await api.next(pass, pass.tokens.length - 1, CANDIDATES);
+    const { candidates } = await api.of(pass, "next", { position: pass.tokens.length - 1, k: CANDIDATES });
     return { pass, next: { candidates: candidates.map(({ token_id: id, text, probability }) => ({ id, text, probability })) } };
   }
 
@@ -167,7 +166,7 @@ export class PictureData {
       let said = known?.said;
       for (let stop = far.columns; stop > (known?.columns ?? 0); stop -= AT_ONCE) {
         const first = Math.max(known?.columns ?? 0, stop - AT_ONCE);
-        const lens = await ask.lensGrid(pass, { after: "mlp", start: tokenOf(far, first), stop: tokenOf(far, stop - 1) + 1, stride: far.block });
+        const lens = await api.of(pass, "lens/grid", { after: "mlp", start: tokenOf(far, first), stop: tokenOf(far, stop - 1) + 1, stride: far.block });
         if (!isWanted) return;
         said = withLens(said, far, lens);
         this.#said = { pass, of: far, said };

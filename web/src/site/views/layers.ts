@@ -1,5 +1,5 @@
 /** What the layers do: heads, neurons, attribution, and the lens. As `inspect/probes` and `inspect/lens.py`. */
-import type { Addition, Attribution, Candidate, ChosenToken, HeadKinds, HeadsView, Lens, Neurons } from "../../schema";
+import type { Addition, Attribution, Candidate, ChosenToken, HeadKinds, HeadShares, Lens, Neurons } from "../../schema";
 import { json, numbers, Refused, type Answer, type Fields } from "../asked";
 import type { Name, Pass, Passes } from "../passes";
 import { dot, largest, lengthOf, logSoftmax, range, row } from "../tensor";
@@ -48,7 +48,7 @@ export function headsOf(passes: Passes, pass: Pass, query: Fields): Answer {
   const parts = range(0, heads).map((n) => row(added, n, hidden));
   return json({
     layer, position, norms: parts.map(lengthOf), rounding: lengthOf(rest), shares: parts.map((part) => (square ? dot(part, whole) / square : 0)),
-  } satisfies HeadsView);
+  } satisfies HeadShares);
 }
 
 export function headsAdded(passes: Passes, pass: Pass, query: Fields): Answer {

@@ -1,4 +1,4 @@
-/** What may come after a token, how the sampler chooses, and how probable the text's own tokens were. As `page/routes/sampling.py`. */
+/** What may come after a token, how the sampler chooses, and how probable the text's own tokens were. As `page/probes/sampling.py`. */
 import type { CandidateView, NextView, SamplerCandidate, SamplerStep, SamplerSteps, ScoreView } from "../../schema";
 import { json, Refused, type Answer, type Fields } from "../asked";
 import type { Pass, Passes } from "../passes";

@@ -1,4 +1,4 @@
-/** From a text to ids; words, and rows of the embedding table. As `page/routes/tokens.py`. */
+/** From a text to ids; words, and rows of the embedding table. As `page/probes/text.py`. */
 import type { Model } from "../../engine/types";
 import type { Neighbor, Neighbors, PassView, PieceView, QueryWord, Similarity, TokensView, TokenView } from "../../schema";
 import { json, numbers, Refused, type Answer, type Fields } from "../asked";

@@ -1,6 +1,6 @@
-/** The model as a whole, its weights, RoPE, and a pass seen from far. As `page/routes/model.py` and `inspect/probes`. */
+/** The model as a whole, its weights, RoPE, and a pass seen from far. As `page/probes/model.py` and `inspect/probes`. */
 import type { ModelConfig } from "../../engine/types";
-import type { DistancesView, RopeView, TokenCost } from "../../schema";
+import type { RopeAngles, ScoresByDistance, TokenCost } from "../../schema";
 import { json, numbers, Refused, type Answer, type Fields } from "../asked";
 import type { Pass, Passes } from "../passes";
 import { windowOf } from "../select";
@@ -49,7 +49,7 @@ export function ropeOf({ config }: Passes, query: Fields): Answer {
     index, frequency, unscaled: isScaled ? unscaled(config, index) : frequency, wavelength: (2 * Math.PI) / frequency,
     angle: Math.fround(frequency * position), turns: (config.maxContext * frequency) / (2 * Math.PI),
   }));
-  return json({ position, context: config.maxContext, is_scaled: isScaled, pairs } satisfies RopeView);
+  return json({ position, context: config.maxContext, is_scaled: isScaled, pairs } satisfies RopeAngles);
 }
 
 /** Operations of the text's last token, with the KV cache and without it. As `llamarium/cost.py`. */
@@ -90,7 +90,7 @@ export function distancesOf(passes: Passes, pass: Pass, query: Fields): Answer {
     }
     return Math.fround(dot(turned, k) * headDim ** -0.5);
   });
-  return json({ distances, scores } satisfies DistancesView);
+  return json({ distances, scores } satisfies ScoresByDistance);
 }
 
 /** A pass seen from far: some numbers for each column and layer. `inspect/probes/picture.py` has the table of its parts. */

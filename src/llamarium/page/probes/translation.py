@@ -1,15 +1,11 @@
 """The small encoder-decoder of the package: a translation, with the attention that made it. Never torch."""
 
-from fastapi import APIRouter, Request
 from pydantic import Field
 
 from llamarium.inspect.probes.translation import packaged_translator
 from llamarium.inspect.tokens import Candidate
+from llamarium.page.open_pass import OpenModel
 from llamarium.page.schema.base import PageRequest, View
-from llamarium.page.work import work_on
-from llamarium.server.http.body import StrictRoute
-
-router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 Patterns = tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]
 """By layer, head, query and key."""
@@ -42,14 +38,9 @@ class TranslationView(View):
     right: int
 
 
-@router.post("/translations")
-async def translations(request: Request, body: TranslationRequest) -> TranslationView:
+def translations(known: OpenModel, body: TranslationRequest) -> TranslationView:
     """Translate a sentence from English to French, with the patterns of all three kinds of attention."""
-
-    def read(llama: object, engine: object) -> TranslationView:
-        translator = packaged_translator()
-        about = {name: translator.about[name] for name in ("learned", "asked", "right")}
-        found = translator.translate(body.text).to_dict()
-        return TranslationView.model_validate({**found, "known": translator.about["english"], **about})
-
-    return await work_on(request, "text", read)
+    translator = packaged_translator()
+    about = {name: translator.about[name] for name in ("learned", "asked", "right")}
+    found = translator.translate(body.text).to_dict()
+    return TranslationView.model_validate({**found, "known": translator.about["english"], **about})

@@ -8,20 +8,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
 from llamarium.config import EMBEDDING, ModelConfig
-from llamarium.errors import TokenizerError, UnsupportedTokenizerError
+from llamarium.errors import QuestionError, TokenizerError, UnknownNameError, UnsupportedTokenizerError
 from llamarium.extras import optional
 from llamarium.inspect import neighbors as geometry
 from llamarium.inspect.neighbors import Neighbors, Similarity
 from llamarium.inspect.tokens import tokens_of_word
-from llamarium.page.binary import Numbers, respond
+from llamarium.page.binary import Numbers
+from llamarium.page.open_pass import OpenModel
 from llamarium.page.schema import text as schema
-from llamarium.page.schema.text import TokensRequest, TokensView, TokenView
-from llamarium.page.work import work_on
-from llamarium.server.errors import ApiError
-from llamarium.server.http.body import StrictRoute
+from llamarium.page.schema.text import MAX_SEED, TokensRequest, TokensView, TokenView
 from llamarium.server.lifecycle.service import Service
 from llamarium.tokenizer.base import Tokenizer
 
@@ -31,21 +29,12 @@ if TYPE_CHECKING:
     from llamarium.inspect.numbers import Floats
 
 
-router = APIRouter(prefix="/inspect", route_class=StrictRoute)
-
-
-@router.post("/tokens")
-async def tokens(request: Request, body: TokensRequest) -> TokensView:
+def tokens(known: OpenModel, body: TokensRequest) -> TokensView:
     """Return a text's bytes, the pieces it is cut into, their merges in order, and the ids."""
-    service: Service = request.app.state.service
-    most = service.max_tokens
-
-    def read(llama: "Llama", _: object) -> TokensView:
-        tokenizer = llama.tokenizer if body.tokenizer == "model" else llama3_tokenizer()
-        tokenizer.check_length(body.text, most)
-        return _steps(tokenizer, body)
-
-    return await work_on(request, "text", read)
+    service: Service = known.state.service
+    tokenizer = known.llama.tokenizer if body.tokenizer == "model" else llama3_tokenizer()
+    tokenizer.check_length(body.text, service.max_tokens)
+    return _steps(tokenizer, body)
 
 
 def token_view(tokenizer: Tokenizer, token_id: int) -> TokenView:
@@ -87,55 +76,37 @@ def llama3_tokenizer() -> Tokenizer:
 
     if not is_cached("llama3"):
         message = "Llama 3's tokenizer is not on this machine; `llamarium download llama3` fetches it"
-        raise ApiError(404, message, code="tokenizer_not_here", param="tokenizer")
+        raise UnknownNameError(message, code="tokenizer_not_here", param="tokenizer")
     return load_tokenizer("llama3")
 
 
-@router.post("/neighbors")
-async def neighbors(request: Request, body: schema.NeighborsRequest) -> Neighbors:
+def neighbors(known: OpenModel, body: schema.NeighborsRequest) -> Neighbors:
     """Rank the rows of the table by their cosine with word - minus + plus."""
-
-    def read(llama: "Llama", _: object) -> Neighbors:
-        table = _table(llama, body.random_seed)
-        return geometry.neighbors(table, llama.tokenizer, body.word, minus=body.minus, plus=body.plus, k=body.k)
-
-    return await work_on(request, "word", read)
+    table = _table(known.llama, body.random_seed)
+    return geometry.neighbors(table, known.llama.tokenizer, body.word, minus=body.minus, plus=body.plus, k=body.k)
 
 
-@router.post("/similarity")
-async def similarity(request: Request, body: schema.SimilarityRequest) -> Similarity:
+def similarity(known: OpenModel, body: schema.SimilarityRequest) -> Similarity:
     """Return the cosine of the angle between two rows."""
-
-    def read(llama: "Llama", _: object) -> Similarity:
-        return geometry.similarity(_table(llama, body.random_seed), llama.tokenizer, body.word, body.other)
-
-    return await work_on(request, "word", read)
+    return geometry.similarity(_table(known.llama, body.random_seed), known.llama.tokenizer, body.word, body.other)
 
 
-@router.post("/word")
-async def word(request: Request, body: schema.WordRequest) -> TokenView:
+def word(known: OpenModel, body: schema.WordRequest) -> TokenView:
     """Return the token of an id, or the single one that stands for a word."""
-
-    def read(llama: "Llama", _: object) -> TokenView:
-        return token_view(llama.tokenizer, tokens_of_word(llama.tokenizer, body.word)[0])
-
-    return await work_on(request, "word", read)
+    return token_view(known.llama.tokenizer, tokens_of_word(known.llama.tokenizer, body.word)[0])
 
 
-@router.get("/rows", response_class=Response)
-async def rows(request: Request, query: Annotated[schema.RowsQuery, Query()]) -> Response:
-    """Send rows of the table, in the order of their ids; axes R D."""
-    ids = [int(part) for part in query.ids.split(",")]
-
-    def read(llama: "Llama", _: object) -> Response:
-        if max(ids) >= llama.config.vocab_size:
-            message = f"an id is {max(ids)}; expected 0 to {llama.config.vocab_size - 1}"
-            raise ApiError(400, message, code="invalid_parameter", param="ids")
-        table = _table(llama, query.random_seed)
-        rows_RD = table(np.array(ids)) if callable(table) else table.dequantize(EMBEDDING, ids)
-        return respond(Numbers(rows_RD, "RD"), "float32")
-
-    return await work_on(request, "ids", read)
+def rows(
+    known: OpenModel, ids: schema.Ids, random_seed: Annotated[int | None, Field(ge=0, le=MAX_SEED)] = None
+) -> Numbers:
+    """Send rows of the table, in the order of their ids, or those that initialisation draws; axes R D."""
+    wanted = [int(part) for part in ids.split(",")]
+    vocab_size = known.llama.config.vocab_size
+    if max(wanted) >= vocab_size:
+        message = f"an id is {max(wanted)}; expected 0 to {vocab_size - 1}"
+        raise QuestionError(message, code="invalid_parameter", param="ids")
+    table = _table(known.llama, random_seed)
+    return Numbers(table(np.array(wanted)) if callable(table) else table.dequantize(EMBEDDING, wanted), "RD")
 
 
 def _table(llama: "Llama", random_seed: int | None) -> "Table":

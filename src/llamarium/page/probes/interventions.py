@@ -3,23 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request, Response
-
 from llamarium.engine.request import check_prompt, too_long
-from llamarium.errors import AnswerError, LlamariumError, counted
+from llamarium.errors import AnswerError, LlamariumError, QuestionError, counted
 from llamarium.extras import need_torch
-from llamarium.generation.text_engine import TextEngine
 from llamarium.inspect.interventions.effect import PatchCell
 from llamarium.page.executor import Pass
-from llamarium.page.routes.open_pass import OfPass, OpenPass
-from llamarium.page.routes.tokens import token_view
+from llamarium.page.open_pass import OpenPass
+from llamarium.page.probes.text import token_view
 from llamarium.page.schema import interventions as schema
 from llamarium.page.schema.text import TokenView
 from llamarium.page.selection import check_index
-from llamarium.page.work import stream_on
-from llamarium.server.errors import ApiError, of_library
-from llamarium.server.http.body import StrictRoute
-from llamarium.server.http.stream import STREAMED
+from llamarium.server.errors import of_library
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.threads import check_wanted
 
@@ -28,8 +22,6 @@ if TYPE_CHECKING:
     from llamarium.inspect.interventions.edits import Edit
     from llamarium.inspect.interventions.patching import PatchGrid
 
-router = APIRouter(prefix="/inspect/passes/{pass_id}", route_class=StrictRoute)
-
 MAX_CELLS = 4096
 """Of one grid: each is a pass from its layer on."""
 
@@ -37,27 +29,21 @@ MAX_PATCHED = 256
 """Tokens of the prompts of a grid."""
 
 
-@router.post("/edited")
-async def edited(request: Request, requested: OfPass, body: schema.EditedRequest) -> schema.EditedView:
+def edited(known: OpenPass, body: schema.EditedRequest) -> schema.EditedView:
     """Return the next token without the edits and with them, and how the text goes on."""
-    one, position = _plain(requested.one), requested.position(body.position)
-    service: Service = request.app.state.service
-
-    def read(known: OpenPass) -> schema.EditedView:
-        llama = known.llama
-        known.check_token("token_id", body.token_id)
-        most = llama.config.max_position_embeddings
-        if position + 1 + body.max_tokens > most:
-            raise of_library(too_long(position + 1, body.max_tokens, most), field="max_tokens")
-        edits = [_edit(llama, one, fields, f"edits[{place}]") for place, fields in enumerate(body.edits)]
-        if body.steering is not None:
-            edits.append(_steering(llama, one, body.steering, service.max_tokens))
-        try:
-            return _view(llama, one, edits, body, position)
-        except AnswerError as error:
-            raise ApiError(400, str(error), code="not_finite", param="edits") from None
-
-    return await requested.read("edits", read)
+    one, position, llama = _plain(known.one), known.position(body.position), known.llama
+    service: Service = known.state.service
+    known.check_token("token_id", body.token_id)
+    most = llama.config.max_position_embeddings
+    if position + 1 + body.max_tokens > most:
+        raise of_library(too_long(position + 1, body.max_tokens, most), field="max_tokens")
+    edits = [_edit(llama, one, fields, f"edits[{place}]") for place, fields in enumerate(body.edits)]
+    if body.steering is not None:
+        edits.append(_steering(llama, one, body.steering, service.max_tokens))
+    try:
+        return _view(llama, one, edits, body, position)
+    except AnswerError as error:
+        raise QuestionError(str(error), code="not_finite", param="edits") from None
 
 
 def _view(
@@ -86,37 +72,32 @@ def _goes_on(llama: "Llama", ids: Sequence[int], max_tokens: int) -> tuple[Token
     return tuple(token_view(llama.tokenizer, token_id) for token_id in answer.token_ids)
 
 
-@router.post("/patches", responses=STREAMED, response_class=Response)
-async def patches(request: Request, requested: OfPass, body: schema.PatchRequest) -> Response:
+def patches(known: OpenPass, body: schema.PatchRequest) -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:
     """Stream the pass with one place after the other from a second prompt, layer by layer."""
-    one = _plain(requested.one)
+    one, llama = _plain(known.one), known.llama
     _check_patches(one, body)
-
-    def begin(llama: "Llama", _: TextEngine) -> Iterator[schema.PatchBeginView | schema.PatchCellsView]:
-        config = llama.config
-        check_prompt(config, body.source_ids, room=0)
-        check_index("token_id", body.token_id, config.vocab_size)
-        check_index("against_id", body.against_id, config.vocab_size)
-        for place, layer in enumerate(body.layers or ()):
-            check_index(f"layers[{place}]", layer, config.num_hidden_layers)
-        count = len(body.layers or range(config.num_hidden_layers)) * len(body.positions or one.ids)
-        if count > MAX_CELLS:
-            message = f"{count} cells; {MAX_CELLS} at most are computed at once: ask for fewer layers or positions"
-            raise ApiError(400, message, code="invalid_parameter", param="positions")
-        grid = llama.inspect.patch_grid(
-            one.ids, body.source_ids, body.token_id, against=body.against_id, part=body.part, layers=body.layers,
-            positions=body.positions,
-        )  # fmt: skip
-        return _events(grid)
-
-    return await stream_on(request, "source_ids", begin, one)
+    config = llama.config
+    check_prompt(config, body.source_ids, room=0)
+    known.check_token("token_id", body.token_id)
+    known.check_token("against_id", body.against_id)
+    for place, layer in enumerate(body.layers or ()):
+        check_index(f"layers[{place}]", layer, config.num_hidden_layers)
+    count = len(body.layers or range(config.num_hidden_layers)) * len(body.positions or one.ids)
+    if count > MAX_CELLS:
+        message = f"{count} cells; {MAX_CELLS} at most are computed at once: ask for fewer layers or positions"
+        raise QuestionError(message, code="invalid_parameter", param="positions")
+    grid = llama.inspect.patch_grid(
+        one.ids, body.source_ids, body.token_id, against=body.against_id, part=body.part, layers=body.layers,
+        positions=body.positions,
+    )  # fmt: skip
+    return _events(grid)
 
 
 def _plain(one: Pass) -> Pass:
     """Refuse an experiment, which is an intervention itself."""
     if one.experiment is not None:
         message = "the pass is an experiment already; ask for a pass without one"
-        raise ApiError(400, message, code="experiment_unsupported", param="id")
+        raise QuestionError(message, code="experiment_unsupported", param="id")
     return one
 
 
@@ -151,9 +132,9 @@ def _prompt(llama: "Llama", text: str, path: str, most: int) -> list[int]:
 def _check_given(path: str, value: int | None, size: int | None) -> None:
     """Refuse an index that is out of range, missing, or of something that there is one of for all."""
     if size is None and value is not None:
-        raise ApiError(400, f"{path} is {value}, and this part has none; leave it out", param=path)
+        raise QuestionError(f"{path} is {value}, and this part has none; leave it out", param=path)
     if size is not None and value is None:
-        raise ApiError(400, f"{path} is missing; expected 0 to {size - 1}", param=path)
+        raise QuestionError(f"{path} is missing; expected 0 to {size - 1}", param=path)
     check_index(path, value, size or 0)
 
 
@@ -169,10 +150,10 @@ def _check_patches(one: Pass, body: schema.PatchRequest) -> None:
             f"{len(one.ids)}; expected as many, so "
             "that each token has one to take its place"
         )
-        raise ApiError(400, message, code="invalid_parameter", param="source_ids")
+        raise QuestionError(message, code="invalid_parameter", param="source_ids")
     if len(one.ids) > MAX_PATCHED:
         message = f"{len(one.ids)} tokens; {MAX_PATCHED} at most are patched: use shorter prompts"
-        raise ApiError(400, message, code="invalid_parameter", param="source_ids")
+        raise QuestionError(message, code="invalid_parameter", param="source_ids")
     _check_positions("positions", body.positions, one)
 
 

@@ -4,55 +4,37 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from fastapi import APIRouter, Query, Request, Response
+from typing import Any
 
 import llamarium
 from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.errors import UnknownNameError
 from llamarium.page.architecture import view_of_model, view_of_shape
-from llamarium.page.binary import Numbers, respond
-from llamarium.page.schema.model import ModelQuery, ModelView, SourceQuery, SourceView, WeightQuery
-from llamarium.page.work import work_on
-from llamarium.server.errors import ApiError
-from llamarium.server.http.body import StrictRoute
-
-if TYPE_CHECKING:
-    from llamarium.api import Llama
-
-router = APIRouter(prefix="/inspect", route_class=StrictRoute)
+from llamarium.page.binary import Numbers
+from llamarium.page.open_pass import OpenModel
+from llamarium.page.schema.model import ModelView, PublishedShape, SourceView
 
 
-@router.get("/model")
-async def model(request: Request, query: Annotated[ModelQuery, Query()]) -> ModelView:
+def model(known: OpenModel, shape: PublishedShape | None = None) -> ModelView:
     """Return the modules, shapes, parameters, bytes and operations of the model at hand, or of a published shape."""
-    shape = query.shape
     if shape is not None:
-        return await work_on(request, "shape", lambda llama, engine: view_of_shape(shape))
-    loaded_with, lesson = request.app.state.loaded_with, request.app.state.lesson
-    view = await work_on(request, "shape", lambda llama, engine: view_of_model(llama, engine, loaded_with()))
-    return view.model_copy(update={"has_lesson": lesson is not None})
+        return view_of_shape(shape)
+    view = view_of_model(known.llama, known.engine, known.state.loaded_with())
+    return view.model_copy(update={"has_lesson": known.state.lesson is not None})
 
 
-@router.get("/source")
-async def source(request: Request, query: Annotated[SourceQuery, Query()]) -> SourceView:
+def source(known: OpenModel, name: str) -> SourceView:
     """Return the lines that a part of the model executes, as they are installed."""
-    return await work_on(request, "name", lambda llama, engine: source_of(query.name))
+    return source_of(name)
 
 
-@router.get("/weights", response_class=Response)
-async def weight(request: Request, query: Annotated[WeightQuery, Query()]) -> Response:
+def weight(known: OpenModel, key: str) -> Numbers:
     """Send a weight that is a vector: a norm's."""
-
-    def read(llama: "Llama", _: object) -> Numbers:
-        known = [name for name in expected_shapes(llama.config) if name.endswith("norm.weight")]
-        if query.key not in known:
-            message = f"no vector of weights has this key; there are {known[0]} and the like"
-            raise ApiError(404, message, code="unknown_weight", param="key")
-        return Numbers(llama.runner.dequantize(query.key), "D")
-
-    return respond(await work_on(request, "key", read), "float32")
+    names = [name for name in expected_shapes(known.llama.config) if name.endswith("norm.weight")]
+    if key not in names:
+        message = f"no vector of weights has this key; there are {names[0]} and the like"
+        raise UnknownNameError(message, code="unknown_weight", param="key")
+    return Numbers(known.llama.runner.dequantize(key), "D")
 
 
 SOURCES: Mapping[str, str] = {

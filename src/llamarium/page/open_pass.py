@@ -1,12 +1,12 @@
-"""A pass with what reads it: the model, its engine and the numbers that are kept. A dependency of the routes."""
+"""What a probe is asked of: the model with its engine, and mostly a pass, whose numbers are kept."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-from fastapi import Depends, Request
 from numpy.typing import NDArray
+from starlette.datastructures import State
 
 from llamarium.generation.text_engine import TextEngine
 from llamarium.page.binary import Numbers
@@ -14,33 +14,28 @@ from llamarium.page.executor import Executor, Pass
 from llamarium.page.passes import Passes
 from llamarium.page.schema.passes import ActivationQuery
 from llamarium.page.selection import check_index, select
-from llamarium.page.work import passes_of, work_on
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
     from llamarium.inspect.trace import Trace
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
-class OpenPass:
-    """A pass in a thread that may take long; `llama` is the model with the pass's adapter on it."""
+class OpenModel:
+    """The model, in a thread that may take long.
+
+    Attributes:
+        state: The application's: kept passes, and what the server was started with.
+    """
 
     llama: "Llama"
     engine: TextEngine
-    kept: Passes
-    one: Pass
+    state: State
 
     @property
     def layers(self) -> range:
         """All layers of the model."""
         return range(self.llama.config.num_hidden_layers)
-
-    @property
-    def executor(self) -> Executor:
-        """What runs passes."""
-        return Executor.of(self.llama, self.engine)
 
     def check_token(self, name: str, token_id: int | None) -> None:
         """Refuse an id outside the vocabulary."""
@@ -49,6 +44,28 @@ class OpenPass:
     def check_layer(self, layer: int) -> None:
         """Refuse a layer that the model does not have."""
         check_index("layer", layer, len(self.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPass(OpenModel):
+    """A pass; `llama` is the model with the pass's adapter on it."""
+
+    one: Pass
+
+    @property
+    def kept(self) -> Passes:
+        """The passes whose numbers are kept."""
+        return self.state.passes
+
+    @property
+    def executor(self) -> Executor:
+        """What runs passes."""
+        return Executor.of(self.llama, self.engine)
+
+    def position(self, position: int | None) -> int:
+        """Return a token's position; the last where none is named."""
+        check_index("position", position, len(self.one.ids))
+        return len(self.one.ids) - 1 if position is None else position
 
     def numbers(self, name: str, layer: int | None, rows: range) -> NDArray[np.float32]:
         """Return an activation at some tokens."""
@@ -62,32 +79,3 @@ class OpenPass:
         """Return activations as the library's functions take them; of all tokens where no rows are given."""
         every = range(len(self.one.ids)) if rows is None else rows
         return self.kept.trace(self.executor, self.one, names, layers, every)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedPass:
-    """The pass that a request names."""
-
-    request: Request
-    kept: Passes
-    one: Pass
-
-    def position(self, position: int | None) -> int:
-        """Return a token's position in the pass; the last where none is named."""
-        check_index("position", position, len(self.one.ids))
-        return len(self.one.ids) - 1 if position is None else position
-
-    async def read(self, field: str, work: Callable[[OpenPass], T]) -> T:
-        """Return what `work` makes of the pass, in a thread; errors of the library name `field` of the request."""
-        return await work_on(
-            self.request, field, lambda llama, engine: work(OpenPass(llama, engine, self.kept, self.one)), self.one
-        )
-
-
-async def _requested(request: Request, pass_id: str) -> RequestedPass:
-    kept = passes_of(request)
-    return RequestedPass(request, kept, kept.find(pass_id))
-
-
-OfPass = Annotated[RequestedPass, Depends(_requested)]
-"""The pass whose id the path names."""
