@@ -13,8 +13,8 @@ import llamarium
 from llamarium.cli.main import main
 from llamarium.cli.serve import compared
 from llamarium.hub.resolve import PACKAGED_RUNS, packaged_path, packaged_run
-from llamarium.page.compare.references import References
 from llamarium.page.compare.probes import held_out
+from llamarium.page.compare.references import References
 from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page
 from serving import save_small_model, serving, small_llama
