@@ -52,7 +52,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 CLASSES = {one.__name__: one for one in (llamarium.Llama, Conversation, TextEngine, Answers)}
 
 CONSTANTS = {
-    "PRESETS": "Published shapes by name, and shapes to train; see `preset`.\n\n"
+    "PRESETS": "Configs of published models, and of models to train, by name; see `preset`.\n\n"
     '>>> sorted(llamarium.PRESETS)[:3]\n["llama-2-7b", "llama-3-8b", "llama-3.1-70b"]'.replace('"', "'"),
     "__version__": "The version.\n\n>>> llamarium.__version__.count('.')\n2",
 }
@@ -61,10 +61,10 @@ INTRO = """# The Python API
 
 <!-- Written by tools/python_reference.py from the docstrings; change those. -->
 
-`import llamarium` takes no time and needs no PyTorch: names are imported when they are first used. Where PyTorch is
-missing, names that need it say so when they are used, and how to install it.
+`import llamarium` is fast and does not need PyTorch: names are imported on first use. Without PyTorch, names that need
+it raise an error that says how to install it.
 
-The examples on this page run from top to bottom in one Python session that begins with
+The examples on this page run from top to bottom in one Python session that starts with
 
 ```python
 import llamarium
@@ -73,10 +73,10 @@ llama = llamarium.load("shakespeare-char", dtype="float32")
 smollm2 = llamarium.load("smollm2-135m", dtype="float32")
 ```
 
-**Options** are keyword parameters. What is left out of an answer's options is as the model's `generation_config.json`
-recommends, then as the signature shows; None counts as left out. A `SamplingParams` may be given as `params`: it is
-complete, so nothing of the file counts but its stops, and options beside it go over it. A misspelt option, or one of
-another library, is a `SamplingError`, `OptionError` or `TrainingError` that says what does it here:
+**Options** are keyword parameters. Defaults of sampling options come from the model's `generation_config.json`, then
+from the signature; None means the default. If you pass a `SamplingParams` as `params`, it is complete: only the stop
+tokens of the file are added, and options override it. A misspelled option, or an option of another library, raises a
+`SamplingError`, `OptionError` or `TrainingError` that names the option to use instead:
 
 ```python
 >>> try:
@@ -86,9 +86,9 @@ another library, is a `SamplingError`, `OptionError` or `TrainingError` that say
 unknown option do_sample: temperature=0 is greedy; above 0, which is the default of most models, tokens are drawn
 ```
 
-**A logits processor** is a function of yours in the sampler, for one request. It is called for every token with the ids
-of prompt and answer so far (int64, shape (T,)) and a copy of the model's logits (float32, shape (V,)), and returns the
-logits to sample from:
+**A logits processor** is your own function in the sampler, for one request. It is called for every token with the ids
+of the prompt and the answer so far (int64, shape (T,)) and a copy of the model's logits (float32, shape (V,)), and
+returns the logits to sample from:
 
 ```python
 >>> import numpy as np
@@ -100,17 +100,16 @@ logits to sample from:
 False
 ```
 
-- It comes before every other parameter: bias, penalties, `min_tokens`, the grammar, temperature and filters apply to
-  what it returns, so an answer keeps its form (`json_schema` and others), and tools work.
-- The draw depends on the seed as without it. To choose the token yourself, exclude all others with -inf.
+- It runs before all other parameters: bias, penalties, `min_tokens`, the grammar, temperature and filters apply to its
+  result, so structured output (`json_schema` and others) and tools keep working.
+- Sampling uses the seed as usual. To choose the token yourself, exclude all others with -inf.
 - Reported log-probabilities are the model's own.
-- Drafts (`prompt_lookup`, `draft_model`) are checked against what it returns, so they change nothing, provided that
-  it is a function of its arguments. It may be called again for the same token, and in `n` answers for each one.
-- Other floats than float32 are rounded. Another shape or type, NaN, +inf, or -inf for every token ends the request
-  with a `LogitsProcessorError`, and so does an exception, which is its `__cause__`. Other requests go on, and get the
-  tokens that they get without it.
-- In `llama.engine()` it runs in the engine's thread, between two steps of all requests: be quick, and do not wait for
-  an answer of the same engine in it.
+- Drafts (`prompt_lookup`, `draft_model`) are verified against its result, so they do not change the answer if it
+  depends only on its arguments. It may be called again for the same token, and for each of `n` answers.
+- Floats other than float32 are rounded. Another shape or type, NaN, +inf, or -inf for every token ends the request with
+  a `LogitsProcessorError`, and so does an exception, which becomes its `__cause__`. Other requests are not affected.
+- In `llama.engine()` it runs in the engine's thread, between two steps of all requests: make it fast, and do not wait
+  for an answer of the same engine in it.
 """
 
 

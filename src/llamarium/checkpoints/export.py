@@ -31,27 +31,27 @@ def export(
     with_tokenizer: bool = True,
     force: bool = False,
 ) -> Path:
-    """Write a model in a format that others read, with its tokenizer and chat template.
+    """Write a model in an exchange format, with its tokenizer and chat template.
 
     >>> llamarium.export("shakespeare-char", "plain", format="hf").name
     'plain'
 
     Args:
-        model: As for `load`: a name, a folder, a file.
-        out: The folder for "hf", the file for "gguf", whose name ends in .gguf.
+        model: As for `load`: a name, a folder or a file.
+        out: Folder for "hf", or file with a name that ends in .gguf for "gguf".
         format: "hf", a Hugging Face folder (transformers, vLLM), or "gguf", a single file (llama.cpp, Ollama).
-        type: What the matrices become, in capital letters or not; block types such as "Q8_0" for "gguf" only. None is
-            what they are; BF16 where they are quantized.
-        requantize: Allow a block type for a model that is quantized already, at the price of both errors.
-        with_tokenizer: False writes the weights alone; from such a GGUF file llama.cpp computes, but writes no text.
-        force: Replace what is at `out`.
+        type: Type of the matrices, in upper or lower case; block types such as "Q8_0" only for "gguf". None keeps
+            their type, and writes BF16 for quantized ones.
+        requantize: Allow a block type for a model that is already quantized; the errors add up.
+        with_tokenizer: False writes only the weights; llama.cpp can run such a GGUF file, but not generate text.
+        force: Replace an existing `out`.
 
     Returns:
         `out`.
 
     Raises:
-        LlamariumError: If the model cannot be read, the options do not fit together or the model, or `out` cannot be
-            written.
+        LlamariumError: If the model cannot be read, the options do not fit the model or each other, or `out` cannot
+            be written.
     """
     check_choice("format", format, ("hf", "gguf"))
     type = None if type is None else chosen_type("type", type, FLOATS if format == "hf" else (*FLOATS, *BLOCKS))

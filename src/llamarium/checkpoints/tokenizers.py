@@ -17,18 +17,18 @@ from llamarium.tokenizer.base import Tokenizer
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """Load a tokenizer by itself.
+    """Load a tokenizer without a model.
 
     >>> llamarium.load_tokenizer("smollm2-135m").decode([19556, 28, 905, 17])
     'Hello, world!'
 
     Args:
-        name: A built-in ("llama3", "smollm2-135m"), a folder, a `tokenizer.json`, a `tokenizer.model`, a `.gguf`
-            file (any part of a split one), or `org/name` on the Hugging Face hub.
+        name: A built-in name ("llama3", "smollm2-135m"), a folder, a `tokenizer.json`, a `tokenizer.model`, a `.gguf`
+            file (any part of a split one), or `org/name` on the Hugging Face Hub.
 
     Raises:
-        TokenizerError: If the files cannot be read, or there are none.
-        ModelNotFoundError: If there is nothing of that name.
+        TokenizerError: If the files cannot be read or do not exist.
+        ModelNotFoundError: If the name does not exist.
     """
     path = resolve(name, kind="tokenizer")
     if is_learner_folder(path):

@@ -1,4 +1,4 @@
-"""The methods of a `Llama` that measure it and look inside, over the runner that answers. Never torch."""
+"""The methods of a `Llama` that measure and inspect it, on its own runner. Never torch."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Measured(Inspected):
-    """A model that can be measured; its subclass has the model."""
+    """Mixin with the measurements of a model."""
 
     def score(self, text: str) -> "Score":
-        """Return log P(w_i | w_<i) of every token of `text`, their sum and the perplexity.
+        """Return log P(w_i | w_<i) for every token of `text`, their sum and the perplexity.
 
         >>> llama.score("Hello, world!").perplexity > 1
         True
@@ -40,21 +40,21 @@ class Measured(Inspected):
         stride: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "Perplexity":
-        """Measure how well the model predicts a text of any length, through a sliding window.
+        """Measure the perplexity of a text of any length, with a sliding window.
 
         >>> llama.perplexity("Hello, world! " * 50, context=64).num_tokens
         699
 
         Args:
-            text: The text; BOS is put before it once, if the vocabulary has one.
-            context: Tokens of a window; None is 2,048, or the model's whole context if that is shorter.
-            stride: Tokens from one window to the next, up to `context`; None is half of it. Each token is scored
-                once, with at least `context` - `stride` tokens before it (and one) if there are that many.
+            text: The text; BOS is added once if the vocabulary has one.
+            context: Tokens per window; None means 2,048, or the model's whole context if that is shorter.
+            stride: Tokens from one window to the next, up to `context`; None means half of it. Each token is scored
+                once, with at least `context` - `stride` + 1 tokens before it if there are that many.
             progress: Called with (tokens done, total tokens).
 
         Raises:
             TokenizerError: If the text cannot be encoded.
-            InputError: If it has no token to score, or `context` or `stride` is out of range.
+            InputError: If the text has no token to score, or `context` or `stride` is out of range.
         """
         from llamarium.inspect.measures.perplexity import perplexity_of_text
 
@@ -70,7 +70,7 @@ class Measured(Inspected):
         stride: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "Divergence":
-        """Measure the divergence of the predictions from another model's: mean KL, its percentile, top-1 agreement.
+        """Measure the KL divergence from another model's predictions: mean, percentile, and top-1 agreement.
 
         >>> packed = llamarium.load("shakespeare-char", quantize="Q8_0")
         >>> packed.divergence("To be, or not to be", against=llama).kl < 0.01
@@ -78,13 +78,13 @@ class Measured(Inspected):
 
         Args:
             text: As in `perplexity`.
-            against: A model with the same vocabulary: the unquantized one, say, in float32.
+            against: A model with the same vocabulary, such as the unquantized model in float32.
             context: As in `perplexity`.
             stride: As in `perplexity`.
             progress: As in `perplexity`.
 
         Raises:
-            InputError: If the vocabularies differ, and as `perplexity`.
+            InputError: If the vocabularies differ, and as in `perplexity`.
         """
         from llamarium.inspect.measures.divergence import divergence_of_text
         from llamarium.tokenizer.compare import check_same_vocabulary
@@ -97,7 +97,7 @@ class Measured(Inspected):
         )
 
     def next_tokens(self, text: str, k: int = 10, steps: int = 1) -> "list[NextStep]":
-        """Return the auto-regressive loop as data: the `k` best candidates and the choice, `steps` times.
+        """Return the steps of greedy generation: the `k` most likely candidates and the chosen token, `steps` times.
 
         >>> len(llama.next_tokens("To be, or not to b", k=3)[0].candidates)
         3
@@ -136,16 +136,16 @@ class Measured(Inspected):
 
         Args:
             text: Text, or token ids.
-            names: Of `llamarium.inspect.trace.ACTIVATIONS`; None for all.
-            layers: Whose activations are kept; negative ones count from the last. None for all.
-            positions: The tokens whose activations are kept; negative ones count from the last. None for all.
-            budget_mb: Limit of the trace's size, in megabytes of 10^6 bytes.
+            names: Names from `llamarium.inspect.trace.ACTIVATIONS`; None for all.
+            layers: Layers to keep; negative ones count from the last. None for all.
+            positions: Token positions to keep; negative ones count from the last. None for all.
+            budget_mb: Maximum size of the trace, in megabytes of 10^6 bytes.
             kv_cache_dtype: KV cache dtype.
 
         Raises:
             InputError: For invalid ids, names, layers or positions.
-            ContextLengthError: If there are more ids than the context holds.
-            MemoryBudgetError: If the trace exceeds the budget. Nothing has been run then.
+            ContextLengthError: If there are more ids than the context allows.
+            MemoryBudgetError: If the trace would exceed the budget. Nothing is run then.
         """
         from llamarium.inspect.trace import trace
 
@@ -177,7 +177,7 @@ class Measured(Inspected):
 
     @property
     def inspect(self) -> "Inspector[Self]":
-        """Measurements of a pass: see `llamarium.inspect.inspector.Inspector`.
+        """Analyses of a forward pass; see `llamarium.inspect.inspector.Inspector`.
 
         >>> len(llama.inspect.lens("To be", k=1).layers)  # after attention and after the MLP of each of six
         12

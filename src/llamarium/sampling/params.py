@@ -80,27 +80,27 @@ class SamplingParams:
     'e so m'
 
     Attributes:
-        temperature: 0 is greedy; else 1e-5 to 1e5.
-        top_k: How many of the most probable tokens stay; 0 is all.
-        top_p: The mass of the most probable tokens that stay, above 0 to 1; 1 is all.
-        min_p: The least probability that stays, relative to the largest, 0 to 1; 0 is all.
-        repetition_penalty: 0.01 to 100; 1 is none. Counts prompt and answer.
-        presence_penalty: -2 to 2. Once for each token that the answer holds.
-        frequency_penalty: -2 to 2. For each time that the answer holds the token.
-        logit_bias: Token id to a bias of -100 to 100.
-        seed: 0 to 2**63 - 1, or None for a fresh one (`SamplingRow.seed` says which).
-        max_tokens: The most tokens of the answer, at least 1; with `prompt_logprobs` 0 runs the prompt alone.
-        min_tokens: How many tokens no end may come before, of `stop` and `stop_token_ids` neither; at most max_tokens.
+        temperature: 0 (greedy), or 1e-5 to 1e5.
+        top_k: Number of most likely tokens to sample from; 0 means all.
+        top_p: Probability mass of the most likely tokens to sample from, above 0 to 1; 1 means all.
+        min_p: Minimum probability relative to the most likely token, 0 to 1; 0 means all.
+        repetition_penalty: 0.01 to 100; 1 means none. Applies to tokens of prompt and answer.
+        presence_penalty: -2 to 2. Applied once to each token of the answer.
+        frequency_penalty: -2 to 2. Applied for each occurrence of a token in the answer.
+        logit_bias: Maps token ids to a bias of -100 to 100.
+        seed: 0 to 2**63 - 1, or None for a random one (see `SamplingRow.seed`).
+        max_tokens: Maximum number of tokens of the answer, at least 1; with `prompt_logprobs`, 0 runs only the prompt.
+        min_tokens: Minimum number of tokens before an end token, `stop` or `stop_token_ids`; up to max_tokens.
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Token ids that end the answer.
-        n: Number of answers, 1 to 1024; above 1 only with a temperature above 0, since greedy ones are equal.
-        logprobs: How many of the most probable tokens to report at each step; 0 is the chosen one only, None nothing.
-        prompt_logprobs: The same for each token of the prompt but the first.
-        grammar: The form of the answer's text, None for any. Without stop strings, which could end it too soon, unless
-            it leaves a text free: they are looked for in that.
+        n: Number of answers, 1 to 1024; above 1 requires a temperature above 0, because greedy answers are equal.
+        logprobs: Number of most likely tokens to report per step; 0 reports only the chosen one, None nothing.
+        prompt_logprobs: The same for each token of the prompt except the first.
+        grammar: Constraint on the answer's text; None for none. Cannot be combined with stop strings, which could end
+            the answer too early, unless it allows unconstrained text, to which they apply.
         logits_processor: Called for every token with the ids so far, int64 (T,), and a copy of the model's logits,
-            float32 (V,); samples from the logits that it returns, where -inf excludes a token. It comes before every
-            other parameter, and its errors end this request alone, as a `LogitsProcessorError`.
+            float32 (V,); returns the logits to sample from, where -inf excludes a token. It runs before all other
+            parameters; its errors only end this request, with a `LogitsProcessorError`.
     """
 
     temperature: float = number(

@@ -74,15 +74,15 @@ class Backend(Protocol):
 
 
 class Tokenizer:
-    """Encodes text to ids and decodes ids to text.
+    """A tokenizer: encodes text to ids and decodes ids to text.
 
     >>> smollm2.tokenizer.encode("Hello, world!")
     [19556, 28, 905, 17]
 
     Attributes:
         vocab_size: The highest id plus one.
-        source: The file it was read from, for messages.
-        chat_templates: The Jinja templates that came with the files.
+        source: File it was read from, for error messages.
+        chat_templates: Jinja templates of the model.
     """
 
     def __init__(

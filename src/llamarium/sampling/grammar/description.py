@@ -1,4 +1,4 @@
-"""The form of a request's answer: a `Grammar`, checked as far as possible without a tokenizer."""
+"""`Grammar`, a constraint on the answer of a request, validated as far as possible without a tokenizer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ OPTIONS = ("grammar", "json_schema", "json_object", "regex", "choice")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form of an answer: `json_schema`, `json_object`, `regex`, `choice`, `lark` or `gbnf` make one.
+    """A constraint on an answer, created by `json_schema`, `json_object`, `regex`, `choice`, `lark` or `gbnf`.
 
     >>> llama.generate("To be", grammar=llamarium.Grammar.choice(["yes", "no"]), temperature=0).text
     'no'
 
     Attributes:
         kind: The notation of `text`.
-        text: The grammar; of a choice the JSON list, of a schema the lowered one.
-        openings: How an answer with calls begins, where it may have another form instead.
-        has_free_text: The answer may be a text that nothing restricts, or begin with one: stop strings apply to that.
-        unenforced: The keywords of its schemas that it does not hold.
+        text: The grammar; for a choice the JSON list, for a schema the lowered schema.
+        openings: How an answer with calls begins, if it may also have another format.
+        has_free_text: Whether the answer may be or begin with unconstrained text, to which stop strings apply.
+        unenforced: Keywords of its schemas that it does not enforce.
     """
 
     kind: Kind
