@@ -178,7 +178,7 @@ def test_a_text_may_be_as_long_as_the_context(running: Running, llama: Llama) ->
 def test_a_text_that_has_no_room_is_told_as_such(llama: Llama) -> None:
     limits: list[tuple[dict[str, Any], str]] = [
         ({"max_context": 64}, "maximum context length is 64 tokens"),
-        ({"engine": {"kv_memory": 2**15}}, "the text has 65 tokens, and the cache has room for 64; use"),
+        ({"engine": {"kv_memory": 2**15}}, "the text has 65 tokens, but the KV cache has room for 64; use"),
     ]
     for limit, message in limits:
         with serving(llama, **limit) as running:

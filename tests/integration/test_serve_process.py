@@ -315,7 +315,7 @@ def test_a_cache_that_cannot_be_is_one_line_before_the_model_is_read(tmp_path: P
     (tmp_path / "letter.txt").write_text("Dear")
     with started("-m", "shakespeare-char", "--cache-dir", str(tmp_path)) as server:
         assert server.end() == 1
-        says = f"llamarium: error: {tmp_path}: holds letter.txt and is no prefix cache"
+        says = f"llamarium: error: {tmp_path}: contains letter.txt and is not a prefix cache"
         assert [line.startswith(says) for line in server.lines if "error" in line] == [True], server.lines
         assert not any("Traceback" in line or "model cannot" in line for line in server.lines)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -77,7 +77,7 @@ def test_guesses_change_nothing_in_any_company(num_blocks: int, kind: Callable[.
     assert draft.drafted > 0 and (draft.accepted > 50) == (kind is Timed)
     assert engine.snapshot().used_blocks == drafter_of(engine).num_used_blocks == 0
     assert (engine.counts.preempted > 0) == (num_blocks < 900)
-    assert not drafter_of(engine)._drafted
+    assert not drafter_of(engine)._states
 
 
 def test_the_model_itself_is_always_right() -> None:
@@ -123,7 +123,7 @@ def test_blocks_come_back_when_an_answer_is_aborted_while_it_is_guessed_for() ->
     engine.abort(numbers[1], 1)
     expected = alone(Request([*PROMPT, 2], params), circle=4.0)
     drafter = drafter_of(engine)
-    held = {block for sequence in engine.sequences for block in drafter._drafted[sequence].table.blocks}
+    held = {block for sequence in engine.sequences for block in drafter._states[sequence].table.blocks}
     assert drafter.num_used_blocks == len(held)
     for number in numbers[1:]:
         engine.abort(number)

@@ -227,7 +227,7 @@ def test_float32_gives_the_same_greedy_tokens() -> None:
 )
 def test_what_could_change_tokens_is_refused(dtype: torch.dtype, temperature: float, kept: str) -> None:
     params = SamplingParams(temperature=temperature, seed=1)
-    with pytest.raises(OptionError, match=f"PyTorch rounds .*in {kept}, at this temperature.* take float32"):
+    with pytest.raises(OptionError, match=f"PyTorch rounds .*in {kept}, at this temperature.* use float32"):
         run(ModuleRunner(build(dtype)), [PROMPT], [params], proposer=PromptLookup())
 
 

@@ -210,9 +210,9 @@ def test_an_engine_that_breaks_tells_everybody(llama: llamarium.Llama) -> None:
     next(running)
     engine._thread.engine.runner.run = broken  # type: ignore[method-assign]
     try:
-        with pytest.raises(EngineStoppedError, match="the engine has broken: the disk is on fire"):
+        with pytest.raises(EngineStoppedError, match="the engine has failed: the disk is on fire"):
             running.result()
-        with pytest.raises(EngineStoppedError, match="has broken"):
+        with pytest.raises(EngineStoppedError, match="has failed"):
             engine.stream("To be").result()
         assert engine.state == "broken"
         assert not engine.close()
@@ -266,7 +266,7 @@ def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
     cut = hasty.stream("To be", max_new_tokens=240, temperature=1.0)
     next(cut)
     assert not hasty.close(timeout_s=0)
-    with pytest.raises(EngineStoppedError, match="before the answer came to its end"):
+    with pytest.raises(EngineStoppedError, match="before the answer was finished"):
         cut.result()
     assert hasty.state == "stopped"
     unbegun = llama.engine(kv_memory=2**24)

@@ -1,1 +1,1 @@
-"""Continuous batching: many requests over one runner and one paged cache, from ids to ids. Never torch, never text."""
+"""Continuous batching: many requests over one runner and one paged KV cache, from ids to ids. Torch-free, no text."""

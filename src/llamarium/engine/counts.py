@@ -1,4 +1,4 @@
-"""Counters of an engine, and the state of its sequences, as plain data. Never torch."""
+"""Engine counters and sequence states as plain data. Torch-free."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +12,18 @@ from llamarium.sampling.params import SamplingParams
 
 @dataclass(slots=True)
 class Counts:
-    """What an engine has done so far.
+    """Cumulative counters of an engine.
 
     Attributes:
-        steps: Passes over the model.
-        sought_tokens: Those of the prompts that were looked up in the prefix cache.
-        cached_tokens: Those of them that were found, and so not computed.
-        disk_tokens: Those of them that came from disk.
-        drafted_tokens: Tokens of drafts that were run.
-        accepted_tokens: Those of them that were chosen.
+        steps: Forward passes over the model.
+        prompt_tokens: Tokens of all prompts, cached ones included.
+        sought_tokens: Prompt tokens looked up in the prefix cache.
+        cached_tokens: Prompt tokens found there, which are not computed again.
+        disk_tokens: Cached tokens that were read from disk.
+        drafted_tokens: Draft tokens that were verified.
+        accepted_tokens: Draft tokens that were accepted.
+        preempted: Preemptions.
+        pass_s: Seconds spent in forward passes.
     """
 
     steps: int = 0
@@ -37,7 +40,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """An engine between two steps: sequences with and without blocks, blocks in use and in all, and its counts."""
+    """An engine between two steps: running and waiting sequences, used and total blocks, and a copy of its counters."""
 
     running: int
     waiting: int
@@ -51,7 +54,7 @@ Stage = Literal["waiting", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """`count` blocks of a cache from `first` on, each with as many owners."""
+    """`count` consecutive blocks starting at `first`, each with the same number of `owners`."""
 
     first: int
     count: int
@@ -60,16 +63,16 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """One sequence between two steps; what is not said here is as in `EngineSequence`.
+    """The state of a sequence between two steps; see `EngineSequence` for the other fields.
 
     Attributes:
-        stage: "waiting" has no blocks; "prefill" computes the prompt, or what a preemption dropped; "decode" gets a
-            token in every step.
-        adapter: Its place among the runner's adapters, -1 for none.
-        is_embedding: The prompt's vector is wanted, and no token.
-        num_tokens: Tokens of the prompt, and the answer's so far.
-        num_shared: How many of its blocks other sequences have, too.
-        blocks: The first of them, in the order of positions.
+        stage: "waiting" (no blocks), "prefill" (computing the prompt, or recomputing after a preemption) or "decode"
+            (one token per step).
+        adapter: Index of the runner's adapter, -1 for none.
+        is_embedding: True if the request returns the prompt's vector instead of tokens.
+        num_tokens: Tokens of the prompt and of the answer so far.
+        num_shared: Number of its blocks that other sequences share.
+        blocks: Its first blocks, in the order of positions.
     """
 
     number: int
@@ -89,9 +92,11 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSequence:
-    """All that a sequence's next token follows from, as of one moment; `params` always with a seed.
+    """Everything that determines a sequence's next token, at one moment.
 
-    What the model computes for it is not the model's own if it `is_edited`.
+    Attributes:
+        params: Sampling parameters, always with a seed.
+        is_edited: True if the request edits activations, so that the logits are not the plain model's.
     """
 
     state: SequenceState
@@ -104,7 +109,7 @@ class OpenedSequence:
 
 
 def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
-    """Return a sequence's state, with so many runs of blocks at most."""
+    """Return the state of a sequence, with up to `most_runs` runs of blocks."""
     owners = sequence.table.owners()
     stage: Stage = (
         "waiting" if not owners else "prefill" if sequence.num_uncomputed > 1 or not sequence.ids else "decode"
@@ -128,29 +133,29 @@ def state_of(sequence: EngineSequence, most_runs: int) -> SequenceState:
 
 
 def states_of(sequences: Iterable[EngineSequence], most: int, most_runs: int) -> list[SequenceState]:
-    """Return the states of the first sequences, so many at most."""
+    """Return the states of the first sequences, up to `most`."""
     return [state_of(sequence, most_runs) for sequence in islice(sequences, most)]
 
 
 def open_sequence(sequences: Iterable[EngineSequence], number: int, row: int, most_runs: int) -> OpenedSequence | None:
-    """Return a sequence with its ids and parameters, or None if it has ended."""
-    found = next((one for one in sequences if (one.number, one.row) == (number, row)), None)
-    if found is None:
+    """Return a live sequence with its ids and parameters, or None if it has ended."""
+    sequence = next((candidate for candidate in sequences if (candidate.number, candidate.row) == (number, row)), None)
+    if sequence is None:
         return None
-    request = found.request
+    request = sequence.request
     return OpenedSequence(
-        state=state_of(found, most_runs),
+        state=state_of(sequence, most_runs),
         prompt_ids=tuple(request.prompt_ids),
-        answer_ids=tuple(found.ids[len(request.prompt_ids) :]),
-        params=found.sampling.params.derived(seed=found.sampling.seed),
-        stops=found.stops,
+        answer_ids=tuple(sequence.ids[len(request.prompt_ids) :]),
+        params=sequence.sampling.params.derived(seed=sequence.sampling.seed),
+        stops=sequence.stops,
         grammar=request.grammar,
         is_edited=bool(request.edits),
     )
 
 
 def _runs(blocks: Sequence[int], owners: Sequence[int], most: int) -> tuple[BlockRun, ...]:
-    """Join neighbouring blocks with as many owners; return the first runs, so many at most."""
+    """Merge consecutive blocks with the same number of owners; return up to `most` runs."""
     runs: list[BlockRun] = []
     for block, count in zip(blocks, owners, strict=True):
         last = runs[-1] if runs else None

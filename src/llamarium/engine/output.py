@@ -1,4 +1,4 @@
-"""From a step's logits and hidden states to events: scores, vectors, and the tokens that are chosen. Never torch."""
+"""Turn a step's logits and hidden states into events: sampled tokens, prompt scores and vectors. Torch-free."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,10 @@ from llamarium.sampling.sampler import Sampler
 
 
 class OutputProcessor:
-    """Gives each of a scheduler's sequences what a step computed for it, removes those that end, collects the events.
-
-    Without `use_cache` a sequence's keys and values are dropped after each token.
+    """Distributes a step's outputs to the scheduler's sequences, removes ended ones, and collects events.
 
     Attributes:
-        events: Those that were not taken yet.
+        events: Events that `Engine.step` has not returned yet.
     """
 
     def __init__(self, scheduler: Scheduler, sampler: Sampler, counts: Counts, *, use_cache: bool) -> None:
@@ -29,31 +27,36 @@ class OutputProcessor:
         self.events = list[TokenEvent]()
 
     def process(self, items: Sequence[StepItem], logits_WV: Logits, taps: Taps | None) -> None:
-        """Deliver a step's logits, and its hidden states if a sequence needs a vector; items in the batch's order."""
+        """Process the outputs of a step; `items` are in the order of the batch."""
         hidden_MD = None if taps is None or HIDDEN not in taps.kept else taps.kept[HIDDEN][0]
-        ready, places = list[EngineSequence](), list[int]()
-        token = row = 0
+        ready, logits_rows = list[EngineSequence](), list[int]()
+        next_token = next_row = 0
         for item in items:
             sequence, span = item.sequence, item.span
-            place = row if sequence.scores is None else sequence.score(item, logits_WV, row, self._sampler)
+            logits_row = (
+                next_row if sequence.scores is None else sequence.score(item, logits_WV, next_row, self._sampler)
+            )
             if sequence.pool is not None and hidden_MD is not None:
-                sequence.pool.take(hidden_MD[token : token + len(span.token_ids)], span.start)
+                sequence.pool.take(hidden_MD[next_token : next_token + len(span.token_ids)], span.start)
             if sequence.states is not None:
-                sequence.states.take(taps, token, span.start, item.end)
-            row, token = row + span.num_logits, token + len(span.token_ids)
+                sequence.states.take(taps, next_token, span.start, item.end)
+            next_row, next_token = next_row + span.num_logits, next_token + len(span.token_ids)
             self._scheduler.mark_computed(sequence, item.end)
-            for one in self._awaiting_token(sequence, item.end):
-                ready.append(one)
-                places.append(place)
-        self._choose(ready, places, logits_WV)
+            for awaiting in self._awaiting_token(sequence, item.end):
+                ready.append(awaiting)
+                logits_rows.append(logits_row)
+        self._choose(ready, logits_rows, logits_WV)
 
-    def end(self, sequence: EngineSequence, reason: FinishReason, why: NoToken, vector: Vector | None = None) -> None:
-        """End a sequence without a token."""
+    def end(self, sequence: EngineSequence, reason: FinishReason, cause: NoToken, vector: Vector | None = None) -> None:
+        """End a sequence without a token; `cause` becomes the event's token id."""
         sequence.finish_reason = reason
-        self._emit(sequence, Chosen(why), vector)
+        self._emit(sequence, Chosen(cause), vector)
 
     def _awaiting_token(self, sequence: EngineSequence, end: int) -> list[EngineSequence]:
-        """Return the sequences that get a token now that one is computed up to `end`: it, and those that join it."""
+        """Return the sequences that sample a token now that `sequence` is computed up to `end`.
+
+        When a prompt is complete, these are the sequence and the followers that share its prompt.
+        """
         if sequence.scores is not None and not sequence.scores.is_finite:
             self.end(sequence, "error", NoToken.NOT_FINITE)
             return []
@@ -62,7 +65,8 @@ class OutputProcessor:
         if sequence.sampling.num_tokens:
             return [sequence]
 
-        counts = self._counts  # the prompt is computed
+        # The whole prompt has been computed.
+        counts = self._counts
         counts.prompt_tokens += end
         counts.sought_tokens += sequence.num_sought
         counts.cached_tokens += sequence.num_cached
@@ -73,34 +77,35 @@ class OutputProcessor:
             return []
 
         joined = [sequence, *(self._scheduler.fork(sequence) if sequence.followers else ())]
-        for one in joined:
-            if len(one.ids) >= one.limit:  # only the prompt's scores are wanted
-                self.end(one, "length", NoToken.NOT_ASKED)
-        return [one for one in joined if one.finish_reason is None]
+        for member in joined:
+            if len(member.ids) >= member.limit:  # max_tokens is 0: only the prompt's scores are needed
+                self.end(member, "length", NoToken.NOT_ASKED)
+        return [member for member in joined if member.finish_reason is None]
 
-    def _choose(self, sequences: list[EngineSequence], places: list[int], logits_WV: Logits) -> None:
-        """Choose the next token of each sequence, and further ones as long as they are those of its draft.
+    def _choose(self, sequences: list[EngineSequence], logits_rows: list[int], logits_WV: Logits) -> None:
+        """Sample the next token of each sequence, and further ones while they match its draft.
 
-        `places` are the rows of the logits after each one's last token; those after its draft's tokens follow.
+        `logits_rows` are the rows of the logits after each sequence's last token; those after its draft tokens follow.
+        Each round of the loop samples one token for all sequences whose draft has matched so far.
         """
         proposer, draft_place = self._scheduler.proposer, 0
         while sequences:
-            logits_BV = logits_WV if places == list(range(len(logits_WV))) else logits_WV[places]
+            logits_BV = logits_WV if logits_rows == list(range(len(logits_WV))) else logits_WV[logits_rows]
             try:
-                found = self._sampler.sample([sequence.sampling for sequence in sequences], logits_BV)
+                choices = self._sampler.sample([sequence.sampling for sequence in sequences], logits_BV)
             except MemoryBudgetError:
                 for sequence in sequences:
-                    sequence.num_computed -= 1  # its last token is run again in the next step, to the same logits
+                    sequence.num_computed -= 1  # the next step runs its last token again, to the same logits
                 raise
 
             ahead: list[int] = []
-            for row, (sequence, chosen) in enumerate(zip(sequences, found, strict=True)):
+            for row, (sequence, chosen) in enumerate(zip(sequences, choices, strict=True)):
                 self._accept(sequence, chosen)
                 if proposer is None or sequence.finish_reason is not None:
                     continue
                 if self._is_ahead(proposer, sequence, draft_place, chosen.token_id):
                     ahead.append(row)
-            sequences, places = [sequences[row] for row in ahead], [places[row] + 1 for row in ahead]
+            sequences, logits_rows = [sequences[row] for row in ahead], [logits_rows[row] + 1 for row in ahead]
             draft_place += 1
 
     def _accept(self, sequence: EngineSequence, chosen: Chosen) -> None:
@@ -117,7 +122,7 @@ class OutputProcessor:
         self._emit(sequence, chosen)
 
     def _is_ahead(self, proposer: Proposer, sequence: EngineSequence, place: int, token_id: int) -> bool:
-        """Whether the token is the draft's and was run, so that the logits after it are there."""
+        """Return whether the draft token at `place` was accepted, so that the logits after it are available."""
         if not proposer.policy.check(sequence.draft, place, token_id):
             return False
         self._counts.accepted_tokens += 1
@@ -125,22 +130,24 @@ class OutputProcessor:
         return True
 
     def _emit(self, sequence: EngineSequence, chosen: Chosen, vector: Vector | None = None) -> None:
-        found, reason = (max(0, sequence.num_cached), sequence.num_disk), sequence.finish_reason
+        reason = sequence.finish_reason
         states = () if sequence.states is None else sequence.states.drain()
         event = TokenEvent(
             sequence.number,
             sequence.row,
             *chosen,
             reason,
-            *found,
+            num_cached=max(0, sequence.num_cached),
+            num_disk=sequence.num_disk,
             vector=vector,
             states=states,
             failure=sequence.sampling.failure,
         )
         if sequence.scores is not None and sequence.scores.is_complete:
             event, sequence.scores = event._replace(prompt_scores=sequence.scores), None
+
         self.events.append(event)
         if reason is not None:
             self._scheduler.remove(sequence)
         elif not self._use_cache:
-            sequence.num_computed = 0
+            sequence.num_computed = 0  # the next step computes all of its tokens again

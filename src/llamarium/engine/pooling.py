@@ -1,4 +1,4 @@
-"""Hidden states, gathered over the steps that compute them: one vector for a text, or some as they are. Never torch."""
+"""Collect hidden states over the steps that compute them: pooled to one vector, or as they are. Torch-free."""
 
 import copy
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from llamarium.runtime.taps import Key, Taps
 
 Pooling = Literal["mean", "last"]
-"""Of all tokens' hidden states, or the last token's alone."""
+"""The mean over all tokens, or the last token only."""
 
 Vector = NDArray[np.float32]
-"""(D,), of length 1."""
+"""A vector, (D,), of length 1."""
 
 HIDDEN: Key = ("final_norm", None)
-"""What is gathered: the residual stream after the last layer, normalised for the head."""
+"""The tap of the hidden states that are pooled: the output of the final norm."""
 
 
 class Pool:
-    """Gathers the hidden states of one text; `kind` says which of them count."""
+    """Pools the hidden states of one text over several steps."""
 
     def __init__(self, kind: Pooling) -> None:
         self.kind: Pooling = kind
@@ -28,13 +28,11 @@ class Pool:
         self._num_rows = 0
 
     def take(self, rows_MD: NDArray[np.float32], start: int) -> None:
-        """Take the hidden states of the next tokens; at position 0 a preempted text begins anew.
-
-        A mean is summed up row after row, so that no bit depends on how the text was cut.
-        """
+        """Add the hidden states (M, D) of the tokens from position `start` on; 0 starts over after a preemption."""
         if self.kind == "last":
             self._sum, self._num_rows = rows_MD[-1].astype(np.float64), 1
             return
+        # Rows are added one after another, so the bits of the sum do not depend on how the text was split into chunks.
         rows = rows_MD.astype(np.float64)
         if start > 0 and self._sum is not None:
             rows = np.concatenate([self._sum[None], rows])
@@ -44,7 +42,7 @@ class Pool:
         self._num_rows += len(rows_MD)
 
     def vector(self) -> Vector | None:
-        """Return the vector, (D,), of length 1; None if it has no direction: of NaN, infinities or zeros."""
+        """Return the pooled vector (D,) of length 1; None if it is zero or not finite."""
         assert self._sum is not None
         mean = self._sum / self._num_rows
         length = np.linalg.norm(mean)
@@ -52,14 +50,14 @@ class Pool:
 
 
 class Places(NamedTuple):
-    """Where the residual stream is wanted: after these layers, at these positions of the text, answer included."""
+    """Layers and positions whose hidden states are returned; positions count from the start of the prompt."""
 
     layers: Sequence[int]
     positions: Sequence[int]
 
 
 class State(NamedTuple):
-    """The residual stream after a layer, at a position of the text: (D,)."""
+    """The residual stream (D,) after a layer, at one position."""
 
     layer: int
     position: int
@@ -67,9 +65,9 @@ class State(NamedTuple):
 
 
 class States:
-    """Gathers the residual stream of one text at some places.
+    """Collects the residual stream of one sequence at some places.
 
-    Keys and values that are in the cache came without it, so its sequence takes none from `first_missing` on.
+    Cached keys and values come without hidden states, so its sequence uses none from `first_missing` on.
     """
 
     def __init__(self, places: Places) -> None:
@@ -78,29 +76,31 @@ class States:
 
     @property
     def first_missing(self) -> int | None:
-        """The first position that is not there yet; None once all are."""
+        """The first position that has not been computed yet; None once all are."""
         return self._missing[0] if self._missing else None
 
     def keys(self, start: int, end: int) -> list[Key]:
-        """Return what has to be tapped in a pass over the tokens from `start` to before `end`."""
-        return [("resid", layer) for layer in self._layers if any(start <= place < end for place in self._missing)]
+        """Return the taps needed in a pass over the positions from `start` to before `end`."""
+        return [
+            ("resid", layer) for layer in self._layers if any(start <= position < end for position in self._missing)
+        ]
 
     def take(self, taps: Taps | None, row: int, start: int, end: int) -> None:
-        """Take what a pass over those tokens gave, from `row` of the batch on."""
-        come = [place for place in self._missing if start <= place < end]
-        for place in come:
+        """Store the states of the positions from `start` to before `end`, which begin at `row` of the batch."""
+        computed = [position for position in self._missing if start <= position < end]
+        for position in computed:
             assert taps is not None
             for layer in self._layers:
-                self._found.append(State(layer, place, taps.kept["resid", layer][0][row + place - start].copy()))
-        self._missing = [place for place in self._missing if place not in come]
+                self._found.append(State(layer, position, taps.kept["resid", layer][0][row + position - start].copy()))
+        self._missing = [position for position in self._missing if position not in computed]
 
     def drain(self) -> tuple[State, ...]:
-        """Return what has come since the last call."""
-        found, self._found = tuple(self._found), []
-        return found
+        """Return the states collected since the last call."""
+        states, self._found = tuple(self._found), []
+        return states
 
     def fork(self) -> Self:
-        """Return the same for another answer to the text so far."""
+        """Return a copy for another answer to the same prompt."""
         other = copy.copy(self)
         other._found = list(self._found)
         return other

@@ -1,7 +1,7 @@
-"""Requests to the engine, the sequences that answer them, and its events: ids, never text. Never torch.
+"""Engine requests, sequences and events: token ids, no text. Torch-free.
 
-A sequence yields tokens, unless its request is for the prompt's vector (`pooling.py`). The prompt's scores
-(`scoring.py`) come with its first token.
+A sequence yields tokens, or one vector if its request sets `pooling` (`pooling.py`). Prompt scores (`scoring.py`) come
+with its first token.
 """
 
 import heapq
@@ -33,25 +33,26 @@ from llamarium.sampling.sampler import Sampler
 
 FinishReason = Literal["stop", "length", "error", "timeout"]
 
-_FEW_DEADLINES = 64  # that are kept without looking through them
+_FEW_DEADLINES = 64  # stale ones are not worth removing below this
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, and how to answer it.
+    """A prompt and how to answer it.
 
     Attributes:
+        prompt_ids: Token ids of the prompt.
         params: Sampling parameters; `n` answers share the prompt.
-        stop_ids: Ids that end an answer, besides the parameters' own; the stop id itself is in the events.
-        adapter: Which of the runner's adapters is used, -1 for none.
-        salt: Keys and values are shared only between requests with the same salt.
-        grammar: The compiled grammar of `params`, if they have one.
-        deadline_s: When it ends though it is not finished, by the engine's clock.
-        pooling: If set, return a pooled vector; `params` is ignored.
-        edits: Of what the model computes for this request alone, in order.
-        places: Where its hidden states are wanted.
-        ngram_pool: Drafts are found in texts of requests with the same name here, and no salt; None keeps this one's
-            text out of all pools.
+        stop_ids: Ids that end an answer, in addition to those of `params`; the stop id itself is emitted.
+        adapter: Index of the runner's adapter, -1 for none.
+        salt: Isolates the prefix cache: only requests with the same salt share keys and values.
+        grammar: The compiled grammar of `params`, if it has one.
+        deadline_s: Time by the engine's clock at which an unfinished request ends.
+        pooling: If set, return a pooled vector and ignore `params`.
+        edits: Edits of this request's activations, in order.
+        places: Layers and positions whose hidden states are returned.
+        ngram_pool: Name of the pool in which n-gram drafts are looked up, if there is no salt; None keeps this
+            request's text out of all pools.
     """
 
     prompt_ids: Sequence[int]
@@ -68,21 +69,23 @@ class Request:
 
 
 class TokenEvent(NamedTuple):
-    """One new token of one answer, or its end without one; `request` is its number, and `row` which of its answers.
+    """A new token of an answer, or the end of an answer without one.
 
     Attributes:
-        token_id: The token; below 0 if there is none: a `NoToken`, which says why.
-        logprob: Its log-probability under the model, before any sampling parameter; NaN unless asked for.
-        top: The most probable (id, logprob) pairs, as many as `logprobs` asked for.
-        finish_reason: "stop" after a stop id or where a grammar's text is complete, "length" at `max_tokens` or the end
-            of the context, "error" where no token could be chosen, "timeout" at the request's deadline, else None.
-        num_cached: How many of the prompt's tokens were found in the prefix cache.
-        num_disk: How many of those came from disk.
-        prompt_scores: The prompt's, with an answer's first token, if the request asked for them.
-        vector: The prompt's, if the request asked for it; it ends with "stop" then, and with "error" if hidden states
-            are not finite.
-        states: Hidden states that have come since the answer's last event, if the request asked for some.
-        failure: With "error", what a caller's function did, if that was it.
+        request: Number of the request.
+        row: Index of the answer.
+        token_id: The token, or a negative `NoToken` that says why there is none.
+        logprob: Log-probability of the token under the model, before sampling parameters; NaN unless requested.
+        top: The most likely (id, logprob) pairs, if `logprobs` requests them.
+        finish_reason: "stop" after a stop id or a complete grammar, "length" at `max_tokens` or the end of the context,
+            "error" if no token could be sampled, "timeout" at the deadline; None if the answer continues.
+        num_cached: Prompt tokens found in the prefix cache.
+        num_disk: Prompt tokens that were read from disk.
+        prompt_scores: With the first token, if the request asked for prompt log-probabilities.
+        vector: The pooled vector, if requested, with finish reason "stop"; hidden states that are not finite end with
+            "error" instead.
+        states: Requested hidden states computed since the answer's last event.
+        failure: With "error", the error of a caller's function, if that was the cause.
     """
 
     request: int
@@ -100,20 +103,21 @@ class TokenEvent(NamedTuple):
 
 
 def limit_of(config: ModelConfig, request: Request) -> int:
-    """Return the tokens, prompt included, at which an answer to a request ends."""
+    """Return the maximum length of a request's sequences, in tokens, prompt included."""
     return min(len(request.prompt_ids) + request.params.max_tokens, config.max_position_embeddings)
 
 
 def room_of(config: ModelConfig, request: Request) -> int:
-    """Return for how many tokens there must be room: an answer's last one is never computed, the prompt's is."""
+    """Return how many tokens `Engine.reserve` must make room for: a pooled prompt also needs its last token's slot."""
     return max(limit_of(config, request), len(request.prompt_ids) + 1)
 
 
 def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the prompt", *, room: int = 1) -> None:
-    """Refuse a prompt that the model cannot continue by `room` tokens; `name` is the prompt's, for messages.
+    """Validate that the model can run a prompt and `room` more tokens; messages call it `name`.
 
-    InputError for an empty prompt or an id outside the vocabulary, ContextLengthError if it leaves no room in the
-    context.
+    Raises:
+        InputError: If the prompt is empty, or has an id outside the vocabulary.
+        ContextLengthError: If it leaves no room in the context.
     """
     if not prompt:
         raise InputError(f"{name} has no tokens; expected at least one (a model with a BOS token adds it)")
@@ -125,7 +129,7 @@ def check_prompt(config: ModelConfig, prompt: Sequence[int], name: str = "the pr
 
 
 def check_timeout(timeout_s: object) -> None:
-    """Raise an OptionError unless `timeout_s` is None or seconds of 0 or more."""
+    """Validate that a timeout is None or a number of seconds, 0 or more; OptionError otherwise."""
     if timeout_s is None:
         return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:  # false for NaN
@@ -133,41 +137,55 @@ def check_timeout(timeout_s: object) -> None:
 
 
 def check_inside(config: ModelConfig, request: Request) -> None:
-    """Refuse edits and hidden states of what there is not: InputError."""
+    """Validate the layers and positions that a request edits or taps; InputError if one is out of range."""
     for edit in request.edits:
         check_edit(config, edit)
     layers, positions = request.places or ((), ())
-    num_tokens = room_of(config, request) - 1  # an answer's last one is never computed
-    for name, wanted, size in (("layer", layers, config.num_hidden_layers), ("position", positions, num_tokens)):
-        for one in wanted:
-            if not 0 <= one < size:
-                raise InputError(f"hidden states are asked for of {name} {one}; expected 0 to {size - 1}")
+    num_tokens = room_of(config, request) - 1  # the last token of an answer is never computed
+    for name, indices, limit in (("layer", layers, config.num_hidden_layers), ("position", positions, num_tokens)):
+        for index in indices:
+            if not 0 <= index < limit:
+                raise InputError(f"{name} {index} of the requested hidden states is out of range 0 to {limit - 1}")
 
 
-def too_long(num_prompt: int, wanted: int | None, most: int, name: str = "the prompt") -> ContextLengthError:
-    """Return the error of a prompt that does not fit, in words that clients of OpenAI's and Anthropic's API look for.
+def too_long(
+    num_prompt: int, max_new_tokens: int | None, max_length: int, name: str = "the prompt"
+) -> ContextLengthError:
+    """Return the error for a prompt that does not fit, with the phrases that OpenAI and Anthropic clients match.
 
-    The prompt has `num_prompt` tokens, `wanted` more are asked for (None is any number), and `most` fit in all.
+    Args:
+        num_prompt: Tokens of the prompt.
+        max_new_tokens: Tokens requested in addition, or None.
+        max_length: Tokens that fit, prompt and answer together.
+        name: What messages call the prompt.
     """
-    asks = "" if wanted is None else f" and asks for {wanted} more, {num_prompt + wanted} together"
-    has = counted(num_prompt, "token").replace(",", "")  # clients read the numbers, as in OpenAI's errors
+    asked_text = (
+        "" if max_new_tokens is None else f" and asks for {max_new_tokens} more, {num_prompt + max_new_tokens} together"
+    )
+    prompt_text = counted(num_prompt, "token").replace(",", "")  # clients parse the numbers, as in OpenAI's errors
     return ContextLengthError(
-        f"{name} is too long: it has {has}{asks}; this model's maximum context length is {most} tokens, "
+        f"{name} is too long: it has {prompt_text}{asked_text}; this model's maximum context length is {max_length} tokens, "
         "prompt and answer together: shorten the prompt, or ask for fewer tokens"
     )
 
 
-def no_room(request: Request, num_slots: int, most: int) -> MemoryBudgetError:
-    """Return the error of a request for which a whole cache of `num_slots`, `most` tokens in all, has not room."""
+def no_room(request: Request, num_slots: int, max_tokens: int) -> MemoryBudgetError:
+    """Return the error for a request that does not fit into the whole KV cache.
+
+    Args:
+        request: The request.
+        num_slots: Slots of the KV cache.
+        max_tokens: Maximum length of a request.
+    """
     num_tokens = len(request.prompt_ids)
     if request.pooling is not None:
         return MemoryBudgetError(
-            f"the text has {counted(num_tokens, 'token')}, and the cache has room for {num_slots}; use a shorter text"
+            f"the text has {counted(num_tokens, 'token')}, but the KV cache has room for {num_slots}; "
+            "use a shorter text"
         )
     return MemoryBudgetError(
-        f"the prompt has {counted(num_tokens, 'token')} and asks for {request.params.max_tokens} more, "
-        "and the cache has room for "
-        f"{most}; shorten the prompt, or ask for fewer tokens"
+        f"the prompt has {counted(num_tokens, 'token')} and asks for {request.params.max_tokens} more, but the KV "
+        f"cache has room for {max_tokens}; shorten the prompt, or ask for fewer tokens"
     )
 
 
@@ -178,21 +196,21 @@ class Deadlines:
         self._heap: list[tuple[float, int]] = []
 
     def add(self, deadline_s: float, number: int, live: Collection[int]) -> None:
-        """Note a request's deadline; those of ended requests are dropped once they are most of what is kept."""
+        """Add a request's deadline; drop those of ended requests once they outnumber the live ones."""
         if len(self._heap) > 2 * len(live) + _FEW_DEADLINES:
-            self._heap = [one for one in self._heap if one[1] in live]
+            self._heap = [entry for entry in self._heap if entry[1] in live]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (deadline_s, number))
 
     def due(self, now_s: float) -> Iterator[int]:
-        """Yield the requests whose deadline has passed, ended ones included."""
+        """Yield and remove the requests whose deadline has passed, including ended ones."""
         while self._heap and self._heap[0][0] <= now_s:
             yield heapq.heappop(self._heap)[1]
 
 
 @dataclass(slots=True)
 class Draft:
-    """Proposed next tokens of one sequence; `num_scheduled` of them run in the step."""
+    """Draft tokens of a sequence; the first `num_scheduled` of them run in the step."""
 
     ids: list[int] = field(default_factory=list[int])
     num_scheduled: int = 0
@@ -200,29 +218,35 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class EngineSequence:
-    """One of a request's answers in the making; `number` is the request's, by arrival, and `row` which of its answers.
+    """One answer of a request while it is generated.
 
     Attributes:
-        limit: Tokens, prompt included, at which it ends.
+        number: Number of the request, by arrival.
+        row: Index of the answer within the request.
+        sampling: Sampling state.
+        limit: Maximum length in tokens, prompt included.
         stops: Ids that end it.
-        table: Its blocks of the cache.
-        root: The key that its first block goes on from.
-        ids: Its tokens: the prompt, then the chosen ones; empty before it is first admitted.
-        num_computed: How many of them have their keys and values in the cache.
-        keys: Prefix keys of its whole blocks.
-        promised: Keys of the whole blocks that it is going to fill, the next one last.
-        waits_for: Key of a block that another sequence is going to fill, and that this one waits for.
-        num_sought: How many of the prompt's tokens were looked for in the cache.
-        num_cached: How many of them were there, in memory or on disk; -1 before it is first admitted.
-        num_disk: How many of those came from disk.
-        is_on_disk: Whether its next tokens may be there.
-        leader: The sequence that computes the prompt for this one, of several answers to it.
-        followers: The sequences that wait for this one to compute the prompt.
-        scores: Gathers the prompt's log-probabilities; None if they are not wanted, or have been delivered.
-        pool: Gathers hidden states for the prompt's vector; None if tokens are wanted.
-        states: Gathers hidden states; None if none are wanted.
-        num_overtaken: How many were admitted before it while it waited for memory.
-        free_blocks_at_refusal: Free blocks when there was last no room for it; -1 if there was.
+        table: Its blocks of the KV cache.
+        root: Prefix key before its first block.
+        ids: Its tokens, prompt first; empty until it is first admitted.
+        num_computed: Number of its first tokens whose keys and values are in the KV cache.
+        keys: Prefix keys of its whole computed blocks.
+        promised: Prefix keys of the whole blocks that it is going to compute, in reverse order. Sequences with the same
+            prefix wait for them.
+        waits_for: Prefix key of a block that it waits for, because another sequence promised it.
+        num_sought: Prompt tokens looked up in the prefix cache.
+        num_cached: Prompt tokens found there, in memory or on disk; -1 until it is first admitted.
+        num_disk: Prompt tokens that were read from disk.
+        is_on_disk: Whether its next block may be on disk.
+        leader: The answer to the same prompt that computes the prompt for this one.
+        followers: The answers that wait for this one to compute the prompt.
+        scores: Collects prompt log-probabilities; None if not requested, or delivered already.
+        pool: Collects hidden states for the prompt's vector; None if the request is for tokens.
+        states: Collects hidden states; None if not requested.
+        draft: Draft tokens of the current step.
+        finish_reason: Set when it ends.
+        num_overtaken: Sequences admitted before it while it waited for memory.
+        free_blocks_at_refusal: Free blocks when it was last refused for lack of memory, else -1.
     """
 
     number: int
@@ -254,17 +278,20 @@ class EngineSequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens without keys and values: 1 while it decodes, more while its prompt is read."""
+        """Number of tokens without keys and values: 1 in decode, more in prefill."""
         return len(self.ids) - self.num_computed
 
     @property
     def last_key(self) -> Key:
-        """Prefix key of its last whole block, or its root."""
+        """Prefix key of its last whole block, or its root key."""
         return self.keys[-1] if self.keys else self.root
 
     @property
     def num_searchable(self) -> int:
-        """How many of its first tokens need not be computed: not the last one, nor those whose outputs are wanted."""
+        """Number of first tokens that the prefix cache may supply.
+
+        The last token must be computed for its logits, and so must tokens whose logits or hidden states are requested.
+        """
         if self.pool is not None and self.pool.kind == "mean":
             return 0
         skipped = None if self.scores is None else self.scores.num_skipped
@@ -274,11 +301,11 @@ class EngineSequence:
 
     @property
     def is_tapped(self) -> bool:
-        """Whether hidden states of it are still to come."""
+        """Whether some of its requested hidden states have not been computed yet."""
         return self.states is not None and self.states.first_missing is not None
 
     def item(self, end: int) -> "StepItem":
-        """Return its uncomputed tokens before `end`, and its draft after the last one, as a part of a step."""
+        """Return its part of a step: the uncomputed tokens before `end`, and the draft if `end` is its last token."""
         ids, num_logits = self.ids[self.num_computed : end], 0
         if end == len(self.ids) and self.pool is None:
             num_logits = 1 + self.draft.num_scheduled
@@ -289,7 +316,7 @@ class EngineSequence:
         return StepItem(self, end, Span(ids, start, self.table.blocks, num_logits, request.adapter, request.edits))
 
     def score(self, item: "StepItem", logits_WV: Logits, row: int, sampler: Sampler) -> int:
-        """Score the prompt's tokens that an item ran, from the step's logits, of `row` on.
+        """Score the prompt tokens of an item from the step's logits, starting at `row`.
 
         Returns the row of the logits for the sequence's next token.
         """
@@ -300,7 +327,7 @@ class EngineSequence:
 
 
 class StepItem(NamedTuple):
-    """A sequence's part of a step: its tokens before `end`, as a span of the batch."""
+    """A sequence's part of a step: a span of the batch that computes its tokens before `end`."""
 
     sequence: EngineSequence
     end: int

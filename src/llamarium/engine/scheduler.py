@@ -1,14 +1,14 @@
-"""Which sequences run in the next step, and which blocks each of them has. Never torch.
+"""The scheduler: which sequences run in the next step, and which blocks of the KV cache each of them owns. Torch-free.
 
-- First come, first served. A request that waits for memory may be overtaken by smaller ones, `MAX_OVERTAKEN` times.
-- A sequence that decodes gets its next token in every step. The rest of a step reads prompts: half of it the oldest
-  one, half of it the one with the fewest uncomputed tokens. So a short prompt beside a giant takes at most twice as
-  long as alone, and so does the giant.
-- A sequence whose beginning is just being computed for another one waits for that, instead of computing it too.
-- When blocks run out, the newest sequence is preempted: it gives its blocks back, and waits with its tokens. When there
-  is room again they are computed anew: the same tokens, hence the same keys and values.
-- What a prompt begins with may be on disk. Then its blocks are read from there, some in each step, before the rest of
-  it is computed.
+- **Order.** First come, first served. Smaller requests may overtake one that waits for memory, `MAX_OVERTAKEN` times.
+- **Decode first.** Every decoding sequence gets a token in every step. Prefill gets the rest of the step: half goes to
+  the oldest prompt, half to the one with the fewest uncomputed tokens. So next to a very long prompt a short one takes
+  at most twice as long as alone, and so does the long one.
+- **Shared prefixes.** A sequence whose prefix is being computed by another one waits for it instead of computing it
+  again.
+- **Preemption.** When blocks run out, the newest sequence releases its blocks and waits. Once there is room its tokens
+  are computed again: the same tokens give the same keys and values.
+- **Disk.** Blocks of a prompt that are on disk are read first, a few per step; then the rest is computed.
 """
 
 from bisect import insort
@@ -22,22 +22,32 @@ from llamarium.engine.request import Draft, EngineSequence, StepItem
 from llamarium.runtime.batch import blocks_for
 
 MAX_OVERTAKEN = 32
-"""How many may overtake a request that waits for memory."""
+"""How many sequences may overtake one that waits for memory."""
 
 MAX_TAPPED = 256
-"""Prompt tokens of a step that hands out hidden states: a layer's of all tokens are in memory for a while."""
+"""Prompt tokens in a step that returns hidden states, which are held in memory for all tokens of the step."""
 
-_MAX_SKIPPED = 8  # requests that wait for memory and are passed over in one step
-_LOADED, _LOADED_BESIDE = 64, 4  # blocks from disk in a step, alone and beside streams
+_MAX_SKIPPED = 8  # sequences waiting for memory that one step passes over
+_LOADED, _LOADED_BESIDE = 64, 4  # blocks read from disk per step, without and with decoding sequences
 _order = attrgetter("number", "row")  # by arrival
 
 
 class Scheduler:
-    """The sequences of an engine, at most `max_num_seqs` of them running, and their blocks.
+    """Manages the sequences of an engine and their blocks.
 
-    A step computes the logits of at most `most_logits` prompt tokens. `shares` reuses keys and values of equal tokens.
-    `live` are all sequences that have not ended, by request number; `running` those with blocks, by arrival; `waiting`
-    the others.
+    Args:
+        index: The prefix cache, with the block pool.
+        copy_block: Copies a block of the KV cache; called with source and target.
+        max_num_seqs: Maximum number of running sequences.
+        most_logits: Maximum number of prompt tokens per step whose logits are computed, for prompt log-probabilities.
+        shares: Enable prefix caching.
+
+    Attributes:
+        live: All sequences that have not ended, by request number.
+        running: Sequences with blocks, by arrival.
+        waiting: Sequences without blocks, by arrival; followers are only in `live`.
+        num_preempted: Preemptions so far.
+        proposer: Proposes draft tokens; None without speculative decoding.
     """
 
     def __init__(
@@ -59,7 +69,7 @@ class Scheduler:
         self._promised = Counter[Key]()
 
     def add(self, sequences: Sequence[EngineSequence]) -> None:
-        """Take a request's sequences; the first one computes the prompt for all, if keys and values are shared."""
+        """Add a request's sequences; with prefix caching the first one computes the prompt for all."""
         first, *others = sequences
         self.live[first.number] = list(sequences)
         if self._shares:
@@ -78,37 +88,45 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.leader is not None:
             sequence.leader.followers.remove(sequence)
+
         if sequence.followers:
             self._release_followers(sequence)
+
         others = self.live[sequence.number]
         others.remove(sequence)
         if not others:
             del self.live[sequence.number]
 
     def schedule(self, chunk: Callable[[int, Sequence[int]], int]) -> list[StepItem]:
-        """Return what the next step runs, with blocks for all of it; nothing if no sequence has uncomputed tokens.
+        """Return the items of the next step, with blocks reserved; empty if no sequence has uncomputed tokens.
 
-        `chunk` is called with the number of decoding sequences and the prompts' lengths for the prompt tokens of the
-        step.
+        Args:
+            chunk: Returns how many prompt tokens the step may run, from the number of decoding sequences and the number
+                of uncached tokens of each prompt in prefill.
         """
         self._make_room()
         if self.waiting:
             self._admit()
+
         decoding = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
         if self._index.disk is not None:
             self._load(_LOADED_BESIDE if decoding else _LOADED)
-        reading = [one for one in self.running if one.num_uncomputed > 1 and not one.is_on_disk]
+        prefilling = [sequence for sequence in self.running if sequence.num_uncomputed > 1 and not sequence.is_on_disk]
+
         if self.proposer is not None:
             self._propose(self.proposer, decoding)
         items = [sequence.item(len(sequence.ids)) for sequence in decoding]
-        if not reading:
+        if not prefilling:
             return items
-        prompts = [len(sequence.ids) - max(0, sequence.num_cached) for sequence in reading]
-        room, is_tapped = chunk(len(decoding), prompts), any(sequence.is_tapped for sequence in reading)
-        return items + _share_out(reading, min(room, MAX_TAPPED) if is_tapped else room, self._most_logits)
+
+        num_uncached = [len(sequence.ids) - max(0, sequence.num_cached) for sequence in prefilling]
+        room = chunk(len(decoding), num_uncached)
+        if any(sequence.is_tapped for sequence in prefilling):
+            room = min(room, MAX_TAPPED)
+        return items + _share_out(prefilling, room, self._most_logits)
 
     def mark_computed(self, sequence: EngineSequence, end: int) -> None:
-        """Note that a sequence's tokens before `end` are computed; its whole blocks can be found from now on."""
+        """Record that a sequence is computed up to `end`, and add its new whole blocks to the prefix cache."""
         sequence.num_computed = end
         if not self._shares:
             return
@@ -119,13 +137,15 @@ class Scheduler:
                 self._drop_promise(sequence.promised.pop())
 
     def fork(self, leader: EngineSequence) -> list[EngineSequence]:
-        """Give a computed prompt to the followers; return those for which there is room, the others wait."""
+        """Share a computed prompt with the leader's followers; return those that run now, the others wait."""
         followers, leader.followers = leader.followers, []
         joined: list[EngineSequence] = []
         for sequence in followers:
             sequence.leader, sequence.scores = None, leader.scores
             sequence.num_cached, sequence.num_disk = leader.num_cached, leader.num_disk
             sequence.states = None if leader.states is None else leader.states.fork()
+
+            # Each running sequence may need a block for its next token.
             if len(self.running) < self._max_num_seqs and self._pool.num_free > len(self.running):
                 sequence.table = leader.table.fork(leader.num_computed, self._copy_block)
                 sequence.ids, sequence.keys = list(leader.ids), list(leader.keys)
@@ -137,7 +157,7 @@ class Scheduler:
         return joined
 
     def _release_followers(self, leader: EngineSequence) -> None:
-        """Make the first follower of a sequence that leaves the leader of the others."""
+        """Make the first follower of a leader that ends the leader of the others."""
         (first, *others), leader.followers = leader.followers, []
         first.leader, first.followers = None, others
         for sequence in others:
@@ -145,9 +165,9 @@ class Scheduler:
         insort(self.waiting, first, key=_order)
 
     def _make_room(self) -> None:
-        """Give each running sequence the blocks of its next tokens; preempt the newest when blocks run out."""
+        """Reserve blocks for each running sequence's next tokens; preempt the newest when blocks run out."""
         for sequence in list(self.running):
-            if not sequence.table.blocks:  # preempted meanwhile
+            if not sequence.table.blocks:  # this loop has preempted it
                 continue
             while sequence.table.missing(len(sequence.ids)) > self._pool.num_free and sequence.table.blocks:
                 self._preempt(self.running[-1])
@@ -155,13 +175,13 @@ class Scheduler:
                 sequence.table.reserve(len(sequence.ids))
 
     def _propose(self, proposer: Proposer, decoding: Sequence[EngineSequence]) -> None:
-        """Give decoding sequences a draft, as far as there are blocks for it."""
-        begun = [sequence for sequence in decoding if sequence.sampling.num_tokens and not sequence.is_tapped]
-        for sequence, draft in zip(begun, proposer.propose(begun, len(decoding)), strict=True):
+        """Propose draft tokens for decoding sequences, as far as there are blocks for them."""
+        drafting = [sequence for sequence in decoding if sequence.sampling.num_tokens and not sequence.is_tapped]
+        for sequence, draft in zip(drafting, proposer.propose(drafting, len(decoding)), strict=True):
             sequence.draft = draft
             num_tokens = len(sequence.ids) + draft.num_scheduled
-            others = len(self.running) - 1  # each may need a block
-            if sequence.table.missing(num_tokens) + others > self._pool.num_free:
+            num_others = len(self.running) - 1  # each may need a block for its next token
+            if sequence.table.missing(num_tokens) + num_others > self._pool.num_free:
                 draft.num_scheduled = 0
             else:
                 sequence.table.reserve(num_tokens)
@@ -173,60 +193,63 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def _admit(self) -> None:
-        """Begin waiting sequences, in the order of arrival; one that was refused waits for more free blocks."""
+        """Admit waiting sequences in the order of arrival; a refused one is tried again when more blocks are free."""
         skipped: list[EngineSequence] = []
-        place = 0
-        while place < len(self.waiting) and len(self.running) < self._max_num_seqs and len(skipped) < _MAX_SKIPPED:
-            sequence = self.waiting[place]
+        index = 0
+        while index < len(self.waiting) and len(self.running) < self._max_num_seqs and len(skipped) < _MAX_SKIPPED:
+            sequence = self.waiting[index]
             if sequence.waits_for in self._promised:
-                place += 1
+                index += 1
                 continue
+
             has_room = self._pool.num_free > sequence.free_blocks_at_refusal
-            found = Match([], [])
+            match = Match([], [])
             if self._shares and has_room:
-                sought = (sequence.ids or sequence.request.prompt_ids)[: sequence.num_searchable]
-                found = self._index.find(sequence.root, sought)
+                searchable_ids = (sequence.ids or sequence.request.prompt_ids)[: sequence.num_searchable]
+                match = self._index.find(sequence.root, searchable_ids)
                 if sequence.num_cached < 0:
-                    sequence.num_sought = len(sought)
-            if found.missing in self._promised:
-                sequence.waits_for = found.missing
-                place += 1
-            elif has_room and self._begin(sequence, found):
-                del self.waiting[place]
+                    sequence.num_sought = len(searchable_ids)
+
+            if match.missing in self._promised:
+                sequence.waits_for = match.missing
+                index += 1
+            elif has_room and self._begin(sequence, match):
+                del self.waiting[index]
                 insort(self.running, sequence, key=_order)
                 for other in skipped:
                     other.num_overtaken += 1
             elif sequence.num_overtaken >= MAX_OVERTAKEN:
-                return
+                return  # nobody overtakes it any more
             else:
                 skipped.append(sequence)
-                place += 1
+                index += 1
 
-    def _begin(self, sequence: EngineSequence, found: Match) -> bool:
-        """Give a sequence blocks for all of its tokens, found ones first; False if there is no room.
+    def _begin(self, sequence: EngineSequence, match: Match) -> bool:
+        """Give a sequence blocks for all of its tokens, cached ones first; return False if there is no room.
 
-        For each running sequence a free block is left, so that the new one is not preempted at once. A partial block is
-        copied; one without owners is written on in place if it holds nothing else, or if no block is free for the copy.
+        One free block is left for each running sequence, so that the new one is not preempted at once. A partially
+        matching block is copied, unless it has no owner and either holds no other tokens or cannot be copied for lack
+        of free blocks: then the sequence continues writing in it.
         """
         sequence.ids = sequence.ids or list(sequence.request.prompt_ids)
         num_free = self._pool.num_free
-        if found.blocks:
-            sequence.table.share(found.blocks)
+        if match.blocks:
+            sequence.table.share(match.blocks)  # before counting free blocks: cached ones without owners are free, too
         if sequence.table.missing(len(sequence.ids)) + len(self.running) > self._pool.num_free:
             sequence.free_blocks_at_refusal = num_free
             sequence.table.release()
             return False
 
-        sequence.keys, sequence.num_computed = found.keys, len(found.keys) * self._pool.block_size
-        if found.partial is not None:
+        sequence.keys, sequence.num_computed = match.keys, len(match.keys) * self._pool.block_size
+        if match.partial is not None:
             has_room = sequence.table.missing(len(sequence.ids)) < self._pool.num_free
-            if not self._pool.num_owners(found.partial) and (found.is_all or not has_room):
-                sequence.table.share([found.partial])
-                self._index.take_out(found.partial)
-                sequence.num_computed += found.num_partial
+            if not self._pool.num_owners(match.partial) and (match.is_all or not has_room):
+                sequence.table.share([match.partial])
+                self._index.take_out(match.partial)
+                sequence.num_computed += match.num_partial
             elif has_room:
-                sequence.table.copy(found.partial, self._copy_block)
-                sequence.num_computed += found.num_partial
+                sequence.table.copy(match.partial, self._copy_block)
+                sequence.num_computed += match.num_partial
         if sequence.num_cached < 0:
             sequence.num_cached = sequence.num_computed
 
@@ -234,34 +257,35 @@ class Scheduler:
         sequence.free_blocks_at_refusal = -1
         if self._shares:
             self._promise(sequence)
-            sequence.is_on_disk = self._index.disk is not None and self._index.is_on_disk(found)
+            sequence.is_on_disk = self._index.disk is not None and self._index.is_on_disk(match)
         return True
 
-    def _load(self, most: int) -> None:
-        """Fill the next blocks of prompts from disk, so many at most."""
+    def _load(self, max_blocks: int) -> None:
+        """Read the next blocks of prompts from disk, up to `max_blocks`."""
         for sequence in self.running:
-            while sequence.is_on_disk and most:
-                sequence.is_on_disk, most = self._load_block(sequence), most - 1
+            while sequence.is_on_disk and max_blocks:
+                sequence.is_on_disk, max_blocks = self._load_block(sequence), max_blocks - 1
                 if not sequence.is_on_disk:
                     self._index.touch(sequence.last_key)
 
     def _load_block(self, sequence: EngineSequence) -> bool:
-        """Fill a sequence's next block from disk; return whether there may be another one."""
+        """Read a sequence's next block from disk; return whether the one after it may be there, too."""
         start, size = len(sequence.keys) * self._pool.block_size, self._pool.block_size
         if start + size > sequence.num_searchable:
             return False
         ids, block = sequence.ids[start : start + size], sequence.table.blocks[len(sequence.keys)]
-        is_there = self._index.load(sequence.last_key, block, ids)
-        sequence.num_computed = start  # what was there of a block in part is overwritten
+        is_hit = self._index.load(sequence.last_key, block, ids)
+        sequence.num_computed = start  # a partial match from memory has been overwritten
         if not sequence.sampling.num_tokens:
-            sequence.num_cached = start + size * is_there
-            sequence.num_disk = min(sequence.num_disk + size * is_there, sequence.num_cached)  # if loaded once more
-        if is_there:
+            sequence.num_cached = start + size * is_hit
+            # A preempted prompt may be read a second time, but its tokens count once.
+            sequence.num_disk = min(sequence.num_disk + size * is_hit, sequence.num_cached)
+        if is_hit:
             self.mark_computed(sequence, start + size)
-        return is_there
+        return is_hit
 
     def _promise(self, sequence: EngineSequence) -> None:
-        """Note which whole blocks a sequence is going to fill with the tokens that it has."""
+        """Announce the whole blocks that a sequence is going to compute, so that others can wait for them."""
         size, key = self._pool.block_size, sequence.last_key
         promised: list[Key] = []
         for start in range(len(sequence.keys) * size, len(sequence.ids) - size + 1, size):
@@ -276,10 +300,11 @@ class Scheduler:
             del self._promised[key]
 
     def _give_back(self, sequence: EngineSequence) -> None:
-        """Free a sequence's blocks; their contents can be found until they are taken for something else."""
+        """Release a sequence's blocks; the prefix cache can still find their contents until they are reused."""
         start = len(sequence.keys) * self._pool.block_size
-        if self._shares and sequence.num_computed > start:
+        if self._shares and sequence.num_computed > start:  # its last block, which is not full
             self._enter(sequence, start, sequence.num_computed)
+
         sequence.table.release()
         if self.proposer is not None:
             self.proposer.release(sequence)
@@ -293,27 +318,31 @@ class Scheduler:
         return self._index.enter(sequence.last_key, block, sequence.ids[start:end])
 
 
-def _share_out(reading: Sequence[EngineSequence], room: int, most_logits: int) -> list[StepItem]:
-    """Divide a step's prompt tokens among the sequences that read their prompts, in the order of arrival."""
-    counts = dict.fromkeys(reading, 0)
+def _share_out(prefilling: Sequence[EngineSequence], room: int, most_logits: int) -> list[StepItem]:
+    """Divide `room` prompt tokens among the sequences in prefill, which are in the order of arrival."""
+    counts = dict.fromkeys(prefilling, 0)
 
-    def give(sequence: EngineSequence, most: int) -> int:
+    def give(sequence: EngineSequence, max_count: int) -> int:
         nonlocal most_logits
         start = sequence.num_computed + counts[sequence]
-        count = min(most, len(sequence.ids) - start)
+        count = min(max_count, len(sequence.ids) - start)
         if sequence.scores is not None:
             count = min(count, max(0, sequence.scores.num_skipped - start) + most_logits)
             most_logits -= sequence.scores.num_wanted(start, start + count)
         counts[sequence] += count
         return count
 
-    left = room - give(reading[0], (room + 1) // 2)
-    left -= give(min(reading, key=lambda one: (one.num_uncomputed - counts[one] or 1 << 30, _order(one))), left)
-    for sequence in reading:
+    def num_left(sequence: EngineSequence) -> int:
+        return sequence.num_uncomputed - counts[sequence]
+
+    left = room - give(prefilling[0], (room + 1) // 2)
+    shortest = min(prefilling, key=lambda sequence: (num_left(sequence) or 1 << 30, _order(sequence)))
+    left -= give(shortest, left)
+    for sequence in prefilling:
         left -= give(sequence, left)
     return [sequence.item(sequence.num_computed + count) for sequence, count in counts.items() if count]
 
 
 def capacity_blocks(limit: int, block_size: int) -> int:
-    """Return how many blocks a sequence of `limit` tokens has at its end: the last token is never computed."""
+    """Return how many blocks a sequence of `limit` tokens needs; its last token is never computed."""
     return blocks_for(max(1, limit - 1), block_size)

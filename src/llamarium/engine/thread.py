@@ -1,7 +1,7 @@
-"""An engine in a thread of its own, for callers in any other. Never torch.
+"""An engine in a background thread, for callers in other threads. Torch-free.
 
-Callers put commands into a queue; between two steps the engine's thread takes them, and delivers the step's events. A
-caller's own function is called there, so it must be quick and must not raise.
+Callers put commands into a queue. Between two steps, the engine's thread executes them and delivers the step's events.
+Callbacks run in that thread, so they must be fast and must not raise.
 """
 
 import queue
@@ -22,18 +22,19 @@ from llamarium.kernels.turns import Turns
 if TYPE_CHECKING:
     import asyncio
 
-MOST_WAIT_S = 0.003  # for event loops after a mixed step: docs/decisions/0045-attention-of-several-rows.md
+MOST_WAIT_S = 0.003
+"""How long to wait for event loops after a mixed step: docs/decisions/0045-attention-of-several-rows.md."""
 
 
 class Reader(NamedTuple):
-    """What waits for an answer in an event loop, and what is called there when something has come."""
+    """A consumer of an answer in an event loop, and the callback that wakes it there."""
 
     loop: "asyncio.AbstractEventLoop"
     wake: Callable[[], object]
 
 
 Deliver = Callable[[Sequence[TokenEvent] | Exception], Reader | None]
-"""Takes a step's events of one request, or the error that ends it; returns its reader if that is to be woken."""
+"""A callback that takes a step's events of one request, or the error that ends it, and returns the reader to wake."""
 
 State = Literal["ready", "draining", "stopped", "broken"]
 
@@ -41,17 +42,20 @@ T = TypeVar("T")
 
 
 class _Command(NamedTuple):
-    """What the engine's thread does between two steps, and what happens if it has broken before that."""
+    """An action for the engine's thread between two steps, and what to do instead if the engine has failed."""
 
     execute: Callable[[], object]
     refuse: Callable[[Exception], object] = lambda _: None
 
 
 class EngineThread:
-    """Runs an `engine` until it is closed; other threads may use its `prepare`, and what never changes.
+    """Runs an engine until it is closed.
 
-    `failure` is the error that broke it, if any, `snapshot` the engine after its last step, and `turns` what other work
-    in this process takes turns with its steps by.
+    Attributes:
+        engine: The engine; other threads may only use its `prepare` and what never changes.
+        failure: The error that stopped it, or None.
+        snapshot: The engine's state after its last step.
+        turns: Lets longer work in this process alternate with the engine's steps.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -61,7 +65,7 @@ class EngineThread:
         self.failure: BaseException | None = None
         self._closing, self.turns = False, Turns()
         self.snapshot = engine.snapshot()
-        self._lock = threading.Lock()  # no request is put into the queue after the last command
+        self._lock = threading.Lock()  # so that no request enters the queue after it was closed or has failed
         self._thread = threading.Thread(target=self._serve, name="llamarium-engine", daemon=True)
         self._thread.start()
 
@@ -75,9 +79,11 @@ class EngineThread:
         return "draining" if self._thread.is_alive() else "stopped"
 
     def submit(self, request: Request, deliver: Deliver) -> int:
-        """Begin a request and return its number; the engine's thread calls `deliver`.
+        """Start a request and return its number; the engine's thread calls `deliver`.
 
-        EngineStoppedError if the engine takes no more requests, errors as `Engine.prepare`.
+        Raises:
+            EngineStoppedError: If the engine accepts no more requests.
+            LlamariumError: As `Engine.prepare`.
         """
         sequences = self.engine.prepare(request)
         number = sequences[0].number
@@ -89,34 +95,37 @@ class EngineThread:
         return number
 
     def read(self, work: Callable[[Engine], T]) -> Future[T]:
-        """Let the engine's thread look at something between two steps; EngineStoppedError if it takes no more requests.
+        """Run `work` in the engine's thread between two steps and return its result as a future.
 
-        `work` must be quick, change nothing, and return nothing that the engine goes on changing.
+        `work` must be fast, change nothing, and return nothing that the engine changes later.
+
+        Raises:
+            EngineStoppedError: If the engine accepts no more requests.
         """
-        found = Future[T]()
+        future = Future[T]()
 
         def execute() -> None:
-            if found.set_running_or_notify_cancel():
+            if future.set_running_or_notify_cancel():
                 try:
-                    found.set_result(work(self.engine))
-                except Exception as error:  # noqa: BLE001 - the reader has failed, not the engine
-                    found.set_exception(error)
+                    future.set_result(work(self.engine))
+                except Exception as error:  # noqa: BLE001 - the caller's function failed, not the engine
+                    future.set_exception(error)
 
         def refuse(error: Exception) -> None:
-            if found.set_running_or_notify_cancel():
-                found.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
         self._put(_Command(execute, refuse))
-        return found
+        return future
 
     def abort(self, number: int, row: int | None = None) -> None:
-        """Abort a request, or one of its answers, before the next step; no further event is delivered."""
+        """Abort a request, or one of its answers, before the next step; no more events are delivered."""
         self._commands.put(_Command(lambda: self._abort(number, row)))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests, finish the live ones, and stop; return whether all were finished.
+        """Accept no more requests, finish the live ones, and stop; return whether all were finished.
 
-        After `timeout_s` seconds the rest end with an error; None waits as long as it takes.
+        After `timeout_s` seconds the remaining ones end with an error; None waits indefinitely.
         """
         with self._lock:
             self._closing = True
@@ -124,7 +133,7 @@ class EngineThread:
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return self.failure is None
-        error = EngineStoppedError("the engine was closed before the answer came to its end")
+        error = EngineStoppedError("the engine was closed before the answer was finished")
         self._commands.put(_Command(lambda: self._end_all(error)))
         self._thread.join()
         return False
@@ -134,11 +143,11 @@ class EngineThread:
             if self.failure is not None:
                 raise self._broken()
             if self._closing:
-                raise EngineStoppedError("the engine is being closed and takes no more requests")
+                raise EngineStoppedError("the engine is closing and accepts no more requests")
             self._commands.put(command)
 
     def _broken(self) -> EngineStoppedError:
-        return EngineStoppedError(f"the engine has broken: {self.failure}")
+        return EngineStoppedError(f"the engine has failed: {self.failure}")
 
     def _serve(self) -> None:
         try:
@@ -148,17 +157,17 @@ class EngineThread:
                         events = self.engine.step()
                 except MemoryBudgetError as error:
                     self._abort_largest(error)
-                except FunctionError as error:  # the pass of all of them has failed; the next one may not
+                except FunctionError as error:  # ends the requests of this step; the next step may succeed
                     self._end_all(error)
                 else:
                     self._hand_out(events)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, waiting callers get it
+        except BaseException as error:  # noqa: BLE001 - waiting callers must get any error
             self._fail(error)
         self.turns.rest()
         self.engine.close()
 
     def _execute_commands(self) -> bool:
-        """Execute the queued commands; wait for one if the engine is idle. False when all is done."""
+        """Execute the queued commands, waiting for one if the engine is idle; return False when it is closed."""
         while True:
             self.snapshot = self.engine.snapshot()
             if self.engine.is_idle:
@@ -174,49 +183,50 @@ class EngineThread:
         for event in events:
             by_request[event.request].append(event)
         readers = dict[int, Reader | None]()
-        for number, own in by_request.items():
-            deliver = self._deliver.get(number)  # None if it was aborted after these were chosen
+        for number, request_events in by_request.items():
+            deliver = self._deliver.get(number)  # None if the request was aborted after the step
             if deliver is None:
                 continue
             if number not in self.engine.live:
                 del self._deliver[number]
-            readers[number] = deliver(own)
+            readers[number] = deliver(request_events)
         for number in self._wake(readers):
             self._abort(number, None)
 
     def _wake(self, readers: Mapping[int, Reader | None]) -> list[int]:
-        """Wake each event loop that reads, once for all of its requests; return the requests of closed loops.
+        """Wake each reading event loop once for all of its requests; return the requests of closed loops.
 
-        That releases the GIL, so it is done once per step, after all events. After a mixed step wait for the loops if
-        the kernels leave no CPU free: later they would get one only at a tick of the system, 4 ms apart.
+        Waking a loop releases the GIL, so it is done once per step, after all events. If the kernels leave no CPU free,
+        wait for the loops after a mixed step: otherwise the operating system would give them a CPU only at its next
+        tick, up to 4 ms later.
         """
-        unread, passed_on, num_woken = list[int](), threading.Semaphore(0), 0
+        unread, woken, num_woken = list[int](), threading.Semaphore(0), 0
         by_loop: dict[asyncio.AbstractEventLoop, dict[int, Callable[[], object]]] = defaultdict(dict)
         for number, reader in readers.items():
             if reader is not None:
                 by_loop[reader.loop][number] = reader.wake
         for loop, calls in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_call_all, calls.values(), loop, passed_on.release)
+                loop.call_soon_threadsafe(_call_all, calls.values(), loop, woken.release)
                 num_woken += 1
             except RuntimeError:
                 unread += calls
         if self.engine.was_mixed and self._leaves_no_cpu():
             deadline = time.monotonic() + MOST_WAIT_S
             for _ in range(num_woken):
-                passed_on.acquire(timeout=max(0.0, deadline - time.monotonic()))
+                woken.acquire(timeout=max(0.0, deadline - time.monotonic()))
         return unread
 
     def _leaves_no_cpu(self) -> bool:
-        """Return whether a step computes with the C kernels on all CPUs that this process may keep busy."""
+        """Return whether the C kernels use all CPUs that this process may use."""
         return self.engine.runner.reads_in_place and num_threads() >= allowed_cpus()
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
-        """Abort the largest request if there is no memory for a step with all of them."""
+        """Abort the largest request after a step ran out of memory, so that the others can continue."""
         number = self.engine.abort_largest()
         if number is None:
             raise error
-        message = f"there was no memory for all answers that were run, and this one was ended: {error}; ask again later"
+        message = f"this answer was ended because memory ran out for all running answers: {error}; try again later"
         self._end([number], GaveWayError(message))
 
     def _begin(self, sequences: list[EngineSequence], deliver: Deliver) -> None:
@@ -249,4 +259,4 @@ def _call_all(
 ) -> None:
     for call in calls:
         call()
-    loop.call_soon(done)  # behind what they have made ready
+    loop.call_soon(done)  # runs after the callbacks that these calls have scheduled

@@ -1,1 +1,1 @@
-"""Proposers guess a sequence's next tokens, which a step runs along and checks: n-gram lookup, and a draft model."""
+"""Speculative decoding: n-gram lookup or a draft model proposes tokens, which the model verifies in one pass."""

@@ -1,8 +1,8 @@
-"""Blocks of bytes in a folder, bounded, least recently used out first. Never torch.
+"""A bounded directory of KV cache blocks with least-recently-used eviction. Torch-free.
 
-A block is a file, `KEY-PARENT.kv`: its head, its content, and a checksum. It is written aside and renamed. Whatever is
-not as it was written is a miss, and dropped. A block is of no use without its parent, the block before it, so a parent
-counts as used whenever its child is.
+A block is a file, `KEY-PARENT.kv`: a header, the content and a checksum. It is written to a temporary file and renamed.
+A damaged file is a miss and is deleted. A block is useless without its parent (the previous block of the sequence), so
+using a block also marks its ancestors as used.
 """
 
 import errno
@@ -22,13 +22,13 @@ from llamarium.errors import OptionError, escape, show_value
 from llamarium.leftovers import take
 
 DEFAULT_BYTES = 4 * 2**30
-"""How large a folder may become, where nothing else is said."""
+"""Default maximum size of the directory."""
 
 MARK = "llamarium-prefix-cache"
-"""The file that shows what the folder is, and that its only process has locked."""
+"""Name of the file that identifies the directory; the process that uses it holds a lock on it."""
 
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.kv")
-_PAGE = 4096  # a file takes whole pages of the disk
+_PAGE = 4096  # files occupy whole pages on the disk
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 Parts = Sequence[memoryview]
@@ -40,9 +40,9 @@ class _Entry(NamedTuple):
 
 
 class DiskCache:
-    """A folder of blocks, `most_bytes` large at most, for one process at a time.
+    """A directory of KV cache blocks of up to `most_bytes`, for one process at a time.
 
-    One thread may write, and another one read meanwhile. Close it after the engine that uses it.
+    One thread may write while another one reads. Close it after the engine that uses it.
 
     >>> cache = llamarium.DiskCache("cache", most_bytes=2**20)
     >>> with llama.engine(disk_cache=cache) as engine:
@@ -51,31 +51,31 @@ class DiskCache:
     >>> cache.close()
 
     Raises:
-        OptionError: If the folder holds something else, cannot be written, or is used by another process.
+        OptionError: If the directory contains something else, is not writable, or is used by another process.
 
     Attributes:
-        num_bytes: What the blocks take on the disk.
+        num_bytes: Disk space of the blocks, in bytes.
     """
 
     def __init__(self, folder: str | Path, most_bytes: int = DEFAULT_BYTES) -> None:
         if type(most_bytes) is not int or most_bytes < 1:
-            raise OptionError(f"the disk cache's size is {show_value(most_bytes)}; expected bytes, at least 1")
+            raise OptionError(f"the disk cache's size is {show_value(most_bytes)}; expected at least 1 byte")
         self._folder, self.most_bytes = Path(folder), most_bytes
         self._partial = self._folder / "block.part"
         self._lock, self._entries, self.num_bytes = threading.Lock(), OrderedDict[bytes, _Entry](), 0
         try:
             self._open()
             self._make_room(0)
-            self._write_aside([memoryview(b"")])  # what cannot be written is refused now
+            self._write_aside([memoryview(b"")])  # so that a read-only directory is an error now
             self._partial.unlink()
         except OSError as error:
             raise OptionError(
                 f"{escape(folder)}: cannot be used for a prefix cache: {escape(error.strerror or error)}; choose a "
-                "folder that can be written"
+                "writable directory"
             ) from None
 
     def _open(self) -> None:
-        """Lock the folder, a new one where there is none, and take in the blocks that are there."""
+        """Lock the directory, creating it if necessary, and index its blocks."""
         self._mark = _locked(self._folder)
         self._let_go = weakref.finalize(self, os.close, self._mark)
         with self._lock:
@@ -83,25 +83,25 @@ class DiskCache:
             self._find()
 
     def close(self) -> None:
-        """Give the folder back; what is in it stays."""
+        """Release the directory; its contents stay."""
         self._let_go()
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
     def read(self, key: bytes, head: bytes, parts: Parts) -> bool:
-        """Read a block's content into memory; return whether it is what was written after `head`.
+        """Read a block's content into `parts`; return whether it was written with the header `head` and is intact.
 
-        If it is not, the memory holds anything, and the block is dropped.
+        If not, the content of `parts` is undefined, and the block is deleted.
         """
         entry = self._entries.get(key)
         if entry is None:
             return False
-        found = bytearray(len(head) + 4)
-        ends = memoryview(found)
+        head_and_checksum = bytearray(len(head) + 4)
+        view = memoryview(head_and_checksum)
         with suppress(OSError):
-            is_whole = _read(self._path(key, entry), [ends[:-4], *parts, ends[-4:]])
-            if is_whole and bytes(found) == head + _checksum([ends[:-4], *parts]):
+            is_whole = _read(self._path(key, entry), [view[:-4], *parts, view[-4:]])
+            if is_whole and bytes(head_and_checksum) == head + _checksum([view[:-4], *parts]):
                 return True
         with suppress(OSError):
             self._path(key, entry).unlink()
@@ -109,17 +109,19 @@ class DiskCache:
         return False
 
     def write(self, key: bytes, parent: bytes, head: bytes, parts: Parts, is_current: Callable[[], bool]) -> bool:
-        """Write a block, if `is_current` says so before and after its content is read; return whether it is there.
+        """Write a block if `is_current()` holds before and after its content is read; return whether it is stored.
 
-        A folder that was removed or moved is made again. OSError or OptionError if that or the block cannot be written;
-        what was there stays.
+        A directory that was removed or moved meanwhile is created again.
+
+        Raises:
+            OSError or OptionError: If the directory or the block cannot be written; existing blocks stay.
         """
         mark = self._folder / MARK
-        if not (mark.exists() and os.path.samestat(os.fstat(self._mark), mark.stat())):  # removed, or exchanged
-            let_go = self._let_go
+        if not (mark.exists() and os.path.samestat(os.fstat(self._mark), mark.stat())):  # removed or replaced
+            release_old = self._let_go
             self._open()
-            let_go()
-        if key in self._entries:  # it was written while it was asked for once more
+            release_old()
+        if key in self._entries:  # an earlier job has written it since this one was queued
             return True
         content = [memoryview(head), *parts]
         content.append(memoryview(_checksum(content)))
@@ -141,7 +143,7 @@ class DiskCache:
         return True
 
     def touch(self, key: bytes) -> None:
-        """Note that a block, and all before it, were used; also for the next process."""
+        """Mark a block and its ancestors as recently used, also for later processes."""
         with self._lock, suppress(OSError, KeyError):
             self._move_up(key)
             os.utime(self._path(key, self._entries[key]))
@@ -150,32 +152,32 @@ class DiskCache:
         return self._folder / f"{key.hex()}-{entry.parent.hex()}.kv"
 
     def _find(self) -> None:
-        """Take in the blocks that are there, by the time of their last use; a block also by that of its children."""
-        found: list[tuple[int, bytes, _Entry]] = []
+        """Index the blocks in the directory by last use; a block counts as used when a descendant was."""
+        blocks: list[tuple[int, bytes, _Entry]] = []
         for path in self._folder.iterdir():
             name, status = _NAME.fullmatch(path.name), path.lstat()
             if name is not None and stat.S_ISREG(status.st_mode):
                 key, parent = map(bytes.fromhex, name.groups())
-                found.append((status.st_mtime_ns, key, _Entry(parent, _on_disk(status.st_size))))
-        left, newest_first = {key: entry for _, key, entry in sorted(found)}, list[tuple[bytes, _Entry]]()
-        while left:  # each block once, whatever the files' names say
-            path_to_root = [left.popitem()]
-            while (entry := left.pop(parent := path_to_root[-1][1].parent, None)) is not None:
+                blocks.append((status.st_mtime_ns, key, _Entry(parent, _on_disk(status.st_size))))
+        remaining, newest_first = {key: entry for _, key, entry in sorted(blocks)}, list[tuple[bytes, _Entry]]()
+        while remaining:  # removes at least one block per round, whatever parents the file names claim
+            path_to_root = [remaining.popitem()]
+            while (entry := remaining.pop(parent := path_to_root[-1][1].parent, None)) is not None:
                 path_to_root.append((parent, entry))
-            if parent in dict(path_to_root):  # no block comes before itself: it is none
+            if parent in dict(path_to_root):  # a cycle, so this is no block of ours
                 self._path(*path_to_root.pop()).unlink()
             newest_first += reversed(path_to_root)
         self._entries.update(reversed(newest_first))
         self.num_bytes = sum(entry.num_bytes for entry in self._entries.values())
 
     def _move_up(self, key: bytes) -> None:
-        """Make a block the most recently used one, its parent even more so, and so on."""
+        """Make a block the most recently used one, then its parent, and so on, so that ancestors are evicted last."""
         while (entry := self._entries.get(key)) is not None:
             self._entries.move_to_end(key)
             key = entry.parent
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove blocks until so many bytes more are within the bound; OSError if one cannot be removed."""
+        """Evict blocks until `num_bytes` more fit; OSError if a file cannot be deleted."""
         while True:
             with self._lock:
                 if self.num_bytes + num_bytes <= self.most_bytes:
@@ -190,7 +192,7 @@ class DiskCache:
                 self.num_bytes -= entry.num_bytes
 
     def _write_aside(self, content: Parts) -> None:
-        """Write a file that is no block yet; OSError if not all of it is there, as on a full disk."""
+        """Write the temporary file; OSError if not all of it was written, as on a full disk."""
         self._partial.unlink(missing_ok=True)
         descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
         try:
@@ -201,23 +203,25 @@ class DiskCache:
 
 
 def _locked(folder: Path) -> int:
-    """Return the locked file that marks a folder as one of a prefix cache; a new or empty one becomes one."""
+    """Return the locked descriptor of the directory's mark; a new or empty directory gets one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark = folder / MARK
     if not mark.exists() and (other := next(folder.iterdir(), None)) is not None:
         raise OptionError(
-            f"{escape(folder)}: holds {escape(other.name)} and is no prefix cache; choose an empty folder, or a new one"
+            f"{escape(folder)}: contains {escape(other.name)} and is not a prefix cache; "
+            "choose an empty or new directory"
         )
     descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
     if take(descriptor):
         return descriptor
     os.close(descriptor)
-    raise OptionError(f"{escape(folder)}: is used by another process; choose another folder, or stop that one first")
+    raise OptionError(f"{escape(folder)}: is used by another process; choose another directory, or stop that process")
 
 
 def _read(path: Path, content: Parts) -> bool:
-    """Read a file; return whether it is a regular one, with as many bytes as the parts have."""
-    descriptor = os.open(path, os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0))  # a pipe would be waited for
+    """Read a file into `content`; return whether it is a regular file of exactly that size."""
+    # Without O_NONBLOCK, opening a named pipe would block.
+    descriptor = os.open(path, os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0))
     try:
         status, size = os.fstat(descriptor), _size(content)
         return stat.S_ISREG(status.st_mode) and status.st_size == size == os.preadv(descriptor, content, 0)

@@ -1,8 +1,8 @@
-"""The prefix cache's blocks on disk: written behind a step, read before one. Never torch.
+"""The disk tier of the prefix cache. Torch-free.
 
-Whole blocks are written soon after they are computed, by a thread, from the cache itself: nothing is copied, and no
-step waits. If a block is taken for something else meanwhile, what was written of it is dropped. The engine's thread
-reads blocks into those of a sequence that would compute them otherwise.
+A background thread writes whole blocks soon after they are computed, directly from the KV cache: nothing is copied, and
+no step waits. If a block is reused while it is written, the file is dropped. The engine's thread reads blocks into
+those that a sequence would have to compute otherwise.
 """
 
 import threading
@@ -23,7 +23,7 @@ _CLOSING_S = 5.0
 
 @runtime_checkable
 class _Reproducible(Protocol):
-    """A runner whose keys and values have the same bits in every pass of every process with the same fingerprints."""
+    """A runner whose keys and values have the same bits in every process with the same fingerprints."""
 
     def fingerprint(self) -> str: ...
     def adapter_fingerprint(self, adapter: int) -> str: ...
@@ -31,13 +31,13 @@ class _Reproducible(Protocol):
 
 @runtime_checkable
 class _Readable(Protocol):
-    """A cache whose blocks lie in this process' memory."""
+    """A KV cache whose blocks are in this process's memory."""
 
     def parts(self, block: int) -> list[memoryview]: ...
 
 
 class DiskUse(NamedTuple):
-    """How much of its bound a folder takes, and how many blocks were written, and were not; `failure` is why, or ""."""
+    """Disk space in use and allowed, blocks written and dropped, and why the last write failed, or ""."""
 
     num_bytes: int
     most_bytes: int
@@ -47,16 +47,17 @@ class DiskUse(NamedTuple):
 
 
 class DiskTier:
-    """Saves and loads blocks of an engine's cache.
+    """Saves and loads blocks of an engine's KV cache.
 
-    OptionError if the runner's keys and values have not the same bits in every pass.
+    Raises:
+        OptionError: If the runner's keys and values are not reproducible to the bit.
     """
 
     def __init__(self, disk: DiskCache, runner: Runner, cache: Cache, kv_dtype: str) -> None:
         if not isinstance(runner, _Reproducible) or not isinstance(cache, _Readable):
             raise OptionError(
-                "a prefix cache on disk needs keys and values that have the same bits in every pass, as those of the C "
-                f"kernels have, and {runner.name} computes here; leave it out (--cache-dir)"
+                "a prefix cache on disk needs keys and values that are reproducible to the bit, as with the C kernels, "
+                f"but this model runs on {runner.name}; leave out --cache-dir"
             )
         self._disk, self._cache = disk, cache
         self._base = f"{_FORMAT} {runner.fingerprint()} {kv_dtype} {cache.block_size}"
@@ -66,7 +67,7 @@ class DiskTier:
         self._thread.start()
 
     def identity(self, runner: Runner, adapter: int) -> str:
-        """Return what keys and values depend on, tokens apart; `adapter` is one of the runner's, -1 for none."""
+        """Return everything that keys and values depend on besides tokens; `adapter` is an index, -1 for none."""
         assert isinstance(runner, _Reproducible)
         return f"{self._base} {runner.adapter_fingerprint(adapter)}"
 
@@ -74,25 +75,25 @@ class DiskTier:
         return key in self._disk
 
     def save(self, block: int, key: bytes, parent: bytes, ids: Sequence[int], is_current: Callable[[], bool]) -> None:
-        """Write a block soon, if it is still what it is; `is_current` says so, in any thread."""
+        """Queue a block for writing; it is written if `is_current()`, called in any thread, still holds then."""
         if key not in self._disk:
             self._put(lambda: self._write(block, key, parent, ids, is_current))
 
     def load(self, block: int, key: bytes, parent: bytes, ids: Sequence[int]) -> bool:
-        """Read a block, and return whether it is there; if not, the cache's block holds anything."""
+        """Read a block into the KV cache; return False on a miss, which leaves the block's content undefined."""
         return self._disk.read(key, _head(parent, ids), self._cache.parts(block))
 
     def touch(self, key: bytes) -> None:
-        """Note soon that a block, and all before it, were used."""
+        """Queue marking a block and its ancestors as recently used."""
         self._put(lambda: self._disk.touch(key))
 
     def use(self) -> DiskUse:
-        """Return how much of it is used."""
+        """Return the current usage."""
         disk = self._disk
         return DiskUse(disk.num_bytes, disk.most_bytes, self._num_written, self._num_dropped, self._failure)
 
     def close(self) -> None:
-        """Write what is left, for some seconds at most."""
+        """Write the queued blocks, for at most a few seconds."""
         self._jobs.put(None)
         self._thread.join(_CLOSING_S)
 
@@ -106,17 +107,17 @@ class DiskTier:
         while (job := self._jobs.get()) is not None:
             job()
 
-    def _write(self, block: int, *what: Any) -> None:
-        key, parent, ids, is_current = what
+    def _write(self, block: int, *arguments: Any) -> None:
+        key, parent, ids, is_current = arguments
         try:
             is_written = self._disk.write(key, parent, _head(parent, ids), self._cache.parts(block), is_current)
             self._failure = "" if is_written else self._failure
-        except (OSError, OptionError) as error:  # a full disk, say
-            is_written, self._failure = False, getattr(error, "strerror", "") or "something else uses the folder"
+        except (OSError, OptionError) as error:  # such as a full disk
+            is_written, self._failure = False, getattr(error, "strerror", "") or "another process uses the directory"
         self._num_written += is_written
         self._num_dropped += not is_written
 
 
 def _head(parent: bytes, ids: Sequence[int]) -> bytes:
-    """Return what stands before a block's content: all that its key is a hash of."""
+    """Return a block's header: everything that its key is a hash of."""
     return _FORMAT.encode() + parent + np.array(ids, np.int64).tobytes()
