@@ -89,7 +89,7 @@ class HashRunner:
             if i in batch.logit_rows:
                 rows.append(logits_after(past, self.config.vocab_size))
                 rows[-1][4 + (token - 3) % 7] += self.circle  # 4, 5, ..., 10, 4: so that there is something to guess
-        for key in () if taps is None else taps.wanted:
+        for key in () if taps is None else taps.keys:
             assert taps is not None and key[1] is not None
             taps.put(key, np.stack([stream_after(past, key[1]) for past in seen if past is not None]))
         return np.array(rows, np.float32).reshape(len(rows), self.config.vocab_size)

@@ -183,8 +183,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Llama:
         (8, r"rms_norm, layer 0: y holds [\d,]+ numbers that are NaN or infinite.*"),
         (9, r"rms_norm, layer 0: asks for more memory than .* \(line 15: .*\)"),
         (10, r"rms_norm, layer 0: reads the file /etc/passwd; .*"),
-        (11, r"layer 0, answers what it may not"),
-        (12, r".*answers what it may not"),
+        (11, r"layer 0, sends an invalid answer"),
+        (12, r".*sends an invalid answer"),
         (13, r"rms_norm, layer 0: raises KeyboardInterrupt .*"),
     ],
 )
@@ -332,7 +332,7 @@ def test_what_functions_do_not_have_is_refused(mine: Llama) -> None:
         _ = mine.model
     with pytest.raises(InputError, match=f"have no codes; load {SMALL}"):
         mine.runner.codes("model.layers.0.mlp.up_proj.weight", [0])
-    with pytest.raises(OptionError, match="take no adapters"):
+    with pytest.raises(OptionError, match="does not support adapters"):
         mine.runner.with_adapters(())
     with pytest.raises(OptionError, match="kv_cache_dtype is int8"):
         mine.generate("O", kv_cache_dtype="int8", max_tokens=1)

@@ -74,14 +74,14 @@ def test_nothing_is_left_behind_also_after_an_error(model: LlamaForCausalLM) -> 
 
 def test_what_is_wrong_is_refused_before_anything_is_hooked(model: LlamaForCausalLM) -> None:
     wrong: list[tuple[Any, str]] = [
-        (ablate("mlp", layer=3), r"layer is 3; expected one within 0\.\.2 to edit mlp"),
+        (ablate("mlp", layer=3), r"layer is 3; expected 0 to 2 for mlp"),
         (ablate("mlp"), "layer is None"),
-        (ablate("head", layer=0), r"head is None; expected one within 0\.\.3"),
+        (ablate("head", layer=0), r"head is None; expected 0 to 3"),
         (ablate("mlp", layer=0, head=1), "head is 1; expected none"),
         (ablate("embed", layer=0), "layer is 0; expected none"),
-        (ablate("mlp", layer=0, positions=[-1]), "a position is -1"),
+        (ablate("mlp", layer=0, positions=[-1]), "position is -1"),
         (scale("mlp", float("nan"), layer=0), "factor is nan"),
-        (Edit("mlp", 0, add=torch.zeros(3)), r"what is added to mlp is \(3,\); expected \(128,\)"),
+        (Edit("mlp", 0, add=torch.zeros(3)), r"vector added to mlp is \(3,\); expected \(128,\)"),
         (Edit("logits", 0), "part is 'logits'"),  # pyright: ignore[reportArgumentType]
     ]
     for edit, message in wrong:

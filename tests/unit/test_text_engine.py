@@ -358,7 +358,7 @@ def test_elsewhere_a_mixed_step_does_not_wait(
     use_threads(monkeypatch, count, 2)
     llama = llamarium.load("shakespeare-char", device="cpu", quantize=method)
     with llama.engine(kv_memory=2**24) as engine:
-        assert engine.runner.reads_in_place == (method is None)
+        assert engine.runner.is_native == (method is None)
         seen = steps_and_pieces(engine, monkeypatch, patience_s=20.0)
     assert ("step", "step") in itertools.pairwise(seen[2:])
 

@@ -175,7 +175,7 @@ def _setting(llama: "Llama") -> dict[str, Any]:
     return {
         "dtype": runner.dtype,
         "device": runner.device,
-        "kernels": native.kernels() if runner.reads_in_place else None,
+        "kernels": native.kernels() if runner.is_native else None,
         "input_bits": runner.input_bits,
         "threads": num_threads(),
     }

@@ -291,7 +291,7 @@ def _speed() -> Iterator[Check]:
     from llamarium.inspect.measures.machine import measure_machine
 
     runner = llamarium.load(_MEASURED, device="cpu").runner
-    if not runner.reads_in_place:
+    if not runner.is_native:
         yield Check("model", "not measured: the C kernels do not run here, as was said above")
         return
     speed = measure_machine(runner)

@@ -151,7 +151,7 @@ class Pass:
     def _mlp(self, prefix: str, x_TD: Floats) -> Floats:
         gate, up, down = (self._weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down"))
         halves = {(name, self.layer) for name in ("gate", "up", "act", "gated")}
-        if self._taps is not None and halves & self._taps.wanted:  # a swiglu hands out its result alone
+        if self._taps is not None and halves & self._taps.keys:  # a swiglu hands out its result alone
             gate_TF, up_TF = x_TD @ gate.T, x_TD @ up.T
             act_TF = gate_TF / (1 + np.exp(-gate_TF))
             self._tap_all(("gate", "up", "act", "gated"), (gate_TF, up_TF, act_TF, act_TF * up_TF))

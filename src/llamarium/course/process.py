@@ -75,7 +75,7 @@ class _Checks:
         try:
             answer = process.ask({"step": step, "seed": seed, "limit_s": self._limit_s}, LAST_S)
         except EndedError as ended:
-            if ended.place < 0 and not ended.is_late and not is_new:  # between two steps
+            if ended.layer < 0 and not ended.is_late and not is_new:  # between two steps
                 return self.ask(kind, step, seed)
             raise _FailedError(*self._why(ended)) from None
         try:
@@ -103,7 +103,7 @@ class _Checks:
             return "time", f"does not end within {self._limit_s:g} s of processor time"
         if ended.code is None:
             return _DISTURBED
-        said = ended.said.strip().splitlines()
+        said = ended.stderr.strip().splitlines()
         if ended.code == 1 and said:
             return "ended", f"disturbs the check itself: {escape(said[-1])}"
         return "ended", f"{ended.words()}; a step returns a result"

@@ -55,7 +55,7 @@ def serve(connection: str, begin: Callable[[socket.socket], Callable[[dict[str, 
             begun, descriptors, _, _ = socket.recv_fds(channel, 4, 1)
             if not begun:
                 return 0
-            answer(read_header(channel, begun=begun), descriptors)
+            answer(read_header(channel, start=begun), descriptors)
 
 
 def _checking(

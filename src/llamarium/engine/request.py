@@ -159,12 +159,11 @@ def too_long(
         max_length: Tokens that fit, prompt and answer together.
         name: What messages call the prompt.
     """
-    asked_text = (
-        "" if max_new_tokens is None else f" and asks for {max_new_tokens} more, {num_prompt + max_new_tokens} together"
-    )
-    prompt_text = counted(num_prompt, "token").replace(",", "")  # clients parse the numbers, as in OpenAI's errors
+    length = counted(num_prompt, "token").replace(",", "")  # clients parse the numbers, as in OpenAI's errors
+    if max_new_tokens is not None:
+        length += f" and asks for {max_new_tokens} more, {num_prompt + max_new_tokens} together"
     return ContextLengthError(
-        f"{name} is too long: it has {prompt_text}{asked_text}; this model's maximum context length is {max_length} tokens, "
+        f"{name} is too long: it has {length}; this model's maximum context length is {max_length} tokens, "
         "prompt and answer together: shorten the prompt, or ask for fewer tokens"
     )
 

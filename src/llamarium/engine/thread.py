@@ -219,7 +219,7 @@ class EngineThread:
 
     def _leaves_no_cpu(self) -> bool:
         """Return whether the C kernels use all CPUs that this process may use."""
-        return self.engine.runner.reads_in_place and num_threads() >= allowed_cpus()
+        return self.engine.runner.is_native and num_threads() >= allowed_cpus()
 
     def _abort_largest(self, error: MemoryBudgetError) -> None:
         """Abort the largest request after a step ran out of memory, so that the others can continue."""

@@ -147,7 +147,7 @@ def _candidates(table: Table, num_rows: int, vector_D: Floats, count: int) -> Id
     cosine by more than `_ROUNDING`.
     """
     every_V = np.arange(num_rows)
-    if callable(table) or not table.reads_in_place:
+    if callable(table) or not table.is_native:
         return every_V
     cosines_V = (table.product(EMBEDDING, vector_D[None])[0] / _row_lengths(table))[:num_rows]
     is_far_V = cosines_V < cosines_V[largest(cosines_V, count)[-1]] - 2 * _ROUNDING

@@ -1,1 +1,1 @@
-"""How a model is executed: one `Runner` protocol, one `Batch`, one paged cache, and taps on what is computed."""
+"""Model execution: the `Runner` protocol, the `Batch`, the paged KV cache, and taps on activations."""

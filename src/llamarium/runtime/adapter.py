@@ -1,8 +1,8 @@
-"""An adapter as runners take it: two small matrices beside each of some Linears. Never torch.
+"""Low-rank adapters in the form that runners use. Torch-free.
 
     y = gain * (W x + scale * b (a x))
 
-with a gain for DoRA alone: the learned length of each row over the length that the row has.
+Only DoRA has a gain: the learned norm of each row divided by the norm of the corrected row.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ LAYER_LINEARS = {
     "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
     "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
 }  # fmt: skip
-"""The seven Linears of a layer, by the short names that C has for them: the one table of their paths within a layer."""
+"""Module paths of a layer's seven Linears, by the short names that the C kernels use."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The correction of one Linear; arrays are C-contiguous.
+    """The low-rank correction of one Linear; arrays are C-contiguous.
 
     Attributes:
-        scale: What b (a x) is multiplied by.
+        scale: Factor of b (a x).
         a: float32 (rank, in).
         b: float32 (out, rank).
-        gain: float32 (out,), DoRA's; None without.
+        gain: DoRA's gain, float32 (out,), or None.
     """
 
     scale: float
@@ -42,10 +42,10 @@ class LowRank:
     def added_to(
         self, base_OX: NDArray[np.float32], low_OX: NDArray[Any], rows: NDArray[np.int64] | slice = slice(None)
     ) -> NDArray[np.float32]:
-        """Return rows of W, or of W x, corrected by those of b a, or of b a x."""
+        """Apply scale and gain: correct rows of W by those of b a, or rows of W x by those of b a x."""
         out_OX = base_OX + np.multiply(low_OX, self.scale, dtype=np.float32)
         return out_OX if self.gain is None else out_OX * self.gain[rows, None]
 
 
 Adapter = Mapping[str, LowRank]
-"""One adapter: the corrections by the Linears' names, such as `model.layers.0.self_attn.q_proj` or `lm_head`."""
+"""An adapter: corrections by module path, such as `model.layers.0.self_attn.q_proj` or `lm_head`."""

@@ -1,16 +1,16 @@
-"""The one description of a step of work: some tokens of some sequences, and where their past lies. Never torch.
+"""Batches, and the blocks of the paged KV cache. Torch-free.
 
-A prompt, a chunk of it, a decode step, a speculative check and any mixture of them are batches; nothing else describes
-them. Tokens are packed, without padding; positions are data; a sequence's past is a list of blocks of the cache.
+A batch describes one forward pass: a prompt, a chunk of one, a decode step, the verification of a draft, or any mixture
+of them. Tokens of different sequences are packed without padding, each with its position.
 
-A cache is a number of blocks of slots. A sequence has a list of them, in the order of its positions. A block may belong
-to several sequences (the answers to one prompt share its keys and values), so owners are counted. A shared block is
-never written: a sequence that would gets a copy of its own (`BlockTable.fork`).
+The KV cache consists of blocks of slots. A sequence owns a list of blocks in the order of its positions. Several
+sequences may share a block (answers to the same prompt do), so owners are counted. A shared block is never written: a
+sequence that would write to it gets a copy (`BlockTable.fork`).
 
-A block without owners may still hold keys and values of use (`engine/prefix.py`). Such blocks are free, but taken last,
-the least recently used one first.
+A block without owners may still hold a cached prefix (`engine/prefix.py`). Such blocks are free, but are reused last,
+least recently used first.
 
-Shape suffixes: M tokens of the batch, R sequences, W tokens whose logits are wanted.
+Shape suffixes: M tokens of the batch, R sequences, W tokens whose logits are computed.
 """
 
 from collections import OrderedDict
@@ -25,23 +25,23 @@ from llamarium.errors import MemoryBudgetError
 from llamarium.runtime.intervention import Edit
 
 BLOCK_SIZE = 128
-"""P, the tokens of a block of the cache, where nothing else is asked for: a power of two that divides the 256 slots of
-C's KV chunks (docs/decisions/0014). No result depends on it."""
+"""Default block size P in slots: a power of two that divides the 256 slots that the C kernels read at a time
+(docs/decisions/0014). Results do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step of work. Arrays are C-contiguous.
+    """The tokens of one forward pass. Arrays are C-contiguous.
 
     Attributes:
         token_ids: int64 (M,).
-        positions: int32 (M,); where each token stands in its own sequence.
-        sequences: int32 (M,); the row of `block_tables` that is its sequence's. The tokens of a sequence follow each
-            other, and so do their positions.
-        block_tables: int32 (R, blocks of the longest); position p lies in block table[p // P], slot p % P.
-        logit_rows: int32 (W,); the tokens whose logits are wanted, ascending.
-        adapters: int32 (R,); which of the runner's adapters each sequence uses, -1 for none; None where none uses any.
-        edits: R of them: of each sequence, in order; None where none has any.
+        positions: int32 (M,); the position of each token in its sequence.
+        sequences: int32 (M,); the row of `block_tables` of each token's sequence. The tokens of a sequence are
+            adjacent, at consecutive positions.
+        block_tables: int32 (R, blocks of the longest sequence); position p is in slot p % P of block table[p // P].
+        logit_rows: int32 (W,); the tokens whose logits are computed, ascending.
+        adapters: int32 (R,); index of the runner's adapter per sequence, -1 for none; None if no sequence has one.
+        edits: Activation edits of each of the R sequences; None if no sequence has any.
     """
 
     token_ids: NDArray[np.int64]
@@ -54,14 +54,15 @@ class Batch:
 
 
 class Span(NamedTuple):
-    """Tokens of one sequence that follow each other, at least one.
+    """Consecutive tokens of one sequence, at least one.
 
     Attributes:
-        start: The first one's position.
-        blocks: The sequence's blocks, enough for the last one's position.
-        num_logits: Of how many of them, the last ones, the logits are wanted.
-        adapter: Which of the runner's adapters is used, -1 for none.
-        edits: Of what the model computes for them.
+        token_ids: The tokens.
+        start: Position of the first token.
+        blocks: The sequence's blocks, at least up to the last token's.
+        num_logits: For how many of the last tokens logits are computed.
+        adapter: Index of the runner's adapter, -1 for none.
+        edits: Activation edits.
     """
 
     token_ids: Sequence[int]
@@ -73,41 +74,39 @@ class Span(NamedTuple):
 
 
 def pack(spans: Sequence[Span], block_size: int = BLOCK_SIZE) -> Batch:
-    """Put spans of different sequences into one batch, in their order; `block_size` is the cache's.
-
-    It calls nothing that releases the GIL, as np.arange does: a server's thread would take it.
-    """
+    """Pack spans of different sequences into one batch, in their order; `block_size` is the KV cache's."""
+    # Nothing here releases the GIL, as np.arange does: another thread of the server would take it for milliseconds.
     tables = _tables(spans, block_size)
     has_adapters, has_edits = any(span.adapter >= 0 for span in spans), any(span.edits for span in spans)
     adapters = np.array([span.adapter for span in spans], np.int32) if has_adapters else None
     edits = tuple(span.edits for span in spans) if has_edits else None
 
-    if all(len(span.token_ids) == span.num_logits == 1 for span in spans):  # as in most batches
+    if all(len(span.token_ids) == span.num_logits == 1 for span in spans):  # decode only, the common case
         rows = np.array(range(len(spans)), np.int32)
         ids = np.array([span.token_ids[0] for span in spans], np.int64)
         positions = np.array([span.start for span in spans], np.int32)
         return Batch(ids, positions, rows, tables, rows, adapters, edits)
 
-    ids, positions, sequences, wanted = list[int](), list[int](), list[int](), list[int]()
+    ids, positions, sequences, logit_rows = list[int](), list[int](), list[int](), list[int]()
     for row, span in enumerate(spans):
         count = len(span.token_ids)
         ids.extend(span.token_ids)
         positions.extend(range(span.start, span.start + count))
         sequences.extend([row] * count)
-        wanted.extend(range(len(ids) - span.num_logits, len(ids)))
+        logit_rows.extend(range(len(ids) - span.num_logits, len(ids)))
     return Batch(
         np.array(ids, np.int64),
         np.array(positions, np.int32),
         np.array(sequences, np.int32),
         tables,
-        np.array(wanted, np.int32),
+        np.array(logit_rows, np.int32),
         adapters,
         edits,
     )
 
 
 def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
-    """Return the block tables, (R, blocks of the longest), as long as the spans' last positions need."""
+    """Return the block tables, (R, blocks of the longest), cut after the block of each span's last token."""
     needed = [(span.start + len(span.token_ids) - 1) // block_size + 1 for span in spans]
     if len(spans) == 1:
         return np.array([spans[0].blocks[: needed[0]]], np.int32)
@@ -117,25 +116,31 @@ def _tables(spans: Sequence[Span], block_size: int) -> NDArray[np.int32]:
     return tables
 
 
-# --- the blocks of a cache -------------------------------------------------------------------------------------------
+# --- blocks of the KV cache ------------------------------------------------------------------------------------------
 
 
 def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
-    """Return how many blocks so many tokens need."""
+    """Return how many blocks `num_tokens` tokens need."""
     return -(-num_tokens // block_size)
 
 
 class BlockPool:
-    """The free blocks of a cache, and how many owners the others have.
+    """The free blocks of a KV cache, and the numbers of owners of all blocks.
 
-    `forget` is called with a kept block when it is taken for something else.
+    A free block is in one of two states: empty, or kept, with a cached prefix. Empty ones are at the front of the free
+    list, so they are reused first; kept ones follow, least recently released first.
+
+    Args:
+        num_blocks: Number of blocks.
+        block_size: Slots per block.
+        forget: Called with a kept block when it is reused.
     """
 
     def __init__(
         self, num_blocks: int, block_size: int = BLOCK_SIZE, forget: Callable[[int], None] = lambda _: None
     ) -> None:
         self.block_size = block_size
-        # the lowest first, so that a sequence's blocks lie side by side
+        # lowest number first, so that the blocks of a sequence are adjacent in memory
         self._free = OrderedDict[int, None].fromkeys(range(num_blocks))
         self._owners = [0] * num_blocks
         self._forget = forget
@@ -143,20 +148,20 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks, free or not."""
+        """Total number of blocks."""
         return len(self._owners)
 
     @property
     def num_free(self) -> int:
-        """Blocks without owners."""
+        """Number of blocks without owners."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Take free blocks; MemoryBudgetError if there are not as many; none is taken then."""
+        """Take `count` free blocks; MemoryBudgetError, without taking any, if there are fewer."""
         if count > len(self._free):
             raise MemoryBudgetError(
-                f"{count * self.block_size} more positions of keys and values are needed, and the cache has room for "
-                f"{len(self._free) * self.block_size}; ask for fewer tokens or answers at once"
+                f"the KV cache needs room for {count * self.block_size} more tokens, but only "
+                f"{len(self._free) * self.block_size} fit; ask for fewer tokens or answers at once"
             )
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
@@ -167,21 +172,21 @@ class BlockPool:
         return taken
 
     def keep(self, block: int) -> None:
-        """Keep a block's content as long as possible; `forget` is called when it is taken for something else."""
+        """Keep an owned block's content after its release, until the block is reused."""
         assert self._owners[block] > 0
         self._kept.add(block)
 
     def unkeep(self, block: int) -> None:
-        """Drop a block from those kept; its owner will overwrite it."""
+        """Stop keeping a block's content, because its only owner is about to overwrite it."""
         assert self._owners[block] == 1
         self._kept.remove(block)
 
     def num_owners(self, block: int) -> int:
-        """Return how many sequences have a block."""
+        """Return the number of owners of a block."""
         return self._owners[block]
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Count one more owner of blocks that are owned or kept."""
+        """Add an owner to blocks that are owned or kept."""
         for block in blocks:
             if self._owners[block] == 0:
                 assert block in self._kept
@@ -189,7 +194,8 @@ class BlockPool:
             self._owners[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Count one owner less of blocks, the last one first; those without owners are free."""
+        """Remove an owner from blocks; those without owners become free."""
+        # The last block first, so that the beginning of a prefix, which more requests share, is reused last.
         for block in reversed(blocks):
             assert self._owners[block] > 0
             self._owners[block] -= 1
@@ -198,7 +204,7 @@ class BlockPool:
                 self._free.move_to_end(block, last=block in self._kept)
 
     def add(self, count: int) -> None:
-        """Add the new blocks of a cache that has grown."""
+        """Add `count` blocks after the KV cache has grown."""
         first = len(self._owners)
         self._owners.extend([0] * count)
         self._free.update(dict.fromkeys(range(first, first + count)))
@@ -206,19 +212,19 @@ class BlockPool:
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """One sequence's `blocks`, by number, in the order of positions."""
+    """The block numbers of a sequence, in the order of its positions."""
 
     _pool: BlockPool
     blocks: list[int] = field(default_factory=list[int])
 
     def reserve(self, num_tokens: int) -> None:
-        """Take blocks for so many tokens in all; MemoryBudgetError if the cache has not as many free blocks."""
+        """Take blocks for `num_tokens` tokens in total; MemoryBudgetError if not enough are free."""
         missing = self.missing(num_tokens)
         if missing > 0:
             self.blocks.extend(self._pool.take(missing))
 
     def missing(self, num_tokens: int) -> int:
-        """Return how many blocks more so many tokens in all need; negative if there are more than enough."""
+        """Return how many more blocks `num_tokens` tokens in total need; negative if there are more than enough."""
         return blocks_for(num_tokens, self._pool.block_size) - len(self.blocks)
 
     def owners(self) -> list[int]:
@@ -226,10 +232,12 @@ class BlockTable:
         return [self._pool.num_owners(block) for block in self.blocks]
 
     def fork(self, num_tokens: int, copy_block: Callable[[int, int], None]) -> "BlockTable":
-        """Return the table of another sequence with the same first tokens, whose whole blocks are shared.
+        """Return a table for another sequence with the same first `num_tokens` tokens.
 
-        The rest's block is copied by the cache's `copy_block`, called with source and target. MemoryBudgetError if
-        there is no block for the copy.
+        Whole blocks are shared. A partially filled last block is copied with the cache's `copy_block(source, target)`.
+
+        Raises:
+            MemoryBudgetError: If no block is free for the copy.
         """
         other = BlockTable(self._pool)
         whole, rest = divmod(num_tokens, self._pool.block_size)
@@ -243,13 +251,13 @@ class BlockTable:
         return other
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Append blocks that another sequence has filled."""
+        """Append blocks that another sequence has computed."""
         self._pool.share(blocks)
         self.blocks.extend(blocks)
 
     def copy(self, source: int, copy_block: Callable[[int, int], None]) -> None:
-        """Append a copy of a block that is owned or kept; MemoryBudgetError if there is no block for the copy."""
-        self._pool.share([source])  # so that it is not taken for the copy itself
+        """Append a copy of a block that is owned or kept; MemoryBudgetError if no block is free for it."""
+        self._pool.share([source])  # so that it is not reused for the copy itself
         try:
             (target,) = self._pool.take(1)
             self.blocks.append(target)
@@ -258,6 +266,6 @@ class BlockTable:
             self._pool.release([source])
 
     def release(self) -> None:
-        """Give all blocks back."""
+        """Release all blocks."""
         self._pool.release(self.blocks)
         self.blocks = []

@@ -1,4 +1,4 @@
-"""Which device a model computes on. Torch is imported only if there may be another one than the CPU."""
+"""The choice of the device. Torch is imported only if there may be a device other than the CPU."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,17 @@ _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/k
 
 
 def choose_device(name: object) -> str:
-    """Return the device of that name, as torch spells it; "auto" is a GPU where there is one that PyTorch can use.
+    """Return a device in torch's notation; "auto" chooses a GPU if PyTorch can use one.
 
-    OptionError if there is no such device here, or it holds no numbers; MissingPackageError without PyTorch.
+    Raises:
+        OptionError: If the device is unknown or cannot be used.
+        MissingPackageError: If it needs PyTorch, which is not installed.
     """
     if isinstance(name, str) and (name == "cpu" or (name == "auto" and not (_may_have_gpu() and has_torch()))):
         return "cpu"
     if isinstance(name, str) and name == "gpu":
         raise OptionError(
-            "device is 'gpu'; expected 'cuda' (NVIDIA, AMD), 'mps' (Apple), or 'auto': a GPU if there is one"
+            "device is 'gpu'; expected 'cuda' (NVIDIA, AMD), 'mps' (Apple), or 'auto' (a GPU if available)"
         )
     need_torch(f"device {show_value(name)}")
     import torch
@@ -29,15 +31,15 @@ def choose_device(name: object) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, ImportError) as error:  # "privateuseone" needs a module that does not exist
+    except (RuntimeError, AssertionError, ImportError) as error:  # ImportError: "privateuseone" needs a plug-in module
         raise OptionError(f"device {show_value(str(name))} cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
-        raise OptionError("device 'meta' holds no numbers; expected cpu, cuda or mps")
+        raise OptionError("device 'meta' has no data; expected cpu, cuda or mps")
     return str(device)
 
 
 def _may_have_gpu() -> bool:
-    """Whether a driver of a GPU that torch would call cuda is here and not hidden; torch takes seconds to say so."""
+    """Return whether a GPU driver is installed and not hidden; asking torch would take seconds to import it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return False
     return os.name == "nt" or any(Path(driver).exists() for driver in _DRIVERS)

@@ -1,10 +1,10 @@
-"""Whether a model's modules are still those that its runner was made of.
+"""Detect edits of a loaded model's modules.
 
-The modules of a loaded model may be read, hooked, patched and trained; the C kernels read their weights alone. So
-before each request the modules are compared with what they were: hooks, adapters, replaced modules, other weights,
-methods patched on a module or its class, numbers in attributes, and weights of which the runner has a copy (an
-adapter's). Any other weight that was changed in place is the same memory; that is noticed too, as cached keys and
-values are stale.
+A caller may hook, patch or train the modules of a loaded model, but the C kernels read only the weights. So before each
+request the modules are compared with their state at loading: hooks, adapters, replaced modules or weights, methods
+patched on a module or its class, numeric attributes, and in-place changes of weights that the runner has copied (those
+of adapters). In-place changes of other weights need no fallback, because the runner reads the same memory, but they
+invalidate the KV cache, so they are detected, too.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,16 +19,21 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 class ModuleSnapshot:
-    """A model's modules when they were built, and when they were last compared; `shared` are the runner's addresses."""
+    """The state of a model's modules when they were built, and when they were last compared.
+
+    Args:
+        model: The modules.
+        shared: Addresses of the weights that the runner reads in place.
+    """
 
     def __init__(self, model: nn.Module, shared: Collection[int] = ()) -> None:
         self._shared = frozenset(shared)
-        self._kept = list(model.modules())  # so that nothing new can have the identity of something old
+        self._kept = list(model.modules())  # keeps old modules alive, so that no new one gets the id of an old one
         self._state = self._last = list(_state(model, self._shared))
         self._versions = _versions(model)
 
     def look(self, model: nn.Module) -> tuple[bool, bool]:
-        """Return whether anything but weights' values differs from the first state, and if anything from the last."""
+        """Return whether anything but weight values differs from the first state, and anything at all from the last."""
         last, self._last = self._last, list(_state(model, self._shared))
         versions, self._versions = self._versions, _versions(model)
         is_changed = (last, versions) != (self._last, self._versions)
@@ -46,7 +51,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _state(model: nn.Module, shared: Collection[int]) -> Iterator[object]:
-    """Yield all that a request depends on, but the values of shared weights."""
+    """Yield everything that results depend on, except the values of shared weights."""
     for kind in dict.fromkeys(map(type, model.modules())):
         for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             yield base, [(name, value) for name, value in vars(base).items() if isinstance(value, FunctionType)]
@@ -61,6 +66,6 @@ def _state(model: nn.Module, shared: Collection[int]) -> Iterator[object]:
 
 
 def _identity(tensor: torch.Tensor, shared: Collection[int]) -> tuple[object, ...]:
-    """Return a tensor's memory and layout, and how often it was written to if the runner has a copy."""
+    """Return a tensor's address and layout, and its version counter if the runner has a copy."""
     address = tensor.data_ptr()
     return address, tensor.dtype, tensor.shape, tensor.stride(), 0 if address in shared else _version(tensor)

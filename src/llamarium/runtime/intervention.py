@@ -1,4 +1,4 @@
-"""An edit of what a part of the model computes, as runners take it: for one sequence of a batch. Never torch.
+"""Edits of activations, for one sequence of a batch. Torch-free.
 
     y = factor * x + add
 
@@ -19,20 +19,21 @@ from llamarium.config import ModelConfig
 from llamarium.errors import InputError, check_choice, show_value
 
 Part = Literal["embed", "attention", "head", "mlp", "residual"]
-"""The embedding's rows; what attention, one head or the MLP of a layer computes; the stream after a layer."""
+"""The activation: the embedding, the output of a layer's attention, of one head or of the MLP, or the residual stream
+after a layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edit:
-    """What a part computes, times `factor`, plus `add`.
+    """An edit: multiply an activation by `factor`, then add `add`.
 
     Attributes:
-        part: Of a head, its result before `o_proj`.
-        layer: None for "embed".
-        head: For "head"; else None.
-        positions: None is all. They count from the beginning of the text, also while an answer grows.
-        factor: 1 leaves it as it is, 0 removes it.
-        add: (D,), of a head (H,), an array of numpy or torch; None is nothing.
+        part: Which activation; "head" is a head's output before `o_proj`.
+        layer: Index of the layer; None for "embed".
+        head: Index of the head; None except for "head".
+        positions: Positions from the start of the prompt, answer included; None for all.
+        factor: 1 keeps the activation, 0 removes it.
+        add: A numpy array or torch tensor of shape (D,), for "head" (H,); None adds nothing.
     """
 
     part: Part
@@ -43,7 +44,7 @@ class Edit:
     add: Any = None
 
     def added(self) -> NDArray[np.float32] | None:
-        """Return what is added, contiguous."""
+        """Return `add` as a contiguous float32 array, or None."""
         if self.add is None:
             return None
         is_tensor = hasattr(self.add, "detach")
@@ -52,7 +53,7 @@ class Edit:
 
 @functools.lru_cache(maxsize=256)
 def edits_key(edits: tuple[Edit, ...]) -> bytes:
-    """Return a hash of all that edits change, in their order."""
+    """Return a hash of edits, in their order."""
     digest = blake2b(digest_size=16)
     for edit in edits:
         added = edit.added()
@@ -62,17 +63,17 @@ def edits_key(edits: tuple[Edit, ...]) -> bytes:
 
 
 def check_edit(config: ModelConfig, edit: Edit) -> None:
-    """Refuse an edit of what there is not, or by what is no finite number of the right size: InputError."""
+    """Validate an edit against the model; InputError if an index, a shape or a value is wrong."""
     if not isinstance(edit, Edit):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"an edit is {show_value(edit)}; expected one of ablate, scale, steer or ablate_to_mean")
+        raise InputError(f"edit is {show_value(edit)}; expected the result of ablate, scale, steer or ablate_to_mean")
     part = edit.part
     check_choice("part", part, get_args(Part))
     _check_index("layer", edit.layer, None if part == "embed" else config.num_hidden_layers, part)
     _check_index("head", edit.head, config.num_attention_heads if part == "head" else None, part)
     if not isinstance(edit.positions, Iterable | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"positions is {show_value(edit.positions)}; expected whole numbers, or None for all")
+        raise InputError(f"positions is {show_value(edit.positions)}; expected integers, or None for all")
     for position in edit.positions or ():
-        _check_index("a position", position, config.max_position_embeddings, part)
+        _check_index("position", position, config.max_position_embeddings, part)
     if isinstance(edit.factor, bool) or not isinstance(edit.factor, int | float) or not math.isfinite(edit.factor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"factor is {show_value(edit.factor)}; expected a finite number")
     if edit.add is not None:
@@ -83,15 +84,15 @@ def _check_added(edit: Edit, size: int) -> None:
     shape = getattr(edit.add, "shape", None)
     if shape is None or tuple(shape) != (size,):
         shown = show_value(edit.add) if shape is None else tuple(shape)
-        raise InputError(f"what is added to {edit.part} is {shown}; expected ({size},)")
+        raise InputError(f"the shape of the vector added to {edit.part} is {shown}; expected ({size},)")
     if (added := edit.added()) is not None and not np.isfinite(added).all():
-        raise InputError(f"what is added to {edit.part} has NaN or infinite values; expected finite numbers")
+        raise InputError(f"the vector added to {edit.part} has NaN or infinite values; expected finite numbers")
 
 
 def _check_index(name: str, value: object, size: int | None, part: str) -> None:
-    """Refuse anything but an index below `size`; where that is None, anything but None."""
+    """Validate an index: an integer from 0 to `size - 1`, or None if `size` is None."""
     if size is None:
         if value is not None:
-            raise InputError(f"{name} is {show_value(value)}; expected none, as there is one {part} for all")
+            raise InputError(f"{name} is {show_value(value)}; expected none for {part}")
     elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
-        raise InputError(f"{name} is {show_value(value)}; expected one within 0..{size - 1} to edit {part}")
+        raise InputError(f"{name} is {show_value(value)}; expected 0 to {size - 1} for {part}")

@@ -1,8 +1,8 @@
-"""A loaded model: the runner that answers, and the modules to read, hook and train. Never torch by itself.
+"""A loaded model: its runner, and its modules once they are used. Imports torch only then.
 
-With the C kernels a model answers without its modules, and so without torch. They are built at their first use, over
-the same memory. From then on each request compares them with what they were; if they were edited, it runs on the
-modules, and a warning says so once.
+With the C kernels a model runs without modules, and so without torch. The modules are built at their first use, over
+the same memory. From then on, each request checks whether they were edited; if so, it runs on the modules, with one
+warning.
 """
 
 import threading
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from llamarium.model import LlamaForCausalLM
     from llamarium.runtime.edits import ModuleSnapshot
 
-_looking = threading.RLock()
-"""One thread at a time builds modules or compares them; a model may be built of another, so it can be taken twice."""
+_modules_lock = threading.RLock()
+"""Held while modules are built or compared. Reentrant, because a model's modules may be built from another model's."""
 
 
 class LoadedModel:
     """A model's runner and its modules.
 
-    `chosen` is the runner that was chosen at loading, None where the modules answer; `build` returns the modules over
-    the same memory. `deterministic` refuses requests that the modules would have to answer. `check` is called once a
-    request, before anything runs, and raises if a file that is in use has changed. `weights_of` is the model whose
-    weights a learner's functions run over, None for any other model. `stored` returns the fingerprint of the stored
-    bytes that the weights were made of.
+    Args:
+        chosen: The runner chosen at loading; None if the modules run themselves.
+        build: Builds the modules over the same memory; None if there can be none.
+        deterministic: Refuse requests that would have to run on edited modules.
+        check: Called before each request; raises if a memory-mapped file has changed.
+        weights_of: Name of the model whose weights a learner's functions use; None for other models.
+        stored: Returns a fingerprint of the stored bytes of the weights.
     """
 
     def __init__(
@@ -51,16 +53,16 @@ class LoadedModel:
 
     @classmethod
     def of_modules(cls, model: "LlamaForCausalLM", check: Callable[[], None] | None = None) -> "LoadedModel":
-        """Return a model that is its modules."""
+        """Return a model that runs on the given modules."""
         return cls(None, lambda: model, check=check)
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
+        """The model configuration."""
         return self.model.config if self._chosen is None else self._chosen.config
 
     def with_runner(self, adapted: Runner, put_on: "Callable[[LlamaForCausalLM], None]") -> "LoadedModel":
-        """Return this model with another runner; `put_on` changes the modules likewise when they are built."""
+        """Return this model with another runner; `put_on` applies the same change to the modules once built."""
         assert self._chosen is not None
 
         def build() -> "LlamaForCausalLM":
@@ -71,7 +73,7 @@ class LoadedModel:
         return LoadedModel(adapted, build, deterministic=self._deterministic, check=self._check)
 
     def beside(self) -> "LoadedModel":
-        """Return a model over the same weights, whose modules can be changed without this one's."""
+        """Return a model over the same weights with separate modules, which can be changed independently."""
 
         def build() -> "LlamaForCausalLM":
             from llamarium.runtime.shell import shell_of
@@ -81,40 +83,43 @@ class LoadedModel:
         return LoadedModel(self._chosen, build, deterministic=self._deterministic, check=self._check)
 
     def with_modules(self) -> "LoadedModel":
-        """Return the modules of this model, as they are now, as a model of its own."""
+        """Return a model that runs on this model's current modules."""
         return LoadedModel.of_modules(self.model, self._check)
 
     @property
     def model(self) -> "LlamaForCausalLM":
-        """The modules: plain, editable, over the memory that the runner reads.
+        """The modules, over the memory that the runner reads; built at the first access.
 
-        CheckpointError if a file whose bytes are in use has been changed; NoModulesError if there can be none.
+        Raises:
+            CheckpointError: If a memory-mapped file has changed.
+            NoModulesError: If this model has no modules.
         """
         if self._check is not None:
             self._check()
-        with _looking:
+        with _modules_lock:
             if self._model is None:
                 model = self._build()
-                from llamarium.runtime.edits import ModuleSnapshot  # now that there are modules, there is torch
+                from llamarium.runtime.edits import ModuleSnapshot  # imports torch, which the modules have imported
 
                 self._snapshot = ModuleSnapshot(model, () if self._chosen is None else self._chosen.addresses)
                 self._model = model
             return self._model
 
     def runner(self) -> Runner:
-        """Return the runner of the next request; a new one if the modules have changed, so that old caches go.
+        """Return the runner for the next request: a new one if the modules have changed, which invalidates KV caches.
 
-        CheckpointError if a file whose bytes are in use has been changed; OptionError if the model was loaded as
-        deterministic, and its modules have been edited.
+        Raises:
+            CheckpointError: If a memory-mapped file has changed.
+            OptionError: If the model was loaded as deterministic and its modules have been edited.
         """
         if self._check is not None:
             self._check()
         if self._model is None and self._chosen is not None:
             return self._chosen
-        with _looking:
-            return self._look()
+        with _modules_lock:
+            return self._compare()
 
-    def _look(self) -> Runner:
+    def _compare(self) -> Runner:
         from llamarium.runtime.module_runner import ModuleRunner
 
         model = self.model
@@ -124,35 +129,35 @@ class LoadedModel:
             self._chosen = self._chosen.fresh() if is_changed else self._chosen
             return self._chosen
         if self._chosen is not None and self._modules is None:
-            what = "a hook, an adapter, a patched method, a replaced weight"
+            examples = "a hook, an adapter, a patched method or a replaced weight"
             if self._deterministic:
                 raise OptionError(
-                    f"the model was loaded as deterministic, and its modules have been edited since ({what}), which "
-                    "the C kernels do not see; load it without deterministic"
+                    f"the model was loaded as deterministic, but its modules have been edited ({examples}), which the "
+                    "C kernels ignore; load it without deterministic"
                 )
             warn_caller(
-                f"the model's modules have been edited ({what}): PyTorch answers from now on, as the C kernels do not "
-                "see that"
+                f"the model's modules have been edited ({examples}), which the C kernels ignore: the model runs on "
+                "PyTorch from now on"
             )
         if self._modules is None or is_changed:
             self._modules = ModuleRunner(model)
         return self._modules
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied deeply."""
+        """Raise an OptionError: a loaded model cannot be pickled or deep-copied."""
         raise OptionError(
-            "a loaded model cannot be pickled or deep-copied, as it refers to memory of this process; call "
-            "llamarium.load() in the other process, or copy.deepcopy(llama.model) for modules of your own"
+            "a loaded model cannot be pickled or deep-copied, because it refers to memory of this process; call "
+            "llamarium.load() in the other process, or copy.deepcopy(llama.model) for a copy of the modules"
         )
 
 
 def _no_modules() -> NoReturn:
     raise NoModulesError(
-        "this model is functions in a process of their own, so there are no modules to read, edit or train; load the "
-        "model whose weights they use for that"
+        "this model runs functions in a separate process, so it has no modules to read, edit or train; load the model "
+        "whose weights they use instead"
     )
 
 
 def runner_of(model: "LlamaForCausalLM") -> Runner:
-    """Return a runner of modules as they are: edited ones, say."""
+    """Return a runner for modules, edited or not."""
     return LoadedModel.of_modules(model).runner()

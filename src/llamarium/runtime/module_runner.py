@@ -1,8 +1,7 @@
-"""The modules themselves as a runner: any device, any dtype, adapters, hooks. The reference of all others.
+"""The PyTorch runner: any device and dtype, with adapters and hooks. The reference for the others.
 
-Taps are read by hooks on a shell of the model (`runtime/shell.py`), so a request on the same weights at the same moment
-is neither slowed nor recorded. Hooks that a caller has put on the model run all the same: they are part of what the
-model computes.
+Taps are hooks on a shell of the model (`runtime/shell.py`), so concurrent requests on the same weights are neither
+slowed nor recorded. A caller's own hooks on the model still run.
 """
 
 # ruff: noqa: D102 - `Runner` documents its methods
@@ -40,10 +39,10 @@ _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 class ModuleRunner:
-    """Runs a model's modules, as they are at each request."""
+    """Runs a model's modules in their current state."""
 
     is_row_exact: bool = False
-    reads_in_place: bool = False
+    is_native: bool = False
     takes_edits: bool = True
     adapters: None = None
     addresses: tuple[int, ...] = ()
@@ -78,8 +77,8 @@ class ModuleRunner:
 
     @property
     def weights(self) -> Mapping[str, HeldWeight]:
-        """All weights by key, of modules that have one; adapters, and a tied head, are not among them."""
-        found: dict[str, HeldWeight] = {}
+        """All weights by key, without adapters and a tied head."""
+        by_key: dict[str, HeldWeight] = {}
         tied = self.model.config.tie_word_embeddings
         for name, module in self.model.named_modules():
             weight = getattr(module, "weight", None)
@@ -88,11 +87,11 @@ class ModuleRunner:
                 own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
                 bias = getattr(module, "bias", None)
                 num_bytes = sum(tensor.nbytes for tensor in own if not tensor.is_meta and tensor is not bias)
-                found[key] = HeldWeight(key, _type_name(module), _shape(module), num_bytes)
+                by_key[key] = HeldWeight(key, _type_name(module), _shape(module), num_bytes)
                 if isinstance(bias, Tensor):
                     bias_key, type_name = f"{key.removesuffix('.weight')}.bias", _float_name(bias)
-                    found[bias_key] = HeldWeight(bias_key, type_name, tuple(bias.shape), bias.nbytes)
-        return found
+                    by_key[bias_key] = HeldWeight(bias_key, type_name, tuple(bias.shape), bias.nbytes)
+        return by_key
 
     @torch.no_grad()
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
@@ -104,7 +103,7 @@ class ModuleRunner:
             weight = torch.cat([part for _, _, part in outer.merged_rows()])
         elif isinstance(module, QuantizedEmbedding) and rows is not None:
             exact = shell_of(module)
-            exact.dtype = torch.float32  # of this shell's vectors alone
+            exact.dtype = torch.float32  # affects only this shell
             return on_host(exact(torch.tensor(list(rows), device=self.model.device)))
         elif isinstance(module, QuantizedLinear | QuantizedEmbedding):
             weight = module.dequantize()
@@ -114,7 +113,7 @@ class ModuleRunner:
 
     @torch.no_grad()
     def product(self, key: str, x_MI: Floats) -> Floats:
-        """Multiply in float32 where the Linear is quantized, as the C kernels' own stream does."""
+        """See `Runner.product`; a quantized Linear gets float32 inputs, as in the C kernels."""
         module, base = self.model.get_submodule(key.removesuffix(".weight")), self._module(key)
         x = torch.from_numpy(x_MI).to(self.model.device)
         x = x if isinstance(base, QuantizedLinear | QuantizedEmbedding) else x.to(self.model.dtype)
@@ -125,8 +124,8 @@ class ModuleRunner:
                 return on_host(nn.functional.linear(x, module.dequantize()))
             if isinstance(module, nn.Embedding):
                 return on_host(nn.functional.linear(x, module.weight))
-            found, bias = on_host(module(x)), getattr(base, "bias", None)
-            return found if bias is None else found - on_host(bias)
+            out, bias = on_host(module(x)), getattr(base, "bias", None)
+            return out if bias is None else out - on_host(bias)
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         module = self._module(key)
@@ -141,14 +140,14 @@ class ModuleRunner:
             return on_host(self.model.logits(or_nan(x, self.model.model.norm(x))))
 
     def backend_of(self, key: str) -> str:
-        """Return the display name of what multiplies by a matrix: C for packed Linears, PyTorch for others."""
+        """Return the display name of the backend of a matrix: C for packed Linears, PyTorch for others."""
         in_c = getattr(self._module(key), "uses_kernels", False) and native.library() is not None
         return f"C ({native.kernels()})" if in_c and self.device == "cpu" else "PyTorch"
 
     def with_adapters(self, adapters: Sequence[Any], default: int = -1) -> NoReturn:
-        """Refuse: modules have the adapter that was put on them."""
+        """Raise an OptionError: modules have at most the one adapter that was loaded."""
         raise OptionError(
-            "several adapters side by side need a model that the C kernels run (`llamarium doctor`); put one on with "
+            "several adapters at once need a model that the C kernels run (`llamarium doctor`); load a single one with "
             "load(adapter=...), or merge it"
         )
 
@@ -156,7 +155,7 @@ class ModuleRunner:
         return ModuleRunner(self.model)
 
     def _module(self, key: str) -> nn.Module:
-        """Return the module of a weight, without its adapter; KeyError if there is none."""
+        """Return the base module of a weight; KeyError if there is none."""
         try:
             module = self.model.get_submodule(key.rpartition(".")[0])
         except AttributeError:
@@ -164,7 +163,7 @@ class ModuleRunner:
         return cast(nn.Module, getattr(module, "base_layer", module))
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> PagedCache:
-        """Return a cache on the model's device; InputError if two layers would keep theirs in the same place."""
+        """Return a KV cache on the model's device; InputError if two layers have the same `layer_idx`."""
         config = self.model.config
         return PagedCache(
             num_layers=self._num_kept_layers(),
@@ -178,12 +177,12 @@ class ModuleRunner:
         )
 
     def _num_kept_layers(self) -> int:
-        """Return how many layers a cache needs; if some were removed, the others keep their numbers."""
+        """Return how many layers the KV cache needs; after layers were removed, the others keep their numbers."""
         numbers = [cast(LlamaDecoderLayer, layer).self_attn.layer_idx for layer in self.model.model.layers]
         if len(set(numbers)) < len(numbers):
             raise InputError(
-                f"layers have the numbers {numbers}, so some would overwrite others' keys and values; give each copy "
-                "its own (copy.deepcopy, then self_attn.layer_idx)"
+                f"layers have the indices {numbers}, so some would overwrite the keys and values of others; set a "
+                "different self_attn.layer_idx for each copied layer (copy.deepcopy)"
             )
         return max(numbers, default=-1) + 1
 
@@ -191,13 +190,16 @@ class ModuleRunner:
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
         """Run the batch's tokens; see `Runner.run`.
 
-        Each row of logits that is tapped is a product of its own, as it is when a request is answered alone: PyTorch
-        rounds a product of several rows otherwise. InputError if the cache is not one of this model's.
+        With taps, each row of logits is a separate product, as for a request that runs alone: PyTorch rounds a product
+        of several rows differently.
+
+        Raises:
+            InputError: If the KV cache belongs to another model.
         """
         if not isinstance(cache, PagedCache) or len(cache.k) != self._num_kept_layers():
-            raise InputError("the cache is another model's; expected one that this runner's new_cache made")
+            raise InputError("the KV cache belongs to another model; expected one from this runner's new_cache")
         if batch.adapters is not None:
-            raise InputError("the modules have the adapter that was put on them, for every sequence; name none")
+            raise InputError("PyTorch modules use the same adapter for every sequence; leave out the request's adapter")
         with threads_for(self.model):
             return self._run(batch, cache, taps)
 
@@ -211,7 +213,7 @@ class ModuleRunner:
         _hook_edits(model, batch)
         if taps is not None:
             watch(model, taps)
-        own = vars(model)  # hooked or patched itself: to call its parts would miss that
+        own = vars(model)  # calling the parts of a hooked or patched model would skip its hooks
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return _on_host(model(ids_1M, positions_1M, seen)[0][rows_W])
         hidden_WD = model.model(ids_1M, positions_1M, seen)[0][rows_W]
@@ -223,23 +225,20 @@ class ModuleRunner:
 
 @torch.no_grad()
 def _codes_of(linear: nn.Module, rows: Sequence[int]) -> Codes:
-    """Return some rows of a Linear as codes and scales.
-
-    InputError if it is not quantized, or its codes are not known.
-    """
+    """Return some rows of a Linear as codes and scales; InputError if its format has none."""
     if isinstance(linear, LinearPacked):
         return unpack_rows(linear.weight.cpu().numpy(), np.array(rows, np.int64), linear.format)
-    at = list(rows)
+    row_list = list(rows)
     if isinstance(linear, LinearGGML) and linear.type_name in PACKED_FORMATS:
-        return codes_of_blocks(linear.weight[at].cpu().numpy(), linear.type_name)
+        return codes_of_blocks(linear.weight[row_list].cpu().numpy(), linear.type_name)
     if isinstance(linear, Linear4bit):
-        places_RC = np.array(at)[:, None] * linear.in_features + np.arange(linear.in_features)
+        places_RC = np.array(row_list)[:, None] * linear.in_features + np.arange(linear.in_features)
         bytes_RC = linear.weight.cpu().numpy().reshape(-1)[places_RC // 2].astype(np.int64)
         codes = np.where(places_RC % 2 == 0, bytes_RC >> 4, bytes_RC & 15)  # the first in the high half
         return Codes("NF4", LEVELS, codes, on_host(linear.scales())[places_RC // linear.layout.block_size])
     if isinstance(linear, nn.Linear | nn.Embedding):
-        raise InputError("the weight is not quantized, so that it has no codes; give quantize")
-    raise InputError(f"the codes of {_type_name(linear)} are not shown; expected NF4 or {', '.join(PACKED_FORMATS)}")
+        raise InputError("the weight is not quantized, so it has no codes; load the model with quantize")
+    raise InputError(f"{_type_name(linear)} codes are not supported; expected NF4 or {', '.join(PACKED_FORMATS)}")
 
 
 def _type_name(module: nn.Module) -> str:
@@ -261,17 +260,17 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
 
 
 def threads_for(model: LlamaForCausalLM) -> AbstractContextManager[None]:
-    """Return the block in which modules are run: with one thread for PyTorch where the C kernels multiply.
+    """Return a context that limits PyTorch to one thread if the C kernels multiply.
 
-    They have threads of their own, and what is left to PyTorch is small: its threads would wait for each other, and
-    take the cores from the kernels meanwhile.
+    The kernels have their own threads, and the operations left to PyTorch are small: its threads would only take cores
+    from the kernels while they wait for each other.
     """
     is_packed = any(isinstance(module, LinearPacked) for module in model.modules())
     return one_torch_thread() if is_packed else nullcontext()
 
 
 def _hook_edits(shell: LlamaForCausalLM, batch: Batch) -> None:
-    """Hook the edits of a batch's sequences, each to its own tokens."""
+    """Hook the edits of a batch, each restricted to the tokens of its sequence."""
     if batch.edits is not None:
         hook_norms(shell)
     for row, edits in enumerate(batch.edits or ()):
@@ -283,12 +282,12 @@ def _hook_edits(shell: LlamaForCausalLM, batch: Batch) -> None:
 
 
 def _on_host(logits_WV: Tensor) -> Logits:
-    """Logits as float32 of numpy on a CPU; elsewhere they stay where they are."""
+    """Return logits as a float32 numpy array if they are on the CPU, else unchanged."""
     return logits_WV.float().numpy() if logits_WV.device.type == "cpu" else logits_WV
 
 
 def _segments(batch: Batch, cache: PagedCache) -> list[Segment]:
-    """Return where each sequence's tokens are in the packed row, and where its past lies."""
+    """Return each sequence's tokens in the packed row and its slots in the KV cache; InputError for a bad batch."""
     borders = np.flatnonzero(np.diff(batch.sequences)) + 1
     segments: list[Segment] = []
     for begin, end in zip([0, *borders.tolist()], [*borders.tolist(), len(batch.sequences)], strict=True):
@@ -296,14 +295,14 @@ def _segments(batch: Batch, cache: PagedCache) -> list[Segment]:
         used = table[: -(-(start + end - begin) // cache.block_size)]
         follow = (np.diff(batch.positions[begin:end]) == 1).all()
         if not follow or start + end - begin > len(table) * cache.block_size or max(used) >= cache.num_blocks:
-            raise InputError("the batch names positions that do not follow each other, or blocks that the cache lacks")
+            raise InputError("the batch has positions that are not consecutive, or blocks outside the KV cache")
         slots = find_slots(table, cache.block_size, start + end - begin, cache.device)
         segments.append(Segment(slice(begin, end), start, slots))
     return segments
 
 
 class _Attend:
-    """An `Attend` whose rotated queries are handed out, if they are tapped; a pass may be paused at each layer."""
+    """An `Attend` that hands out tapped queries, and lets engine steps run between layers (`pause`)."""
 
     def __init__(self, inner: PagedAttend, taps: Taps | None) -> None:
         self._inner, self._taps = inner, taps

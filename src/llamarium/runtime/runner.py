@@ -1,7 +1,7 @@
-"""The one protocol by which a model is executed. Never torch.
+"""The `Runner` protocol: how a model is executed. Torch-free.
 
-A runner's weights are frozen. Which runner it is, is chosen once, when the model is loaded: the C kernels where they
-can multiply all of its matrices, the modules elsewhere.
+A runner's weights are frozen. The runner is chosen once, at loading: the C kernels if they support all of the model's
+matrices, else the PyTorch modules.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,14 +22,16 @@ from llamarium.runtime.taps import Taps
 Floats = NDArray[np.float32]
 
 Logits = Any
-"""(W, V) or, of a sampler's rows, (B, V): float32 of numpy on a CPU; a tensor of torch where the model is on another
-device."""
+"""Logits, (W, V) or, for a sampler's rows, (B, V): a float32 numpy array on a CPU, a torch tensor on other devices."""
 
 
 class Cache(Protocol):
-    """Keys and values of every layer, in blocks of `block_size` slots (P); which of them are in use is not known here.
+    """A paged KV cache for all layers; `BlockPool` tracks which blocks are in use.
 
-    `num_bytes` is what they occupy if all of them are used, scales included.
+    Attributes:
+        num_blocks: Number of blocks.
+        block_size: P, slots per block.
+        num_bytes: Size in bytes if all blocks are used, scales included.
     """
 
     num_blocks: int
@@ -39,23 +41,24 @@ class Cache(Protocol):
     def num_bytes(self) -> int: ...  # noqa: D102
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block's content to another, in all layers."""
+        """Copy a block to another one, in all layers."""
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays; MemoryBudgetError if there is not that much memory."""
+        """Grow to `num_blocks` blocks, keeping their contents; MemoryBudgetError if there is not enough memory."""
 
     def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
-        """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
+        """Return the keys and values of a sequence's first `num_slots` positions, dequantized: (S, K, H) each."""
         ...
 
 
 class WeightInfo(Protocol):
-    """What is known of a weight in memory.
+    """Metadata of a weight in memory.
 
     Attributes:
-        key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
-        type_name: Of `quant/formats.py`: `F32`, `BF16`, `Q4_1`, `NF4`, ...
-        shape: The logical shape: (out, in), or a norm's (hidden,).
+        key: State-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
+        type_name: A name from `quant/formats.py`: `F32`, `BF16`, `Q4_1`, `NF4`, ...
+        shape: Logical shape: (out, in), or (hidden,) for a norm.
+        num_bytes: Size in bytes.
     """
 
     @property
@@ -70,7 +73,7 @@ class WeightInfo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldWeight:
-    """A `WeightInfo` of a weight that is kept elsewhere."""
+    """A `WeightInfo` without the weight itself."""
 
     key: str
     type_name: str
@@ -79,27 +82,29 @@ class HeldWeight:
 
 
 class Runner(Protocol):
-    """Executes a model over kept keys and values, and describes its weights.
+    """Executes a model over a KV cache, and describes its weights.
 
     Attributes:
-        config: The model's shape.
-        is_row_exact: Whether a token's results have the bits that they have alone, in any company, chunk and number of
-            threads. PyTorch's products round otherwise for several tokens than for one.
-        takes_edits: Whether a batch may name edits (`Batch.edits`).
-        reads_in_place: Whether the C kernels compute everything. Each product reads its weights as they are kept, so
-            that a step's bytes can be counted.
-        input_bits: What inputs of packed weights are rounded to; None where nothing is rounded.
-        adapters: Those that a batch may name by their place (`Batch.adapters`); None where it may name none.
-        device: Where logits are: "cpu", or a device of torch.
-        dtype: The dtype between products: "float32", "bfloat16" or "float16".
-        kv_dtype: The dtype of keys and values in a cache of dtype "auto".
+        config: The model configuration.
+        is_row_exact: Whether a token's results have the same bits whatever else is in the batch, however the prompt is
+            split into chunks, and on any number of threads. PyTorch rounds products of several tokens differently from
+            those of one.
+        takes_edits: Whether it supports `Batch.edits`.
+        is_native: Whether the C kernels compute everything. Then each product reads its weights exactly as stored, so
+            the bytes of a step can be counted.
+        input_bits: Bits to which activations are quantized before they are multiplied by packed weights; None without
+            quantization.
+        adapters: The adapters that `Batch.adapters` indexes; None if the backend does not support several.
+        device: Device of the logits: "cpu" or a torch device.
+        dtype: Compute dtype between products: "float32", "bfloat16" or "float16".
+        kv_dtype: KV cache dtype that "auto" means.
         name: Display name of the backend.
-        weights: All weights by key; a tied head is not among them.
-        addresses: Of the weights that are read in place; empty where there are none.
+        weights: All weights by key, without a tied head.
+        addresses: Addresses of the weights that are read in place.
     """
 
     is_row_exact: bool
-    reads_in_place: bool
+    is_native: bool
     takes_edits: bool
 
     @property
@@ -122,58 +127,80 @@ class Runner(Protocol):
     def name(self) -> str: ...  # noqa: D102
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> Cache:
-        """Return an empty cache for this runner; MemoryBudgetError if there is not that much memory.
+        """Return an empty KV cache for this runner.
 
-        `block_size` is a power of two from 16 to 256. Small blocks waste less memory; a long past is read more slowly
-        over them (docs/decisions/0014).
+        Args:
+            num_blocks: Number of blocks.
+            dtype: KV cache dtype.
+            block_size: Slots per block, a power of two from 16 to 256. Small blocks waste less memory but make long
+                contexts slower (docs/decisions/0014).
+
+        Raises:
+            MemoryBudgetError: If there is not enough memory.
         """
         ...
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
-        """Run the batch's tokens, keep their keys and values, return the logits of the tokens that ask for them.
+        """Run the batch's tokens, write their keys and values to the KV cache, and return the requested logits.
 
-        MemoryBudgetError if there is no memory for what lies between the layers.
+        Raises:
+            MemoryBudgetError: If there is not enough memory for activations.
         """
         ...
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
-        """Return a weight, or some rows of a matrix, as float32; a tied head's key is taken too.
+        """Return a weight, or some rows of a matrix, as float32. The key of a tied head is accepted.
 
-        `adapted` adds the correction of the adapter that is on; `product` always has it. KeyError if there is no such
-        weight, IndexError if there is no such row.
+        Args:
+            key: State-dict key.
+            rows: Row indices; None for all.
+            adapted: Add the correction of the active adapter, which `product` always includes.
+
+        Raises:
+            KeyError: If there is no such weight.
+            IndexError: If there is no such row.
         """
         ...
 
     def product(self, key: str, x_MI: Floats) -> Floats:
-        """Multiply by a matrix as a pass does, the adapter that is on included, without its bias: (M, in) to (M, out).
+        """Multiply x by a matrix as in a forward pass, with the active adapter, without bias: (M, in) to (M, out).
 
-        A tied head's key is taken too. KeyError if there is no such matrix.
+        The key of a tied head is accepted.
+
+        Raises:
+            KeyError: If there is no such matrix.
         """
         ...
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         """Return some rows of a quantized matrix as codes and scales.
 
-        KeyError if there is no such matrix; InputError if it is not quantized, or its codes are not known.
+        Raises:
+            KeyError: If there is no such matrix.
+            InputError: If it is not quantized, or codes of its format are not supported.
         """
         ...
 
     def read_stream(self, x_MD: Floats) -> Floats:
-        """Return what the final norm and the head make of rows of the residual stream: (M, D) to logits (M, V)."""
+        """Apply the final norm and the head to rows of the residual stream: (M, D) to logits (M, V)."""
         ...
 
     def backend_of(self, key: str) -> str:
-        """Return the display name of what multiplies by a matrix."""
+        """Return the display name of the backend that multiplies by a matrix."""
         ...
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> "Runner":
-        """Return a runner over the same weights with these adapters, low-rank corrections, and no others.
+        """Return a runner over the same weights with these adapters instead of its own.
 
-        `Batch.adapters` has their places here; `default` is used where a batch names none, -1 for none. OptionError
-        where the backend takes none (`adapters` is None).
+        Args:
+            adapters: The adapters, by the indices that `Batch.adapters` uses.
+            default: Index of the adapter for batches without `adapters`, -1 for none.
+
+        Raises:
+            OptionError: If the backend does not support several adapters (`adapters` is None).
         """
         ...
 
     def fresh(self) -> "Runner":
-        """Return another runner over the same weights: what was cached with this one is not used with that one."""
+        """Return a new runner over the same weights, so that nothing cached for this one is reused."""
         ...

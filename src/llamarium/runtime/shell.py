@@ -1,7 +1,7 @@
-"""A model's modules once more, over the same weights, with hooks of their own.
+"""Shells: copies of a module tree that share all weights but have their own hooks.
 
-A shell shares every parameter and buffer with the modules that it is made of, and owns nothing but its tables of hooks
-and of submodules. So what is hooked or replaced on it changes neither the model nor a request beside it.
+A shell shares every parameter and buffer with the original and owns only its tables of hooks and submodules. Hooking or
+replacing something on a shell affects neither the model nor concurrent requests.
 """
 
 import copy
@@ -27,25 +27,25 @@ _HOOKS = (
 
 
 def watch(shell: LlamaForCausalLM, taps: Taps) -> None:
-    """Hook every module that something wanted is read from."""
+    """Hook the modules whose activations are tapped."""
     head_dim = shell.config.head_dim
-    for key in taps.wanted:
+    for key in taps.keys:
         name, layer = key
         activation = ACTIVATIONS[name]
         if activation.side != "attend":
             root = shell if layer is None else shell.model.layers[layer]
-            hook = _reader(taps, key, activation.side == "in", head_dim if activation.axes.endswith("H") else None)
-            root.get_submodule(activation.module).register_forward_hook(hook)
+            reader = _reader(taps, key, activation.side == "in", head_dim if activation.axes.endswith("H") else None)
+            root.get_submodule(activation.module).register_forward_hook(reader)
 
 
 def _reader(taps: Taps, key: Key, is_input: bool, head_dim: int | None) -> Callable[..., None]:
-    def see(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        seen = (args[0] if is_input else output)[0]  # the batch is one packed row
-        if head_dim is not None and seen.ndim == 2:
-            seen = seen.unflatten(-1, (-1, head_dim))
-        taps.put(key, on_host(seen))
+    def read(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        value = (args[0] if is_input else output)[0]  # the batch is one packed row
+        if head_dim is not None and value.ndim == 2:
+            value = value.unflatten(-1, (-1, head_dim))
+        taps.put(key, on_host(value))
 
-    return see
+    return read
 
 
 EDITED: dict[Part, str] = {
@@ -55,11 +55,11 @@ EDITED: dict[Part, str] = {
     "mlp": "model.layers.{layer}.mlp",
     "residual": "model.layers.{layer}",
 }
-"""The module whose output is a part; of a head, whose input it is."""
+"""The module whose output is the activation; for a head, whose input it is."""
 
 
 def hook_edit(shell: LlamaForCausalLM, edit: Edit, where: Callable[[], Tensor | None]) -> RemovableHandle:
-    """Hook an edit; in each pass `where` returns which tokens it is of, bool (B, T), None for all."""
+    """Hook an edit; `where` returns, in each pass, the edited tokens as bool (B, T), or None for all."""
 
     def change(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return apply(edit, output, where())
@@ -76,7 +76,7 @@ def hook_edit(shell: LlamaForCausalLM, edit: Edit, where: Callable[[], Tensor | 
 
 
 def hook_norms(shell: LlamaForCausalLM) -> list[RemovableHandle]:
-    """Have the norms of an edited model hand out NaN, not 0, for what float32 cannot hold the squares of."""
+    """Make the norms of an edited model return NaN instead of 0 where the sum of squares overflows float32."""
 
     def check(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return or_nan(args[0], output)
@@ -85,24 +85,24 @@ def hook_norms(shell: LlamaForCausalLM) -> list[RemovableHandle]:
 
 
 def or_nan(x: Tensor, normed: Tensor) -> Tensor:
-    """Return what a norm made of x, (..., D); NaN where float32 cannot hold the sum of its squares."""
+    """Return the norm's output for x, (..., D), with NaN in rows whose sum of squares overflows float32."""
     return torch.where(x.float().square().sum(-1, keepdim=True).isfinite(), normed, torch.nan)
 
 
 def apply(edit: Edit, x: Tensor, at_BT: Tensor | None) -> Tensor:
-    """Return factor * x + add where `at_BT` is true, x elsewhere: (B, T, D or H)."""
+    """Return factor * x + add where `at_BT` is True, and x elsewhere: (B, T, D or H)."""
     y = x if edit.factor == 1 else torch.zeros_like(x) if edit.factor == 0 else edit.factor * x
     y = y if edit.add is None else y + torch.as_tensor(edit.add).to(x)
     return y if at_BT is None else torch.where(at_BT.unsqueeze(-1), y, x)
 
 
 def on_host(values: Tensor) -> NDArray[np.float32]:
-    """Return a tensor's numbers as float32 of numpy; the same memory where they are that already."""
-    return values.detach().float().cpu().numpy()  # sync: to hand out
+    """Return a tensor as a float32 numpy array, without a copy where possible."""
+    return values.detach().float().cpu().numpy()  # sync: the caller needs the values
 
 
 def shell_of(module: ModuleT) -> ModuleT:
-    """Return a module tree that shares every parameter and buffer with `module`, but not its hook tables."""
+    """Return a copy of a module tree that shares every parameter and buffer, but no hook tables."""
     shell = copy.copy(module)
     own = shell.__dict__
     own["_modules"] = {name: None if child is None else shell_of(child) for name, child in own["_modules"].items()}

@@ -1,7 +1,7 @@
-"""Taps: the activations that a pass hands out. Never torch.
+"""Taps: activations that a forward pass returns. Torch-free.
 
-A recorder names activations, and the runner that answers requests hands them out: the same pass, the same bits, the
-same logits. Scores and pattern are not tapped: they follow from the queries and the cached keys.
+A tapped pass is the same pass, with the same bits, as one without taps. Attention scores and weights are not tapped,
+because they follow from the queries and the cached keys.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 from llamarium.config import ModelConfig
 
 Key = tuple[str, int | None]
-"""An activation's name, and its layer; None for those outside of the layers."""
+"""An activation's name and layer; the layer is None for activations outside the layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Something that can be seen.
+    """A kind of activation.
 
     Attributes:
-        axes: One letter an axis: T the positions asked for, S all tokens, and the project's D N K H F V.
-        module: The module that it is read from; within a layer relative to the layer, "" being the layer itself.
-        side: What goes into that module, what comes out, or what its `attend` saw.
-        in_layer: There is one for each layer.
+        axes: One letter per axis: T requested positions, S all tokens, and the project's D N K H F V.
+        description: Description for users.
+        module: Path of the module that it is read from; relative to the layer if `in_layer`, "" for the layer itself.
+        side: The module's input, its output, or what its `attend` computes.
+        in_layer: Whether each layer has one.
     """
 
     axes: str
@@ -65,7 +66,7 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 
 
 def axis_sizes(config: ModelConfig) -> dict[str, int]:
-    """Return the length of each axis by its letter, but for those of tokens, T and S."""
+    """Return the length of each axis by its letter, except the token axes T and S."""
     return {
         "D": config.hidden_size, "N": config.num_attention_heads, "K": config.num_key_value_heads,
         "H": config.head_dim, "F": config.intermediate_size, "V": config.vocab_size,
@@ -73,26 +74,31 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def sizes_of(name: str, config: ModelConfig) -> list[int]:
-    """Return the sizes of an activation's axes after the first, of tokens."""
+    """Return the sizes of an activation's axes, without the first, the token axis."""
     sizes = axis_sizes(config)
     return [sizes[axis] for axis in ACTIVATIONS[name].axes[1:]]
 
 
 FROM_CACHE = ("k_rot", "scores", "pattern")
-"""Those that follow from the queries and what the cache holds."""
+"""Activations that are computed from the queries and the KV cache instead of being tapped."""
 
 
 class Taps:
-    """The activations that are wanted of a pass, none of `FROM_CACHE` nor the logits, and those that it gave.
+    """The activations requested of a pass, and their values.
 
-    `kept` has by key (M, ...) of the batch's tokens, float32; one for each part that the batch was run in.
+    Args:
+        keys: The activations, neither logits nor those in `FROM_CACHE`.
+
+    Attributes:
+        keys: The same, as a set.
+        kept: By key, one float32 array (M, ...) for each part in which the batch was run.
     """
 
-    def __init__(self, wanted: Iterable[Key]) -> None:
-        self.wanted = frozenset(wanted)
-        self.kept: dict[Key, list[NDArray[np.float32]]] = {key: [] for key in self.wanted}
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self.keys = frozenset(keys)
+        self.kept: dict[Key, list[NDArray[np.float32]]] = {key: [] for key in self.keys}
 
     def put(self, key: Key, value: NDArray[np.float32]) -> None:
-        """Hand out an activation, if it is wanted."""
-        if key in self.wanted:
+        """Store an activation if it was requested."""
+        if key in self.keys:
             self.kept[key].append(value)

@@ -236,7 +236,7 @@ class DraftedSequence:
         self._start, self._proposed = (
             0,
             list[int](),
-        )  # the draft's position; all of its tokens but the last are computed
+        )  # the draft and its position; all but its last token are computed
         self._is_open = False
 
     @property

@@ -58,7 +58,7 @@ def measure_machine(runner: Runner) -> MachineSpeed:
     """Measure a model that the C kernels run, in less than a minute for one of 135M parameters.
 
     Args:
-        runner: With `reads_in_place`, and a context of at least 193 positions.
+        runner: A runner with `is_native`, and a context of at least 193 positions.
     """
     before = _Times.now()
     usual = num_threads()

@@ -160,7 +160,7 @@ def summarize(work: Work, rounds: list[Round], num_step_bytes: int | None) -> Sp
 
 def step_bytes(runner: Runner, work: Work) -> int | None:
     """Return the bytes that a step of decoding reads in the mean, None where unknown."""
-    if not work.num_new or not runner.reads_in_place:
+    if not work.num_new or not runner.is_native:
         return None
     num_slots = work.num_cached + work.num_prompt + work.num_new / 2
     kv_dtype = runner.kv_dtype if work.kv_cache_dtype == "auto" else work.kv_cache_dtype
@@ -191,7 +191,7 @@ def run_round(runner: Runner, work: Work, memory_bytes_per_s: float | None = Non
     came = [_now() for event in events if event.row == work.num_rows - 1]  # once all prompts have been read
     (start, start_busy), (stop, stop_busy) = (came[0], came[-1]) if work.num_new else (begin, came[0])
     num_steps = max(1, work.num_new)
-    kernel_seconds = (stop_busy - start_busy) / num_steps if runner.reads_in_place else 0.0
+    kernel_seconds = (stop_busy - start_busy) / num_steps if runner.is_native else 0.0
     return Round((stop - start) / num_steps, kernel_seconds, memory_bytes_per_s)
 
 

@@ -112,7 +112,7 @@ def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     if _has_adapter(llama):
         words = "The model as it was before the adapter was put on."
         yield Side("base", "without the adapter", words, 0, lambda: _without_adapter(llama))
-    if runner.reads_in_place and has_torch():
+    if runner.is_native and has_torch():
         words = "The same weights, multiplied by PyTorch's modules: what differs is in which order sums are rounded."
         yield Side("modules", "by the modules", words, 0, lambda: _modules(llama.model))
     if llama.config.rope_scaling is not None:

@@ -1,1 +1,1 @@
-"""The runner over the C kernels, and the numpy arrays over the memory that these read and write. Never torch."""
+"""The C kernels' runner, and the numpy arrays that the kernels read and write. Torch-free."""

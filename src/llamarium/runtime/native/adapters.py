@@ -1,4 +1,4 @@
-"""Adapters and edits as the C kernels take them: each sequence of a batch has its own, or none. Never torch."""
+"""Adapters and edits as C structs. Torch-free."""
 
 import ctypes
 import functools
@@ -13,9 +13,11 @@ from llamarium.runtime.intervention import Edit
 
 
 def describe(adapters: Sequence[Adapter], num_layers: int) -> "ctypes.Array[native.CAdapter]":
-    """Return adapters for C; what it refers to lives as long as the arrays and the result do."""
-    empty = _adapter({}, num_layers)  # one for all that have gone, of which there may be thousands
-    return (native.CAdapter * len(adapters))(*(_adapter(one, num_layers) if one else empty for one in adapters))
+    """Return adapters as C structs, which refer to the adapters' arrays."""
+    empty = _adapter({}, num_layers)  # shared by all removed adapters, of which there may be thousands
+    return (native.CAdapter * len(adapters))(
+        *(_adapter(adapter, num_layers) if adapter else empty for adapter in adapters)
+    )
 
 
 def _adapter(adapter: Adapter, num_layers: int) -> native.CAdapter:
@@ -26,35 +28,39 @@ def _adapter(adapter: Adapter, num_layers: int) -> native.CAdapter:
     return native.CAdapter(layers, _lora(adapter.get("lm_head")))
 
 
-def _lora(found: LowRank | None) -> native.CLora:
-    if found is None:
+def _lora(correction: LowRank | None) -> native.CLora:
+    if correction is None:
         return native.CLora()
-    gain = None if found.gain is None else found.gain.ctypes.data
-    return native.CLora(len(found.a), found.scale, found.a.ctypes.data, found.b.ctypes.data, gain)
+    gain = None if correction.gain is None else correction.gain.ctypes.data
+    return native.CLora(len(correction.a), correction.scale, correction.a.ctypes.data, correction.b.ctypes.data, gain)
 
 
 def describe_edits(edits: Sequence[tuple[Edit, ...]]) -> "ctypes.Array[native.CEdits]":
-    """Return each sequence's edits for C; what it refers to lives as long as the result does."""
-    described = [_edits(own) for own in edits]
-    found = (native.CEdits * len(edits))(*(own for own, _ in described))
-    found.kept = [kept for _, kept in described]  # pyright: ignore[reportAttributeAccessIssue]
-    return found
+    """Return each sequence's edits as C structs, which keep the memory that they refer to alive."""
+    described = [_edits(sequence_edits) for sequence_edits in edits]
+    all_edits = (native.CEdits * len(edits))(*(sequence_edits for sequence_edits, _ in described))
+    all_edits.kept = [kept for _, kept in described]  # pyright: ignore[reportAttributeAccessIssue]
+    return all_edits
 
 
-@functools.lru_cache(maxsize=256)  # an answer has the same ones in every step
+@functools.lru_cache(maxsize=256)  # a sequence has the same edits in every step
 def _edits(edits: tuple[Edit, ...]) -> tuple[native.CEdits, list[object]]:
-    """Return edits for C, and the memory that they refer to."""
+    """Return edits as a C struct, and the memory that it refers to."""
     kept: list[object] = []
 
     def address(array: NDArray[np.generic] | None) -> int | None:
         kept.append(array)
         return None if array is None else array.ctypes.data
 
-    some = [edit for edit in edits if edit.positions != ()]  # of none: for C that is all
-    described = (native.CEdit * len(some))()
-    for edit, own in zip(some, described, strict=True):
+    used_edits = [edit for edit in edits if edit.positions != ()]  # C would apply an empty list to all positions
+    described = (native.CEdit * len(used_edits))()
+    for edit, described_edit in zip(used_edits, described, strict=True):
         places = np.array(edit.positions or (), np.int32)
-        own.part, own.layer, own.head = native.PARTS.index(edit.part), edit.layer or 0, edit.head or 0
-        own.factor, own.add = edit.factor, address(edit.added())
-        own.num_positions, own.positions = len(places), address(places)
-    return native.CEdits(len(some), described), [*kept, described]
+        described_edit.part, described_edit.layer, described_edit.head = (
+            native.PARTS.index(edit.part),
+            edit.layer or 0,
+            edit.head or 0,
+        )
+        described_edit.factor, described_edit.add = edit.factor, address(edit.added())
+        described_edit.num_positions, described_edit.positions = len(places), address(places)
+    return native.CEdits(len(used_edits), described), [*kept, described]

@@ -1,6 +1,7 @@
-"""Keys and values for the C kernels: numpy arrays, paged. Never torch.
+"""The C kernels' paged KV cache, as numpy arrays. Torch-free.
 
-A layer's keys are (blocks, K, P, H): those of one head lie together within a block, as the kernels read them.
+A layer's keys are (blocks, K, P, H), so that the keys of one head are contiguous within a block, as the kernels read
+them.
 """
 
 import ctypes
@@ -22,30 +23,31 @@ _STORED = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8, "int4"
 _SCALES = {"int8": np.float32, "int4": np.uint16}  # numpy has no bfloat16, but its bits
 
 STRIP = 16
-"""Slots whose keys lie together, if they are codes."""
+"""Slots whose quantized keys are interleaved."""
 
-_SHIFTS = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)  # of a word's codes, in their order
+_SHIFTS = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)  # bit positions of a word's eight codes, in order
 
 C_DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 4}
-"""The header's numbers for what keys, values and norms are kept in."""
+"""Numbers of the dtypes in native/llamarium.h."""
 
 
 class NativeCache:
-    """Keys and values of every layer.
+    """A paged KV cache for all layers.
 
     Args:
-        dtype: "float32", "bfloat16", or a `CacheDtype` of codes.
-        block_size: P, slots of a block.
+        config: The model configuration.
+        num_blocks: Number of blocks.
+        dtype: "float32", "bfloat16", or a quantized `CacheDtype`.
+        block_size: P, slots per block.
 
     Raises:
-        MemoryBudgetError: If there is no room for it.
+        MemoryBudgetError: If there is not enough memory.
 
     Attributes:
-        k: L arrays of (num_blocks, K, P, H), as `v` is; bfloat16 as its bits, uint16; two codes of 4 bits in a byte.
-        k_scales: Of codes, L arrays of (num_blocks, K, P, scales of a vector), as `v_scales`: float32 for 8 bits,
-            bfloat16's bits for 4; `kv_codes.py` says what they are. Else none. How codes and scales lie in a block,
-            `lm_cache` in native/llamarium.h says.
-        described: ctypes view of this cache.
+        k, v: L arrays (num_blocks, K, P, H); bfloat16 is stored as uint16 bits, two 4-bit codes share a byte.
+        k_scales, v_scales: If quantized, L arrays (num_blocks, K, P, scales of a vector): float32 for 8 bits, bfloat16
+            bits for 4; else empty. `kv_codes.py` defines them, `lm_cache` in native/llamarium.h their layout.
+        described: The C struct of this cache.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str, block_size: int = BLOCK_SIZE) -> None:
@@ -75,22 +77,23 @@ class NativeCache:
 
     @property
     def num_bytes(self) -> int:
-        """What keys and values together occupy once all blocks are used, scales included."""
+        """Size in bytes once all blocks are used, scales included."""
         return sum(array.nbytes for array in self._arrays)
 
     def parts(self, block: int) -> list[memoryview]:
-        """Return one block's content, in all layers: the cache's own memory."""
+        """Return the memory of a block, in all layers."""
         return [array[block].data for array in self._arrays]
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block's content to another, in all layers."""
+        """Copy a block to another one, in all layers."""
         for array in self._arrays:
             array[target] = array[source]
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays. Where that fails or is interrupted, the cache is as it was.
+        """Grow to `num_blocks` blocks, keeping their contents; a failure or an interrupt leaves the cache unchanged.
 
-        MemoryBudgetError if there is no room for it.
+        Raises:
+            MemoryBudgetError: If there is not enough memory.
         """
         larger = NativeCache(self.config, num_blocks, self.dtype, self.block_size)
         for new, kept in zip(larger._arrays, self._arrays, strict=True):
@@ -98,7 +101,7 @@ class NativeCache:
         vars(self).update(vars(larger))
 
     def read(self, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
-        """Return the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
+        """Return the keys and values of a sequence's first positions, dequantized: (S, K, H) each."""
         used = list(blocks[: -(-num_slots // self.block_size)])
         k_BKPH, v_BKPH = (self._numbers(part, layer_idx, used) for part in "kv")
         k_SKH, v_SKH = (part.swapaxes(1, 2).reshape(-1, *part.shape[1::2])[:num_slots] for part in (k_BKPH, v_BKPH))

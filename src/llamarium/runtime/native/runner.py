@@ -1,8 +1,8 @@
-"""The C kernels as a runner: a whole batch, from ids to logits, in one call. Never torch.
+"""The C kernels' runner: one call runs a whole batch, from ids to logits. Torch-free.
 
-For one new token, what a model costs is reading its weights; hundreds of small operations, each started from Python,
-would cost as much again. So C gets the addresses of all weights once, and for each batch the addresses of its arrays.
-Residual stream, activations and logits are float32, where the modules round to the model's dtype after each operation.
+A decode step costs mainly the reading of the weights; starting hundreds of small operations from Python would cost as
+much again. So C gets the addresses of all weights once, and those of a batch's arrays with each call. The residual
+stream, activations and logits are float32, whereas the PyTorch modules round to the model's dtype after each operation.
 """
 
 # ruff: noqa: D102 - `Runner` documents its methods
@@ -38,17 +38,19 @@ from llamarium.runtime.taps import Key, Taps, sizes_of
 
 
 class NativeRunner:
-    """Runs a model's weights through the C kernels, on a CPU.
+    """Runs a model with the C kernels on a CPU.
 
     Args:
-        weights: All of its weights by key; a tied head is no weight of its own.
-        adapters: Corrections that a sequence may ask for, by their place here (`Batch.adapters`).
-        default_adapter: Which of them is used where a batch does not say; -1 is none.
-        input_bits: What inputs of packed weights are rounded to: 8 reads prompts faster, 16 is nearer to float32.
+        config: The model configuration.
+        weights: All weights by key, without a tied head.
+        adapters: The adapters that `Batch.adapters` indexes.
+        default_adapter: Index of the adapter for batches without `adapters`, -1 for none.
+        input_bits: Bits to which activations are quantized before they are multiplied by packed weights: 8 is faster
+            in prefill, 16 is closer to float32.
     """
 
     is_row_exact: bool = True
-    reads_in_place: bool = True
+    is_native: bool = True
     takes_edits: bool = True
     device: str = "cpu"
     dtype: str = "float32"
@@ -65,10 +67,10 @@ class NativeRunner:
         self.adapters: tuple[Adapter, ...] = tuple(adapters)
         self._default_adapter = default_adapter
         self._bits: InputBits = input_bits
-        self._fingerprints = dict[int, str]()  # of adapters, once they are asked for
+        self._fingerprints = dict[int, str]()  # of adapters, computed when needed
         self._frequencies = rope_frequencies(config)
         vectors = {key: weight for key, weight in weights.items() if len(weight.shape) == 1}
-        # as C reads them: norms in float32, or bfloat16's bits; biases in float32
+        # C reads norms as float32 or as bfloat16 bits, and biases as float32.
         self._norms = {k: w.data.astype(np.float32) if w.type_name == "F16" else w.data for k, w in vectors.items()}
         self._biases = {k: to_float32(w.data) for k, w in vectors.items() if k.endswith(".bias")}
         self._layers = (native.CLayer * config.num_hidden_layers)(*map(self._layer, range(config.num_hidden_layers)))
@@ -94,11 +96,11 @@ class NativeRunner:
         return NativeCache(self.config, num_blocks, self.kv_dtype if dtype == "auto" else dtype, block_size)
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
-        """Run the batch's tokens; see `Runner.run`. InputError if the cache is not of this model's shape."""
+        """Run the batch's tokens; see `Runner.run`. InputError if the KV cache belongs to another model."""
         if not isinstance(cache, NativeCache) or cache.config != self.config:
-            raise InputError("the cache is another model's; expected one that this runner's new_cache made")
+            raise InputError("the KV cache belongs to another model; expected one from this runner's new_cache")
         logits_WV = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
-        sizes = {key: (len(batch.token_ids), *sizes_of(key[0], self.config)) for key in (taps.wanted if taps else ())}
+        sizes = {key: (len(batch.token_ids), *sizes_of(key[0], self.config)) for key in (taps.keys if taps else ())}
         kept = {key: np.empty(shape, np.float32) for key, shape in sizes.items()}
         if batch.adapters is None and self._default_adapter >= 0:
             batch = replace(batch, adapters=np.full(len(batch.block_tables), self._default_adapter, np.int32))
@@ -125,27 +127,33 @@ class NativeRunner:
         weight = self._weight(key)
         if len(weight.shape) == 1:
             return to_float32(weight.data)
-        wanted = np.arange(weight.shape[0]) if rows is None else np.array(rows, np.int64)
-        found = native.lookup(self._matrix(key), wanted)
+        row_indices = np.arange(weight.shape[0]) if rows is None else np.array(rows, np.int64)
+        values = native.lookup(self._matrix(key), row_indices)
         correction = self._correction(key) if adapted else None
-        return found if correction is None else correction.added_to(found, correction.b[wanted] @ correction.a, wanted)
+        return (
+            values
+            if correction is None
+            else correction.added_to(values, correction.b[row_indices] @ correction.a, row_indices)
+        )
 
     def product(self, key: str, x_MI: Floats) -> Floats:
         matrix = self._matrix(key)
         matrix.bias = None
         out_MO = native.product(matrix, np.ascontiguousarray(x_MI, np.float32), self._bits)
-        found = self._correction(key)
-        return out_MO if found is None else found.added_to(out_MO.T, found.b @ (found.a @ x_MI.T)).T
+        correction = self._correction(key)
+        return out_MO if correction is None else correction.added_to(out_MO.T, correction.b @ (correction.a @ x_MI.T)).T
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
         weight = self._weight(key)
         if weight.type_name not in PACKED_FORMATS:
-            raise InputError(f"{key} is stored as {weight.type_name}, which has no codes; give quantize")
+            raise InputError(f"{key} is stored as {weight.type_name}, which has no codes; load the model with quantize")
         return unpack_rows(weight.data, np.array(rows, np.int64), PACKED_FORMATS[weight.type_name])
 
     def read_stream(self, x_MD: Floats) -> Floats:
         squares_M1 = np.square(x_MD).mean(-1, keepdims=True)
-        factor_M1 = 1 / np.sqrt(squares_M1 + np.float32(self.config.rms_norm_eps)) + 0 * squares_M1  # NaN after inf
+        factor_M1 = (
+            1 / np.sqrt(squares_M1 + np.float32(self.config.rms_norm_eps)) + 0 * squares_M1
+        )  # NaN if it overflowed
         return self.product(HEAD, x_MD * (factor_M1 * to_float32(self.weights["model.norm.weight"].data)))
 
     def backend_of(self, key: str) -> str:
@@ -155,32 +163,32 @@ class NativeRunner:
         return NativeRunner(self.config, self.weights, adapters, default, self._bits)
 
     def replaced(self, config: ModelConfig, weights: Mapping[str, Weight]) -> "NativeRunner":
-        """Return a runner of another model, with the same adapters and options."""
+        """Return a runner for another model with the same adapters and options."""
         return NativeRunner(config, weights, self.adapters, self._default_adapter, self._bits)
 
     def fingerprint(self) -> str:
-        """Return a hash of all that keys and values depend on besides tokens and adapters; reads all weights."""
-        found = [self.weights[key] for key in sorted(self.weights)]
-        described = [(one.key, one.type_name, one.shape) for one in found]
-        what = self.config, self._bits, native.arithmetic(), described
-        return _sha256(what, [self._frequencies, *(one.data for one in found)])
+        """Return a hash of everything that keys and values depend on besides tokens and adapters; reads all weights."""
+        weights = [self.weights[key] for key in sorted(self.weights)]
+        described = [(weight.key, weight.type_name, weight.shape) for weight in weights]
+        identity = self.config, self._bits, native.arithmetic(), described
+        return _sha256(identity, [self._frequencies, *(weight.data for weight in weights)])
 
     def adapter_fingerprint(self, adapter: int) -> str:
-        """Return a hash of the adapter that a batch names, or that is used where it names none (-1)."""
-        place = adapter if adapter >= 0 else self._default_adapter
-        if place >= 0 and place not in self._fingerprints:
-            parts = sorted(self.adapters[place].items())
-            arrays = [array for _, one in parts for array in one.arrays()]
-            self._fingerprints[place] = _sha256([(name, one.scale) for name, one in parts], arrays)
-        return self._fingerprints.get(place, "")
+        """Return a hash of the adapter with this index, or of the default adapter for -1."""
+        index = adapter if adapter >= 0 else self._default_adapter
+        if index >= 0 and index not in self._fingerprints:
+            parts = sorted(self.adapters[index].items())
+            arrays = [array for _, correction in parts for array in correction.arrays()]
+            self._fingerprints[index] = _sha256([(name, correction.scale) for name, correction in parts], arrays)
+        return self._fingerprints.get(index, "")
 
     def fresh(self) -> "NativeRunner":
         return copy.copy(self)
 
     def _correction(self, key: str) -> LowRank | None:
-        """Return what the adapter that is on corrects of a matrix."""
-        on = self.adapters[self._default_adapter] if self._default_adapter >= 0 else {}
-        return on.get(key.removesuffix(".weight"))
+        """Return the default adapter's correction of a matrix, if any."""
+        adapter = self.adapters[self._default_adapter] if self._default_adapter >= 0 else {}
+        return adapter.get(key.removesuffix(".weight"))
 
     def _weight(self, key: str) -> Weight:
         is_tied_head = key == HEAD and self.config.tie_word_embeddings
@@ -204,17 +212,19 @@ def _bias_key(key: str) -> str:
 
 
 def _sha256(described: object, arrays: Sequence[NDArray[Any]]) -> str:
-    """Return SHA-256, hex, of a description and of arrays' bytes, several of which are hashed at a time."""
+    """Return the hex SHA-256 of a description and of arrays, hashed in parallel."""
     with ThreadPoolExecutor(num_threads()) as pool:
         parts = [part.digest() for part in pool.map(hashlib.sha256, [array.data for array in arrays])]
     return hashlib.sha256(repr((described, parts)).encode()).hexdigest()
 
 
 def _describe_taps(kept: Mapping[Key, Floats], config: ModelConfig) -> native.CTaps:
-    """Return where C puts what is wanted."""
-    places = [
+    """Return the C struct with the addresses of the tapped activations."""
+    layer_arrays = [
         kept.get((name, layer)) for layer, name in product(range(config.num_hidden_layers), native.TAPS_OF_A_LAYER)
     ]
-    addresses = (ctypes.c_void_p * len(places))(*(None if place is None else place.ctypes.data for place in places))
-    outer = [kept.get((name, None)) for name in ("embed", "final_norm")]
-    return native.CTaps(*(None if place is None else place.ctypes.data for place in outer), addresses)
+    addresses = (ctypes.c_void_p * len(layer_arrays))(
+        *(None if array is None else array.ctypes.data for array in layer_arrays)
+    )
+    outer_arrays = [kept.get((name, None)) for name in ("embed", "final_norm")]
+    return native.CTaps(*(None if array is None else array.ctypes.data for array in outer_arrays), addresses)

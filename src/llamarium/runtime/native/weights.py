@@ -1,4 +1,4 @@
-"""A weight in memory: numpy arrays, in the form in which it is multiplied, or stored until a module dequantizes it."""
+"""Weights in memory, as numpy arrays in the format in which they are multiplied or stored. Torch-free."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight in memory.
+    """A weight in memory.
 
     Attributes:
-        key: The state-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
-        type_name: Its format's name: `F32`, `F16`, `BF16`, or another one of `quant/formats.py` or
-            `quant/stored_types.py`.
-        shape: The logical shape: (out, in), or a norm's (hidden,).
-        data: C-contiguous. `F32` is float32, `F16` float16 and `BF16` its bits as uint16, all of `shape`. Types that
-            the C kernels multiply are uint8 (panels, tiles, bytes of a tile). A weight that only modules take is in
-            blocks: uint8 (rows, bytes of a row) for GGUF's types, codes for a type in `STORED_TYPES`.
-        state: The other arrays of a type in `STORED_TYPES`, by name.
+        key: State-dict key, such as `model.layers.0.self_attn.q_proj.weight`.
+        type_name: `F32`, `F16`, `BF16`, or another name from `quant/formats.py` or `quant/stored_types.py`.
+        shape: Logical shape: (out, in), or (hidden,) for a norm.
+        data: The values, C-contiguous. `F32` is float32, `F16` float16 and `BF16` uint16 bits, all of `shape`. Packed
+            types, which the C kernels multiply, are uint8 (panels, tiles, bytes of a tile). A weight that only PyTorch
+            modules support is stored in blocks: uint8 (rows, bytes of a row) for GGUF types, codes for a type in
+            `STORED_TYPES`.
+        state: Additional arrays of a type in `STORED_TYPES`, by name.
     """
 
     key: str
@@ -30,5 +30,5 @@ class Weight:
 
     @property
     def num_bytes(self) -> int:
-        """What it occupies."""
+        """Size in bytes."""
         return self.data.nbytes + sum(part.nbytes for part in self.state.values())

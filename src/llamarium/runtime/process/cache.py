@@ -1,4 +1,4 @@
-"""Keys and values that two processes see: float32, in an unnamed file that both have mapped. Never torch."""
+"""A KV cache in memory that two processes share: float32, in an unnamed file that both map. Torch-free."""
 
 import mmap
 import os
@@ -15,15 +15,17 @@ from llamarium.runtime.runner import Floats
 
 
 class SharedCache:
-    """Keys and values of every layer.
+    """A paged KV cache for all layers, shared with another process.
 
-    They lie in this process, so they outlive the other one. Pages are taken as they are written.
+    This process owns it, so it survives the other one. Memory is allocated page by page as it is written.
 
     Args:
-        block_size: P, slots of a block.
+        config: The model configuration.
+        num_blocks: Number of blocks.
+        block_size: P, slots per block.
 
     Raises:
-        MemoryBudgetError: If there is no room for it.
+        MemoryBudgetError: If there is not enough memory.
 
     Attributes:
         descriptor: The open file.
@@ -38,15 +40,15 @@ class SharedCache:
 
     @property
     def num_bytes(self) -> int:
-        """What keys and values occupy once all blocks are used."""
+        """Size in bytes once all blocks are used."""
         return self.blocks.nbytes
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block's content to another, in all layers."""
+        """Copy a block to another one, in all layers."""
         self.blocks[target] = self.blocks[source]
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays. MemoryBudgetError if there is no room for it."""
+        """Grow to `num_blocks` blocks, keeping their contents; MemoryBudgetError if there is not enough memory."""
         num_bytes = num_blocks * block_bytes(self.config, self.block_size)
         try:
             os.ftruncate(self.descriptor, num_bytes)
@@ -61,26 +63,26 @@ class SharedCache:
 
 
 def mapped(descriptor: int, config: ModelConfig, block_size: int) -> Floats:
-    """Return all blocks of a cache's file, (num_blocks, L, 2, P, K, H)."""
+    """Map a cache's file and return all blocks, (num_blocks, L, 2, P, K, H)."""
     shape = (config.num_hidden_layers, 2, block_size, config.num_key_value_heads, config.head_dim)
     memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     return np.frombuffer(memory, np.float32).reshape(-1, *shape)
 
 
 def read_past(cache: Floats, layer_idx: int, blocks: Sequence[int], num_slots: int) -> tuple[Floats, Floats]:
-    """Return a copy of the keys and values of a sequence's first positions, as queries see them: (S, K, H) each."""
+    """Return a copy of the keys and values of a sequence's first positions: (S, K, H) each."""
     used = list(blocks[: -(-num_slots // cache.shape[3])])
     k_SKH, v_SKH = (cache[used, layer_idx, part].reshape(-1, *cache.shape[4:])[:num_slots] for part in (0, 1))
     return k_SKH, v_SKH
 
 
 def block_bytes(config: ModelConfig, block_size: int) -> int:
-    """Return what a block takes, in all layers."""
+    """Return the size of a block in bytes, in all layers."""
     return config.num_hidden_layers * 2 * block_size * config.num_key_value_heads * config.head_dim * 4
 
 
 def unnamed_file() -> int:
-    """Return an open file without a name: of memory on Linux, of the temporary folder elsewhere."""
+    """Return the descriptor of an unnamed file: in memory on Linux, in the temporary directory elsewhere."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("llamarium-cache")
     with tempfile.TemporaryFile() as file:

@@ -1,7 +1,6 @@
-"""A process that computes for this one, and whatever it may do: raise, hang, crash, end. Never torch.
+"""A worker process, and the handling of everything that it may do: raise, hang, crash or exit. Torch-free.
 
-It ends with this process, however that ends: its standard input is a pipe, and the system signals it when the other
-end is closed.
+It ends with this process in any case: its standard input is a pipe, which the system closes when this process ends.
 """
 
 import os
@@ -29,70 +28,79 @@ from llamarium.runtime.process.cache import unnamed_file
 from llamarium.runtime.process.frames import read_header, read_into, send
 
 BEGIN_S = 60.0
-"""How long the process may take until it begins: it loads a model and a folder's code."""
+"""Time limit for starting the process, which loads a model and a directory's code."""
 
 STEP_S, TOKEN_S = 60.0, 1.0
-"""How long a request may take, and how much longer for each token: functions of plain loops are slow, and welcome."""
+"""Time limit of a request, plus so much per token. Generous, because plain Python loops are slow but allowed."""
 
 
 @dataclass(slots=True)
 class EndedError(Exception):
-    """A process gave no answer, and was ended.
+    """The worker process did not answer, and was ended.
 
     Attributes:
-        code: Its exit code, None if it went on.
-        is_late: Whether its time was over.
-        place: What it had noted last, -1 for nothing.
-        said: The end of what it wrote to standard error.
+        code: Its exit code, None if it was still running.
+        is_late: Whether it exceeded its time limit.
+        layer: The layer that it was computing, -1 for none.
+        stderr: The end of its standard error.
     """
 
     code: int | None
     is_late: bool
-    place: int
-    said: str
+    layer: int
+    stderr: str
 
     def words(self) -> str:
-        """Say how the process ended."""
+        """Describe how the process ended, as the predicate of a sentence about the learner's code."""
         if self.code is None:
-            return "answers what it may not"
+            return "sends an invalid answer"
         if self.code == -signal.SIGKILL:
-            return "was ended from outside, for the memory that it took, say"
+            return "was killed from outside, possibly because it used too much memory"
         if self.code < 0:
             return f"crashes the process ({signal.Signals(-self.code).name})"
-        last = "".join(f"; {escape(line)}" for line in self.said.strip().splitlines()[-1:])
-        return f"ends the process (exit code {self.code}{last})"
+        last_line = "".join(f"; {escape(line)}" for line in self.stderr.strip().splitlines()[-1:])
+        return f"ends the process (exit code {self.code}{last_line})"
 
 
 class Process:
-    """What runs, the connection to it, and the file of what it writes to standard error; ended with this object.
+    """A running worker process with its connection and its standard error; ended with this object.
 
     Args:
-        command: What to start; appended are the number of its end of the connection, and that of a file of 8 bytes, in
-            which it notes where it computes, -1 for nowhere.
-        num_threads: Of its products.
+        command: The command; two descriptors are appended as arguments: its end of the connection, and a file of 8
+            bytes in which it writes the layer that it is computing, -1 for none.
+        num_threads: Threads of its matrix products.
     """
 
     def __init__(self, command: Sequence[str], num_threads: int) -> None:
-        self._channel, theirs = socket.socketpair()
-        self._place = place = unnamed_file()
-        os.write(place, (-1).to_bytes(8, "little", signed=True))
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        self._channel, other_end = socket.socketpair()
+        self._layer_file = layer_file = unnamed_file()
+        os.write(layer_file, (-1).to_bytes(8, "little", signed=True))
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(num_threads))
-        with theirs:
-            passed = theirs.fileno(), place
+        with other_end:
+            descriptors = other_end.fileno(), layer_file
             self.popen = subprocess.Popen(
-                [*command, *map(str, passed)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said,
-                pass_fds=passed, start_new_session=True, env=os.environ | threads,
-            )  # fmt: skip
-        self.end = weakref.finalize(self, _end, self.popen, self._channel, self._said, place)
+                [*command, *map(str, descriptors)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                pass_fds=descriptors,
+                start_new_session=True,
+                env=os.environ | threads,
+            )
+        self.end = weakref.finalize(self, _end, self.popen, self._channel, self._stderr, layer_file)
 
     @property
     def is_running(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it accepts requests."""
         return self.end.alive and self.popen.poll() is None
 
     def begin(self) -> dict[str, Any]:
-        """Return what it says once it has begun; with an "error" it has ended. EndedError as of `ask`."""
+        """Return its first message once it has started; one with an "error" means that it has ended.
+
+        Raises:
+            EndedError: As `ask`.
+        """
         with self._watched():
             answer = read_header(self._channel, time.monotonic() + BEGIN_S)
         if "error" in answer:
@@ -107,9 +115,10 @@ class Process:
         answers: Sequence[NDArray[Any]] = (),
         descriptor: int | None = None,
     ) -> dict[str, Any]:
-        """Send a request, fill `answers` unless it is answered by an "error", and return the answer's header.
+        """Send a request, fill `answers` unless the reply is an "error", and return the reply's header.
 
-        EndedError if there is no answer in time; the process has been ended.
+        Raises:
+            EndedError: If there is no reply in time; the process has been ended.
         """
         with self._watched():
             deadline = time.monotonic() + limit_s
@@ -122,47 +131,47 @@ class Process:
 
     @contextmanager
     def _watched(self) -> Generator[None]:
-        """End the process if an exchange fails: its answer may still come, and would be taken for the next one's."""
+        """End the process if an exchange fails: a late reply would be taken for that of the next request."""
         try:
             yield
         except TimeoutError:
             raise self._ended(is_late=True) from None
         except (OSError, EOFError, ValueError, RecursionError):
             raise self._ended(is_late=False) from None
-        except BaseException:  # Ctrl-C, say
+        except BaseException:  # such as Ctrl-C
             self.end()
             raise
 
     def _ended(self, *, is_late: bool) -> EndedError:
-        """End it and return what is known of it; one that is running says first where it is."""
+        """End the process and return the error that describes it."""
         if is_late:
-            self.popen.send_signal(signal.SIGABRT)
+            self.popen.send_signal(signal.SIGABRT)  # makes it write a traceback to standard error
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(1)
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - (1 << 16)))
-        place = int.from_bytes(os.pread(self._place, 8, 0), "little", signed=True)
-        ended = EndedError(self.popen.poll(), is_late, place, self._said.read().decode("utf-8", "replace"))
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - (1 << 16)))
+        layer = int.from_bytes(os.pread(self._layer_file, 8, 0), "little", signed=True)
+        ended = EndedError(self.popen.poll(), is_late, layer, self._stderr.read().decode("utf-8", "replace"))
         self.end()
         return ended
 
 
-def _end(popen: subprocess.Popen[bytes], channel: socket.socket, said: IO[bytes], place: int) -> None:
-    """End a process and all that it started."""
+def _end(popen: subprocess.Popen[bytes], channel: socket.socket, stderr: IO[bytes], layer_file: int) -> None:
+    """Kill a process and everything that it started, and close its files."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(popen.pid, signal.SIGKILL)
     popen.wait()
     assert popen.stdin is not None
-    for file in (popen.stdin, channel, said):
+    for file in (popen.stdin, channel, stderr):
         file.close()
-    os.close(place)
+    os.close(layer_file)
 
 
 class Child:
-    """A process that answers requests, one at a time; started anew after one that failed.
+    """A worker process that answers requests one at a time, and is restarted after a failure.
 
     Args:
-        command: As of `Process`; it notes the layer that it computes.
-        folder: Whose code it runs: errors name lines of files in it.
+        command: As in `Process`.
+        folder: Directory of the code that it runs; errors name lines of its files.
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
@@ -171,7 +180,7 @@ class Child:
         self._process: Process | None = None
 
     def start(self) -> None:
-        """Start the process; FunctionError if it cannot begin."""
+        """Start the process; FunctionError if it fails to start."""
         with self._lock:
             self._running()
 
@@ -184,36 +193,37 @@ class Child:
         *,
         num_tokens: int = 0,
     ) -> None:
-        """Send a request and fill `answers` with what comes back.
+        """Send a request and fill `answers` with the reply.
 
-        FunctionError says what was done instead of answering; the next request works again.
+        Raises:
+            FunctionError: If there is no valid reply, with the reason; the next request uses a new process.
         """
         limit_s = STEP_S + TOKEN_S * num_tokens
         pause()
         with self._lock:
             process = self._running()
-            asked = partial(process.ask, header, limit_s, arrays, answers, descriptor)
-            self._exchange(asked, f"does not end within {limit_s:.0f} s")
+            exchange = partial(process.ask, header, limit_s, arrays, answers, descriptor)
+            self._exchange(exchange, f"does not end within {limit_s:.0f} s")
 
     def _running(self) -> Process:
-        """Return the process, started if there is none that runs."""
+        """Return the running process, starting one if necessary."""
         if self._process is not None and self._process.is_running:
             return self._process
         if self._process is not None:
             self._process.end()
         self._process = Process(self._command, num_threads())
-        self._exchange(self._process.begin, f"does not begin within {BEGIN_S:.0f} s")
+        self._exchange(self._process.begin, f"does not start within {BEGIN_S:.0f} s")
         return self._process
 
-    def _exchange(self, asked: Callable[[], Mapping[str, Any]], too_late: str) -> None:
-        """Make a FunctionError of what was done instead of answering, and where, as far as that is known."""
+    def _exchange(self, exchange: Callable[[], Mapping[str, Any]], too_late: str) -> None:
+        """Run an exchange; FunctionError with the layer and the line, as far as they are known, if it fails."""
         name = escape(self._folder.name)
         try:
-            answer = asked()
+            answer = exchange()
         except EndedError as ended:
-            place = f"layer {ended.place}, " if ended.place >= 0 else ""
-            found = re.search(rf'{re.escape(self._folder.name)}/([^/"]+)", line (\d+)', ended.said)
-            place += f"{escape(found[1])}, line {found[2]}: " if found else ""
-            raise FunctionError(f"{name}: {place}{too_late if ended.is_late else ended.words()}") from None
+            prefix = f"layer {ended.layer}, " if ended.layer >= 0 else ""
+            traceback_line = re.search(rf'{re.escape(self._folder.name)}/([^/"]+)", line (\d+)', ended.stderr)
+            prefix += f"{escape(traceback_line[1])}, line {traceback_line[2]}: " if traceback_line else ""
+            raise FunctionError(f"{name}: {prefix}{too_late if ended.is_late else ended.words()}") from None
         if "error" in answer:
             raise FunctionError(f"{name}: {escape(answer['error'], 500)}")

@@ -1,20 +1,20 @@
-"""What a runner and its process say to each other: a JSON header, then the raw bytes of arrays. Never torch.
+"""The protocol between a runner and its worker process: a JSON header, then the raw bytes of arrays. Torch-free.
 
-Nothing of a header is code. The side that asks computes how many bytes an answer has, so the other side cannot make it
-take memory. The cache's file travels beside a request, as a descriptor.
+Headers contain no code. The requesting side computes the size of a reply itself, so the other side cannot make it
+allocate memory. The KV cache's file is passed with a request, as a descriptor.
 """
 
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from json import dumps, loads  # a function that assigns json.dumps changes nothing here
+from json import dumps, loads  # bound here, so that a learner's code that replaces json.dumps has no effect
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 HEADER_BYTES = 1 << 20
-"""Of a header at most."""
+"""Maximum size of a header."""
 
 
 def send(
@@ -23,7 +23,7 @@ def send(
     arrays: Sequence[NDArray[Any]] = (),
     descriptor: int | None = None,
 ) -> None:
-    """Send a header, arrays whose dtypes and shapes it then names, and an open file."""
+    """Send a header with the dtypes and shapes of the arrays, the arrays, and optionally an open file."""
     described = [[array.dtype.str, array.shape] for array in arrays]
     text = dumps({**header, "arrays": described}).encode()
     length = len(text).to_bytes(4, "big")
@@ -33,22 +33,30 @@ def send(
         channel.sendall(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def read_header(channel: socket.socket, deadline: float | None = None, begun: bytes = b"") -> dict[str, Any]:
-    """Return the next header; `begun` is what has been read of it, `deadline` is of `time.monotonic`.
+def read_header(channel: socket.socket, deadline: float | None = None, start: bytes = b"") -> dict[str, Any]:
+    """Return the next header.
 
-    EOFError if the other side has ended, TimeoutError if it does not come in time, ValueError if it is none.
+    Args:
+        channel: The connection.
+        deadline: Time limit, by `time.monotonic`.
+        start: Its first bytes, if they have been read already.
+
+    Raises:
+        EOFError: If the other side has ended.
+        TimeoutError: If the deadline has passed.
+        ValueError: If the header is invalid.
     """
-    length = int.from_bytes(begun + _read(channel, 4 - len(begun), deadline), "big")
+    length = int.from_bytes(start + _read(channel, 4 - len(start), deadline), "big")
     if length > HEADER_BYTES:
         raise ValueError(f"a header of {length} bytes")
     header = loads(_read(channel, length, deadline))
     if not isinstance(header, dict):
-        raise ValueError("a header that is no object")
+        raise ValueError("the header is not an object")
     return header  # pyright: ignore[reportUnknownVariableType]
 
 
 def read_arrays(channel: socket.socket, header: Mapping[str, Any]) -> list[NDArray[Any]]:
-    """Return the arrays that a header of the library's own names."""
+    """Return the arrays that follow a trusted header."""
     arrays = [np.empty(shape, dtype) for dtype, shape in header["arrays"]]
     for array in arrays:
         read_into(channel, array)
@@ -56,7 +64,7 @@ def read_arrays(channel: socket.socket, header: Mapping[str, Any]) -> list[NDArr
 
 
 def read_into(channel: socket.socket, array: NDArray[Any], deadline: float | None = None) -> None:
-    """Fill a contiguous array; errors as of `read_header`."""
+    """Fill a contiguous array; errors as `read_header`."""
     view = array.reshape(-1).view(np.uint8).data
     while view:
         if deadline is not None:
@@ -68,6 +76,6 @@ def read_into(channel: socket.socket, array: NDArray[Any], deadline: float | Non
 
 
 def _read(channel: socket.socket, count: int, deadline: float | None) -> bytes:
-    found = np.empty(count, np.uint8)
-    read_into(channel, found, deadline)
-    return found.tobytes()
+    buffer = np.empty(count, np.uint8)
+    read_into(channel, buffer, deadline)
+    return buffer.tobytes()

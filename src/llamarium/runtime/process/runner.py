@@ -1,4 +1,4 @@
-"""A runner whose passes run in another process: functions that are not the library's own compute. Never torch."""
+"""A runner whose passes run in another process, with functions that are not part of the library. Torch-free."""
 
 # ruff: noqa: D102 - `Runner` documents its methods
 
@@ -21,16 +21,18 @@ from llamarium.runtime.taps import Taps, sizes_of
 
 
 class ProcessRunner:
-    """Runs a model in a process, in float32.
+    """Runs a model in another process, in float32.
 
     Args:
-        shapes: Of all weights by key, as the process has them.
+        config: The model configuration.
+        shapes: Shapes of all weights by key, as in the process.
+        child: The process.
         name: Display name.
-        weights_of: The model whose weights they are, which can be loaded beside.
+        weights_of: Name of the model whose weights are used.
     """
 
     is_row_exact: bool = False
-    reads_in_place: bool = False
+    is_native: bool = False
     takes_edits: bool = False
     device: str = "cpu"
     dtype: str = "float32"
@@ -50,18 +52,16 @@ class ProcessRunner:
         return self._config
 
     def new_cache(self, num_blocks: int, dtype: CacheDtype = "auto", block_size: int = BLOCK_SIZE) -> SharedCache:
-        """Return an empty cache; see `Runner.new_cache`. OptionError for 8 bits."""
+        """Return an empty KV cache; see `Runner.new_cache`. OptionError unless the dtype is "auto"."""
         if dtype != "auto":
-            raise OptionError(
-                f"kv_cache_dtype is {dtype}, and {self.name} keep keys and values in float32; leave it out"
-            )
+            raise OptionError(f"kv_cache_dtype is {dtype}, but the KV cache of {self.name} is float32; leave it out")
         return SharedCache(self.config, num_blocks, block_size)
 
     def run(self, batch: Batch, cache: Cache, taps: Taps | None = None) -> Logits:
-        """Run the batch's tokens; see `Runner.run`. FunctionError if a function does not return a result."""
+        """Run the batch's tokens; see `Runner.run`. FunctionError if a function fails."""
         if not isinstance(cache, SharedCache) or cache.config != self.config:
-            raise InputError("the cache is another model's; expected one that this runner's new_cache made")
-        num_tokens, keys = len(batch.token_ids), [] if taps is None else list(taps.wanted)
+            raise InputError("the KV cache belongs to another model; expected one from this runner's new_cache")
+        num_tokens, keys = len(batch.token_ids), [] if taps is None else list(taps.keys)
         logits_WV = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
         tapped = [np.empty((num_tokens, *sizes_of(name, self.config)), np.float32) for name, _ in keys]
         arrays = (batch.token_ids, batch.positions, batch.sequences, batch.block_tables, batch.logit_rows)
@@ -79,24 +79,26 @@ class ProcessRunner:
 
     def dequantize(self, key: str, rows: Sequence[int] | None = None, *, adapted: bool = False) -> Floats:
         shape = self.weights[EMBEDDING if key == HEAD and self._config.tie_word_embeddings else key].shape
-        wanted = [] if rows is None else [np.arange(shape[0])[np.array(rows, np.int64)]]  # IndexError, as promised
-        found = np.empty(shape if rows is None else (len(rows), *shape[1:]), np.float32)
-        self._child.ask({"ask": "weight", "key": key}, wanted, [found])
-        return found
+        row_arrays = (
+            [] if rows is None else [np.arange(shape[0])[np.array(rows, np.int64)]]
+        )  # raises the documented IndexError
+        values = np.empty(shape if rows is None else (len(rows), *shape[1:]), np.float32)
+        self._child.ask({"ask": "weight", "key": key}, row_arrays, [values])
+        return values
 
     def product(self, key: str, x_MI: Floats) -> Floats:
         return x_MI @ self.dequantize(key).T
 
     def codes(self, key: str, rows: Sequence[int]) -> Codes:
-        """Refuse: the functions multiply by numbers."""
-        raise InputError(f"{self.name} multiply by float32 weights, which have no codes; load {self.weights_of}")
+        """Raise an InputError: the weights are float32."""
+        raise InputError(f"the weights of {self.name} are float32, which has no codes; load {self.weights_of}")
 
     def backend_of(self, key: str) -> str:
         return self.name
 
     def with_adapters(self, adapters: Sequence[Adapter], default: int = -1) -> NoReturn:
-        """Refuse: no step has adapters."""
-        raise OptionError(f"{self.name} take no adapters; load {self.weights_of} with them instead")
+        """Raise an OptionError: adapters are not supported."""
+        raise OptionError(f"{self.name} does not support adapters; load {self.weights_of} with them instead")
 
     def fresh(self) -> "ProcessRunner":
         return copy.copy(self)
