@@ -239,7 +239,7 @@ def test_a_request_taken_up_again_goes_on_as_if_never_stopped():
 
 
 def test_requests_that_do_not_fit_the_vocabulary_are_refused():
-    with pytest.raises(SamplingError, match="logit_bias names token 8; expected ids below the vocabulary's 8"):
+    with pytest.raises(SamplingError, match="logit_bias has token id 8; expected less than 8"):
         rows_of(SamplingParams(logit_bias={8: 1.0}))
     with pytest.raises(SamplingError, match="logprobs is 9; expected at most"):
         rows_of(SamplingParams(logprobs=9))

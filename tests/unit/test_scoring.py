@@ -99,7 +99,7 @@ def test_without_tokens_only_the_prompt_is_scored_up_to_the_whole_context() -> N
         engine.add(replace(request, params=replace(request.params, max_tokens=1)))
     with pytest.raises(SamplingError, match="max_tokens is 0; expected a whole number, at least 1"):
         SamplingParams(max_tokens=0)
-    with pytest.raises(SamplingError, match="prompt_logprobs is 51; expected at most the vocabulary's 50"):
+    with pytest.raises(SamplingError, match="prompt_logprobs is 51; expected at most 50"):
         engine.add(scored(request, 51))
     number = engine.add(single := Request([5], SamplingParams(max_tokens=0, prompt_logprobs=2)))
     check_scores(list(engine.run()), number, single)

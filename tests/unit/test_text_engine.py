@@ -163,7 +163,7 @@ def test_an_answer_that_gives_way_ends_with_an_error_of_its_own(
         return sample(rows, logits)
 
     monkeypatch.setattr(sampler, "sample", without_memory)
-    with pytest.raises(GaveWayError, match="no memory for candidates; ask again later"):
+    with pytest.raises(GaveWayError, match="no memory for candidates; try again later"):
         engine.stream("To be", **SAMPLED).result()
     assert engine.stream("To be", **SAMPLED).result().text
     wait_until_free(engine)

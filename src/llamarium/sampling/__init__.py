@@ -1,1 +1,1 @@
-"""Sampling of the next token: parameters, the state of a request, the sampler in C and in PyTorch."""
+"""Sampling of the next token: parameters, the state of an answer, and the sampler in C and NumPy."""

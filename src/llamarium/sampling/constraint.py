@@ -1,4 +1,4 @@
-"""The sampler's interface to the form of an answer, independent of grammars and texts."""
+"""The sampler's interface to constrained decoding, independent of grammars and text."""
 
 from collections.abc import Collection
 from enum import IntEnum, unique
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @unique
 class NoToken(IntEnum):
-    """Why a row got no token, in place of an id."""
+    """The reason why a row got no token; takes the place of a token id."""
 
     NOT_FINITE = -1
     NOTHING_FITS = -2
@@ -28,28 +28,28 @@ class NoToken(IntEnum):
 
 _MESSAGES = {
     NoToken.NOT_FINITE: (
-        "the model's logits are NaN or infinite, so no token can be chosen; the weights may be damaged (NaN), or the "
-        "dtype too narrow for this model (try float32)"
+        "the model's logits are NaN or infinite, so no token can be sampled; the weights may be damaged (NaN), or the "
+        "range of the dtype too small for this model (try float32)"
     ),
     NoToken.NOTHING_FITS: (
-        "no token continues the answer by its grammar; the vocabulary lacks a character that it needs, or a stop "
-        "token id stands in its way"
+        "the grammar allows no token here: the vocabulary lacks a required character, or a required token is a stop "
+        "token id"
     ),
     NoToken.TOO_MUCH_WORK: (
-        "the grammar took more work at one token than the limits allow; it has too many ways to read the same text"
+        "the grammar exceeded the work limit for one token; it is too ambiguous: simplify it so that each text can be "
+        "parsed in fewer ways"
     ),
-    NoToken.NOT_ASKED: "no token was asked for: the answer has none",
-    NoToken.TIMED_OUT: "the request's time was over before its answer came to its end",
+    NoToken.NOT_ASKED: "no token was requested",
+    NoToken.TIMED_OUT: "the request timed out before its answer was finished",
     NoToken.PROCESSOR_FAILED: "the logits processor failed",
     NoToken.PROCESSOR_EXCLUDES: (
-        "the logits processor excluded every token that may come next by the answer's form or by min_tokens; leave at "
-        "least one of them"
+        "the logits processor excluded every token that the grammar and min_tokens allow; leave at least one of them"
     ),
 }
 
 
 class Constraint(Protocol):
-    """The form of one answer: which tokens may come next; stop ids may where the answer can end."""
+    """The constraint on one answer: which tokens may come next. Stop ids may come where the answer may end."""
 
     @property
     def is_finished(self) -> bool:
@@ -58,24 +58,25 @@ class Constraint(Protocol):
 
     @property
     def failure(self) -> NoToken:
-        """Why no token is allowed, where none is."""
+        """The reason why no token is allowed."""
         ...
 
     def mask(self) -> NDArray[np.uint32]:
-        """Return a bit for each token, the lowest of the first word for token 0; shape (ceil(V / 32),).
+        """Return one bit per token, shape (ceil(V / 32),), starting with the lowest bit of the first word.
 
-        It is computed from the moment the last token was accepted; this waits for its end. Valid until `accept`.
+        The mask is computed in the background from the moment the last token was accepted; this waits for it. The
+        result is valid until the next `accept`.
         """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Take the next token, one that the mask allows."""
+        """Advance by a token, which the mask must allow."""
         ...
 
 
 class CompiledGrammar(Protocol):
-    """A grammar, compiled for one vocabulary."""
+    """A grammar compiled for a vocabulary."""
 
     def begin(self, stop_ids: Collection[int]) -> Constraint:
-        """Return the form of a new answer; `stop_ids` are allowed only where it can end, even if they have a text."""
+        """Return the constraint of a new answer; `stop_ids` are allowed only where it may end."""
         ...

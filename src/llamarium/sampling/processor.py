@@ -1,4 +1,4 @@
-"""A caller's own function of the logits: how it is called, and what it may return. Never torch.
+"""Logits processors: a caller's function that changes the logits. Torch-free.
 
     def no_commas(token_ids, logits):
         logits[comma] = -np.inf
@@ -6,8 +6,7 @@
 
     llama.generate("Once upon a time", logits_processor=no_commas)
 
-It comes before every other step of sampling (`sampling/steps.py`), so what it returns is biased, penalized, held to the
-grammar and drawn from like the model's own logits.
+It is the first step of sampling (`sampling/steps.py`): bias, penalties, grammar and all filters apply to its result.
 """
 
 from collections.abc import Sequence
@@ -24,36 +23,36 @@ Floats = NDArray[np.float32]
 
 
 def processed_logits(rows: Sequence[SamplingRow], logits_BV: Logits) -> dict[int, Floats]:
-    """Call the functions of the rows that have one; return their logits by place, float32 (V,).
+    """Call the rows' logits processors; return the results by row index, float32 (V,).
 
-    A row whose function fails has its `failure` set. One whose own logits are not finite is left to the sampler, which
-    reports that.
+    If a processor fails, the row's `failure` is set. It is not called for logits without a finite maximum, which the
+    sampler reports.
     """
     processed: dict[int, Floats] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.history is None:
             continue
-        own_V = _float32_copy(logits_BV[place])
+        own_V = _float32_copy(logits_BV[index])
         if np.isfinite(own_V.max()) and (result_V := _call(row, row.history, own_V)) is not None:
-            processed[place] = result_V
+            processed[index] = result_V
     return processed
 
 
 def _call(row: SamplingRow, history: Sequence[int], own_V: Floats) -> Floats | None:
     function = row.params.logits_processor
-    assert function is not None, "a row has a history for its function"
+    assert function is not None, "only rows with a processor have a history"
     try:
         return _checked(function(np.array(history, np.int64), own_V), len(own_V))
     except LogitsProcessorError as error:
         row.failure = error
-    except Exception as error:  # noqa: BLE001 - whatever it was, it ends this request alone
+    except Exception as error:  # noqa: BLE001 - any error of a caller's function ends only its request
         row.failure = LogitsProcessorError(f"the logits processor raised {type(error).__name__}: {show_value(error)}")
         row.failure.__cause__ = error
     return None
 
 
 def _checked(result: Any, vocab_size: int) -> Floats:
-    """Return what a function returned as float32; LogitsProcessorError unless a token can be chosen from it."""
+    """Return a processor's result as float32; LogitsProcessorError unless a token can be sampled from it."""
     expected = f"expected float32 logits of shape ({vocab_size},)"
     if result is None:
         raise LogitsProcessorError(f"the logits processor returned None; {expected}: end it with `return logits`")
@@ -67,7 +66,7 @@ def _checked(result: Any, vocab_size: int) -> Floats:
         raise LogitsProcessorError(f"the logits processor returned an array of {result.dtype}; {expected}")
     with np.errstate(over="ignore"):
         result_V = np.ascontiguousarray(result, np.float32)
-    largest = result_V.max()  # NaN if one is
+    largest = result_V.max()  # NaN if any is NaN
     if np.isnan(largest):
         raise LogitsProcessorError("the logits processor returned NaN; expected numbers, or -inf to exclude a token")
     if largest == np.inf:

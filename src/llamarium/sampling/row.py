@@ -1,4 +1,4 @@
-"""The sampler's input and output: the state of a request, and the chosen token. Never torch."""
+"""The sampler's input and output: the sampling state of an answer, and the sampled token. Torch-free."""
 
 import math
 import secrets
@@ -17,12 +17,12 @@ from llamarium.sampling.params import PARAMETERS, SamplingParams
 
 
 class Chosen(NamedTuple):
-    """One row's token of one step.
+    """A row's token of one step.
 
     Attributes:
-        token_id: The token, or a `NoToken` below 0. Other rows are unaffected.
+        token_id: The token, or a negative `NoToken`; other rows are unaffected.
         logprob: Its log-probability under the model; NaN without `logprobs`.
-        top: The `logprobs` most probable (id, logprob) pairs; the lowest ids among equals first.
+        top: The `logprobs` most likely (id, logprob) pairs; among equals, lower ids first.
     """
 
     token_id: int
@@ -30,7 +30,7 @@ class Chosen(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
     def id_of(self, row: int) -> int:
-        """Return the token's id; `row` is the row's number, for the message; AnswerError if there is none."""
+        """Return the token id; AnswerError, which names `row`, if there is none."""
         if self.token_id < 0:
             raise AnswerError(f"row {row}: {NoToken(self.token_id).message}")
         return self.token_id
@@ -38,11 +38,11 @@ class Chosen(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Penalties:
-    """The distinct tokens of a row, and their counts in its answer.
+    """The distinct tokens of a row and their counts, for penalties.
 
     Attributes:
-        ids: Shape (U,), int64, each token once: those of the prompt, then those of the answer alone.
-        counts: Shape (U,), float32, in the answer.
+        ids: int64 (U,), each token once: those of the prompt, then the answer's new ones.
+        counts: float32 (U,), occurrences in the answer.
     """
 
     ids: NDArray[np.int64]
@@ -51,36 +51,36 @@ class Penalties:
 
     @classmethod
     def of(cls, prompt_ids: Iterable[int], answer_ids: Iterable[int]) -> "Penalties":
-        """Count the tokens of a row."""
-        places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt_ids))}
+        """Return the counts for a prompt and the answer so far."""
+        places = {token_id: index for index, token_id in enumerate(dict.fromkeys(prompt_ids))}
         ids = np.fromiter(places, np.int64, len(places))
-        made = cls(ids, np.zeros(len(ids), np.float32), places)
+        penalties = cls(ids, np.zeros(len(ids), np.float32), places)
         for token_id in answer_ids:
-            made.add(token_id)
-        return made
+            penalties.add(token_id)
+        return penalties
 
     def add(self, token_id: int) -> None:
-        """Count one more token of the answer."""
-        place = self._places.setdefault(token_id, len(self._places))
-        if place == len(self.ids):
+        """Count a token of the answer."""
+        index = self._places.setdefault(token_id, len(self._places))
+        if index == len(self.ids):
             self.ids = np.append(self.ids, token_id)
             self.counts = np.append(self.counts, np.float32(0))
-        self.counts[place] += 1
+        self.counts[index] += 1
 
 
 class SamplingRow:
     """The sampling state of one answer.
 
     Attributes:
-        params: With n 1.
-        seed: Of the parameters, or a fresh one.
+        params: Sampling parameters, with n 1.
+        seed: The seed of the parameters, or a random one.
         num_tokens: Tokens of the answer so far.
         penalties: Token counts; None without penalties.
-        constraint: The form of the answer, or None.
-        choice: The parameters for C.
-        history: The ids of prompt and answer so far, for the parameters' `logits_processor`; None without one.
-        failure: Why that function ended the answer, or None.
-        is_adjusted: Whether logits change before the choice: a processor, a bias, penalties, or a minimum of tokens.
+        constraint: Constrained decoding, or None.
+        choice: The parameters as a C struct.
+        history: Ids of prompt and answer so far, for the `logits_processor`; None without one.
+        failure: The error of the `logits_processor` that ended the answer, or None.
+        is_adjusted: Whether logits change before sampling: by a processor, biases, penalties or `min_tokens`.
     """
 
     __slots__ = (
@@ -97,16 +97,24 @@ class SamplingRow:
         constraint: Constraint | None = None,
         stops: Iterable[int] = (),
     ) -> None:
-        """Begin an answer, or resume one after `answer_ids`; `constraint` is at its beginning, for `params.grammar`.
+        """Start an answer, or resume one after `answer_ids`.
 
-        `stops` are the ids that end it, which may not come before `params.min_tokens`. SamplingError for n above 1, ids
-        or counts outside the vocabulary, or where no token may come.
+        Args:
+            params: Sampling parameters, with n 1.
+            prompt_ids: Ids of the prompt.
+            vocab_size: V.
+            answer_ids: Ids of the answer so far.
+            constraint: The constraint of `params.grammar`, at the start of the answer.
+            stops: Ids that end the answer; excluded until it has `params.min_tokens` tokens.
+
+        Raises:
+            SamplingError: If n is not 1, an id or count is outside the vocabulary, or no token is allowed.
         """
         if params.n != 1:
-            raise SamplingError(f"n is {params.n}; a row of the sampler is one answer: expected SamplingParams.rows()")
+            raise SamplingError(f"n is {params.n}; expected 1 here: use SamplingParams.rows() for several answers")
         if params.logprobs or params.prompt_logprobs or params.logit_bias:
             check_against_vocabulary(params, vocab_size)
-        assert (constraint is None) == (params.grammar is None), "a grammar comes with its compiled form"
+        assert (constraint is None) == (params.grammar is None), "a grammar needs its constraint"
         self.params = params
         self.constraint = constraint
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -114,14 +122,14 @@ class SamplingRow:
         self.penalties = Penalties.of(prompt_ids, answer_ids) if params.penalizes else None
         self.history = None if params.logits_processor is None else array("q", [*prompt_ids, *answer_ids])
         self.failure: LogitsProcessorError | None = None
-        asked = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.CChoice, name)}
-        asked["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 where it keeps the whole vocabulary
-        self.choice = native.CChoice(step=self.num_tokens, **asked | {"seed": self.seed})
-        self._stops = [one for one in stops if one < vocab_size] if params.min_tokens else []
+        fields = {name: getattr(params, name) for name in PARAMETERS if hasattr(native.CChoice, name)}
+        fields["top_k"] = params.top_k if params.top_k < vocab_size else 0  # 0 is off
+        self.choice = native.CChoice(step=self.num_tokens, **fields | {"seed": self.seed})
+        self._stops = [stop_id for stop_id in stops if stop_id < vocab_size] if params.min_tokens else []
         if len({*self._stops}) == vocab_size:
             raise SamplingError(
-                f"min_tokens is {params.min_tokens}, and every token of the vocabulary is in stop_token_ids or ends an "
-                "answer anyway, so none may come first; expected fewer"
+                f"min_tokens is {params.min_tokens}, but every token of the vocabulary is a stop token; reduce "
+                "stop_token_ids, or leave out min_tokens"
             )
         has_counts = self.penalties is not None or self.history is not None
         self.is_adjusted = has_counts or bool(params.logit_bias or self._stops)
@@ -131,7 +139,7 @@ class SamplingRow:
 
     @property
     def excluded(self) -> list[int]:
-        """The ids that may not come now, besides those that the form excludes."""
+        """The ids that `min_tokens` excludes now."""
         return self._stops if self.num_tokens < self.params.min_tokens else []
 
     def add(self, token_id: int) -> None:
@@ -147,13 +155,16 @@ class SamplingRow:
 
 
 def check_against_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse parameters that name more tokens than there are.
+    """Validate counts and ids against the vocabulary.
 
-    SamplingError if `logprobs`, `prompt_logprobs` or an id of `logit_bias` is outside the vocabulary.
+    Raises:
+        SamplingError: If `logprobs`, `prompt_logprobs` or an id of `logit_bias` exceeds it.
     """
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
-            raise SamplingError(f"{name} is {count}; expected at most the vocabulary's {vocab_size}")
+            raise SamplingError(f"{name} is {count}; expected at most {vocab_size}, the size of the vocabulary")
     outside = [token_id for token_id in params.logit_bias if token_id >= vocab_size]
     if outside:
-        raise SamplingError(f"logit_bias names token {outside[0]}; expected ids below the vocabulary's {vocab_size}")
+        raise SamplingError(
+            f"logit_bias has token id {outside[0]}; expected less than {vocab_size}, the size of the vocabulary"
+        )

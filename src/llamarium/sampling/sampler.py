@@ -1,14 +1,14 @@
-"""How the next token is chosen, for any number of requests at once.
+"""The sampler: samples the next token of any number of answers at once. Torch-free.
 
     sampler = Sampler(vocab_size)
     rows = [SamplingRow(params, prompt_ids, vocab_size), ...]  # the state of each answer
     chosen = sampler.sample(rows, logits_BV)                   # one step: [Chosen(token_id, logprob, top), ...]
 
-A row keeps its own state, so each step may have other rows.
+Each row carries its own state, so the rows may differ from step to step.
 
-`sampling/steps.py` defines the steps from logits to a token. C makes the choice (`native/choose.h`), and NumPy where
-the kernels are missing; all tests of the sampler run through both. Logits of another device are copied to the host
-first: half a megabyte for a row of the largest vocabulary.
+`sampling/steps.py` defines the steps from logits to a token. The C kernels implement them (`native/choose.h`), and
+NumPy where the kernels are missing; the tests run both. Logits on another device are copied to the host first: half a
+megabyte per row for the largest vocabulary.
 """
 
 import math
@@ -25,21 +25,24 @@ from llamarium.sampling.processor import Floats, processed_logits
 from llamarium.sampling.row import Chosen, SamplingRow
 from llamarium.sampling.steps import bias, choose, penalized
 
-_BLOCK = 64  # logits per block; its maximum is found first
+_BLOCK = 64  # logits per block in `_largest`
 
 
 class Sampler:
-    """Chooses tokens for any rows; what each gets depends on that row alone."""
+    """Samples tokens; each row's result depends only on that row."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
     def sample(self, rows: Sequence[SamplingRow], logits_BV: Logits) -> list[Chosen]:
-        """Choose one token for each row, and append it to the row; MemoryBudgetError without memory for candidates.
+        """Sample one token for each row and append it to the row.
 
         Args:
-            rows: B rows over this sampler's vocabulary.
-            logits_BV: The model's logits; the same afterwards.
+            rows: B rows.
+            logits_BV: The model's logits; unchanged afterwards.
+
+        Raises:
+            MemoryBudgetError: If there is not enough memory for candidates.
         """
         assert logits_BV.shape == (len(rows), self.vocab_size)
         processed = processed_logits(rows, logits_BV) if any(row.history is not None for row in rows) else {}
@@ -48,9 +51,9 @@ class Sampler:
         return [self._note(row, values_BV[i], ids[i]) for i, row in enumerate(rows)]
 
     def logprobs(self, logits_V: Logits, token_id: int, num_top: int) -> Chosen:
-        """Return log P of a token and of the `num_top` most probable ones, by its place's logits, as `sample` does.
+        """Return the log-probabilities of a token and of the `num_top` most likely ones, as `sample` reports them.
 
-        A `NoToken` where the logits have no finite maximum.
+        The result has a `NoToken` if the logits have no finite maximum.
         """
         raw_V = _as_numpy(logits_V)
         largest = raw_V.max()
@@ -71,12 +74,12 @@ class Sampler:
         if row.params.logprobs is None:
             return Chosen(token_id)
         reported = self.logprobs(logits_V, token_id, row.params.logprobs)
-        # Logits that are not finite may have a token, if a processor put others in their place; it has no log P.
+        # A processor may have replaced logits that are not finite; then the token has no log-probability.
         return reported if reported.token_id == token_id else Chosen(token_id)
 
 
 def _choose(rows: Sequence[SamplingRow], logits_BV: Floats, processed: Mapping[int, Floats]) -> list[int]:
-    """Return an id for each row, or -1; `processed` takes the place of the logits of some rows."""
+    """Return an id for each row, or -1; `processed` replaces the logits of some rows."""
     if native.library() is None:
         return [choose(row, processed.get(i, logits_BV[i])) for i, row in enumerate(rows)]
 
@@ -98,7 +101,7 @@ def _why_none(row: SamplingRow, logits_V: Floats) -> NoToken:
 
 
 def _as_numpy(logits: Logits) -> Floats:
-    """The same memory where it is float32, in order and on the host, else a copy."""
+    """Return logits as a contiguous float32 array on the host, copied only if necessary."""
     if isinstance(logits, np.ndarray):
         return np.ascontiguousarray(logits, np.float32)
     return logits.detach().float().contiguous().cpu().numpy()
@@ -106,39 +109,41 @@ def _as_numpy(logits: Logits) -> Floats:
 
 @contextmanager
 def _adjusted(rows: Sequence[SamplingRow], logits_BV: Floats, processed: Mapping[int, Floats]) -> Generator[None]:
-    """Steps 0 to 3 in the body: the few logits that they concern are changed where they lie, and put back."""
-    kept: list[tuple[int, NDArray[np.int64] | slice, Floats]] = []
+    """Apply steps 0 to 3 (`sampling/steps.py`) to the logits in place, and restore them afterwards.
+
+    They change few logits, so this is much cheaper than copying a row of the whole vocabulary.
+    """
+    originals: list[tuple[int, NDArray[np.int64] | slice, Floats]] = []
     try:
         for i, processed_V in processed.items():
-            kept.append((i, slice(None), logits_BV[i].copy()))
+            originals.append((i, slice(None), logits_BV[i].copy()))
             logits_BV[i] = processed_V
         for i, row in enumerate(rows):
             if row.params.logit_bias:
                 ids, values = bias(row.params.logit_bias)
-                kept.append((i, ids, logits_BV[i, ids]))
+                originals.append((i, ids, logits_BV[i, ids]))
                 logits_BV[i, ids] += values
             if row.penalties is not None:
                 ids = row.penalties.ids
-                kept.append((i, ids, logits_BV[i, ids]))
+                originals.append((i, ids, logits_BV[i, ids]))
                 logits_BV[i, ids] = penalized(logits_BV[i, ids], row.params, row.penalties.counts)
             if row.excluded:
                 ids = np.array(row.excluded)
-                kept.append((i, ids, logits_BV[i, ids]))
+                originals.append((i, ids, logits_BV[i, ids]))
                 logits_BV[i, ids] = -np.inf
         yield
     finally:
-        for i, ids, values in reversed(kept):
+        for i, ids, values in reversed(originals):
             logits_BV[i, ids] = values
 
 
 def _largest(values_V: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """The ids of the `count` largest, from the largest on, the lowest ids among equals.
-
-    No fewer than k reach the k-th largest of the blocks' maxima, and those are few: finding it is 20 times as fast as
-    finding the k-th largest of a vocabulary of 128,256.
-    """
+    """Return the ids of the `count` largest values, largest first; among equals, lower ids first."""
     if count == 0:
         return np.empty(0, np.int64)
+
+    # At least k values reach the k-th largest of the block maxima. For a vocabulary of 128,256, partitioning the maxima
+    # is 20 times as fast as partitioning all values.
     maxima = np.maximum.reduceat(values_V, np.arange(0, len(values_V), _BLOCK))
     maxima = maxima if count <= len(maxima) else values_V
     ids = np.flatnonzero(values_V >= np.partition(maxima, -count)[-count])
