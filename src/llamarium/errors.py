@@ -18,20 +18,20 @@
     ├── MemoryBudgetError        a request that would exceed the memory it was given
     ├── ModelNotFoundError       no such built-in model, file, folder or hub repository
     │   ├── GatedModelError      the hub requires an accepted licence or a token
-    │   └── DownloadError        the network, the disk or a hash said no
+    │   └── DownloadError        a failure of the network or the disk, or a wrong hash
     ├── TrainingError            data, a configuration or a run folder that cannot be trained with
     ├── OutputError              a target that exists, equals its input or cannot be written
-    ├── ServerError              a server that is not there, not ready, or does not answer as expected
+    ├── ServerError              a server that is unreachable, not ready, or replies unexpectedly
     ├── OptionError              an option that cannot be honoured here
     ├── RequestTimeoutError      a request that was not answered by its deadline
-    ├── EngineStoppedError       a request to an engine that is closed or broken, or that ended with it
-    ├── AnswerError              an answer that the model cannot go on with: its numbers are none, or no token fits
+    ├── EngineStoppedError       a request to an engine that was closed or has failed
+    ├── AnswerError              an answer for which no token can be sampled: logits not finite, or no token allowed
     │   └── LogitsProcessorError     a caller's logits processor that raised, or returned no logits
-    ├── GaveWayError             an answer that was ended as there was no memory for all that were run
-    ├── FunctionError            a function of a model that is code of its own did something else than return a result
-    └── SlowReaderError          an answer that was ended as it was not read as fast as it came
+    ├── OverloadedError          an answer that was ended because memory ran out
+    ├── FunctionError            a learner's function that failed instead of returning a result
+    └── SlowReaderError          an answer that was ended because the client read it too slowly
 
-A message says what was found, what was expected and what to do, and names the file and the item.
+A message names the file and the item, and says what is wrong, what was expected and what to do.
 Control characters from files are shown escaped (`escape`), so that no message can drive a terminal.
 """
 
@@ -182,23 +182,23 @@ class EngineStoppedError(LlamariumError):
 
 
 class AnswerError(LlamariumError):
-    """An answer that the model cannot go on with: its numbers are none, or no token fits."""
+    """An answer for which no token can be sampled: the logits are not finite, or no token is allowed."""
 
 
 class LogitsProcessorError(AnswerError):
-    """A caller's logits processor that raised, which is the `__cause__`, or returned something else than logits."""
+    """A caller's logits processor that raised (see `__cause__`) or returned something other than logits."""
 
 
-class GaveWayError(LlamariumError):
-    """An answer that was ended as there was no memory for all that were run."""
+class OverloadedError(LlamariumError):
+    """An answer that was ended because memory ran out for all running answers."""
 
 
 class FunctionError(LlamariumError):
-    """A function of a model that is code of its own (`llamarium build`) did something else than return a result."""
+    """A learner's function (`llamarium build`) that failed instead of returning a result."""
 
 
 class SlowReaderError(LlamariumError):
-    """An answer that was ended as it was not read as fast as it came."""
+    """An answer that was ended because the client read it too slowly."""
 
 
 def escape(text: object, limit: int = 200) -> str:

@@ -112,7 +112,7 @@ def test_options_are_checked(llama: Llama) -> None:
             llama.generate("a", draft_model=wrong)  # type: ignore[arg-type]
         with pytest.raises(OptionError, match="expected a model as"):
             llama.engine(draft_model=wrong)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="draft_model runs its guesses over the cache"):
+    with pytest.raises(OptionError, match="draft_model needs the KV cache"):
         llama.generate("a", draft_model=llama, use_cache=False)
     modules = Llama("modules", llama.model, llama.tokenizer)
     with pytest.raises(OptionError, match="draft_model could change the tokens here"):

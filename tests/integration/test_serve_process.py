@@ -255,7 +255,7 @@ def test_what_was_read_is_there_after_kill_9(tmp_path: Path) -> None:
         with started(*words) as second:
             assert second.end() == 1
             (line,) = (line for line in second.lines if "error" in line)
-            assert line.startswith(f"llamarium: error: {folder}: is used by another process; choose another folder")
+            assert line.startswith(f"llamarium: error: {folder}: is used by another process; choose another")
         server.process.kill()
         server.end()
     with started(*words) as server:

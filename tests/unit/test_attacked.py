@@ -80,7 +80,7 @@ def test_a_dialog_does_not_go_on_with_keys_of_other_weights(native: bool, edit: 
 def test_a_layer_that_stands_twice_is_refused() -> None:
     model = loaded(native=False)
     model.model.model.layers.append(model.model.model.layers[1])
-    with pytest.raises(InputError, match="overwrite others' keys"):
+    with pytest.raises(InputError, match="overwrite the keys"):
         answer(model.runner())
 
 
@@ -91,7 +91,7 @@ def test_two_answers_at_once_in_one_dialog_are_refused(native: bool) -> None:
     first = generate_tokens(runner, [PROMPT], [GREEDY], prefix=prefix)
     next(first)
     assert answer(runner, prefix, PROMPT[:4]) == answer(runner, ids=PROMPT[:4])
-    with pytest.raises(InputError, match="another answer was begun in the same dialog"):
+    with pytest.raises(InputError, match="another answer was started in the same dialog"):
         next(first)
 
 

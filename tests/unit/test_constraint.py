@@ -111,5 +111,5 @@ def test_logits_that_are_nan_are_told_from_a_form_without_a_token() -> None:
 
 
 def test_a_grammar_without_what_it_compiles_to_is_a_fault_of_ours() -> None:
-    with pytest.raises(AssertionError, match="a grammar comes with its compiled form"):
+    with pytest.raises(AssertionError, match="a grammar needs its constraint"):
         SamplingRow(SamplingParams(grammar=FORM), [0], 8)

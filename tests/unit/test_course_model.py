@@ -330,7 +330,7 @@ def test_where_there_is_a_gpu_functions_run_on_the_cpu(mine: Llama, monkeypatch:
 def test_what_functions_do_not_have_is_refused(mine: Llama) -> None:
     with pytest.raises(NoModulesError, match="load the model whose weights they use"):
         _ = mine.model
-    with pytest.raises(InputError, match=f"have no codes; load {SMALL}"):
+    with pytest.raises(InputError, match=f"has no codes; load {SMALL}"):
         mine.runner.codes("model.layers.0.mlp.up_proj.weight", [0])
     with pytest.raises(OptionError, match="does not support adapters"):
         mine.runner.with_adapters(())
@@ -440,7 +440,7 @@ def test_a_shared_cache_grows_copies_and_reads(theirs: Llama) -> None:
     k_SKH, v_SKH = cache.read(2, [3, 1], 20)
     assert np.array_equal(k_SKH, np.concatenate([filled[2, 0], filled[2, 0, :4]]))
     assert np.array_equal(v_SKH, np.concatenate([filled[2, 1], filled[2, 1, :4]]))
-    with pytest.raises(MemoryBudgetError, match="more than there is"):
+    with pytest.raises(MemoryBudgetError, match="more than is available"):
         cache.grow(1 << 50)
     assert cache.num_blocks == 4
 

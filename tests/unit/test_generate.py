@@ -213,7 +213,7 @@ def test_the_model_refuses_what_it_cannot_take(model: LlamaForCausalLM) -> None:
 def test_a_prefix_serves_one_answer(runner: Runner) -> None:
     ids = prompts_of(4)[0]
     for prompts, options in (([ids, ids], {}), ([ids], {"use_cache": False})):
-        with pytest.raises(InputError, match="a prefix serves one prompt"):
+        with pytest.raises(InputError, match="prefix supports only one prompt"):
             run(runner, prompts, [GREEDY] * len(prompts), prefix=DialogEngine(runner), **options)
 
 
@@ -244,7 +244,7 @@ def test_a_stream_that_was_not_begun_gives_way_to_another_answer_of_its_dialog(r
     prefix = DialogEngine(runner)
     first = generate_tokens(runner, [ids], [GREEDY], prefix=prefix)
     prefix.use(runner, "int8")
-    with pytest.raises(InputError, match="another answer was begun in the same dialog"):
+    with pytest.raises(InputError, match="another answer was started in the same dialog"):
         next(first)
 
 
@@ -256,7 +256,7 @@ def test_a_stream_that_was_not_begun_gives_way_to_another_answer_of_its_dialog(r
         ("a" * 256, {}, ContextLengthError, "256 tokens; this model's maximum context length is 256"),
         ("a", {"logit_bias": {65: 1.0}}, SamplingError, "logit_bias"),
         ("a", {"temperature": -1}, SamplingError, "temperature is -1"),
-        ("a", {"prompt_lookup": True, "use_cache": False}, OptionError, "over the cache"),
+        ("a", {"prompt_lookup": True, "use_cache": False}, OptionError, "needs the KV cache"),
         ("a", {"prompt_lookup": True, "temperature": 1.0}, OptionError, "prompt_lookup could change the tokens"),
     ],
 )

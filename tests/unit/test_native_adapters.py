@@ -61,5 +61,5 @@ def test_an_adapter_that_there_is_not_is_refused() -> None:
     with pytest.raises(InputError):
         runner.run(pack([Span([1], 0, [0], adapter=0)]), runner.new_cache(1))
     modules = ModuleRunner(model)
-    with pytest.raises(InputError, match="the modules have the adapter"):
+    with pytest.raises(InputError, match="the same adapter"):
         modules.run(pack([Span([1], 0, [0], adapter=0)]), modules.new_cache(1))

@@ -267,7 +267,7 @@ def test_another_models_cache_is_refused() -> None:
     runner = both("Q8_0")[1]
     other = NativeRunner(replace(CONFIG, num_hidden_layers=1), weights_of(build("Q8_0")))
     for cache in (other.new_cache(1), ModuleRunner(build("Q8_0")).new_cache(1)):
-        with pytest.raises(InputError, match="the cache is another model's"):
+        with pytest.raises(InputError, match="the KV cache belongs to another model"):
             runner.run(pack([Span([1], 0, [0])]), cache)
 
 

@@ -7,9 +7,9 @@ from llamarium.errors import (
     CheckpointError,
     ContextLengthError,
     EngineStoppedError,
-    GaveWayError,
     LlamariumError,
     MemoryBudgetError,
+    OverloadedError,
     QuestionError,
     RequestTimeoutError,
     SlowReaderError,
@@ -27,7 +27,7 @@ TOLD: list[tuple[LlamariumError, int, str, str | None]] = [
     (AnswerError("NaN"), 500, "model_error", None),
     (CheckpointError("/secret/path"), 500, "internal_error", None),
     (LlamariumError("/secret/path"), 500, "internal_error", None),
-    (GaveWayError("no memory: at 0x123"), 503, "overloaded", None),
+    (OverloadedError("no memory: at 0x123"), 503, "overloaded", None),
     (EngineStoppedError("on fire"), 503, "unavailable", None),
 ]
 
@@ -40,4 +40,4 @@ def test_each_error_has_its_status(error: LlamariumError, status: int, code: str
 
 
 def test_who_gave_way_is_told_when_to_come_again() -> None:
-    assert of_library(GaveWayError("no memory")).headers == {"retry-after": "1"}
+    assert of_library(OverloadedError("no memory")).headers == {"retry-after": "1"}

@@ -232,7 +232,7 @@ def test_what_could_change_tokens_is_refused(dtype: torch.dtype, temperature: fl
 
 
 def test_without_a_cache_and_with_senseless_lengths_it_is_refused() -> None:
-    with pytest.raises(OptionError, match="over the cache"):
+    with pytest.raises(OptionError, match="needs the KV cache"):
         run(ModuleRunner(build(torch.float32)), [PROMPT], [GREEDY], proposer=PromptLookup(), use_cache=False)
     for num_tokens in (0, 65, True, 2.0, "9"):
         with pytest.raises(OptionError, match=r"num_tokens is .*; expected .*1 to 64"):

@@ -18,10 +18,10 @@ from llamarium.errors import (
     AnswerError,
     ContextLengthError,
     EngineStoppedError,
-    GaveWayError,
     InputError,
     MemoryBudgetError,
     OptionError,
+    OverloadedError,
     RequestTimeoutError,
     SamplingError,
     SlowReaderError,
@@ -131,7 +131,7 @@ def test_who_leaves_gives_everything_back(engine: TextEngine) -> None:
 
 
 def test_a_request_that_is_late_ends_with_an_error(engine: TextEngine) -> None:
-    with pytest.raises(RequestTimeoutError, match="in the time that the request had"):
+    with pytest.raises(RequestTimeoutError, match="the request timed out"):
         engine.stream("To be", timeout_s=0.0, **SAMPLED).result()
     assert engine.stream("To be", timeout_s=60.0, **SAMPLED).result().text
     wait_until_free(engine)
@@ -143,7 +143,7 @@ def test_a_reader_who_must_keep_up_and_does_not_is_ended(engine: TextEngine, mon
     slow = engine.stream("To be", must_keep_up=True, max_new_tokens=100, temperature=0.0)
     wait_until(lambda: slow._inbox.qsize() > 5)
     wait_until_free(engine)
-    with pytest.raises(SlowReaderError, match="not read as fast as it came"):
+    with pytest.raises(SlowReaderError, match="read it too slowly"):
         slow.result()
     patient = engine.stream("To be", max_new_tokens=100, temperature=0.0)
     wait_until_free(engine)
@@ -163,7 +163,7 @@ def test_an_answer_that_gives_way_ends_with_an_error_of_its_own(
         return sample(rows, logits)
 
     monkeypatch.setattr(sampler, "sample", without_memory)
-    with pytest.raises(GaveWayError, match="no memory for candidates; try again later"):
+    with pytest.raises(OverloadedError, match="no memory for candidates; try again later"):
         engine.stream("To be", **SAMPLED).result()
     assert engine.stream("To be", **SAMPLED).result().text
     wait_until_free(engine)
@@ -260,7 +260,7 @@ def test_it_closes_at_once_or_when_all_is_done(llama: llamarium.Llama) -> None:
     answers = engine.stream("To be", **SAMPLED)
     assert engine.close() and engine.state == "stopped"
     assert len(answers.result().completions[0].token_ids) == 40
-    with pytest.raises(EngineStoppedError, match="takes no more requests"):
+    with pytest.raises(EngineStoppedError, match="accepts no more requests"):
         engine.stream("To be")
     hasty = llama.engine(kv_memory=2**24)
     cut = hasty.stream("To be", max_new_tokens=240, temperature=1.0)
@@ -405,7 +405,7 @@ def test_an_edited_model_wants_another_engine() -> None:
         hook = llama.model.model.layers[0].register_forward_hook(lambda *_: None)
         with (
             pytest.warns(UserWarning, match="edited") as caught,
-            pytest.raises(OptionError, match="after the engine was made"),
+            pytest.raises(OptionError, match="after the engine was created"),
         ):
             engine.stream("To be")
         hook.remove()
@@ -445,7 +445,7 @@ def test_a_request_without_memory_for_its_step_ends_alone(llama: llamarium.Llama
     runner.run = run  # type: ignore[method-assign]
     try:
         well = engine.stream("To be", **SAMPLED | {"seed": 1})
-        with pytest.raises(GaveWayError, match="no memory for so many"):
+        with pytest.raises(OverloadedError, match="no memory for so many"):
             engine.stream("w" * 200, max_new_tokens=1).result()
         assert well.result() and engine.state == "ready"
     finally:
@@ -463,7 +463,7 @@ def test_who_waits_is_woken_when_somebody_else_closes_the_answer(engine: TextEng
     answers.close()
     reader.join(10)
     assert not reader.is_alive()
-    with pytest.raises(InputError, match="nothing to collect"):
+    with pytest.raises(InputError, match="there is no result"):
         answers.result()
     wait_until_free(engine)
 
@@ -503,7 +503,7 @@ def test_an_engine_is_looked_at_between_two_steps_by_its_own_thread(
     wait_until_free(engine)
     assert engine.read(lambda inner: inner.sequences).result(10) == [], "also where nothing else is to be done"
     engine.close()
-    with pytest.raises(EngineStoppedError, match="being closed"):
+    with pytest.raises(EngineStoppedError, match="is closing"):
         engine.read(lambda _: None)
 
 

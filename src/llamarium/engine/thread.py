@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import EngineSequence, Request, TokenEvent
-from llamarium.errors import EngineStoppedError, FunctionError, GaveWayError, MemoryBudgetError
+from llamarium.errors import EngineStoppedError, FunctionError, MemoryBudgetError, OverloadedError
 from llamarium.kernels.threads import allowed_cpus, num_threads
 from llamarium.kernels.turns import Turns
 
@@ -227,7 +227,7 @@ class EngineThread:
         if number is None:
             raise error
         message = f"this answer was ended because memory ran out for all running answers: {error}; try again later"
-        self._end([number], GaveWayError(message))
+        self._end([number], OverloadedError(message))
 
     def _begin(self, sequences: list[EngineSequence], deliver: Deliver) -> None:
         self._deliver[self.engine.start(sequences)] = deliver

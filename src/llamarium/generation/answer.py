@@ -1,4 +1,4 @@
-"""Answers in text, whole or piece by piece. Never torch."""
+"""Answers as text, complete or streamed. Torch-free."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,29 +17,29 @@ def complete(
     model: TextModel,
     prompts: Sequence[list[int]],
     params: SamplingParams,
-    how: PassOptions,
+    pass_options: PassOptions,
     *,
     new_text: bool = False,
     tools: ToolRequest | None = None,
 ) -> list[Generation]:
-    """Answer all prompts, given as ids, side by side, each with the same parameters.
+    """Answer prompts, given as ids, in one batch with the same parameters; errors as `generate_tokens`.
 
-    Answers are texts of their own if `new_text`, as in a dialog, rather than going on where a prompt ends. A row for
-    which no token can be chosen gets a completion that says so. Errors as `generate_tokens`.
+    With `new_text`, answers start a new text, as in a dialog, instead of continuing the prompt's. If no token can be
+    sampled, the row's completion has the error.
     """
     tokenizer = model.tokenizer
     begins = [new_text or begins_text(tokenizer, prompt) for prompt in prompts]
     rows, prompt_of = row_texts(tokenizer, [params] * len(prompts), model.stop_ids, begins, tools)
     cancelled: set[int] = set()
-    for event in _events(model, prompts, params, how, cancelled=cancelled):
+    for event in _events(model, prompts, params, pass_options, cancelled=cancelled):
         if rows[event.row].push(event).finish_reason is not None:
             cancelled.add(event.row)
     answers: list[list[RowText]] = [[] for _ in prompts]
     for row, prompt_idx in zip(rows, prompt_of, strict=True):
         answers[prompt_idx].append(row)
     return [
-        Generation(tuple(ids), tuple(row.completion() for row in found), found[0].prompt_logprobs)
-        for ids, found in zip(prompts, answers, strict=True)
+        Generation(tuple(ids), tuple(row.completion() for row in prompt_rows), prompt_rows[0].prompt_logprobs)
+        for ids, prompt_rows in zip(prompts, answers, strict=True)
     ]
 
 
@@ -47,28 +47,31 @@ def stream(
     model: TextModel,
     prompt: list[int],
     params: SamplingParams,
-    how: PassOptions,
+    pass_options: PassOptions,
     *,
     new_text: bool = False,
     tools: ToolRequest | None = None,
     prefix: DialogEngine | None = None,
 ) -> Iterator[Piece]:
-    """Answer one prompt, piece by piece, as `complete`; `prefix` keeps a dialog's keys and values between turns.
+    """Answer one prompt piece by piece, as `complete`; `prefix` is the engine of a dialog.
 
-    SamplingError if more than one answer is asked for; errors as `generate_tokens`, or if no token could be chosen.
+    Raises:
+        SamplingError: If `n` is not 1.
+        LlamariumError: As `generate_tokens`.
+        AnswerError: If no token can be sampled.
     """
     if params.n != 1:
         raise SamplingError(f"n is {params.n}; streaming gives one answer, use generate() for several")
     begins = new_text or begins_text(model.tokenizer, prompt)
     (row,), _ = row_texts(model.tokenizer, [params], model.stop_ids, [begins], tools)
-    return row.pieces(_events(model, [prompt], params, how, prefix=prefix))
+    return row.pieces(_events(model, [prompt], params, pass_options, prefix=prefix))
 
 
 def _events(
-    model: TextModel, prompts: Sequence[list[int]], params: SamplingParams, how: PassOptions, **options: Any
+    model: TextModel, prompts: Sequence[list[int]], params: SamplingParams, pass_options: PassOptions, **options: Any
 ) -> Iterator[TokenEvent]:
     return generate_tokens(
-        model.runner, prompts, [params] * len(prompts), stop_ids=model.stop_ids, use_cache=how.use_cache,
-        kv_cache_dtype=how.kv_cache_dtype, proposer=proposer_of(model, how.proposer),
+        model.runner, prompts, [params] * len(prompts), stop_ids=model.stop_ids, use_cache=pass_options.use_cache,
+        kv_cache_dtype=pass_options.kv_cache_dtype, proposer=proposer_of(model, pass_options.proposer),
         grammar=compiled(model, params), **options,
     )  # fmt: skip

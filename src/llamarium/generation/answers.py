@@ -1,4 +1,4 @@
-"""The answers to one prompt of a running engine, for one reader in a thread or in an event loop. Never torch."""
+"""The answers to one prompt of a running engine, for one reader in a thread or an event loop. Torch-free."""
 
 import math
 import queue
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """The answers to one prompt: `result()` and `await` give the whole, iterating gives piece by piece.
+    """The answers to one prompt: `result()` and `await` return them complete, iteration yields pieces.
 
     >>> import asyncio
     >>> async def answer(prompt):
@@ -29,18 +29,20 @@ class Answers:
     >>> asyncio.run(answer("To be, or not to b")).text
     'e so m'
 
-    It is for one reader, in a thread or in an event loop. With `n` answers the pieces come as they are made, with
-    `Piece.index`. Dropping or closing it aborts the request.
+    Only one thread or event loop may read it. The pieces of `n` answers are interleaved; `Piece.index` says which
+    answer a piece belongs to. Closing it, or dropping the last reference, aborts the request.
 
     Attributes:
-        adapter: Which adapter answers; None is the model as it is.
-        runs_on: The runner at its beginning, and the number of its adapter there, -1 for none: names may change hands.
-        num_cached: How many prompt tokens were found in the prefix cache; known with the first piece.
-        num_disk: How many of those came from disk.
-        is_edited: Whether the request changes what the model computes.
-        root: The prefix key that its prompt's first block goes on from.
-        number: The request's, as the engine counts them.
-        rows: The text of each, as far as it has been read.
+        prompt_ids: Token ids of the prompt.
+        adapter: Name of the adapter, None for the base model.
+        runs_on: The runner at the start of the request, and the index of its adapter there, -1 for none; a name may be
+            reused for another adapter later.
+        num_cached: Prompt tokens found in the prefix cache; set with the first piece.
+        num_disk: Prompt tokens that were read from disk.
+        is_edited: Whether the request edits activations.
+        root: Prefix key before the prompt's first block.
+        number: The engine's number of the request.
+        rows: The text of each answer, as far as it has been read.
     """
 
     def __init__(
@@ -64,15 +66,15 @@ class Answers:
 
     @property
     def num_answers(self) -> int:
-        """How many there are to the prompt."""
+        """The number of answers, `n`."""
         return len(self.rows)
 
     def begin(self, thread: EngineThread, request: Request) -> Self:
         """Submit the request; errors as `EngineThread.submit`."""
-        me, self.runs_on = weakref.ref(self), (thread.engine.runner, request.adapter)
+        self_ref, self.runs_on = weakref.ref(self), (thread.engine.runner, request.adapter)
 
-        def deliver(came: Sequence[TokenEvent] | Exception) -> Reader | None:
-            return None if (answers := me()) is None else answers._take(came)
+        def deliver(delivered: Sequence[TokenEvent] | Exception) -> Reader | None:
+            return None if (answers := self_ref()) is None else answers._take(delivered)
 
         self.is_edited, self.root = bool(request.edits), thread.engine.root_of(request)
         self.number = thread.submit(request, deliver)
@@ -86,7 +88,8 @@ class Answers:
     def __next__(self) -> Piece:
         """Wait for the next piece.
 
-        RequestTimeoutError, EngineStoppedError, AnswerError, GaveWayError or SlowReaderError end the answer.
+        Raises:
+            RequestTimeoutError, EngineStoppedError, AnswerError, OverloadedError or SlowReaderError: If it failed.
         """
         while not self._ready:
             if self._num_open == 0:
@@ -106,14 +109,14 @@ class Answers:
         return self._ready.popleft()
 
     async def arrived(self) -> list[Piece]:
-        """Wait for the next step's pieces, one for each answer; none at the end. Raises as `__next__`."""
+        """Wait for the pieces of the next step, one per answer; return none at the end. Raises as `__next__`."""
         while not self._ready and self._num_open > 0:
             self._push(await self._arrival())
         pieces, self._ready = list(self._ready), deque[Piece]()
         return pieces
 
     def close(self) -> None:
-        """Abort the request, if it has not ended; its blocks are free after the current step.
+        """Abort the request unless it has ended; its blocks are freed after the current step.
 
         >>> with llama.engine() as engine:
         ...     answers = engine.submit("To be", max_tokens=100)
@@ -127,14 +130,14 @@ class Answers:
         self._num_open = 0
         self._abort()
         self._inbox.put(())  # wakes a waiting thread
-        with suppress(RuntimeError):  # of a loop that was closed
+        with suppress(RuntimeError):  # the loop may have been closed
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake)
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the whole, up to `timeout` seconds; raises as `__next__`.
+        """Wait for the complete answers, up to `timeout` seconds; raises as `__next__`.
 
-        TimeoutError if it was not complete by then: the request goes on, and `result` may be called again.
+        A TimeoutError does not end the request: `result` may be called again.
 
         >>> with llama.engine() as engine:
         ...     engine.submit(llama.encode("To be, or not to b"), temperature=0, max_tokens=6).result(timeout=60).text
@@ -151,7 +154,7 @@ class Answers:
         return self.generation()
 
     def __await__(self) -> Generator[Any, None, Generation]:
-        """Wait for the whole in an event loop; raises as `__next__`."""
+        """Wait for the complete answers in an event loop; raises as `__next__`."""
         return self._whole().__await__()
 
     async def _whole(self) -> Generation:
@@ -161,19 +164,19 @@ class Answers:
         return self.generation()
 
     def generation(self) -> Generation:
-        """Return the whole, once all pieces have been taken; InputError if the request was ended before."""
+        """Return the complete answers after all pieces were read; InputError if the request was closed before."""
         if any(row.finish_reason is None for row in self.rows):
-            raise InputError("the request was ended before its answers were complete; there is nothing to collect")
+            raise InputError("the request was closed before its answers were complete; there is no result")
         completions = tuple(row.completion() for row in self.rows)
         return Generation(self.prompt_ids, completions, self.rows[0].prompt_logprobs)
 
-    def _take(self, came: Sequence[TokenEvent] | Exception) -> Reader | None:
-        """Take a step's events, in the engine's thread."""
+    def _take(self, delivered: Sequence[TokenEvent] | Exception) -> Reader | None:
+        """Queue a step's events; called in the engine's thread."""
         if self._inbox.qsize() >= self._most_buffered:
             self._abort()
-            came = SlowReaderError("the answer was not read as fast as it came, and has been ended")
+            delivered = SlowReaderError("the answer was ended because the client read it too slowly")
             self._most_buffered = math.inf
-        self._inbox.put(came)
+        self._inbox.put(delivered)
         return None if self._loop is None else Reader(self._loop, self._wake)
 
     def _wake(self) -> None:
@@ -181,7 +184,7 @@ class Answers:
             self._waiter.set_result(None)
 
     async def _arrival(self) -> Sequence[TokenEvent] | Exception:
-        from asyncio import get_running_loop  # asyncio takes longer to import than a small answer to begin
+        from asyncio import get_running_loop  # importing asyncio takes longer than the first token of a small model
 
         self._loop = loop = get_running_loop()
         while self._inbox.empty():
@@ -189,18 +192,18 @@ class Answers:
             await self._waiter
         return self._inbox.get_nowait()
 
-    def _push(self, came: Sequence[TokenEvent] | Exception) -> None:
-        if isinstance(came, Exception):
+    def _push(self, delivered: Sequence[TokenEvent] | Exception) -> None:
+        if isinstance(delivered, Exception):
             self._num_open = 0
-            raise came
-        for event in came:
+            raise delivered
+        for event in delivered:
             row = self.rows[event.row]
-            if row.finish_reason is not None:  # chosen while its stop string was found
+            if row.finish_reason is not None:  # sampled before the engine heard that a stop string had ended the row
                 continue
             self.num_cached, self.num_disk = event.num_cached, event.num_disk
             if event.finish_reason == "timeout":
                 self.close()
-                raise RequestTimeoutError("the answer did not come to its end in the time that the request had")
+                raise RequestTimeoutError("the request timed out before its answer was finished")
             piece = row.push(event)
             if row.failure is not None:
                 self.close()

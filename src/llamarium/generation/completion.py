@@ -1,20 +1,20 @@
-"""From tokens to text: pieces of an answer, and the whole.
+"""Turn tokens into text: pieces of an answer while it is generated, and complete answers.
 
-Each row's ids become text that never splits a character, stops at stop strings even where they cross tokens, and leaves
-out the tokens that only mean "stop". Where there are tools, the text is divided into content and calls.
+The text never splits a character, ends at stop strings even if they span tokens, and omits stop tokens. If the request
+has tools, the text is divided into content and tool calls.
 
-Every protocol words a `Piece` in its own way. `Piece.deltas` are what it adds, in order: `ContentDelta`, and of
-each call `CallBegin`, `CallArguments` and `CallEnd`. The last piece of an answer says why it ends:
+The protocols of the server format a `Piece`. `Piece.deltas` has what it adds, in order: `ContentDelta`, and for each
+call `CallBegin`, `CallArguments` and `CallEnd`. The last piece has the finish reason:
 
     for delta in piece.deltas:
         match delta:
             case ContentDelta(text): ...                    # never empty
             case CallBegin(index, call_id, name): ...       # calls count from 0, and never overlap
             case CallArguments(index, fragment): ...        # joined, the text of a JSON object
-            case CallEnd(index, is_complete): ...           # not complete: the answer broke off or went wrong in it
-    if piece.finish_reason is not None: ...                 # "tool_calls" where it ends by itself and has calls
+            case CallEnd(index, is_complete): ...           # not complete: the answer was cut off or is malformed
+    if piece.finish_reason is not None: ...                 # "tool_calls" instead of "stop" if there are calls
 
-However the text is cut into tokens, the deltas, joined, are the same, and the same as `Completion`'s.
+The concatenated deltas do not depend on how the text is split into tokens, and equal the `Completion`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ from llamarium.tokenizer.tools.request import ToolRequest
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A possible token: id, text as tables show it, and natural log-probability before sampling parameters."""
+    """A candidate token: id, display text, and natural log-probability before sampling parameters."""
 
     token_id: int
     token: str
@@ -50,23 +50,20 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob(Alternative):
-    """The token that came, and the most probable ones at that place, as many as `logprobs` asked for, best first."""
+    """A token of a text, and the `logprobs` most likely tokens at its position, best first."""
 
     top: tuple[Alternative, ...]
 
 
 class PromptLogprobs(Sequence[TokenLogprob | None]):
-    """An entry for each token of a prompt; None for the first, as nothing comes before it.
-
-    A prompt may be long, so entries are made when they are looked at.
-    """
+    """Log-probabilities of a prompt's tokens; None for the first token. Entries are created on access."""
 
     def __init__(self, tokenizer: Tokenizer, scores: PromptScores) -> None:
         self._tokenizer, self._scores = tokenizer, scores
 
     @property
     def ids(self) -> Sequence[int]:
-        """The prompt's tokens."""
+        """Token ids of the prompt."""
         return self._scores.ids
 
     def __len__(self) -> int:
@@ -83,24 +80,24 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PromptLogprobs):
             return NotImplemented
-        mine, theirs = self._scores, other._scores
-        return list(mine.ids) == list(theirs.ids) and all(
-            np.array_equal(getattr(mine, name)[1:], getattr(theirs, name)[1:])
+        scores, other_scores = self._scores, other._scores
+        return list(scores.ids) == list(other_scores.ids) and all(
+            np.array_equal(getattr(scores, name)[1:], getattr(other_scores, name)[1:])
             for name in ("logprobs", "top_ids", "top_logprobs")
         )
 
-    def _entry(self, place: int) -> TokenLogprob | None:
-        if place == 0:
+    def _entry(self, position: int) -> TokenLogprob | None:
+        if position == 0:
             return None
         scores, text = self._scores, self._tokenizer.token_text
-        top_ids, top_logprobs = scores.top_ids[place].tolist(), scores.top_logprobs[place].tolist()
+        top_ids, top_logprobs = scores.top_ids[position].tolist(), scores.top_logprobs[position].tolist()
         top = tuple(Alternative(i, text(i), logprob) for i, logprob in zip(top_ids, top_logprobs, strict=True))
-        token_id = scores.ids[place]
-        return TokenLogprob(token_id, text(token_id), float(scores.logprobs[place]), top)
+        token_id = scores.ids[position]
+        return TokenLogprob(token_id, text(token_id), float(scores.logprobs[position]), top)
 
 
 EndReason = FinishReason | Literal["tool_calls"]
-"""Why an answer ends: as the engine says it, or "tool_calls" where it ends by itself ("stop") and has called tools."""
+"""Why an answer ended: the engine's reason, or "tool_calls" instead of "stop" if it has tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +109,16 @@ class Piece:
     (' ', 1, None)
 
     Attributes:
-        text: Complete characters that can be shown now; often empty while a character, a stop string or what may be a
-            call goes on. Calls are no part of it.
-        logprobs: One entry for each id if `logprobs` was asked for, else empty.
+        text: New text, without tool calls; often empty while a character, or what may be a stop string or a call, is
+            incomplete.
+        token_ids: The new token, or none.
+        logprobs: One entry per id if requested by `logprobs`, else empty.
         finish_reason: "stop", "length", "tool_calls" or "error" with the last piece, else None.
-        index: Which of the `n` answers it belongs to.
-        deltas: What it adds, text and calls, in order.
-        stop_string: The stop string that ends the answer, with the last piece.
-        prompt_logprobs: Of the prompt, with the first piece of an answer, if they were asked for.
-        states: Hidden states that were asked for and came with it.
+        index: Index of the answer, 0 to n - 1.
+        deltas: The new text and calls, in order.
+        stop_string: With the last piece, the stop string that ended the answer.
+        prompt_logprobs: With the first piece, the prompt's log-probabilities, if requested.
+        states: Requested hidden states.
     """
 
     text: str
@@ -143,17 +141,17 @@ class Completion:
     'length'
 
     Attributes:
-        text: Its text, without calls, stop string or stop token.
-        token_ids: All ids that were generated, a stop id included.
-        logprobs: One entry for each id if `logprobs` was asked for, else None.
-        finish_reason: "stop" at a stop id, a stop string or a grammar's end, "tool_calls" if it has calls there,
-            "length" at `max_tokens` or the end of the context, "error" where no token could be chosen.
-        seed: With this seed the same request gives this answer again.
-        error: Why it ended with "error", else None.
-        tool_calls: The calls of tools; the last may be incomplete where the answer broke off.
+        text: The text, without tool calls, stop string or stop token.
+        token_ids: All generated ids, including a stop id.
+        logprobs: One entry per id if requested by `logprobs`, else None.
+        finish_reason: "stop" after a stop id, a stop string or a complete grammar, "tool_calls" instead if it has tool
+            calls, "length" at `max_tokens` or the end of the context, "error" if no token could be sampled.
+        seed: The seed that reproduces this answer.
+        error: The error message if it ended with "error", else None.
+        tool_calls: The tool calls; the last one is incomplete if the answer was cut off in it.
         stop_string: The stop string that ended it, or None.
-        states: The hidden states that were asked for, of tokens that were computed.
-        failure: The error that `error` is the message of, or None.
+        states: Requested hidden states of computed tokens.
+        failure: The error behind `error`, or None.
     """
 
     text: str
@@ -174,9 +172,9 @@ class Completion:
 
 
 def message_of(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """Return an answer as a dialog's message, as OpenAI's API has it.
+    """Return an answer as a message of a dialog, in the format of OpenAI's API.
 
-    A call that broke off has no arguments that could be given back to the model, and is left out.
+    An incomplete call is omitted, as its arguments are not valid JSON.
     """
     complete = [call.to_openai() for call in calls if call.is_complete]
     called = {"tool_calls": complete} if complete else {}
@@ -185,7 +183,7 @@ def message_of(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """What one prompt gave: its ids as the model saw them, `n` answers, and its log-probabilities if asked for.
+    """The result for one prompt: its token ids, `n` answers, and its log-probabilities if requested.
 
     >>> generation = llama.generate("To be", temperature=0.8, seed=1, n=2, max_tokens=5)
     >>> len(generation.prompt_ids), len(generation.completions)
@@ -203,7 +201,7 @@ class Generation:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The first answer's calls of tools."""
+        """The first answer's tool calls."""
         return self.completions[0].tool_calls
 
     @property
@@ -212,18 +210,18 @@ class Generation:
         return self.completions[0].message
 
     def __str__(self) -> str:
-        """Return the answers' texts, with an empty line between two."""
+        """Return the texts of the answers, separated by blank lines."""
         return "\n\n".join(completion.text for completion in self.completions)
 
     def __repr__(self) -> str:
-        """Show each answer's text, length and end; ids and log-probabilities are in the attributes."""
+        """Return each answer's text, length and finish reason."""
         shown = ", ".join(
             f"{c.text!r} ({counted(len(c.token_ids), 'token')}, {c.finish_reason})" for c in self.completions
         )
         return f"Generation({len(self.prompt_ids)} prompt tokens: {shown})"
 
     def or_raise(self) -> "Generation":
-        """Return this, if its answers have come to an end; AnswerError if no token could be chosen, and why."""
+        """Return self; AnswerError if an answer ended because no token could be sampled."""
         for completion in self.completions:
             if completion.failure is not None:
                 raise completion.failure
@@ -232,15 +230,16 @@ class Generation:
 
 @dataclass
 class RowText:
-    """One row's text in the making.
+    """The text of an answer while it is generated.
 
     Attributes:
-        params: The row's own; its stop strings and `logprobs` are read.
-        index: Which of the prompt's `n` answers this is.
-        stop_ids: Ids that end the row and have no text.
-        begins: The row begins a text of its own, rather than continuing the prompt's: some vocabularies put a space
-            before a text, which is then not part of it.
-        tools: Whose calls the text is searched for. The control tokens that announce them are spelled then.
+        tokenizer: Decodes the ids.
+        params: Sampling parameters, of which stop strings, `logprobs` and the grammar matter here.
+        index: Index of the answer, 0 to n - 1.
+        stop_ids: Ids that end the answer and have no text.
+        begins: Whether the answer starts a new text instead of continuing the prompt's. Some vocabularies put a space
+            before a text, which is removed then.
+        tools: The tools whose calls are parsed; the control tokens that introduce calls are kept in the text then.
     """
 
     tokenizer: Tokenizer
@@ -258,8 +257,8 @@ class RowText:
     states: list[State] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Begin decoding. What a grammar accepts is all of the text, with no space taken away."""
-        self._is_held = self.params.grammar is not None
+        """Start decoding."""
+        self._is_held = self.params.grammar is not None  # a grammar accepts the whole text, so no space is removed
         continues = not self.begins or self._is_held
         openings = () if self.params.grammar is None else self.params.grammar.openings
         self._calls = None if self.tools is None else self.tools.parser(openings)
@@ -268,13 +267,13 @@ class RowText:
         self._stops = StopStringFilter(self.params.stop) if self.params.stop else None
 
     def push(self, event: TokenEvent) -> Piece:
-        """Take the row's next token and return what it adds."""
+        """Add the row's next token and return what it adds to the answer."""
         self.states.extend(event.states)
         prompt = None if event.prompt_scores is None else PromptLogprobs(self.tokenizer, event.prompt_scores)
         self.prompt_logprobs = prompt or self.prompt_logprobs
         is_text = event.token_id >= 0 and event.token_id not in self.stop_ids
         text = self._decoder.push(event.token_id) if is_text else ""
-        if event.finish_reason is not None and self.params.grammar is None:  # no half character, which none accepts
+        if event.finish_reason is not None and self.params.grammar is None:  # no grammar accepts half a character
             text += self._decoder.finish()
         self.finish_reason = event.finish_reason
         if self._stops is not None:
@@ -283,9 +282,11 @@ class RowText:
         if self._calls is not None:
             text, deltas = self._divide(self._calls, text)
         self.texts.append(text)
+
         if event.finish_reason == "error":
             self.failure = event.failure or AnswerError(NoToken(event.token_id).message)
             return Piece(text, (), (), "error", self.index, deltas, states=event.states)
+
         ids = (event.token_id,) if event.token_id >= 0 else ()
         logprobs: tuple[TokenLogprob, ...] = ()
         if ids and self.params.logprobs is not None:
@@ -298,7 +299,7 @@ class RowText:
         return Piece(text, ids, logprobs, self.finish_reason, self.index, deltas, matched, prompt, event.states)
 
     def _until_stop_string(self, stops: StopStringFilter, text: str) -> str:
-        """Return what can be shown of a text; where a stop string ends the answer, note it."""
+        """Return the text up to a stop string, and set the finish reason if there is one."""
         if not self._is_held and len(self.token_ids) >= self.params.min_tokens:
             text = stops.push(text)
         if stops.stopped:
@@ -308,7 +309,7 @@ class RowText:
         return text
 
     def _divide(self, calls: ToolCallParser, text: str) -> tuple[str, tuple[Delta, ...]]:
-        """Return what of a text is said, and that with the calls; where calls end the answer, note it."""
+        """Divide text into content and tool calls; return the content and all deltas, and set the finish reason."""
         deltas = calls.push(text)
         if calls.is_done and self.finish_reason is None:
             self.finish_reason = "stop"
@@ -322,11 +323,11 @@ class RowText:
 
     @property
     def _is_stopped(self) -> bool:
-        """Whether a stop string has ended it."""
+        """Whether a stop string has ended the answer."""
         return self._stops is not None and self._stops.stopped
 
     def _until_stop(self, stops: StopStringFilter, deltas: Sequence[Delta]) -> list[Delta]:
-        """Return what comes before a stop string, which ends the answer; within calls there is none."""
+        """Return the deltas before a stop string, which ends the answer; stop strings are ignored within calls."""
         kept: list[Delta] = []
         for delta in deltas:
             is_content = isinstance(delta, ContentDelta)
@@ -341,9 +342,10 @@ class RowText:
         return kept
 
     def pieces(self, events: Iterable[TokenEvent]) -> Iterator[Piece]:
-        """Yield what each of the row's tokens adds, to the answer's end.
+        """Yield the pieces of the row's events, up to the end of the answer.
 
-        AnswerError if no token could be chosen, and why.
+        Raises:
+            AnswerError: If no token could be sampled.
         """
         for event in events:
             piece = self.push(event)
@@ -378,19 +380,19 @@ def row_texts(
     begins: Sequence[bool],
     tools: ToolRequest | None = None,
 ) -> tuple[list[RowText], list[int]]:
-    """Return a `RowText` for every row of `generate_tokens`, and the prompt that each row answers."""
+    """Return a `RowText` for each row of `generate_tokens`, and the index of each row's prompt."""
     rows: list[RowText] = []
     prompt_of: list[int] = []
-    for prompt_idx, wanted in enumerate(params):
-        for index, single in enumerate(wanted.rows()):
-            stops = stop_ids | frozenset(wanted.stop_token_ids)
+    for prompt_idx, prompt_params in enumerate(params):
+        for index, single in enumerate(prompt_params.rows()):
+            stops = stop_ids | frozenset(prompt_params.stop_token_ids)
             rows.append(RowText(tokenizer, single, index, stops, begins[prompt_idx], tools))
             prompt_of.append(prompt_idx)
     return rows, prompt_of
 
 
 def stop_ids_of(config: ModelConfig, tokenizer: Tokenizer | None, recommended: Sequence[int]) -> frozenset[int]:
-    """Return the ids that end an answer: by the model's own files, by their spelling, and by the dialog format."""
+    """Return the ids that end an answer: from the model's files, by their spelling, and from the chat format."""
     ids = {*config.eos_token_id, *recommended}
     if tokenizer is not None:
         ids.update(tokenizer.special.ends)

@@ -1,4 +1,4 @@
-"""A dialog of several turns, whose keys and values are kept from turn to turn."""
+"""Multi-turn dialogs that keep their KV cache between turns."""
 
 import copy
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -35,9 +35,9 @@ ChatModelT = TypeVar("ChatModelT", bound=ChatModel)
 
 
 class Conversation(Generic[ChatModelT]):
-    """A dialog of several turns; change `messages`, {"role", "content"}, freely between turns.
+    """A multi-turn dialog; `messages`, a list of {"role", "content"}, may be changed between turns.
 
-    `disk_cache` keeps keys and values for other processes, too; OptionError if this model cannot have one.
+    With a `disk_cache`, later processes also reuse its KV cache; OptionError if the model does not support one.
 
     >>> dialog = smollm2.conversation("You answer in one word.")
     >>> "".join(piece.text for piece in dialog.say("What is the capital of France?", temperature=0, max_tokens=8))
@@ -55,22 +55,22 @@ class Conversation(Generic[ChatModelT]):
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def say(self, text: str, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Generator[Piece]:
-        """Say something and stream the answer; both are in `messages` when the stream ends or is closed.
+        """Send a user message and stream the answer; both are in `messages` once the stream ends or is closed.
 
-        Options are those of `Llama.chat`, and are checked at once.
+        Options are those of `Llama.chat`; they are validated at once.
 
         >>> dialog = smollm2.conversation()
         >>> "".join(piece.text for piece in dialog.say("What is the capital of France?", temperature=0, max_tokens=8))
         'The capital of France is Paris.'
 
-        An answer that is interrupted stays as far as it got. If the dialog cannot be answered (it has outgrown the
-        context, say), what was said is taken back.
+        Of an interrupted answer, `messages` has the text so far. If there is no answer at all, for example because the
+        dialog exceeds the context, the user message is not added either.
         """
         return self._answer([{"role": "user", "content": text}], params, options)
 
     @shows_options(SamplingParams, PassOptions, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def go_on(self, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Generator[Piece]:
-        """Stream the answer to `messages` as they stand, as where results of calls were put into them; as `say`.
+        """Stream the answer to the current `messages`, for example after adding the results of tool calls; as `say`.
 
         >>> dialog = smollm2.conversation()
         >>> dialog.messages.append({"role": "user", "content": "What is the capital of France?"})
@@ -80,9 +80,9 @@ class Conversation(Generic[ChatModelT]):
         return self._answer([], params, options)
 
     def fork(self) -> Self:
-        """Return a branch: a dialog that goes on from here by itself, and computes nothing of what both begin with.
+        """Return a branch that continues from here independently and reuses the KV cache of the common messages.
 
-        Branches share keys and values, so one answers at a time, and closing one closes all.
+        Branches share one engine, so only one can answer at a time, and closing one closes all.
 
         >>> branch = dialog.fork()
         >>> len(branch.messages) == len(dialog.messages) == 2
@@ -93,26 +93,26 @@ class Conversation(Generic[ChatModelT]):
         return branch
 
     def close(self) -> None:
-        """Write what is left to the disk cache; the conversation is over.
+        """Flush the disk cache and end the conversation.
 
         >>> dialog.close()
         """
         self._prefix.close()
 
     def _answer(
-        self, said: list[dict[str, Any]], params: SamplingParams | None, options: ChatOptions
+        self, new_messages: list[dict[str, Any]], params: SamplingParams | None, options: ChatOptions
     ) -> Generator[Piece]:
-        pieces = self.llama.stream_chat([*self.messages, *said], params, prefix=self._prefix, **options)
-        return self._following(said, pieces)
+        pieces = self.llama.stream_chat([*self.messages, *new_messages], params, prefix=self._prefix, **options)
+        return self._following(new_messages, pieces)
 
-    def _following(self, said: list[dict[str, Any]], pieces: Iterator[Piece]) -> Generator[Piece]:
+    def _following(self, new_messages: list[dict[str, Any]], pieces: Iterator[Piece]) -> Generator[Piece]:
         deltas: list[Delta] = []
-        has_begun = False
+        has_started = False
         try:
             for piece in pieces:
-                has_begun = True
+                has_started = True
                 deltas += piece.deltas
                 yield piece
         finally:
-            if has_begun:
-                self.messages += [*said, message_of(text_of(deltas), calls_of(deltas))]
+            if has_started:
+                self.messages += [*new_messages, message_of(text_of(deltas), calls_of(deltas))]

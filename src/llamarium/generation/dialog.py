@@ -1,4 +1,4 @@
-"""Dialogs: the messages, and the tools that a model may call. Never torch."""
+"""Dialogs: messages, and the tools that a model may call. Torch-free."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, cast
@@ -48,18 +48,24 @@ class StreamChatOptions(StreamOptions, DialogOptions, total=False):
 
 
 def read_dialog(
-    model: TextModel, messages: Sequence[Mapping[str, Any]], given: DialogOptions, options: GenerationOptions
+    model: TextModel, messages: Sequence[Mapping[str, Any]], dialog_options: DialogOptions, options: GenerationOptions
 ) -> tuple[list[int], ToolRequest]:
-    """Return a dialog's ids and its tools; the answer's grammar, if it has one, is put into `options`.
+    """Return a dialog's token ids and its tools, and store the answer's grammar, if any, in `options`.
 
-    ToolError for invalid tools, by the field's path; ChatFormatError if the dialog does not fit the model's format;
-    GrammarError for a form that cannot be held, or not beside tools.
+    Raises:
+        ToolError: If tools are invalid; it names the field's path.
+        ChatFormatError: If the dialog does not fit the model's chat format.
+        GrammarError: If the grammar cannot be enforced, or not together with tools.
     """
     request = ToolRequest.read(
-        described(given.get("tools")), given.get("tool_choice"), given.get("parallel_tool_calls")
+        described(dialog_options.get("tools")),
+        dialog_options.get("tool_choice"),
+        dialog_options.get("parallel_tool_calls"),
     )
-    check_form(form := given.get("tool_form"))
-    ids = model.tokenizer.chat(messages, tools=request.offered, tool_form=form, documents=given.get("documents"))
+    check_form(form := dialog_options.get("tool_form"))
+    ids = model.tokenizer.chat(
+        messages, tools=request.offered, tool_form=form, documents=dialog_options.get("documents")
+    )
     answer = Grammar.from_options(options)
     request = request if answer is None else request.after(messages)
     for name in GRAMMAR_OPTIONS:
@@ -72,10 +78,10 @@ def read_dialog(
 
 
 def split_dialog_options(options: DialogOptions) -> DialogOptions:
-    """Take the dialog's options out of `options`, and leave the others."""
+    """Remove the dialog options from `options` and return them."""
     return cast(DialogOptions, {name: options.pop(name) for name in DialogOptions.__annotations__ if name in options})
 
 
 def own_tool_form(tokenizer: Tokenizer) -> ToolForm | None:
-    """Return how calls are written in a model's own way, or None if that is not known."""
+    """Return the tool call format of the model's chat format, or None if it is unknown."""
     return None if tokenizer.chat_format is None else tokenizer.chat_format.tool_form

@@ -1,4 +1,4 @@
-"""Texts as vectors, pooled from an engine's hidden states. Never torch."""
+"""Text embeddings, pooled from hidden states. Torch-free."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -18,7 +18,7 @@ from llamarium.sampling.params import SamplingParams
 
 
 class Embedding(NamedTuple):
-    """A text's vector, float32 (D,) of length 1; its tokens, and how many of them were found in the prefix cache."""
+    """A text's vector, float32 (D,) of length 1, its number of tokens, and how many the prefix cache supplied."""
 
     vector: NDArray[np.float32]
     num_tokens: int
@@ -26,17 +26,19 @@ class Embedding(NamedTuple):
 
 
 def embed(thread: EngineThread, request: Request) -> Future[Embedding]:
-    """Submit a request with `pooling` to an engine, and return a future of the vector; errors as `EngineThread.submit`.
+    """Submit a request with `pooling` and return a future of the embedding; errors as `EngineThread.submit`.
 
-    Or a future of a `RequestTimeoutError`, an `EngineStoppedError`, a `GaveWayError`, or an `AnswerError` if the hidden
-    states are not finite. Cancelling it aborts the request.
+    The future fails with a RequestTimeoutError, an EngineStoppedError, an OverloadedError, or an AnswerError if the
+    hidden states are not finite. Cancelling it aborts the request.
     """
     future: Future[Embedding] = Future()
 
-    def deliver(came: Sequence[TokenEvent] | Exception) -> None:
-        with suppress(InvalidStateError):  # it was cancelled meanwhile
-            found = came if isinstance(came, Exception) else _embedding(came[-1], len(request.prompt_ids))
-            future.set_exception(found) if isinstance(found, Exception) else future.set_result(found)
+    def deliver(delivered: Sequence[TokenEvent] | Exception) -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            outcome = (
+                delivered if isinstance(delivered, Exception) else _embedding(delivered[-1], len(request.prompt_ids))
+            )
+            future.set_exception(outcome) if isinstance(outcome, Exception) else future.set_result(outcome)
 
     number = thread.submit(request, deliver)
     future.add_done_callback(lambda done: thread.abort(number) if done.cancelled() else None)
@@ -44,24 +46,26 @@ def embed(thread: EngineThread, request: Request) -> Future[Embedding]:
 
 
 def embed_prompts(runner: Runner, prompts: Sequence[Sequence[int]], pooling: Pooling) -> NDArray[np.float32]:
-    """Return the vectors of some prompts, (N, D), by an engine of their own.
+    """Return the vectors of some prompts, (N, D).
 
-    InputError or ContextLengthError for prompts that cannot be run, AnswerError if hidden states are not finite.
+    Raises:
+        InputError or ContextLengthError: If a prompt cannot be run.
+        AnswerError: If hidden states are not finite.
     """
     check_prompts(runner.config, prompts, [0] * len(prompts))
-    params = SamplingParams(max_tokens=1)  # none is chosen
+    params = SamplingParams(max_tokens=1)  # unused
     vectors_ND = np.empty((len(prompts), runner.config.hidden_size), np.float32)
     for event in run_requests(runner, [Request(ids, params, pooling=pooling) for ids in prompts]):
-        found = _embedding(event, len(prompts[event.request]))
-        if isinstance(found, LlamariumError):
-            raise found
-        vectors_ND[event.request] = found.vector
+        outcome = _embedding(event, len(prompts[event.request]))
+        if isinstance(outcome, LlamariumError):
+            raise outcome
+        vectors_ND[event.request] = outcome.vector
     return vectors_ND
 
 
 def _embedding(event: TokenEvent, num_tokens: int) -> Embedding | LlamariumError:
     if event.finish_reason == "timeout":
-        return RequestTimeoutError("the vector was not there in the time that the request had")
+        return RequestTimeoutError("the request timed out before its vector was computed")
     if event.vector is None:
-        return AnswerError("the model's hidden states were NaN, infinite or zero, so there is no vector")
+        return AnswerError("the model's hidden states are NaN, infinite or zero, so the text has no embedding")
     return Embedding(event.vector, num_tokens, event.num_cached)

@@ -1,8 +1,6 @@
-"""Auto-regressive generation, from ids to ids: a client of the engine. No text in here.
+"""Autoregressive generation from ids to ids, on top of the engine. No text.
 
-Every step is the same: run each sequence's uncomputed tokens (its prompt at first, then the token that was chosen
-last), choose a token for each, see which end (`llamarium.engine`). The prompts of one call are requests to an engine of
-its own, or to one that is kept from one turn of a dialog to the next.
+The prompts of a call become requests to a new engine, or to one that is kept between the turns of a dialog.
 """
 
 import weakref
@@ -24,14 +22,14 @@ from llamarium.sampling.constraint import CompiledGrammar
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import check_against_vocabulary
 
-_TWO_ANSWERS = "another answer was begun in the same dialog; end or close a stream before the next one"
+_TWO_ANSWERS = "another answer was started in the same dialog; finish or close its stream before the next one"
 
 __all__ = ["DialogEngine", "FinishReason", "TokenEvent", "check_prompts", "generate_tokens", "run_requests"]
 
 
 @dataclass(frozen=True, slots=True)
 class _PassOptions:
-    """How passes are run; see `generate_tokens`."""
+    """Options of passes; see `generate_tokens`."""
 
     use_cache: bool = True
     kv_cache_dtype: CacheDtype = "auto"
@@ -53,15 +51,15 @@ class _PassOptions:
 
 
 class DialogEngine:
-    """An engine that is kept from one turn of a dialog to the next, so that each computes only what is new.
+    """An engine that is kept between the turns of a dialog, so that each turn computes only what is new.
 
-    With a `disk`, so does the dialog's next process. OptionError if this runner cannot have one.
+    With a `disk`, later processes also reuse it. OptionError if the runner does not support one.
     """
 
     def __init__(self, runner: Runner, dtype: CacheDtype = "auto", disk: DiskCache | None = None) -> None:
         self._disk = disk
         self.engine = self._begin(runner, dtype)
-        self._number = -1  # of the live request
+        self._number = -1  # number of the live request
 
     def _begin(self, runner: Runner, dtype: CacheDtype) -> Engine:
         self._dtype = dtype
@@ -70,13 +68,13 @@ class DialogEngine:
         return engine
 
     def use(self, runner: Runner, dtype: CacheDtype) -> None:
-        """Go on with this runner and dtype; keys and values of others are dropped."""
+        """Use this runner and dtype from now on; a change drops the KV cache."""
         if runner is not self.engine.runner or dtype != self._dtype:
             self.close()
             self.engine = self._begin(runner, dtype)
 
     def answer(self, engine: Engine, request: Request, proposer: ProposerPolicy | None) -> Iterator[TokenEvent]:
-        """Yield the tokens of a request, from the engine that the dialog had when the request came."""
+        """Yield the tokens of a request; `engine` is the dialog's engine at the time of the call."""
         if self.engine is not engine:
             raise InputError(_TWO_ANSWERS)
         engine.abort(self._number)
@@ -105,61 +103,65 @@ def generate_tokens(
     proposer: ProposerPolicy | None = None,
     grammar: CompiledGrammar | None = None,
 ) -> Iterator[TokenEvent]:
-    """Generate answers to all prompts side by side, yielding each token as it is chosen.
+    """Generate answers to all prompts in one batch, and yield each token as it is sampled.
 
-    The call checks its arguments; memory is taken and prompts are run when the first token is asked for.
+    The call validates its arguments; memory is allocated when the first token is requested.
 
     Args:
-        runner: Executes the model.
+        runner: Runs the model.
         prompts: Token ids of each prompt; none may be empty.
-        params: One for each prompt; `n` of them makes n rows.
-        stop_ids: Ids that end a row, besides its own `stop_token_ids`; the stop id itself is yielded.
-        use_cache: False recomputes everything for every token: for comparison, never for speed.
-        kv_cache_dtype: What keys and values are kept in.
-        prefix: Keys and values of a dialog so far; for one prompt with n = 1.
-        cancelled: Rows that the caller puts here end before their next token.
-        proposer: Proposes tokens ahead (`engine/proposers/`): the same tokens, sooner.
-        grammar: The compiled grammar of all `params`, if they have one.
+        params: Sampling parameters of each prompt; a prompt has `n` rows.
+        stop_ids: Ids that end a row, in addition to its `stop_token_ids`; the stop id itself is yielded.
+        use_cache: False recomputes all tokens in every step, for comparison only.
+        kv_cache_dtype: KV cache dtype.
+        prefix: The engine of a dialog; for one prompt with n = 1.
+        cancelled: A collection to which the caller may add rows that end before their next token.
+        proposer: Speculative decoding (`engine/proposers/`): the same tokens in fewer steps.
+        grammar: The compiled grammar of `params`, if they have one.
 
     Yields:
-        Events whose `request` is the prompt's place and whose `row` counts all answers, in the order of the prompts.
+        Events; `request` is the index of the prompt, and `row` counts the rows of all prompts in their order.
 
     Raises:
-        LlamariumError: As `Engine.prepare`; an OptionError or InputError for options that do not go together.
+        LlamariumError: As `Engine.prepare`.
+        OptionError or InputError: If options contradict each other.
     """
-    how = _PassOptions(use_cache, kv_cache_dtype, proposer)
-    check_prompts(runner.config, prompts, [min(1, wanted.max_tokens) for wanted in params])
-    _check_options(runner, params, how, prefix)
-    for wanted in params:
-        check_against_vocabulary(wanted, runner.config.vocab_size)
-    requests = [Request(*one, stop_ids, grammar=grammar) for one in zip(prompts, params, strict=True)]
+    options = _PassOptions(use_cache, kv_cache_dtype, proposer)
+    check_prompts(runner.config, prompts, [min(1, row_params.max_tokens) for row_params in params])
+    _check_options(runner, params, options, prefix)
+    for row_params in params:
+        check_against_vocabulary(row_params, runner.config.vocab_size)
+    requests = [
+        Request(*prompt_and_params, stop_ids, grammar=grammar)
+        for prompt_and_params in zip(prompts, params, strict=True)
+    ]
     if prefix is None:
-        return _answer(runner, requests, how, cancelled)
+        return _answer(runner, requests, options, cancelled)
     prefix.use(runner, kv_cache_dtype)
     return prefix.answer(prefix.engine, requests[0], proposer)
 
 
 def run_requests(runner: Runner, requests: Sequence[Request]) -> Iterator[TokenEvent]:
-    """Yield the events of all requests, from an engine of their own."""
+    """Yield the events of all requests, from a new engine."""
     engine = _engine_for(runner, requests, _PassOptions())
     for request in requests:
         engine.add(request)
     yield from engine.run()
 
 
-def _engine_for(runner: Runner, requests: Sequence[Request], how: _PassOptions) -> Engine:
-    """Return an engine with room for the longest of some requests, as many as run side by side."""
+def _engine_for(runner: Runner, requests: Sequence[Request], options: _PassOptions) -> Engine:
+    """Return an engine with room for as many of the longest requests as run concurrently."""
     rooms = [room_of(runner.config, request) for request in requests for _ in range(request.params.n)]
-    most = sorted(rooms, reverse=True)[:MAX_NUM_SEQS]
-    num_blocks = sum(capacity_blocks(room, BLOCK_SIZE) + 1 for room in most) - 1  # one that each may take next
-    return how.engine(runner, num_blocks)
+    longest = sorted(rooms, reverse=True)[:MAX_NUM_SEQS]
+    num_blocks = sum(capacity_blocks(room, BLOCK_SIZE) + 1 for room in longest) - 1  # a spare block for each other
+    return options.engine(runner, num_blocks)
 
 
 def _answer(
-    runner: Runner, requests: Sequence[Request], how: _PassOptions, cancelled: Collection[int]
+    runner: Runner, requests: Sequence[Request], options: _PassOptions, cancelled: Collection[int]
 ) -> Iterator[TokenEvent]:
-    """Yield the tokens of all requests, from an engine of their own."""
-    engine, first_rows = _engine_for(runner, requests, how), [0]
+    """Yield the tokens of all requests, from a new engine."""
+    engine, first_rows = _engine_for(runner, requests, options), [0]
     for request in requests:
         engine.add(request)
         first_rows.append(first_rows[-1] + request.params.n)
@@ -172,10 +174,11 @@ def _answer(
 
 
 def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], rooms: Sequence[int]) -> None:
-    """Refuse prompts that the model cannot continue, each by so many tokens at least.
+    """Validate prompts; `rooms` is how many tokens must fit after each.
 
-    InputError for no prompt, an empty prompt or an id outside the vocabulary; ContextLengthError if a prompt leaves no
-    room in the context.
+    Raises:
+        InputError: If there is no prompt, or one is empty or has an id outside the vocabulary.
+        ContextLengthError: If a prompt leaves no room in the context.
     """
     if not prompts:
         raise InputError("no prompt; expected at least one")
@@ -184,15 +187,17 @@ def check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], rooms: 
 
 
 def _check_options(
-    runner: Runner, params: Sequence[SamplingParams], how: _PassOptions, prefix: DialogEngine | None
+    runner: Runner, params: Sequence[SamplingParams], options: _PassOptions, prefix: DialogEngine | None
 ) -> None:
-    if how.kv_cache_dtype not in get_args(CacheDtype):
+    if options.kv_cache_dtype not in get_args(CacheDtype):
         expected = ", ".join(get_args(CacheDtype))
-        raise OptionError(f"kv_cache_dtype is {show_value(how.kv_cache_dtype)}; expected {expected}")
-    if how.proposer is not None and not how.use_cache:
-        raise OptionError(f"{how.proposer.option} runs its guesses over the cache; leave it out, or use_cache=False")
-    if prefix is not None and (not how.use_cache or len(params) != 1 or params[0].n != 1):
-        raise InputError("a prefix serves one prompt with one answer and use_cache=True")
-    if how.proposer is not None:
-        is_greedy = how.kv_cache_dtype == "auto" and all(wanted.temperature == 0 for wanted in params)
-        check_exact(runner, how.proposer, is_greedy=is_greedy)
+        raise OptionError(f"kv_cache_dtype is {show_value(options.kv_cache_dtype)}; expected {expected}")
+    if options.proposer is not None and not options.use_cache:
+        raise OptionError(
+            f"{options.proposer.option} needs the KV cache; leave out {options.proposer.option}, or use_cache=False"
+        )
+    if prefix is not None and (not options.use_cache or len(params) != 1 or params[0].n != 1):
+        raise InputError("prefix supports only one prompt with one answer and use_cache=True")
+    if options.proposer is not None:
+        is_greedy = options.kv_cache_dtype == "auto" and all(row_params.temperature == 0 for row_params in params)
+        check_exact(runner, options.proposer, is_greedy=is_greedy)

@@ -1,7 +1,7 @@
-"""Answers as lines of JSON, from which they can be computed again token by token (`llamarium replay`). Never torch.
+"""Recorded answers, as lines of JSON from which `llamarium replay` recomputes every token. Torch-free.
 
-A file is a line about the model and its runner at each start of the server, and a line for each prompt: its ids, and of
-each answer the parameters with the seed, the ids that end it, and its tokens. Texts follow from the ids.
+A file has a line with the model and its runner for each start of the server, and a line for each prompt: its ids and,
+for each answer, the sampling parameters with the seed, the stop ids and the tokens. It contains no text.
 """
 
 import json
@@ -18,7 +18,7 @@ from llamarium.strict_json import NotJson, parse_json
 
 FORMAT = 1
 MAX_LINE = 2**26
-"""Bytes of a line."""
+"""Maximum size of a line, in bytes."""
 
 _HEADER = "llamarium_record"
 _MAX_VALUES = 2**22
@@ -26,11 +26,12 @@ _MAX_VALUES = 2**22
 
 @dataclass(frozen=True, slots=True)
 class RecordedStart:
-    """A start of the server that recorded.
+    """A start of the recording server.
 
     Attributes:
-        shape: The model's config in short: type, layers, width, vocabulary.
-        runner: What computed, such as "C (avx2)".
+        shape: The model's main sizes; see `shape_of`.
+        runner: Display name of the runner, such as "C (avx2)".
+        kv_cache_dtype: KV cache dtype.
     """
 
     shape: str
@@ -40,7 +41,7 @@ class RecordedStart:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """One answer; `params` have its seed."""
+    """A recorded answer; `params` include its seed."""
 
     params: SamplingParams
     stop_ids: tuple[int, ...]
@@ -49,7 +50,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPrompt:
-    """A prompt and its answers; `name` is the HTTP request's id, and `line` its line in the file."""
+    """A recorded prompt and its answers; `name` is the id of the HTTP request, `line` its line number in the file."""
 
     name: str
     line: int
@@ -59,20 +60,20 @@ class RecordedPrompt:
 
 
 def shape_of(config: ModelConfig) -> str:
-    """Return a model's config in short."""
+    """Return a model's main sizes: layers, hidden size, intermediate size and vocabulary, joined by "x"."""
     sizes = config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.vocab_size
     return "x".join(map(str, sizes))
 
 
 def start_line(start: RecordedStart) -> bytes:
-    """Return the line of a start."""
+    """Return the line of a server start."""
     return _line({_HEADER: FORMAT, **asdict(start)})
 
 
 def prompt_line(name: str, answers: Answers) -> bytes | None:
-    """Return the line of a prompt, or None if it has no answer that came to its end, or one that cannot be recomputed.
+    """Return the line of a prompt, or None if it has no finished answer, or one that cannot be recomputed.
 
-    A request that changes what the model computes, or has a logits processor, is not recorded.
+    Requests with activation edits or a logits processor cannot be recomputed.
     """
     rows = [row for row in answers.rows if row.finish_reason not in (None, "error") and row.token_ids]
     if answers.is_edited or not rows or rows[0].params.logits_processor is not None:
@@ -84,17 +85,21 @@ def prompt_line(name: str, answers: Answers) -> bytes | None:
 
 
 def _params(params: SamplingParams) -> dict[str, Any]:
-    """Return the parameters that are not the defaults, without those that only report or end an answer by its text."""
+    """Return the parameters that differ from the defaults and affect which tokens are sampled."""
     unused = ("logprobs", "prompt_logprobs", "stop", "max_tokens")
     usual = SamplingParams()
-    values = {one.name: getattr(params, one.name) for one in fields(params) if one.name not in unused}
-    found = {name: value for name, value in values.items() if value != getattr(usual, name)}
+    values = {
+        param_field.name: getattr(params, param_field.name)
+        for param_field in fields(params)
+        if param_field.name not in unused
+    }
+    changed = {name: value for name, value in values.items() if value != getattr(usual, name)}
     if params.grammar is not None:
         grammar = params.grammar
-        found["grammar"] = {"kind": grammar.kind, "text": grammar.text, "openings": grammar.openings}
+        changed["grammar"] = {"kind": grammar.kind, "text": grammar.text, "openings": grammar.openings}
     if params.logit_bias:
-        found["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
-    return found
+        changed["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
+    return changed
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
@@ -102,9 +107,10 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def read_record(file: BinaryIO, name: str) -> Iterator[RecordedStart | RecordedPrompt | InputError]:
-    """Yield what a file holds, line by line; an InputError stands for a line that cannot be read.
+    """Yield the entries of a file, line by line, with an InputError in place of each invalid line.
 
-    InputError is raised for a file that is no record.
+    Raises:
+        InputError: If the file is not a record.
     """
     number = 0
     while line := file.readline(MAX_LINE + 1):
@@ -119,35 +125,39 @@ def read_record(file: BinaryIO, name: str) -> Iterator[RecordedStart | RecordedP
         try:
             yield _entry(parse_json(line, max_values=_MAX_VALUES, max_levels=16, portable=True), number)
         except (NotJson, KeyError, TypeError, ValueError, LlamariumError) as error:
-            what = f"has no {escape(error)}" if isinstance(error, KeyError) else escape(error)
-            yield InputError(f"{where}: cannot be replayed: {what}; it may have been cut off")
+            reason = f"has no {escape(error)}" if isinstance(error, KeyError) else escape(error)
+            yield InputError(f"{where}: cannot be replayed: {reason}; it may have been cut off")
 
 
 def _entry(value: Any, line: int) -> RecordedStart | RecordedPrompt:
     if not isinstance(value, dict):
         raise TypeError("it is not an object")
-    found = cast("dict[str, Any]", value)
-    if _HEADER in found:
-        if found[_HEADER] != FORMAT:
-            raise ValueError(f"it is of format {escape(found[_HEADER])}, and this version reads {FORMAT}")
-        return RecordedStart(**{one.name: _text(found[one.name]) for one in fields(RecordedStart)})
-    adapter = None if found["adapter"] is None else _text(found["adapter"])
-    answers = tuple(map(_answer, _list(found["answers"])))
-    return RecordedPrompt(_text(found["id"]), line, _ids(found["prompt_ids"]), adapter, answers)
+    fields_by_name = cast("dict[str, Any]", value)
+    if _HEADER in fields_by_name:
+        if fields_by_name[_HEADER] != FORMAT:
+            raise ValueError(f"its format is {escape(fields_by_name[_HEADER])}, but this version reads {FORMAT}")
+        return RecordedStart(
+            **{start_field.name: _text(fields_by_name[start_field.name]) for start_field in fields(RecordedStart)}
+        )
+    adapter = None if fields_by_name["adapter"] is None else _text(fields_by_name["adapter"])
+    answers = tuple(map(_answer, _list(fields_by_name["answers"])))
+    return RecordedPrompt(_text(fields_by_name["id"]), line, _ids(fields_by_name["prompt_ids"]), adapter, answers)
 
 
 def _answer(value: Any) -> RecordedAnswer:
-    given: dict[str, Any] = dict(value["params"])
+    params_by_name: dict[str, Any] = dict(value["params"])
     token_ids = _ids(value["token_ids"])
     if not token_ids:
         raise ValueError("an answer has no tokens")
-    if "grammar" in given:
-        given["grammar"] = _grammar(given["grammar"])
-    if "logit_bias" in given:
-        given["logit_bias"] = {int(token_id): bias for token_id, bias in dict(given["logit_bias"]).items()}
-    given["stop_token_ids"] = _ids(given.get("stop_token_ids", ()))
-    given["max_tokens"] = max(len(token_ids), int(given.get("min_tokens", 0)))
-    params = SamplingParams(**given)
+    if "grammar" in params_by_name:
+        params_by_name["grammar"] = _grammar(params_by_name["grammar"])
+    if "logit_bias" in params_by_name:
+        params_by_name["logit_bias"] = {
+            int(token_id): bias for token_id, bias in dict(params_by_name["logit_bias"]).items()
+        }
+    params_by_name["stop_token_ids"] = _ids(params_by_name.get("stop_token_ids", ()))
+    params_by_name["max_tokens"] = max(len(token_ids), int(params_by_name.get("min_tokens", 0)))
+    params = SamplingParams(**params_by_name)
     return RecordedAnswer(params, _ids(value["stop_ids"]), token_ids)
 
 
@@ -172,6 +182,6 @@ def _list(value: Any) -> list[Any]:
 
 def _ids(value: Any) -> tuple[int, ...]:
     ids = tuple(_list(value))
-    if not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+    if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in ids):
         raise TypeError("expected token ids")
     return ids

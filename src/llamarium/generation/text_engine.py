@@ -1,11 +1,10 @@
-"""Many requests at once, in text: what `Llama.engine` returns. Never torch.
+"""The text engine, which answers many requests at once: the result of `Llama.engine`. Torch-free.
 
     engine = llama.engine()
     for piece in engine.stream("Once upon a time"): ...          # in any thread
     async for piece in engine.stream("Once upon a time"): ...    # in any event loop
 
-A thread of the engine's own answers all of them side by side (`llamarium.engine`). Each gets the tokens that it would
-get alone.
+A background thread runs all of them concurrently (`llamarium.engine`). Each gets the same tokens as when it runs alone.
 """
 
 import math
@@ -50,10 +49,10 @@ from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.tools.request import ToolRequest
 
 MAX_BUFFERED = 4096
-"""Steps whose pieces may wait for a reader that has to keep up; then the answer ends with an error."""
+"""Maximum number of steps buffered for a reader with `must_keep_up`; then the answer ends with an error."""
 
 MAX_DIRECTIONS = 64
-"""Differences of two prompts that are kept."""
+"""Maximum number of cached results of `direction`."""
 
 
 class TextEngine:
@@ -86,35 +85,44 @@ class TextEngine:
         check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
         self.kv_cache_dtype: CacheDtype = kv_cache_dtype
         self._base = model.runner
-        read = {name: read_beside(Path(one), model.loaded, model.tokenizer) for name, one in (adapters or {}).items()}
-        runner = self._base.with_adapters([adapter for _, adapter in read.values()]) if read else self._base
+        adapters_read = {
+            name: read_beside(Path(folder), model.loaded, model.tokenizer) for name, folder in (adapters or {}).items()
+        }
+        runner = (
+            self._base.with_adapters([adapter for _, adapter in adapters_read.values()])
+            if adapters_read
+            else self._base
+        )
         self.proposer = policy = proposer_of(model, proposer_choice(prompt_lookup, draft_model), runner)
-        small = policy.runner if isinstance(policy, DraftModel) else None
-        num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, small)
-        made = Engine(
+        draft_runner = policy.runner if isinstance(policy, DraftModel) else None
+        num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, draft_runner)
+        engine = Engine(
             runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, proposer=policy,
             disk=disk_cache,
         )  # fmt: skip
-        self._thread = EngineThread(made)
-        self.max_tokens, self.read, self.turns = made.max_tokens, self._thread.read, self._thread.turns
-        self.prefix_index: PrefixIndex = made.prefix_index
+        self._thread = EngineThread(engine)
+        self.max_tokens, self.read, self.turns = engine.max_tokens, self._thread.read, self._thread.turns
+        self.prefix_index: PrefixIndex = engine.prefix_index
         self._directions: dict[object, Vector] = {}
-        self.choices = AdapterChoices(self._thread, self._base, {name: saved for name, (saved, _) in read.items()})
+        self.choices = AdapterChoices(
+            self._thread, self._base, {name: saved for name, (saved, _) in adapters_read.items()}
+        )
 
     @property
     def runner(self) -> Runner:
-        """The runner, with the adapters in the order of their names; its passes may run beside answers."""
+        """The runner with all adapters; other passes may use it while answers are generated."""
         return self._thread.engine.runner
 
     @property
     def adapters(self) -> Mapping[str, ServedAdapter]:
-        """The adapters that a request may choose now, by name."""
+        """The adapters that requests may choose, by name."""
         return self.choices.served
 
     def add_adapter(self, name: str, folder: str | Path) -> None:
-        """Serve one more adapter from now on; one of this name is replaced, and requests to it finish as they began.
+        """Add an adapter, or replace the one with this name; running requests keep the old one.
 
-        LlamariumError if it cannot be read, has another base, or learned other dialogs.
+        Raises:
+            LlamariumError: If it cannot be read, or was trained on another base model or chat format.
 
         >>> with llamarium.load("story/best").engine() as engine:
         ...     engine.add_adapter("mine", "tuned/best")
@@ -130,17 +138,17 @@ class TextEngine:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that broke it, if any."""
+        """The error that stopped it, or None."""
         return self._thread.failure
 
     @property
     def snapshot(self) -> EngineSnapshot:
-        """The engine after its last step."""
+        """The engine's state after its last step."""
         return self._thread.snapshot
 
     @property
     def disk_use(self) -> DiskUse | None:
-        """How much of its disk cache is used now; None without one."""
+        """Current usage of the disk cache; None without one."""
         disk = self._thread.engine.disk
         return None if disk is None else disk.use()
 
@@ -161,33 +169,35 @@ class TextEngine:
         edits: tuple[Edit, ...] = (),
         places: Places | None = None,
     ) -> Answers:
-        """Answer a prompt's ids with complete parameters; options as in `RequestOptions`.
+        """Start answering a prompt given as ids, with complete parameters; other options as in `RequestOptions`.
 
-        Answers are texts of their own if `new_text`, as in a dialog, rather than going on where the prompt ends.
-        `stop_ids` end an answer; None is the model's own. `grammar` is the parameters' compiled one; None compiles it
-        now, if there is one. `tools` are those in the prompt.
+        With `new_text`, answers start a new text, as in a dialog, instead of continuing the prompt's. `stop_ids` are
+        the ids that end an answer, None for the model's. `grammar` is the compiled grammar of `params`; None compiles
+        it now if there is one. `tools` are the tools in the prompt.
 
-        Errors as `Engine.prepare`; if the engine has stopped, or the model was edited since it was made.
+        Raises:
+            LlamariumError: As `Engine.prepare`; if the engine has stopped; or if the model was edited after the engine
+                was created.
         """
         deadline_s = self._deadline(timeout_s)
         stops = self._model.stop_ids if stop_ids is None else frozenset(stop_ids)
         begins = new_text or begins_text(self.tokenizer, prompt_ids)
         rows, _ = row_texts(self.tokenizer, [params], stops, [begins], tools)
         grammar = grammar or (params.grammar and compiled(self._model, params))
-        most = MAX_BUFFERED if must_keep_up else math.inf
-        answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=most)
+        max_buffered = MAX_BUFFERED if must_keep_up else math.inf
+        answers = Answers(prompt_ids, rows, adapter=adapter, most_buffered=max_buffered)
         with nullcontext(-1) if adapter is None else self.choices.number(adapter) as number:
-            how = number, salt, grammar, deadline_s, None, edits, places, ngram_pool
-            return answers.begin(self._thread, Request(prompt_ids, params, stops, *how))
+            request_options = number, salt, grammar, deadline_s, None, edits, places, ngram_pool
+            return answers.begin(self._thread, Request(prompt_ids, params, stops, *request_options))
 
     @shows_options(SamplingParams, begin, error=SamplingError)
     def submit(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamOptions]
     ) -> Answers:
-        """Begin to answer a prompt, text or ids, beside all others; wait for the answer by `result()` or `await`.
+        """Start answering a prompt (text or ids); wait for the answer with `result()` or `await`.
 
-        Iterating gives it piece by piece, in a thread or in an event loop. LlamariumError for what cannot be answered,
-        as soon as it is called.
+        Iteration yields it piece by piece, in a thread or in an event loop. Invalid requests raise a LlamariumError at
+        once.
 
         >>> with llama.engine() as engine:
         ...     both = [engine.submit(text, temperature=0, max_tokens=5) for text in ("To be", "ROMEO:")]
@@ -200,14 +210,14 @@ class TextEngine:
             **options: Those of `SamplingParams`, as in `Llama.generate`, and of `RequestOptions`.
         """
         options = with_params(params, options)
-        how = split_request(options)
-        return self.begin(self._model.encode(prompt), self._model.sampling_params(**options), **how)
+        request_options = split_request(options)
+        return self.begin(self._model.encode(prompt), self._model.sampling_params(**options), **request_options)
 
     @shows_options(SamplingParams, begin, error=SamplingError)
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Unpack[StreamOptions]
     ) -> Answers:
-        """Answer a prompt, piece by piece: `submit`, named as in `Llama`.
+        """Answer a prompt piece by piece: `submit` under the name that `Llama` uses.
 
         >>> with llama.engine() as engine:
         ...     "".join(piece.text for piece in engine.stream("To be", temperature=0, max_tokens=5))
@@ -222,7 +232,7 @@ class TextEngine:
         params: SamplingParams | None = None,
         **options: Unpack[StreamChatOptions],
     ) -> Answers:
-        """Answer a dialog, piece by piece; as `submit`, with tools as in `Llama.chat`.
+        """Answer a dialog piece by piece, as `submit`; tools as in `Llama.chat`.
 
         >>> with smollm2.engine() as engine:
         ...     answers = engine.stream_chat([{"role": "user", "content": "Hi"}], temperature=0, max_tokens=3)
@@ -230,9 +240,9 @@ class TextEngine:
         'assistant'
         """
         options = with_params(params, options)
-        how, given = split_request(options), split_dialog_options(options)
-        ids, tools = read_dialog(self._model, messages, given, options)
-        return self.begin(ids, self._model.chat_params(**options), new_text=True, tools=tools, **how)
+        request_options, dialog_options = split_request(options), split_dialog_options(options)
+        ids, tools = read_dialog(self._model, messages, dialog_options, options)
+        return self.begin(ids, self._model.chat_params(**options), new_text=True, tools=tools, **request_options)
 
     def embed(
         self,
@@ -243,16 +253,16 @@ class TextEngine:
         adapter: str | None = None,
         salt: str = "",
     ) -> Future[Embedding]:
-        """Return a future of a text's vector of length 1, from the last layer's normalised states; errors as `submit`.
+        """Return a future of a text's embedding, pooled from the final norm's outputs; errors as `submit`.
 
-        "mean" is of all tokens' states, "last" the last token's; options as in `RequestOptions`.
+        `pooling` is "mean" over all tokens or "last" for the last token; other options as in `RequestOptions`.
 
         >>> with llama.engine() as engine:
         ...     engine.embed("To be").result().vector.shape
         (192,)
         """
         check_choice("pooling", pooling, get_args(Pooling))
-        deadline_s, params = self._deadline(timeout_s), SamplingParams(max_tokens=1)  # none is chosen
+        deadline_s, params = self._deadline(timeout_s), SamplingParams(max_tokens=1)  # unused
         with self.choices.number(adapter) as number:
             return embed(
                 self._thread, Request(self._model.encode(prompt), params, (), number, salt, None, deadline_s, pooling)
@@ -268,36 +278,40 @@ class TextEngine:
         adapter: str | None = None,
         salt: str = "",
     ) -> Vector:
-        """Return the difference of two prompts' streams after a layer, at their last tokens: (D,); kept for a while.
+        """Return the difference of two prompts' residual streams after a layer, at their last tokens, (D,); cached.
 
-        Options and errors as for `begin`; it waits for both.
+        It waits for both passes. Options and errors as in `begin`.
         """
-        with self.choices.number(adapter) as number:  # its name may be another adapter's later
+        with self.choices.number(adapter) as number:  # the name may be reused for another adapter
             key = tuple(toward_ids), tuple(away_ids), layer, number
-        if (known := self._directions.pop(key, None)) is None:
+        if (difference := self._directions.pop(key, None)) is None:
             params = SamplingParams(max_tokens=1, temperature=0.0)
             places = [Places([layer], [len(ids) - 1]) for ids in key[:2]]
-            how: dict[str, Any] = {"timeout_s": timeout_s, "adapter": adapter, "salt": salt}
-            asked = [self.begin(ids, params, places=at, **how) for ids, at in zip(key[:2], places, strict=True)]
-            toward, away = (one.result().or_raise().completions[0].states[0].values for one in asked)
-            known = toward - away
-        self._directions[key] = known
+            request_options: dict[str, Any] = {"timeout_s": timeout_s, "adapter": adapter, "salt": salt}
+            pending = [
+                self.begin(ids, params, places=place, **request_options)
+                for ids, place in zip(key[:2], places, strict=True)
+            ]
+            toward, away = (answers.result().or_raise().completions[0].states[0].values for answers in pending)
+            difference = toward - away
+        self._directions[key] = difference
         if len(self._directions) > MAX_DIRECTIONS:
             self._directions.pop(next(iter(self._directions)), None)
-        return known
+        return difference
 
     def _deadline(self, timeout_s: float | None) -> float:
         if self._model.loaded.runner() is not self._base:
-            raise OptionError("the model was edited after the engine was made; call llama.engine() again")
+            raise OptionError("the model was edited after the engine was created; call llama.engine() again")
         if timeout_s is None:
             return math.inf
         check_timeout(timeout_s)
         return time.monotonic() + timeout_s
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests, finish the live ones, and stop; return whether all were finished.
+        """Accept no more requests, finish the live ones, and stop; return whether all were finished.
 
-        After `timeout_s` seconds the rest end with an error; None waits as long as it takes. `with` closes at once.
+        After `timeout_s` seconds the remaining ones end with an error; None waits indefinitely. Leaving a `with` block
+        closes without waiting.
 
         >>> engine = llama.engine()
         >>> answers = engine.submit("To be", temperature=0, max_tokens=3)
@@ -312,5 +326,5 @@ class TextEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it, without waiting for answers."""
+        """Close it without waiting for answers."""
         self.close(timeout_s=0)

@@ -1,4 +1,4 @@
-"""The methods of a `Llama` that turn text into ids, and options into sampling parameters. Never torch."""
+"""The methods of `Llama` that encode text and resolve sampling parameters. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -12,12 +12,12 @@ from llamarium.sampling.params import GenerationOptions, SamplingParams
 
 
 class TextMethods(TextModel):
-    """A model that reads prompts and options; its subclass has the model."""
+    """A mixin that encodes prompts and resolves options; the subclass provides the model."""
 
     generation_config: Mapping[str, Any]
 
     def encode(self, prompt: Any) -> list[int]:
-        """Return a prompt's ids: text with BOS if the model has one, ids as they are; InputError for anything else.
+        """Return a prompt's token ids: text is encoded, with BOS if the model has one; ids are returned unchanged.
 
         >>> smollm2.encode("Hello, world!")
         [19556, 28, 905, 17]
@@ -28,7 +28,7 @@ class TextMethods(TextModel):
             raise InputError(f"the prompt is {type(prompt).__name__}; expected text or a list of token ids")
         for token_id in prompt:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise InputError(f"the prompt holds {show_value(token_id)}; expected token ids, whole numbers")
+                raise InputError(f"the prompt contains {show_value(token_id)}; expected integer token ids")
         return list(prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -43,10 +43,10 @@ class TextMethods(TextModel):
     def sampling_params(
         self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]
     ) -> SamplingParams:
-        """Combine the publisher's recommendations with `options`, which take precedence, and a fresh seed by default.
+        """Return complete sampling parameters, with a random seed unless one is given.
 
-        `params`, if given, go over the recommendations, and options over them. SamplingError for an unknown option or a
-        value outside its range or the vocabulary.
+        `options` take precedence over `params`, and these over the model's `generation_config.json`. A SamplingError is
+        raised for an unknown option, or a value outside its range or the vocabulary.
 
         >>> llama.sampling_params(temperature=0.5, seed=1).temperature
         0.5
@@ -56,7 +56,7 @@ class TextMethods(TextModel):
 
     @shows_options(SamplingParams, error=SamplingError, max_tokens=CHAT_MAX_TOKENS)
     def chat_params(self, params: SamplingParams | None = None, **options: Unpack[GenerationOptions]) -> SamplingParams:
-        """Return `sampling_params` with the default length of an answer in a dialog.
+        """Return `sampling_params` with the default `max_tokens` of dialogs.
 
         >>> smollm2.chat_params().max_tokens
         1024

@@ -1,4 +1,4 @@
-"""The part of `Llama` that answers in text need. Never torch."""
+"""The part of `Llama` that text generation needs. Torch-free."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
@@ -38,13 +38,16 @@ class TextModel(Protocol):
 
 
 def compiled(model: TextModel, params: SamplingParams) -> CompiledGrammar | None:
-    """Return the compiled grammar of some parameters, if they have one.
+    """Return the compiled grammar of sampling parameters, or None if they have none.
 
-    GrammarError if it cannot be compiled, OptionError if the package for it is missing.
+    Raises:
+        GrammarError: If it cannot be compiled.
+        OptionError: If the package that compiles it is missing.
     """
     return None if params.grammar is None else model.grammars.compile(params.grammar)
 
 
 def begins_text(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Whether a prompt has no text, as a BOS alone; usually its first tokens show it."""
+    """Return whether a prompt has no text, such as a BOS alone."""
+    # Decoding the first tokens is enough for almost all prompts, and fast for long ones.
     return not (tokenizer.decode(prompt[:8]) or tokenizer.decode(prompt))

@@ -1,1 +1,1 @@
-"""Fast versions of plain functions; each is held to its readable reference by the tests."""
+"""The C kernels' bindings and fast CPU functions; tests compare each with a readable reference."""

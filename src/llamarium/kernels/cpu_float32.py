@@ -1,8 +1,8 @@
-"""Products in float32 for training: by oneDNN, on processors where PyTorch's own are slow, or as a pass in C has them.
+"""float32 matrix products for training: with oneDNN where PyTorch's are slow, or with the bits of the C kernels.
 
-PyTorch's are MKL's, which on AMD's processors computes with AVX2 although they have AVX-512; oneDNN, which it brings
-for bfloat16, takes half of the time. The choice follows from the processor alone: a resumed run computes as before.
-C's take 1.4 to 1.9 times oneDNN's time, and round a third as much (docs/decisions/0044-one-rounding.md).
+PyTorch uses MKL, which on AMD processors computes with AVX2 even if they have AVX-512; oneDNN, which PyTorch ships for
+bfloat16, takes half the time. The choice depends only on the processor, so a resumed run computes the same bits. The C
+kernels take 1.4 to 1.9 times oneDNN's time, with a third of its rounding error (docs/decisions/0044-one-rounding.md).
 """
 
 import functools
@@ -19,7 +19,7 @@ from llamarium.kernels.cpu_training import are_plain
 
 @functools.cache
 def is_needed() -> bool:
-    """Whether this is an AMD processor with AVX-512 under Linux, and PyTorch has MKL and oneDNN's product."""
+    """Return whether this is an AMD processor with AVX-512 on Linux, and PyTorch has MKL and oneDNN's product."""
     processors = Path("/proc/cpuinfo")
     has_both = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkl.is_available()
     is_amd = processors.exists() and "AuthenticAMD" in processors.read_text()
@@ -27,19 +27,19 @@ def is_needed() -> bool:
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x (..., in) times weight (out, in) transposed: (..., out); by oneDNN where it `is_needed`."""
+    """Return x (..., in) times the transposed weight (out, in): (..., out); with oneDNN if it `is_needed`."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "") if is_needed() else F.linear(x, weight)
 
 
 def multiply_in_c(x: Tensor, weight: Tensor) -> Tensor:
-    """Return what `multiply` does, with the bits that a pass in C gives each row."""
+    """Return the same product with the bits that the C kernels compute for each row."""
     rows, columns = (tensor.detach().contiguous() for tensor in (x.flatten(0, -2), weight))
     matrix = native.CMatrix(native.Kind["F32"], *weight.shape, columns.data_ptr(), None)
     return torch.from_numpy(native.product(matrix, rows.numpy())).view(*x.shape[:-1], -1)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, in_c: bool = False) -> Any:
-    """Return `multiply(x, weight)`, or `multiply_in_c`'s, with gradients; NotImplemented with a bias or autocast."""
+    """Return `multiply(x, weight)` or `multiply_in_c`'s with gradients; NotImplemented with a bias or autocast."""
     plain = bias is None and are_plain(x, weight) and not torch.is_autocast_enabled("cpu")
     return _Linear.apply(x, weight, in_c and native.library() is not None) if plain else NotImplemented
 

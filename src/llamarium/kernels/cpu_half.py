@@ -1,13 +1,12 @@
 """Half-precision products on CPUs that cannot multiply half-precision numbers.
 
-Most x86 machines store bf16 and fp16 but have no instructions to multiply them (AVX512-BF16 and AMX do). PyTorch's
-bf16 matrix product then spends its time converting. Two observations make it fast, without changing what is stored:
+Most x86 machines store bf16 and fp16 but have no instructions to multiply them (only AVX512-BF16 and AMX do), so
+PyTorch's bf16 matrix product spends its time on conversions. Two observations help:
 
-- One row (decoding) is bound by memory: `torch.mv` reads a large weight at 20 GB/s where `F.linear` reads 12. A small
-  one (576 x 576) is in the cache or nearly so, and there `F.linear` starts faster: 82 against 109 microseconds.
-- Many rows (prefill) are bound by arithmetic: float32 multiplies at 220 GFLOP/s where bf16 reaches 57, and
-  converting a weight to float32 costs as much as multiplying it with a few rows. So the weight is converted, in
-  chunks of rows, once per call.
+- One row (decode) is bound by memory: `torch.mv` reads a large weight at 20 GB/s, `F.linear` at 12. A small weight
+  (576 x 576) is mostly in the processor's cache, where `F.linear` starts faster: 82 instead of 109 microseconds.
+- Many rows (prefill) are bound by arithmetic: float32 multiplies at 220 GFLOP/s, bf16 at 57, and converting a weight to
+  float32 costs as much as multiplying it by a few rows. So the weight is converted once per call, in chunks of rows.
 
 Numerics: every path accumulates in float32 and rounds once, at the end.
 """
@@ -19,26 +18,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# From this many weights on, one row is multiplied by `torch.mv`.
-_MIN_WEIGHTS_FOR_MV = 2**20
-# From this many rows of x on, converting the weight pays for itself.
-_MIN_ROWS_TO_CONVERT = 16
-# Weights that are converted at a time: 4 MiB of float32, most of which the product finds in the cache.
-_CHUNK_WEIGHTS = 2**20
+_MIN_WEIGHTS_FOR_MV = 2**20  # from this size on, one row is multiplied with `torch.mv`
+_MIN_ROWS_TO_CONVERT = 16  # from this number of rows on, converting the weight pays off
+_CHUNK_WEIGHTS = 2**20  # converted at a time: 4 MiB of float32, which mostly fit into the processor's cache
 
 
 @functools.cache
 def cpu_has_native_bf16() -> bool:
-    """Say whether this CPU multiplies bf16 in hardware.
+    """Return whether this CPU multiplies bf16 in hardware.
 
-    Other machines than x86 count as native: the facts above were measured on x86, and elsewhere torch's choice stands.
+    Machines other than x86 count as native: the measurements above are from x86, so PyTorch decides elsewhere.
     """
     return not _is_x86() or _has("_is_avx512_bf16_supported") or _has("_is_amx_tile_supported")
 
 
 @functools.cache
 def cpu_has_native_fp16() -> bool:
-    """Say whether this CPU multiplies fp16 in hardware; other machines than x86 count as native."""
+    """Return whether this CPU multiplies fp16 in hardware; machines other than x86 count as native."""
     return not _is_x86() or _has("_is_amx_fp16_supported")
 
 
@@ -47,21 +43,21 @@ def _is_x86() -> bool:
 
 
 def _has(probe: str) -> bool:
-    """Ask one of torch's own probes; a torch without it is taken to say no, which costs speed at most."""
-    ask = getattr(torch.cpu, probe, None)
-    return bool(ask()) if callable(ask) else False
+    """Return the result of one of torch's probes; False, which costs only speed, if torch does not have it."""
+    supports = getattr(torch.cpu, probe, None)
+    return bool(supports()) if callable(supports) else False
 
 
 def dtype_of_products(x: Tensor) -> torch.dtype:
-    """Return what `x` is multiplied fastest in: its own dtype, or float32 on a CPU without instructions for that."""
+    """Return the dtype in which `x` is multiplied fastest: its own, or float32 on a CPU without instructions for it."""
     return x.dtype if x.device.type != "cpu" or _is_native(x.dtype) else torch.float32
 
 
 def linear_half(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply as `F.linear` for bf16 or fp16: x (..., in) by weight (out, in), of x's dtype, to (..., out).
 
-    Falls back to `F.linear` on other devices, on CPUs with native instructions, and where a gradient is wanted:
-    autograd would keep the float32 copy of the weight until the backward pass.
+    Uses `F.linear` on other devices, on CPUs with native instructions, and if a gradient is needed, because autograd
+    would keep the float32 copy of the weight until the backward pass.
     """
     wants_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if wants_grad or dtype_of_products(x) is x.dtype:

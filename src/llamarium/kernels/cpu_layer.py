@@ -1,6 +1,6 @@
-"""A layer's passes on a CPU as one function of PyTorch's, by the products and calls of C that its modules take.
+"""A layer's forward and backward pass on a CPU as one autograd function, with the same products and C calls.
 
-It leaves out what stands between those: casts, views, and a dispatch and a node of the graph for each (decision 0040).
+It saves the casts, views, dispatches and graph nodes between them (docs/decisions/0040).
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from llamarium.kernels.cpu_training import RMS_NORM, ROTATE, SWIGLU, compute, pr
 
 
 class Layer(torch.autograd.Function):
-    """From x (B, T, D), cosines and sines (B or 1, T, 1, H) and the layer's parameters, all float32, to (B, T, D)."""
+    """A decoder layer of x (B, T, D), cosines and sines (B or 1, T, 1, H) and its parameters, all float32."""
 
     @staticmethod
-    def forward(ctx: Any, how: Any, x_BTD: Tensor, cos: Tensor, sin: Tensor, *weights: Tensor) -> Tensor:
-        """Compute with (head_dim, both norms' eps, what `attend_forward` takes), products in autocast's dtype."""
-        head_dim, (eps1, eps2), mask = how
+    def forward(ctx: Any, options: Any, x_BTD: Tensor, cos: Tensor, sin: Tensor, *weights: Tensor) -> Tensor:
+        """Run the layer; `options` are head_dim, both norms' eps, and the mask arguments of `attend_forward`."""
+        head_dim, (eps1, eps2), mask = options
         dtype, x1, (norm1, norm2) = products_dtype(x_BTD), x_BTD.flatten(0, 1), (w.contiguous() for w in weights[7:])
         matrices, empty, width = [w.to(dtype) for w in weights[:7]], torch.empty_like, x_BTD.shape[-1]
         outs = empty(x1, dtype=dtype), x1.new_empty(len(x1))
@@ -44,7 +44,7 @@ class Layer(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of all but the first argument, cosines and sines."""
+        """Return the gradients of x and the parameters."""
         saved, empty, shape = ctx.saved_tensors, torch.empty_like, grad_outputs[0].shape  # a checkpoint gives them once
         matrices, (x1, cos, sin, norm1, norm2, normed1, root1) = saved[:7], saved[7:14]
         q, k, v, out, logs, x2, normed2, root2, gate, up, gated = saved[14:]

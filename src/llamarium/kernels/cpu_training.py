@@ -1,8 +1,8 @@
-"""What a training step on a CPU computes between its products, in C: norms, rotations and gates, and their gradients.
+"""Pointwise operations of training on a CPU, in C: norms, RoPE and SwiGLU, with their gradients.
 
-PyTorch's take several passes over memory each, and autocast casts between them. These read and write what the products
-take (bfloat16 under autocast), compute in float32 and keep only their inputs. `Replaced` puts them in the place of the
-model's own methods, which define them; where they do not take the arguments, those run.
+PyTorch's versions make several passes over memory, with casts by autocast in between. These read and write the dtype of
+the matrix products (bfloat16 under autocast), compute in float32 and save only their inputs. `Replaced` substitutes
+them for the model's methods, which define the semantics and still run for arguments that these do not support.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from llamarium.kernels import native
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # LM_FLOAT32, LM_BFLOAT16
-RMS_NORM, SWIGLU, ROTATE = 0, 2, 4  # LM_RMS_NORM and so on; the next number is the backward pass
+RMS_NORM, SWIGLU, ROTATE = 0, 2, 4  # LM_RMS_NORM and so on; add 1 for the backward pass
 
 
 class Replaced(TorchFunctionMode):
-    """Within it some functions are others, which return NotImplemented for arguments that they do not take.
+    """A context that replaces functions; replacements return NotImplemented for arguments they do not support.
 
     Args:
-        by: From functions of PyTorch, or those marked by `torch.overrides.wrap_torch_function`.
+        by: Replacements by original: PyTorch functions, or those marked by `torch.overrides.wrap_torch_function`.
     """
 
     def __init__(self, by: Mapping[Any, Callable[..., Any]]) -> None:
@@ -32,25 +32,26 @@ class Replaced(TorchFunctionMode):
         self._by = by
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, or what takes its place."""
-        other = None if torch.compiler.is_compiling() else self._by.get(func)
-        found = NotImplemented if other is None else other(*args, **(kwargs or {}))
-        if found is not NotImplemented:
-            return found
-        inner = getattr(func, "replaceable", None)  # a method, which may call others
+        """Call the function or its replacement."""
+        replacement = None if torch.compiler.is_compiling() else self._by.get(func)
+        result = NotImplemented if replacement is None else replacement(*args, **(kwargs or {}))
+        if result is not NotImplemented:
+            return result
+        inner = getattr(func, "replaceable", None)  # a method, which may call other replaced functions
         with self if inner else nullcontext():
             return (inner or func)(*args, **(kwargs or {}))
 
 
 def checkpointed(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Call a function that is computed again in the backward pass, with what is `Replaced` now; without gradients once.
+    """Call a function with activation checkpointing: the backward pass computes it again, with the same replacements.
 
-    Under `torch.compile` nothing is replaced, and a `context_fn` asks for selective checkpointing, which keeps all.
+    Without gradients it is a plain call. Under `torch.compile` nothing is replaced, and a `context_fn` would select
+    selective checkpointing, which keeps everything.
     """
     if not torch.is_grad_enabled():
         return function(*args)
-    how: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": _contexts}
-    return checkpoint(function, *args, use_reentrant=False, **how)  # pyright: ignore[reportReturnType]
+    options: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": _contexts}
+    return checkpoint(function, *args, use_reentrant=False, **options)  # pyright: ignore[reportReturnType]
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
@@ -69,7 +70,7 @@ def products_dtype(x: Tensor) -> torch.dtype:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
-    """Normalise and scale x (..., D), to what products take; D is a multiple of 16."""
+    """Return the RMS norm of x (..., D) in the dtype of products; D must be a multiple of 16."""
     fits = are_plain(x, weight, dtypes=[*DTYPES]) and x.shape[-1] % 16 == 0
     fits = fits and torch.promote_types(weight.dtype, x.dtype) == x.dtype
     fits = fits and weight.shape == x.shape[-1:] and products_dtype(x) in (torch.bfloat16, x.dtype)
@@ -77,14 +78,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Any:
-    """Return silu(gate) up, rounded once; (..., F) of one dtype, F a multiple of 16."""
+    """Return silu(gate) * up, (..., F), rounded once; F must be a multiple of 16."""
     fits = are_plain(gate, up, dtypes=[*DTYPES]) and gate.dtype == up.dtype
     fits = fits and gate.shape == up.shape and gate.shape[-1] % 16 == 0
     return _computed(fits, SWIGLU, gate.dtype, (gate.shape[-1],), gate, up)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
-    """Turn x (B, T, N, H) by angles (B or 1, T, 1, H), in x's dtype; H is a multiple of 32."""
+    """Apply RoPE to x (B, T, N, H) with angles (B or 1, T, 1, H), in x's dtype; H must be a multiple of 32."""
     if x.dim() != 4:
         return NotImplemented
     rows, tokens, heads, head_dim = x.shape
@@ -94,30 +95,30 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
     return _computed(fits, ROTATE, x.dtype, options, x, cos.float(), sin.float())
 
 
-def _computed(fits: bool, *how: Any) -> Any:
-    return _InC.apply(*how) if fits and native.library() is not None else NotImplemented
+def _computed(fits: bool, *arguments: Any) -> Any:
+    return _InC.apply(*arguments) if fits and native.library() is not None else NotImplemented
 
 
 def compute(
     op: int, dtype: torch.dtype, options: tuple[Any, ...], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Call C with contiguous tensors, and return `outputs`; `options` are the struct's, from `columns` on."""
-    how = op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
-    places = [tuple(x.data_ptr() for x in arrays) for arrays in (inputs, outputs)]
-    native.compute_pointwise(native.CPointwise(*how, inputs=places[0], outputs=places[1]))
+    """Run an operation in C on contiguous tensors and return `outputs`; `options` are C's fields from `columns` on."""
+    fields = op, DTYPES[dtype], DTYPES.get(inputs[0].dtype, 0), outputs[0].numel() // options[0], *options
+    addresses = [tuple(x.data_ptr() for x in arrays) for arrays in (inputs, outputs)]
+    native.compute_pointwise(native.CPointwise(*fields, inputs=addresses[0], outputs=addresses[1]))
     return outputs
 
 
 class _InC(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, op: int, dtype: torch.dtype, options: tuple[Any, ...], *given: Tensor) -> Tensor:
-        inputs = [x.contiguous() for x in given]
+    def forward(ctx: Any, op: int, dtype: torch.dtype, options: tuple[Any, ...], *tensors: Tensor) -> Tensor:
+        inputs = [x.contiguous() for x in tensors]
         outputs = [torch.empty_like(inputs[0], dtype=dtype)]
         if op == RMS_NORM:
             outputs.append(inputs[1].new_empty(inputs[0].shape[:-1]))
         compute(op, dtype, options, inputs, outputs)
         ctx.op, ctx.dtype, ctx.options = op + 1, dtype, options
-        ctx.save_for_backward(*inputs[op == ROTATE :], *outputs[1:])  # what is turned is not needed again
+        ctx.save_for_backward(*inputs[op == ROTATE :], *outputs[1:])  # the gradient of RoPE does not need x
         return outputs[0]
 
     @staticmethod
@@ -132,7 +133,7 @@ class _InC(torch.autograd.Function):
 
 
 def clip_grad_norm(parameters: Sequence[Tensor], max_norm: float) -> float:
-    """Scale gradients together down to `max_norm`, and return their norm before: at once in C where it takes them."""
+    """Scale gradients down to a total norm of `max_norm` and return the norm before, in one C call if possible."""
     grads: Any = [p.grad for p in parameters]
     if are_plain(*grads) and all(grad.is_contiguous() for grad in grads) and native.library() is not None:
         return native.clip([grad.data_ptr() for grad in grads], [grad.numel() for grad in grads], max_norm)

@@ -1,6 +1,6 @@
-"""Which set of kernels a processor could run, by the names that Linux has for its instructions. Never torch.
+"""Which kernels a processor could run, by Linux's names of its instructions. Torch-free.
 
-The library takes the best set that it holds (`native/dispatch.c`), which may be fewer than the processor could run.
+The library uses the best set it was compiled with (`native/dispatch.c`), which may not be the best for the processor.
 """
 
 from collections.abc import Collection
@@ -18,12 +18,12 @@ INSTRUCTIONS: dict[str, frozenset[str]] = {
     "neon_i8mm": frozenset({"asimddp", "i8mm"}),
     "neon_dotprod": frozenset({"asimddp"}),
 }
-"""What each set needs, as in `flags` (x86-64) or `Features` (Arm) of /proc/cpuinfo."""
+"""Required instructions of each set, as in `flags` (x86-64) or `Features` (Arm) of /proc/cpuinfo."""
 
 
-def better_kernels(used: str, instructions: Collection[str]) -> str | None:
-    """Return the best set that a processor with these instructions could run, if it is better than the one in use."""
-    for name in KERNELS[: KERNELS.index(used)]:
+def better_kernels(current: str, instructions: Collection[str]) -> str | None:
+    """Return the best kernels for a processor with these instructions, or None if the current ones are as good."""
+    for name in KERNELS[: KERNELS.index(current)]:
         if name in INSTRUCTIONS and INSTRUCTIONS[name] <= {*instructions}:
             return name
     return None

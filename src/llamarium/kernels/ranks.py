@@ -1,4 +1,4 @@
-"""The merges of a byte-level BPE vocabulary that is a list of ranks, in C: `lm_find_merges` of `native/llamarium.h`."""
+"""Derive the merges of a byte-level BPE vocabulary given as ranks, in C: `lm_find_merges` of `native/llamarium.h`."""
 
 import secrets
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from llamarium.kernels.native import library
 
 
 def find_merges(tokens: Sequence[bytes]) -> NDArray[np.int32] | None:
-    """Return the merges of tokens by rank, all of them different, or None if the library is missing or has no such.
+    """Return the merges of distinct tokens, given by rank; None if the library or the function is missing.
 
-    Two neighbours join if together they are a token, the lowest rank first. So each token is made of the same two
-    wherever it is made, and there is one merge for it. Those that no text is merged into have all ways to cut them.
+    Two adjacent tokens are merged if their concatenation is a token, lowest rank first. So a token always results from
+    the same pair, which is its only merge. A token that no text is merged into gets all possible pairs.
 
     Returns:
-        Ranks of the two halves, int32 (merges, 2); those that lead to a lower rank first.
+        Ranks of the two halves, int32 (merges, 2), ordered by the rank of the result.
 
     Raises:
-        MemoryBudgetError: If there is no memory for the tables.
+        MemoryBudgetError: If there is not enough memory for the tables.
     """
     find = getattr(library(), "lm_find_merges", None)
     if find is None:
@@ -33,5 +33,5 @@ def find_merges(tokens: Sequence[bytes]) -> NDArray[np.int32] | None:
     merges = np.empty((len(text), 2), np.int32)
     count = find(text, ends.ctypes.data, len(tokens), secrets.randbits(64), merges.ctypes.data)
     if count < 0:
-        raise MemoryBudgetError(f"there is no memory left for the tables of {counted(len(tokens), 'token')}")
+        raise MemoryBudgetError(f"not enough memory for the merge tables of {counted(len(tokens), 'token')}")
     return merges[:count]

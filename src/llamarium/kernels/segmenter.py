@@ -1,4 +1,4 @@
-"""Texts into ids of a SentencePiece vocabulary, in C: `lm_segment` of `native/llamarium.h`."""
+"""Encode text with a SentencePiece vocabulary, in C: `lm_segment` of `native/llamarium.h`."""
 
 import ctypes
 import secrets
@@ -24,7 +24,7 @@ class CVocabulary(Structure):
 
 
 class Segmenter:
-    """A vocabulary's tables, made once; several threads may use them at once."""
+    """The tables of a vocabulary; thread-safe."""
 
     def __init__(
         self,
@@ -37,19 +37,19 @@ class Segmenter:
         unknown_id: int | None = None,
         byte_ids: Sequence[int] = (),
     ) -> None:
-        """Prepare a checked vocabulary, for which `library()` is needed.
+        """Build the tables of a validated vocabulary; requires `library()`.
 
         Args:
-            pieces: The text of each id; those that a text can become are there once.
-            types: Of each id, in the numbers of the file format.
-            ranks: Of each id, for BPE: its place among the scores, 0 the highest; equal scores have one rank.
-            scores: Of each id, for Unigram.
-            unknown_score: What a character without a piece counts, for Unigram.
-            unknown_id: The unknown piece, if there is one.
-            byte_ids: What the 256 bytes of unknown characters become; empty for `unknown_id`.
+            pieces: The text of each id; pieces that encoding can produce are unique.
+            types: The type of each id, as numbered in the file format.
+            ranks: For BPE, the rank of each id by score, 0 the highest; equal scores have equal ranks.
+            scores: For Unigram, the score of each id.
+            unknown_score: For Unigram, the score of a character without a piece.
+            unknown_id: The unknown piece, or None.
+            byte_ids: Ids of the 256 bytes, for byte fallback of unknown characters; empty to use `unknown_id`.
 
         Raises:
-            MemoryBudgetError: If there is no memory for it.
+            MemoryBudgetError: If there is not enough memory.
         """
         self._lib = lib = _declared()
         encoded = [piece.encode("utf-8") for piece in pieces]
@@ -71,22 +71,22 @@ class Segmenter:
         )
         self._handle = lib.lm_make_segmenter(ctypes.byref(vocabulary))
         if not self._handle:
-            raise MemoryBudgetError(f"there is no memory left for the tables of a vocabulary of {len(encoded)} pieces")
-        # Not at exit: a daemon thread may still be encoding then, and the system takes the memory anyway.
+            raise MemoryBudgetError(f"not enough memory for the tables of a vocabulary with {len(encoded)} pieces")
+        # Not at exit: a daemon thread may still be encoding, and the system frees the memory anyway.
         weakref.finalize(self, lib.lm_free_segmenter, self._handle).atexit = False
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a normalized text; MemoryBudgetError if there is no memory for them."""
+        """Return the ids of a normalized text; MemoryBudgetError if there is not enough memory."""
         data = text.encode("utf-8")
         ids = np.empty(len(data), np.int32)
         count = self._lib.lm_segment(self._handle, data, len(data), ids.ctypes.data)
         if count < 0:
-            raise MemoryBudgetError(f"there is no memory left to encode {len(data)} bytes of text; encode it in parts")
+            raise MemoryBudgetError(f"not enough memory to encode {len(data)} bytes of text; encode it in parts")
         return ids[:count].tolist()
 
 
 def _declared() -> ctypes.CDLL:
-    """Return the library, its functions about segmenters with their types."""
+    """Return the library with the types of the segmenter's functions declared."""
     lib = library()
     assert lib is not None
     lib.lm_make_segmenter.argtypes, lib.lm_make_segmenter.restype = [POINTER(CVocabulary)], c_void_p

@@ -1,8 +1,8 @@
-"""Threads of the C kernels and of PyTorch: which may use the processor's cores.
+"""Thread counts of the C kernels and of PyTorch.
 
-PyTorch and the C kernels each have a pool of threads, and PyTorch's goes on spinning for a while after its work is
-done. On cores that both use, each then waits for the other. So whatever runs between two passes of the kernels, and is
-too small to gain from threads anyway, runs on one.
+Both have a thread pool, and PyTorch's threads keep spinning for a while after their work. On shared cores each pool
+then waits for the other. So PyTorch operations between two passes of the kernels, which are too small to gain from
+threads anyway, run on one thread.
 """
 
 import functools
@@ -15,36 +15,33 @@ from pathlib import Path
 
 _VARIABLE = "OMP_NUM_THREADS"
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-_SPINS = 1000  # docs/decisions/0026-threads-of-training.md has the measurements; libgomp's own is 300,000
+_SPINS = 1000  # measured in docs/decisions/0026-threads-of-training.md; libgomp's default is 300,000
 
 
-class _Held(threading.local):
-    wished: int | None = None  # the user's choice, while PyTorch is held to one
+class _Limited(threading.local):
+    requested: int | None = None  # the user's setting, while `one_torch_thread` limits PyTorch
 
 
-_held = _Held()
-_before_fork: int | None = None  # of a child: what its parent had, while PyTorch has one
+_limited = _Limited()
+_before_fork: int | None = None  # in a forked child: the parent's setting, while PyTorch is limited to one thread
 
 
 def num_threads() -> int:
-    """Return how many threads the kernels use: what PyTorch is set to, and no more than the CPUs that are allowed.
-
-    Where PyTorch is not imported, it is what PyTorch would be set to.
-    """
-    return min(_held.wished or _before_fork or _torch_threads(), allowed_cpus())
+    """Return how many threads the kernels use: PyTorch's setting, or its default, up to `allowed_cpus`."""
+    return min(_limited.requested or _before_fork or _torch_threads(), allowed_cpus())
 
 
 def _torch_threads() -> int:
-    # Another thread may be importing PyTorch right now: then the module is there, and its functions are not.
+    # While another thread is importing PyTorch, the module exists without its functions.
     get: Callable[[], int] | None = getattr(sys.modules.get("torch"), "get_num_threads", None)
     return default_threads() if get is None else get()
 
 
 def set_num_threads(count: int) -> Callable[[], None]:
-    """Let the kernels use so many threads, and PyTorch too, now or from its import on; return what undoes that."""
+    """Set the number of threads of the kernels and of PyTorch, imported or not; return a function that undoes it."""
     threads, variable = _torch_threads(), os.environ.get(_VARIABLE)
 
-    def put_back() -> None:
+    def restore() -> None:
         os.environ.pop(_VARIABLE, None)
         if variable is not None:
             os.environ[_VARIABLE] = variable
@@ -52,18 +49,18 @@ def set_num_threads(count: int) -> Callable[[], None]:
 
     os.environ[_VARIABLE] = str(count)  # PyTorch reads it when it is imported
     _set_torch_threads(count)
-    return put_back
+    return restore
 
 
 @contextmanager
 def computing_with(count: int | None) -> Generator[None]:
-    """Let the kernels and PyTorch use so many threads in the body; None leaves the number as it is."""
-    put_back = None if count is None else set_num_threads(count)
+    """Set the number of threads of the kernels and of PyTorch within the block; None changes nothing."""
+    restore = None if count is None else set_num_threads(count)
     try:
         yield
     finally:
-        if put_back is not None:
-            put_back()
+        if restore is not None:
+            restore()
 
 
 def _set_torch_threads(count: int) -> None:
@@ -73,10 +70,10 @@ def _set_torch_threads(count: int) -> None:
 
 
 def spin_briefly() -> None:
-    """Let PyTorch's threads soon sleep while they wait, if it is imported from now on and the user says nothing else.
+    """Make idle PyTorch threads sleep soon, unless the user has set otherwise; call before PyTorch is imported.
 
-    Its OpenMP on Linux, libgomp, lets them spin for milliseconds, in which they hold a core that another program, or
-    the very thread that they wait for, would use.
+    Its OpenMP on Linux, libgomp, lets them spin for milliseconds, which occupies cores that other programs, or the
+    thread that they wait for, could use.
     """
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
@@ -84,31 +81,31 @@ def spin_briefly() -> None:
 
 @contextmanager
 def one_torch_thread() -> Generator[None]:
-    """Let PyTorch use only the calling thread in the body; the number that it is set to is put back afterwards."""
+    """Limit PyTorch to the calling thread within the block."""
     import torch
 
     before = torch.get_num_threads()
     if before == 1:
         yield
         return
-    _held.wished = before
+    _limited.requested = before
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        _held.wished = None
+        _limited.requested = None
 
 
 def default_threads() -> int:
-    """Return how many threads PyTorch would use: what OMP_NUM_THREADS says, else one for each core."""
-    given = os.environ.get(_VARIABLE, "").partition(",")[0]
-    return int(given) if given.isdecimal() and int(given) > 0 else _num_cores()
+    """Return how many threads PyTorch would use: OMP_NUM_THREADS, else one per core."""
+    value = os.environ.get(_VARIABLE, "").partition(",")[0]
+    return int(value) if value.isdecimal() and int(value) > 0 else _num_cores()
 
 
 @functools.cache
 def _num_cores() -> int:
-    """Return how many cores this process may run on; those that do the work of two logical processors count once."""
+    """Return how many physical cores this process may run on."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     siblings = (Path(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") for i in os.sched_getaffinity(0))
@@ -120,7 +117,7 @@ def _num_cores() -> int:
 
 @functools.cache
 def allowed_cpus() -> int:
-    """Return how many CPUs this process may keep busy: those it may run on, and no more than its cgroup's quota."""
+    """Return how many CPUs this process may use, by its affinity and its cgroup's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -130,13 +127,13 @@ def allowed_cpus() -> int:
 
 
 def _after_fork_in_child() -> None:
-    """Let PyTorch use one thread, since its OpenMP would wait for those that only the parent has.
+    """Limit PyTorch to one thread in a forked child, where its OpenMP would wait for threads of the parent.
 
-    The kernels go on with as many as before: their pool starts anew.
+    The kernels keep their number of threads, because their pool restarts after a fork.
     """
     global _before_fork
     if "torch" in sys.modules:
-        _before_fork = _held.wished or _before_fork or _torch_threads()
+        _before_fork = _limited.requested or _before_fork or _torch_threads()
         _set_torch_threads(1)
 
 

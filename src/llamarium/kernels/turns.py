@@ -1,9 +1,9 @@
-"""Turns between an engine's steps and longer work on the same cores: the steps go first. Never torch.
+"""Alternate an engine's steps with longer work on the same cores; steps have priority. Torch-free.
 
-Two computations that share the cores wait for each other's threads at every product, so each takes many times as long
-as one after the other. Longer work (a pass for the page, a grammar that is compiled) is therefore done in pieces. It
-calls `pause` between two of them; no piece begins while a step runs. While requests run, pieces have a share of the
-time, so that they come to an end too.
+Two computations that share the cores wait for each other's threads at every matrix product, so running them at once
+takes many times as long as one after the other. So longer work (a pass for the page, compiling a grammar) is split into
+pieces by calls of `pause`, and no piece starts while a step runs. While requests run, pieces get a fixed share of the
+time, so that they finish eventually.
 """
 
 import threading
@@ -12,31 +12,31 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 SHARE = 0.5
-"""Seconds that steps wait for pieces, for each second of steps."""
+"""Seconds that steps may wait for pieces, per second of steps."""
 
 MOST_PIECE_S = 0.05
-"""A step waits for a piece for so long at most; then both run, as when a piece cannot be cut."""
+"""Maximum time that a step waits for a piece; then both run at once, for example if a piece cannot be split."""
 
-_PIECE_TOKENS = 64  # small enough for a step to wait for, large enough for the kernels: 512 tokens take a fifth longer
-_BEGINNING_S = 0.005  # for the thread of a piece to wake up
+_PIECE_TOKENS = 64  # short enough for a step to wait, long enough for efficiency: 512 tokens take a fifth longer so
+_BEGINNING_S = 0.005  # time for a piece's thread to wake up
 
 _this_thread = threading.local()
 
 
 class Turns:
-    """Whose turn it is; for one engine, and any number of threads with longer work."""
+    """Coordinates one engine and any number of threads with longer work."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._changed = clock, threading.Condition()
         self._is_busy = self._is_stepping = False
-        self._pieces = dict[int, float]()  # when each thread's piece began
-        self._num_waiting = 0
-        self._left_s = 0.0  # that steps may wait for pieces
+        self._pieces = dict[int, float]()  # start time of each running piece, by thread
+        self._num_waiting = 0  # threads that wait to start a piece
+        self._left_s = 0.0  # time budget that steps may still spend waiting for pieces
         self._busy_since = 0.0
 
     @contextmanager
     def step(self) -> Generator[None]:
-        """Run a step of the engine in the body, once no piece is running."""
+        """Run a step of the engine within the block, after waiting for running pieces."""
         with self._changed:
             if not self._is_busy:
                 self._is_busy, self._busy_since = True, self._clock()
@@ -52,7 +52,7 @@ class Turns:
                 self._changed.notify_all()
 
     def rest(self) -> None:
-        """Give the cores away: the engine has nothing to do."""
+        """Release the cores while the engine is idle."""
         if self._is_busy:
             with self._changed:
                 self._is_busy, self._left_s = False, 0.0
@@ -60,7 +60,7 @@ class Turns:
 
     @contextmanager
     def working(self) -> Generator[None]:
-        """Do longer work in the body, in pieces: `pause` in this thread ends one and waits for the next."""
+        """Do longer work within the block, in pieces; `pause` in this thread ends one and waits to start the next."""
         self._begin()
         _this_thread.turns = self
         try:
@@ -70,7 +70,7 @@ class Turns:
             self._end()
 
     def give_way(self) -> None:
-        """End this thread's piece, and begin the next one when it is its turn."""
+        """End this thread's piece and start the next one when steps allow it."""
         self._end()
         self._begin()
 
@@ -87,11 +87,11 @@ class Turns:
             began = self._pieces.pop(threading.get_ident())
             if self._is_busy:
                 took_s = self._clock() - max(began, self._busy_since)
-                self._left_s = max(self._left_s - took_s, -MOST_PIECE_S)  # what it took longer was not waited for
+                self._left_s = max(self._left_s - took_s, -MOST_PIECE_S)  # steps did not wait for longer than that
             self._changed.notify_all()
 
     def _wait_for_pieces(self) -> None:
-        """Wait for pieces that run, and for one whose turn it is."""
+        """Wait for running pieces, and for a waiting one if the budget allows it to start."""
         while True:
             now = self._clock()
             running_s = max((began + MOST_PIECE_S - now for began in self._pieces.values()), default=0.0)
@@ -106,12 +106,12 @@ class Turns:
 
 
 def pause() -> None:
-    """Let an engine's steps go first, between two pieces of a thread's longer work; nothing in other threads."""
+    """Let waiting engine steps run, if this thread does longer work (`Turns.working`); else do nothing."""
     turns: Turns | None = getattr(_this_thread, "turns", None)
     if turns is not None:
         turns.give_way()
 
 
 def piece_tokens(most: int) -> int:
-    """Return how many tokens of a pass to run between two pauses: fewer than `most` in a thread of longer work."""
+    """Return how many tokens of a pass to run between two pauses: `most`, or fewer in a thread of longer work."""
     return most if getattr(_this_thread, "turns", None) is None else min(most, _PIECE_TOKENS)

@@ -136,8 +136,8 @@ class LoadedModel:
                     "C kernels ignore; load it without deterministic"
                 )
             warn_caller(
-                f"the model's modules have been edited ({examples}), which the C kernels ignore: the model runs on "
-                "PyTorch from now on"
+                f"the model's modules have been edited ({examples}), which the C kernels ignore: PyTorch answers from "
+                "now on"
             )
         if self._modules is None or is_changed:
             self._modules = ModuleRunner(model)

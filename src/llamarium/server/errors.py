@@ -28,7 +28,7 @@ _NO_MEMORY = "there was no memory for all answers that were run, and this one wa
 _FAILURES: tuple[tuple[type[errors.LlamariumError], int, str, str], ...] = (
     (errors.RequestTimeoutError, 408, "request_timeout", ""),
     (errors.EngineStoppedError, 503, "unavailable", "the server is stopping, and the answer has not come to its end"),
-    (errors.GaveWayError, 503, "overloaded", _NO_MEMORY),
+    (errors.OverloadedError, 503, "overloaded", _NO_MEMORY),
     (errors.SlowReaderError, 408, "slow_reader", ""),
     (errors.AnswerError, 500, "model_error", ""),
     (errors.FunctionError, 500, "model_error", ""),
@@ -165,6 +165,6 @@ def of_library(error: errors.LlamariumError, *, field: str | None = None, source
         return ApiError(400, message, param=field)
     for kind, status, code, text in _FAILURES:
         if isinstance(error, kind):
-            headers = {"retry-after": "1"} if kind is errors.GaveWayError else None
+            headers = {"retry-after": "1"} if kind is errors.OverloadedError else None
             return ApiError(status, text or message, code=code, headers=headers)
     return internal_error()  # as of the model's files, whose paths are not shown to clients
