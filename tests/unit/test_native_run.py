@@ -266,7 +266,7 @@ def test_what_there_is_not_is_refused() -> None:
         ([(0, [1], 640)], None), ([(1, [1], 0)], None), ([(0, [1], -1)], None),
         ([(0, [1], 5), (0, [2], 5)], None), ([(0, [1], 0)], [0]),
     ):  # fmt: skip
-        with pytest.raises(InputError, match="there is not"):
+        with pytest.raises(InputError, match="has an invalid"):
             run(tiny, cache, spans, adapters)
     cache.tables[0, 1] = 10
     run(tiny, cache, [(0, [1], 0)])  # a block that is not reached
