@@ -270,7 +270,7 @@ def test_what_there_is_not_is_refused() -> None:
             run(tiny, cache, spans, adapters)
     cache.tables[0, 1] = 10
     run(tiny, cache, [(0, [1], 0)])  # a block that is not reached
-    with pytest.raises(InputError, match="expected blocks below 10 of 64 positions"):
+    with pytest.raises(InputError, match="expected blocks below 10 of 64 slots"):
         run(tiny, cache, [(0, [1], 64)])
 
 
