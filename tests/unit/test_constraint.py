@@ -101,7 +101,7 @@ def test_where_nothing_fits_the_row_ends_alone_and_says_why() -> None:
     logits = np.zeros((2, 40), np.float32)
     stuck, other = sample([row([], 40), row([5], 40)], logits)
     assert stuck.token_id == NoToken.NOTHING_FITS and other.token_id == 5
-    with pytest.raises(LlamariumError, match="row 0: no token continues the answer"):
+    with pytest.raises(LlamariumError, match="row 0: the grammar allows no token"):
         stuck.id_of(0)
 
 

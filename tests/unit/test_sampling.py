@@ -269,7 +269,7 @@ def test_an_end_may_not_come_before_min_tokens():
         assert [ids_of([row], logits_BV) for _ in range(3)] == [[2], [2], [1]]
         assert ids_of([SamplingRow(params, [0], 4, [2, 2], stops=[1])], logits_BV) == [1]  # taken up again
     assert logits_BV.tolist() == [[0.0, 5.0, 1.0, 4.0]]
-    with pytest.raises(SamplingError, match=r"^min_tokens is 2, and every token"):
+    with pytest.raises(SamplingError, match=r"^min_tokens is 2, but every token"):
         SamplingRow(params, [0], 4, stops=[0, 1, 2, 3, 3])
 
 

@@ -342,11 +342,7 @@ class RowText:
         return kept
 
     def pieces(self, events: Iterable[TokenEvent]) -> Iterator[Piece]:
-        """Yield the pieces of the row's events, up to the end of the answer.
-
-        Raises:
-            AnswerError: If no token could be sampled.
-        """
+        """Yield the pieces of the row's events, up to the end; AnswerError if no token could be sampled."""
         for event in events:
             piece = self.push(event)
             if self.failure is not None:
