@@ -34,10 +34,10 @@ if side == "whole":
 else:
     from llamarium.checkpoints.choose_runner import load_weights
     from llamarium.checkpoints.open import open_model, read_tokenizer
-    from llamarium.checkpoints.options import LoadOptions
+    from llamarium.options.loading import LoadOptions
     opened = open_model(path, with_tokenizer=False); mark("header")
     read_tokenizer(opened); mark("tokenizer")
-    runner = load_weights(opened.checkpoint, LoadOptions())[0].runner(); mark("read and pack weights")
+    runner = load_weights(opened.checkpoint, LoadOptions(device="cpu"))[0].runner(); mark("read and pack weights")
 from llamarium.generation.loop import generate_tokens
 from llamarium.sampling.params import SamplingParams
 next(iter(generate_tokens(runner, [list(range(1000, 1016))], [SamplingParams(temperature=0.0, max_tokens=1)])))

@@ -23,9 +23,9 @@ from llamarium.adapters.config import LoRAConfig
 from llamarium.adapters.lora import apply_lora
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import LoadOptions
 from llamarium.hub.resolve import resolve
 from llamarium.kernels.memory import keep_freed
+from llamarium.options.loading import LoadOptions
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.finetune import base_dtype

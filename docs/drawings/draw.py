@@ -49,6 +49,7 @@ COLUMNS = {
         "checkpoints": "Hugging Face, GGUF, Meta",
         "tokenizer": "text ↔ ids",
         "hub": "name → path",
+        "options": "what users can set, declared once",
         "quant": "one table of types",
         "io": "atomic writes",
         "strict_json": "JSON from outside",

@@ -2,8 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,11 @@ from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
 from llamarium.checkpoints.beside import Beside
 from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.open import open_model
-from llamarium.checkpoints.options import Dequantize, DtypeName, LoadOptions, TensorSource, check_loading
+from llamarium.checkpoints.options import TensorSource
 from llamarium.config import ModelConfig
 from llamarium.engine.pooling import Pooling
 from llamarium.engine.tiers.disk_cache import DiskCache
-from llamarium.errors import OptionError, SamplingError, TokenizerError, check_choice, counted, escape, show_value
+from llamarium.errors import SamplingError, TokenizerError, check_choice, counted, escape
 from llamarium.generation.answer import complete, stream
 from llamarium.generation.completion import Generation, Piece, stop_ids_of
 from llamarium.generation.conversation import Conversation
@@ -30,9 +31,9 @@ from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_methods import TextMethods
 from llamarium.hub.folders import is_learner_folder
 from llamarium.inspect.methods import Measured
-from llamarium.kernels.native import InputBits
 from llamarium.keywords import shows_options
-from llamarium.quant.formats import METHODS, chosen_type
+from llamarium.options.keywords import LoadKeywords
+from llamarium.options.loading import LoadOptions
 from llamarium.runtime.device import choose_device
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
@@ -44,34 +45,16 @@ if TYPE_CHECKING:
     from llamarium.sampling.grammar.compiler import GrammarCompiler
 
 
-class Loading(TypedDict, total=False):
-    """Arguments of `load` that `merge` has, too."""
-
-    device: str
-    quantize: str | None
-    dequantize: Dequantize
-    strict: bool
-    progress: Callable[[int, int], None] | None
-
-
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
-@shows_options()
+@shows_options(LoadOptions)
 def load(
     model: str | Path | None = None,
     *,
-    adapter: str | Path | None = None,
-    dtype: Literal["auto"] | DtypeName = "auto",
-    device: str = "auto",
-    quantize: str | None = None,
-    dequantize: Dequantize = "auto",
-    deterministic: bool = False,
-    input_bits: InputBits | None = None,
-    strict: bool = False,
-    chat_template: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[LoadKeywords],
 ) -> "Llama":
     """Load a model and its tokenizer. On a CPU the C kernels compute, without torch.
 
@@ -83,43 +66,16 @@ def load(
     Args:
         model: A built-in name, a folder (Hugging Face or Meta), a `.gguf` file, or `org/name` on the Hugging Face hub.
             None is the adapter's base, and without an adapter "smollm2-135m".
-        adapter: Folder of a LoRA adapter, as `finetune` and `peft` save it; a tokenizer in it replaces the base's.
-        dtype: Of the computation; "auto" is as stored, and bfloat16 for quantized files.
-        device: "cpu", "cuda", "cuda:1", "mps"; "auto" is a GPU if there is one.
-        quantize: Quantize the Linears while loading, to a type in `llamarium.quant.formats.METHODS`, such as "Q8_0",
-            "Q4_K" or "NF4"; quantized files only with `dequantize` "load", at the price of both errors.
-        dequantize: For quantized files: "load" unpacks once, "use" unpacks for every use; "auto" keeps NF4, and in
-            bfloat16 the types that the CPU kernels multiply, and unpacks others once.
-        deterministic: A request has the same bits alone, in any batch and on any number of threads, or loading fails.
-        input_bits: Bits of packed weights' inputs in the C kernels (decision 0022); None is 8, and 16 is nearer to
-            float32, with prompts that take nearly twice as long.
-        strict: Refuse weights that are NaN or infinite, instead of warning.
-        chat_template: How dialogs are written: the name of one of the model's templates ("rag"), of a format ("llama2",
-            "vicuna", "alpaca", "zephyr", "mistral", "chatml", "llama3"), a Jinja file, or a template itself.
         progress: Called with (bytes read, total bytes).
+        **options: How it is loaded, as follows.
     """
-    check_loading(dtype, dequantize, input_bits, {"deterministic": deterministic, "strict": strict})
-    options = LoadOptions(
-        dtype=None if dtype == "auto" else dtype,
-        device=choose_device("cpu" if is_learner_folder(model) and device == "auto" else device),  # no GPU runs it
-        quantize=None if quantize is None else chosen_type("quantize", quantize, METHODS),
-        dequantize=dequantize,
-        strict=strict,
-        deterministic=deterministic,
-        input_bits=input_bits,
-    )
-    return _load(model, adapter, options, chat_template, progress)
+    chosen = LoadOptions(**options)
+    device = "cpu" if is_learner_folder(model) and chosen.device == "auto" else chosen.device  # no GPU runs it
+    return _load(model, replace(chosen, device=choose_device(device)), progress)
 
 
-def _load(
-    model: str | Path | None,
-    adapter: str | Path | None,
-    options: LoadOptions,
-    chat_template: str | Path | None,
-    progress: Callable[[int, int], None] | None,
-) -> "Llama":
-    if adapter is not None and not isinstance(adapter, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"adapter is {show_value(adapter)}; expected the folder of a LoRA adapter")
+def _load(model: str | Path | None, options: LoadOptions, progress: Callable[[int, int], None] | None) -> "Llama":
+    adapter, chat_template = options.adapter, options.chat_template
     opened = open_model(base_model(model, adapter, {}) or DEFAULT_MODEL, with_tokenizer=False)
     saved = None if adapter is None else read_adapter(Path(adapter), opened.checkpoint.config)
     with warnings.catch_warnings():  # of what it warns, `Llama` does

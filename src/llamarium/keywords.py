@@ -6,6 +6,8 @@ Options are declared once: their types in a `TypedDict`, which type checkers rea
 import difflib
 import functools
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, cast, get_args
@@ -145,7 +147,8 @@ def shows_options(
     """Decorate a function so that `help` and editors show its options, and a name that it lacks is explained.
 
     An unpacked `TypedDict` becomes keyword parameters. Their defaults are those of `sources`, dataclasses and
-    functions, of which later ones win, then `defaults`; an option of none of them is None.
+    functions, of which later ones win, then `defaults`; an option of none of them is None. Help texts that the
+    dataclasses declare (`options/declare.py`) follow the docstring's line for `**options`.
 
     Args:
         sources: Where the defaults are declared.
@@ -157,6 +160,7 @@ def shows_options(
 
     def decorate(function: F) -> F:
         signature = _signature(function, declared)
+        function.__doc__ = _with_texts(function.__doc__ or "", signature, sources)
         if not is_checked:
             function.__dict__["__signature__"] = signature
             return function
@@ -173,6 +177,23 @@ def shows_options(
         return cast(F, checked)
 
     return decorate
+
+
+def _with_texts(doc: str, signature: inspect.Signature, sources: Iterable[object]) -> str:
+    """Return a docstring in which the help text of each option follows the line for all of them."""
+    texts = {
+        item.name: item.metadata["option"]["help"]
+        for source in sources
+        if isinstance(source, type) and is_dataclass(source)
+        for item in fields(source)
+        if "option" in item.metadata
+    }
+    match = re.search(r"^( +)\*\*\w+: .*\n(\1 +\S.*\n)*", doc, re.MULTILINE)
+    if match is None:
+        return doc
+    lines = (f"{match[1]}{name}: {texts[name]}." for name in signature.parameters if name in texts)
+    wrapped = (textwrap.fill(line, 120, subsequent_indent=match[1] + "    ") + "\n" for line in lines)
+    return doc[: match.end()] + "".join(wrapped) + doc[match.end() :]
 
 
 def _declared(source: object) -> Iterator[tuple[str, object]]:

@@ -70,7 +70,7 @@ class AnswerRows:
         self,
         model: str | None = None,
         *,
-        loading: Mapping[str, Any] | None = None,
+        loading: LoadKeywords | None = None,
         engine: EngineOptions | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
@@ -135,7 +135,7 @@ class AnswerLines:
         self,
         model: str | None = None,
         *,
-        loading: Mapping[str, Any] | None = None,
+        loading: LoadKeywords | None = None,
         engine: EngineOptions | None = None,
         served_model_name: str | None = None,
     ) -> None:

@@ -1,41 +1,19 @@
 """Training, merging and exporting from Python: from a text to a model, an adapter for it, and files for others."""
 
-import dataclasses
 import json
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 import llamarium
-from llamarium.datasets.sources import Data
 from llamarium.errors import OptionError, OutputError, TrainingError
-from llamarium.train import functions
-from llamarium.train.config import DPOConfig, FinetuneConfig, PretrainConfig
-from llamarium.train.functions import Examples
 
 TEXT = "the cat sat on the mat and looked at the moon. " * 60
 SMALL: dict[str, Any] = {
     "device": "cpu", "steps": 3, "batch_rows": 2, "eval_every": 2, "sample_every": 0, "save_every": 2,
     "warmup_steps": 1,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "config"),
-    [
-        (functions.PretrainSettings, PretrainConfig),
-        (functions.FinetuneSettings, FinetuneConfig),
-        (functions.DPOSettings, DPOConfig),
-    ],
-)
-def test_what_an_editor_completes_is_what_there_is(arguments: Any, config: Any) -> None:
-    """A path may be given where a setting is the text of one; rows of Python, too, where it is data."""
-    hints = get_type_hints(config)
-    shown = {name: hint if hint != str | Path else str for name, hint in get_type_hints(arguments).items()}
-    expected = {item.name: hints[item.name] for item in dataclasses.fields(config)}
-    assert shown.pop("data") in (Examples, Examples | None) and expected.pop("data") in (Data, Data | None)
-    assert shown == expected
 
 
 def test_from_a_text_to_an_adapter_to_a_model_for_others(tmp_path: Path) -> None:

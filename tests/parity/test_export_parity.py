@@ -18,9 +18,9 @@ from llamarium.checkpoints.gguf.export import export_gguf
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import HuggingFaceCheckpoint
 from llamarium.checkpoints.load import load_model
-from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.save import model_weights, save_model
 from llamarium.model import LlamaForCausalLM
+from llamarium.options.loading import LoadOptions
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.bpe import train_bpe
 
@@ -39,7 +39,7 @@ def test_a_saved_folder_gives_the_same_logits_in_transformers(
     assert theirs.dtype == torch.float32
     ids = torch.arange(24).view(2, 12) * 17 % ours.config.vocab_size
     torch.testing.assert_close(theirs(ids).logits, pair_of(name).theirs(ids).logits, rtol=0, atol=0)
-    again, _ = load_model(HuggingFaceCheckpoint(tmp_path), LoadOptions())
+    again, _ = load_model(HuggingFaceCheckpoint(tmp_path), LoadOptions(device="cpu"))
     assert again.config == ours.config
     torch.testing.assert_close(again(ids), ours(ids), rtol=0, atol=0)
 
@@ -95,7 +95,7 @@ def test_transformers_reads_a_mixture(bpe: Tokenizer, pair_of: Callable[[str], A
     path = exported("llama-3.2-1b", "Q4_K_M", bpe, pair_of, tmp_path)
     transformers.logging.disable_progress_bar()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
-    ours = load_model(GGUFCheckpoint(path), LoadOptions(dtype="float32"))[0]
+    ours = load_model(GGUFCheckpoint(path), LoadOptions(device="cpu", dtype="float32"))[0]
     for name in ("embed_tokens", "layers.0.mlp.down_proj", "layers.0.self_attn.q_proj"):
         found = ours.model.get_submodule(name).weight
         torch.testing.assert_close(theirs.model.get_submodule(name).weight, found, rtol=0, atol=1e-7)

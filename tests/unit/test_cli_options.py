@@ -99,8 +99,6 @@ def test_every_loading_option_reaches_load(monkeypatch: pytest.MonkeyPatch, tmp_
         "dequantize": "use",
         "deterministic": True,
         "input_bits": 8,
-        "adapter": None,
-        "chat_template": None,
         "strict": True,
         "threads": 3,
     }

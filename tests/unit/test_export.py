@@ -26,7 +26,6 @@ from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
 from llamarium.checkpoints.huggingface.reader import HuggingFaceCheckpoint
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.save import model_weights, save_model, tensor_weight
 from llamarium.checkpoints.storage import unpermute
 from llamarium.cli import export as command
@@ -35,6 +34,7 @@ from llamarium.errors import CheckpointError, LlamariumError, OptionError, Outpu
 from llamarium.io import atomic_folder
 from llamarium.kernels import native
 from llamarium.model import LlamaForCausalLM
+from llamarium.options.loading import LoadOptions
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.load import load_tokenizer_file
@@ -51,7 +51,7 @@ def bpe() -> Tokenizer:
 
 
 def loaded(path: Path, **options: Any) -> LlamaForCausalLM:
-    return load_model(open_checkpoint(path), LoadOptions(**options))[0]
+    return load_model(open_checkpoint(path), LoadOptions(device="cpu", **options))[0]
 
 
 # --- Hugging Face folders ---------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_a_loaded_model_comes_back(
         "bos_token_id": 1,
         "eos_token_id": [2, 3],
     }
-    again, _ = load_model(checkpoint, LoadOptions())
+    again, _ = load_model(checkpoint, LoadOptions(device="cpu"))
     assert again.dtype == dtype and torch.equal(again(IDS), model(IDS))
     umask = os.umask(0o022)
     os.umask(umask)
@@ -184,7 +184,7 @@ def test_a_gguf_gives_the_same_logits(
     assert checkpoint.config == model.config
     assert {e.dtype for e in checkpoint.entries.values() if len(e.shape) == 2} == {type_name}
     assert {e.dtype for e in checkpoint.entries.values() if len(e.shape) == 1} == {"F32"}
-    again, _ = load_model(checkpoint, LoadOptions(dtype="float32"))
+    again, _ = load_model(checkpoint, LoadOptions(device="cpu", dtype="float32"))
     assert torch.equal(again(IDS), model(IDS))
 
 
@@ -197,7 +197,7 @@ def test_a_gguf_keeps_a_window_that_llama_cpp_does_not_compute_and_it_is_said(
         export_gguf(tmp_path / "m.gguf", model_weights(model), model.config, type_name="F32", name="m")
     checkpoint = GGUFCheckpoint(tmp_path / "m.gguf")
     assert checkpoint.metadata["llama.attention.sliding_window"] == 7 and checkpoint.config == model.config
-    again, _ = load_model(checkpoint, LoadOptions(dtype="float32"))
+    again, _ = load_model(checkpoint, LoadOptions(device="cpu", dtype="float32"))
     ids = torch.arange(1, 31).unsqueeze(0)
     assert torch.equal(again(ids), model(ids))
     assert not torch.allclose(model(ids, attend=CausalAttend()), model(ids)), "a window without effect shows nothing"

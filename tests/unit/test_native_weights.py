@@ -13,10 +13,11 @@ from llamarium.checkpoints.choose_runner import load_weights
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.modules import build_model, weights_of
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import TYPE_OF_DTYPE, LoadOptions
+from llamarium.checkpoints.options import TYPE_OF_DTYPE
 from llamarium.checkpoints.weights import native_weights, sources_of
 from llamarium.errors import CheckpointError, MissingPackageError
 from llamarium.kernels import native
+from llamarium.options.loading import LoadOptions
 from llamarium.quant.formats import PACKED_FORMATS
 from reference_tiles import pack_reference
 
@@ -47,11 +48,11 @@ def same(built: torch.nn.Module, loaded: torch.nn.Module) -> None:
 @pytest.mark.parametrize("folder", CASES, indirect=True)
 def test_modules_over_the_weights_are_those_of_load_model(folder):
     checkpoint = open_checkpoint(folder)
-    weights = native_weights(checkpoint, LoadOptions())
+    weights = native_weights(checkpoint, LoadOptions(device="cpu"))
     assert weights is not None and list(weights) == list(checkpoint.entries)
     model = build_model(checkpoint.config, weights)
     if folder.suffix != ".gguf":
-        loaded, sources = load_model(checkpoint, LoadOptions(join=False))
+        loaded, sources = load_model(checkpoint, LoadOptions(device="cpu", join=False))
         same(model, loaded)
         assert set(sources_of(checkpoint, weights)) == set(sources)
     for key, weight in weights.items():
@@ -66,7 +67,7 @@ def test_modules_over_the_weights_are_those_of_load_model(folder):
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_1"])
 def test_packed_weights_are_as_torch_packs_them(model_files, type_name):
     checkpoint = open_checkpoint(model_files().gguf_file(type_name))
-    weights = native_weights(checkpoint, LoadOptions())
+    weights = native_weights(checkpoint, LoadOptions(device="cpu"))
     assert weights is not None
     for key, entry in checkpoint.entries.items():
         if entry.dtype == type_name:
@@ -79,7 +80,7 @@ def test_packed_weights_are_as_torch_packs_them(model_files, type_name):
 
 def test_the_modules_weights_come_back(model_files):
     checkpoint = open_checkpoint(model_files().gguf_file("Q4_0"))
-    weights = native_weights(checkpoint, LoadOptions())
+    weights = native_weights(checkpoint, LoadOptions(device="cpu"))
     assert weights is not None
     model = build_model(checkpoint.config, weights)
     again = weights_of(model)
@@ -88,7 +89,7 @@ def test_the_modules_weights_come_back(model_files):
         assert again[key].type_name == weight.type_name and again[key].data.ctypes.data == weight.data.ctypes.data
     model.model.layers[0].self_attn.q_proj = torch.nn.Linear(128, 128, bias=False)  # in float32
     assert weights_of(model) is None
-    halves = weights_of(load_model(checkpoint, LoadOptions(dtype="float16"))[0])
+    halves = weights_of(load_model(checkpoint, LoadOptions(device="cpu", dtype="float16"))[0])
     assert halves is not None and {weight.type_name for weight in halves.values()} == {"F16"}
 
 
@@ -98,20 +99,20 @@ def test_the_modules_weights_come_back(model_files):
 )
 def test_what_the_kernels_do_not_multiply_is_left_to_the_modules(model_files, options):
     checkpoint = open_checkpoint(model_files().gguf_file("Q4_0"))
-    assert native_weights(checkpoint, LoadOptions()) is not None
-    assert native_weights(checkpoint, LoadOptions(**options)) is None
+    assert native_weights(checkpoint, LoadOptions(device="cpu")) is not None
+    assert native_weights(checkpoint, LoadOptions(**{"device": "cpu", **options})) is None
 
 
 def test_so_is_a_machine_without_kernels(model_files, monkeypatch):
     plain = open_checkpoint(model_files().huggingface())
     monkeypatch.setattr(native, "library", lambda: None)
-    assert native_weights(plain, LoadOptions()) is None
+    assert native_weights(plain, LoadOptions(device="cpu")) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_floats_are_held_as_they_are_stored(model_files, dtype):
     files = model_files(dtype=dtype)
-    weights = native_weights(open_checkpoint(files.huggingface()), LoadOptions())
+    weights = native_weights(open_checkpoint(files.huggingface()), LoadOptions(device="cpu"))
     assert weights is not None
     assert {weight.type_name for weight in weights.values()} == {"F16" if dtype is torch.float16 else "F32"}
     assert np.array_equal(weights[Q].data, files.weights[Q].numpy())
@@ -123,7 +124,7 @@ def test_floats_of_three_dtypes_in_one_folder_become_one(model_files):
     files.weights |= {key: value.to(kinds[i % 3]) for i, (key, value) in enumerate(files.weights.items())}
     checkpoint = open_checkpoint(files.huggingface())
     assert {entry.dtype for entry in checkpoint.entries.values()} == {"BF16", "F32", "F16"}
-    for options in (LoadOptions(), LoadOptions(dtype="float32")):
+    for options in (LoadOptions(device="cpu"), LoadOptions(device="cpu", dtype="float32")):
         weights = native_weights(checkpoint, options)
         assert weights is not None and len({weight.type_name for weight in weights.values()}) == 1
         same(build_model(checkpoint.config, weights), load_model(checkpoint, options)[0])
@@ -133,7 +134,7 @@ def test_floats_of_three_dtypes_in_one_folder_become_one(model_files):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_what_is_dequantized_once_are_the_numbers_of_load_model(model_files, type_name, dtype):
     checkpoint = open_checkpoint(model_files().gguf_file(type_name))
-    options = LoadOptions(dtype=dtype, dequantize="auto" if type_name in ("BF16", "F16") else "load")
+    options = LoadOptions(device="cpu", dtype=dtype, dequantize="auto" if type_name in ("BF16", "F16") else "load")
     weights = native_weights(checkpoint, options)
     assert weights is not None
     assert {weight.type_name for weight in weights.values()} == {TYPE_OF_DTYPE[dtype]}
@@ -153,7 +154,7 @@ def test_floats_are_rounded_as_torch_rounds_them(model_files, dtype):
     checkpoint = open_checkpoint(files.huggingface())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        weights = native_weights(checkpoint, LoadOptions(dtype="bfloat16"))
+        weights = native_weights(checkpoint, LoadOptions(device="cpu", dtype="bfloat16"))
     assert weights is not None
     expected = files.weights[Q].bfloat16()
     found = torch.from_numpy(weights[Q].data.view(np.int16)).view(torch.bfloat16)
@@ -169,17 +170,17 @@ def test_weights_that_are_not_finite_are_counted(model_files, kind):
         path = files.huggingface() if kind == "hf" else files.gguf_file(kind)
     count = 1 if kind == "hf" else 32
     with pytest.warns(UserWarning, match=f"has {count} weights that are NaN or infinite"):
-        assert native_weights(open_checkpoint(path), LoadOptions())
+        assert native_weights(open_checkpoint(path), LoadOptions(device="cpu"))
     with pytest.warns(UserWarning, match=f"has {count} weights that are NaN or infinite"):
-        load_model(open_checkpoint(path), LoadOptions())
+        load_model(open_checkpoint(path), LoadOptions(device="cpu"))
     with pytest.raises(CheckpointError, match=f"{count} weights .* expected none"):
-        native_weights(open_checkpoint(path), LoadOptions(strict=True))
+        native_weights(open_checkpoint(path), LoadOptions(device="cpu", strict=True))
 
 
 def test_progress_ends_at_the_whole(model_files):
     steps: list[tuple[int, int]] = []
     checkpoint = open_checkpoint(model_files().gguf_file("Q4_1"))
-    native_weights(checkpoint, LoadOptions(), lambda *step: steps.append(step))
+    native_weights(checkpoint, LoadOptions(device="cpu"), lambda *step: steps.append(step))
     total = sum(entry.num_bytes for entry in checkpoint.entries.values())
     assert [done for done, _ in steps] == sorted(done for done, _ in steps) and steps[-1] == (total, total)
 
@@ -187,9 +188,9 @@ def test_progress_ends_at_the_whole(model_files):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("nf4", LoadOptions(), "multiplying NF4"),
-        ("gguf", LoadOptions(dequantize="use"), "dequantizing at each use"),
-        ("gguf", LoadOptions(quantize="NF4", dequantize="load"), "quantizing to NF4"),
+        ("nf4", LoadOptions(device="cpu"), "multiplying NF4"),
+        ("gguf", LoadOptions(device="cpu", dequantize="use"), "dequantizing at each use"),
+        ("gguf", LoadOptions(device="cpu", quantize="NF4", dequantize="load"), "quantizing to NF4"),
         ("gguf", LoadOptions(device="cuda"), "a model of modules on cuda"),
     ],
 )
@@ -207,10 +208,10 @@ import sys
 sys.modules["torch"] = None
 from llamarium.checkpoints.weights import native_weights
 from llamarium.checkpoints.open import open_model
-from llamarium.checkpoints.options import LoadOptions
+from llamarium.options.loading import LoadOptions
 for path in sys.argv[1:]:
     opened = open_model(path)
-    weights = native_weights(opened.checkpoint, LoadOptions())
+    weights = native_weights(opened.checkpoint, LoadOptions(device="cpu"))
     assert weights and opened.why_no_tokenizer or opened.tokenizer
     print(len(weights), opened.tokenizer.encode("The cat")[-1] if not opened.why_no_tokenizer else "-")
 late = {"huggingface_hub", "jinja2", "rich", "transformers", "safetensors", "gguf"} & set(sys.modules)
@@ -224,7 +225,8 @@ def test_opening_needs_no_torch(model_files, smollm2_path, tmp_path):
     from llamarium.quant.packed import LinearPacked
 
     model = build_model(
-        model_files().config, native_weights(open_checkpoint(model_files().gguf_file("Q4_0")), LoadOptions()) or {}
+        model_files().config,
+        native_weights(open_checkpoint(model_files().gguf_file("Q4_0")), LoadOptions(device="cpu")) or {},
     )
     made = []
     for key in (name for name in model.state_dict() if name != "lm_head.weight"):

@@ -18,11 +18,11 @@ from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.forms import loading_plan
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.values import values
 from llamarium.checkpoints.weights import native_weights
 from llamarium.errors import CheckpointError, OptionError
 from llamarium.kernels import native
+from llamarium.options.loading import LoadOptions
 from llamarium.quant.codes import codes_of_blocks
 from llamarium.quant.formats import ENCODED, METHODS, PACKED_FORMATS, quantized_type
 from llamarium.quant.ggml.encode import _ENCODERS, encode  # pyright: ignore[reportPrivateUsage]
@@ -51,7 +51,7 @@ def test_the_types_are_those_that_are_made_and_multiplied() -> None:
 @pytest.mark.parametrize("method", IN_C)
 def test_tiles_hold_what_the_encoder_makes(method: str, wide: Path) -> None:
     checkpoint = open_checkpoint(wide)
-    weights = native_weights(checkpoint, LoadOptions(quantize=method))
+    weights = native_weights(checkpoint, LoadOptions(device="cpu", quantize=method))
     assert weights is not None
     for key, weight in weights.items():
         if "proj" not in key:
@@ -73,7 +73,7 @@ def test_tiles_hold_what_the_encoder_makes(method: str, wide: Path) -> None:
 @pytest.mark.parametrize("method", ["Q8_0", "Q4_0", "Q4_1", "Q5_0"])
 def test_the_error_is_that_of_gguf_quants(method: str, wide: Path) -> None:
     checkpoint = open_checkpoint(wide)
-    weights = native_weights(checkpoint, LoadOptions(quantize=method))
+    weights = native_weights(checkpoint, LoadOptions(device="cpu", quantize=method))
     assert weights is not None
     original = read(checkpoint, Q).float().numpy()
     kind = GGMLQuantizationType[method]
@@ -108,9 +108,9 @@ def test_widths_that_do_not_fit_are_named_once(model_files: Callable[..., Any]) 
 def test_one_set_of_numbers_with_and_without_the_kernels(
     method: str, wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_tiles = load_model(open_checkpoint(wide), LoadOptions(quantize=method, join=False))[0]
+    in_tiles = load_model(open_checkpoint(wide), LoadOptions(device="cpu", quantize=method, join=False))[0]
     monkeypatch.setattr(native, "library", lambda: None)
-    in_blocks = load_model(open_checkpoint(wide), LoadOptions(quantize=method))[0]
+    in_blocks = load_model(open_checkpoint(wide), LoadOptions(device="cpu", quantize=method))[0]
     one, other = (model.model.layers[1].mlp.down_proj for model in (in_tiles, in_blocks))
     assert isinstance(one, LinearPacked) and not one.uses_kernels and isinstance(other, LinearGGML)
     assert torch.equal(one.dequantize(), other.dequantize())
@@ -124,7 +124,7 @@ def test_a_quantized_file_is_quantized_anew_from_its_values(model_files: Callabl
     with pytest.raises(OptionError, match="quantized already"):
         llamarium.load(path, device="cpu", quantize="Q4_0")
     checkpoint = open_checkpoint(path)
-    weights = native_weights(checkpoint, LoadOptions(quantize="Q4_0", dequantize="load"))
+    weights = native_weights(checkpoint, LoadOptions(device="cpu", quantize="Q4_0", dequantize="load"))
     assert weights is not None and weights[Q].type_name == "Q4_0"
     expected = dequantize("Q4_0", (128, 128), encode(values(checkpoint.stored(Q)), "Q4_0"))
     assert np.array_equal(dequantize("Q4_0", (128, 128), weights[Q].data), expected)
@@ -132,10 +132,10 @@ def test_a_quantized_file_is_quantized_anew_from_its_values(model_files: Callabl
 
 def test_exact_products_are_not_left_to_the_kernels(wide: Path) -> None:
     checkpoint = open_checkpoint(wide)
-    assert loading_plan(checkpoint, LoadOptions(quantize="Q8_0")).runs_in_c
-    assert not loading_plan(checkpoint, LoadOptions(quantize="Q8_0", dtype="float32")).runs_in_c
-    assert not loading_plan(checkpoint, LoadOptions(quantize="NF4")).runs_in_c
-    model = load_model(checkpoint, LoadOptions(quantize="Q8_0", dtype="float32"))[0]
+    assert loading_plan(checkpoint, LoadOptions(device="cpu", quantize="Q8_0")).runs_in_c
+    assert not loading_plan(checkpoint, LoadOptions(device="cpu", quantize="Q8_0", dtype="float32")).runs_in_c
+    assert not loading_plan(checkpoint, LoadOptions(device="cpu", quantize="NF4")).runs_in_c
+    model = load_model(checkpoint, LoadOptions(device="cpu", quantize="Q8_0", dtype="float32"))[0]
     linear, x = model.model.layers[0].mlp.up_proj, torch.randn(2, 256)
     torch.testing.assert_close(linear(x), x @ linear.dequantize().T)  # pyright: ignore[reportCallIssue]
 
@@ -167,7 +167,7 @@ def test_nf4_values_are_those_of_the_module(double_quant: bool, model_files: Cal
     """Also of rows that begin within a block, piece by piece."""
     folder, _ = model_files(intermediate_size=96, hidden_size=96).nf4(double_quant=double_quant)
     checkpoint = open_checkpoint(folder)
-    model = load_model(checkpoint, LoadOptions())[0]
+    model = load_model(checkpoint, LoadOptions(device="cpu"))[0]
     for key in (Q, "model.layers.1.mlp.down_proj.weight"):
         expected = model.get_submodule(key.removesuffix(".weight")).dequantize().numpy()  # pyright: ignore
         assert np.array_equal(values(checkpoint.stored(key)), expected), key

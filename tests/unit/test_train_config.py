@@ -20,6 +20,7 @@ from llamarium.cli import training, training_view
 from llamarium.cli.main import main
 from llamarium.cli.settings import add_settings, given_settings
 from llamarium.errors import LlamariumError, TrainingError
+from llamarium.options.declare import declared
 from llamarium.presets import preset
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.train import finetune
@@ -119,11 +120,10 @@ def test_every_setting_has_a_flag_with_help(kind: type[RunConfig]) -> None:
     parser = argparse.ArgumentParser()
     add_settings(parser, kind)
     text = parser.format_help()
-    for item in dataclasses.fields(kind):
-        assert f"--{item.name.replace('_', '-')}" in text
-        assert item.metadata["help"]
-        if item.default is not None and not isinstance(item.default, bool):
-            assert item.metadata["low"] is None or item.default >= item.metadata["low"]
+    assert [*declared(kind)] == [item.name for item in dataclasses.fields(kind)]
+    for one in declared(kind).values():
+        assert f"--{one.flag}" in text and one.help
+        assert one.accepts(one.default)
 
 
 def test_only_what_changes_the_weights_counts_as_a_difference() -> None:
@@ -621,16 +621,16 @@ def test_json_is_a_line_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("is_native", "device", "precision", "asked", "expected"),
     [
-        (True, "cpu", "bfloat16", "auto", None),
+        (True, "cpu", "bfloat16", "auto", "auto"),
         (True, "cpu", "float32", "auto", "float32"),
         (False, "cpu", "bfloat16", "auto", "float32"),
-        (False, "cuda", "float32", "auto", None),
+        (False, "cuda", "float32", "auto", "auto"),
         (False, "cpu", "float32", "bfloat16", "bfloat16"),
         (True, "cpu", "bfloat16", "float32", "float32"),
     ],
 )
 def test_a_frozen_base_computes_in_what_the_processor_multiplies_and_was_asked_for(
-    is_native: bool, device: str, precision: Any, asked: Any, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    is_native: bool, device: str, precision: Any, asked: Any, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finetune, "cpu_has_native_bf16", lambda: is_native)
     assert finetune.base_dtype(FinetuneConfig(precision=precision, dtype=asked), device) == expected

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from llamarium.checkpoints.open import open_model
-from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.weights import native_weights
 from llamarium.kernels import native
+from llamarium.options.loading import LoadOptions
 from llamarium.runtime.batch import Batch
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.native.runner import NativeRunner
@@ -73,7 +73,7 @@ def portable() -> Iterator[None]:
 
 def load(path: Path) -> NativeRunner:
     opened = open_model(path, with_tokenizer=False)
-    weights = native_weights(opened.checkpoint, LoadOptions())
+    weights = native_weights(opened.checkpoint, LoadOptions(device="cpu"))
     assert weights is not None
     return NativeRunner(opened.checkpoint.config, weights)
 

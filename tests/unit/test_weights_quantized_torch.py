@@ -11,9 +11,9 @@ import llamarium
 from llamarium.checkpoints import forms
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import LoadOptions
 from llamarium.cli.main import main
 from llamarium.kernels import native
+from llamarium.options.loading import LoadOptions
 from llamarium.quant.packed import LinearPacked
 from llamarium.quant.stored_linear import LinearStored
 from quantized_cases import CASES, CONFIG, NO_TILE, Model, Q
@@ -47,7 +47,7 @@ def test_gradients_flow_through_frozen_weights(name, tmp_path):
     maker, quantization, _, _ = CASES[name]
     model = Model(maker, quantization)
     checkpoint = open_checkpoint(model.write(tmp_path))
-    modules, sources = load_model(checkpoint, LoadOptions(dtype="float32", join=False))
+    modules, sources = load_model(checkpoint, LoadOptions(device="cpu", dtype="float32", join=False))
     linear = modules.get_submodule(Q)
     assert isinstance(linear, LinearStored)
     assert {source.dtype for source in sources if source.key == f"{Q}.weight"} == {linear.type_name}

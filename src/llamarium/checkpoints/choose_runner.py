@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
 from llamarium.checkpoints.learner_folder import LearnerCheckpoint, check_learner_options
-from llamarium.checkpoints.options import LoadOptions, TensorSource
+from llamarium.checkpoints.options import TensorSource
 from llamarium.checkpoints.weights import native_weights, sources_of
 from llamarium.errors import OptionError, escape
 from llamarium.extras import need_torch
 from llamarium.kernels import native
+from llamarium.options.loading import LoadOptions
 from llamarium.quant.stored_types import STORED_TYPES
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.native.runner import NativeRunner

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry, list_some
-from llamarium.checkpoints.options import DTYPE_OF_TYPE, TYPE_OF_DTYPE, LoadOptions, check_options, natural_dtype
+from llamarium.checkpoints.options import DTYPE_OF_TYPE, TYPE_OF_DTYPE, check_options, natural_dtype
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.checkpoints.values import parts_of
 from llamarium.config import EMBEDDING, HEAD
 from llamarium.errors import escape, warn_caller
 from llamarium.kernels import native
 from llamarium.kernels.memory import free_bytes
+from llamarium.options.loading import LoadOptions
 from llamarium.quant.formats import FORMATS, PACKED_FORMATS, quantized_type
 from llamarium.quant.stored_types import STORED_TYPES
 
@@ -59,10 +60,10 @@ def loading_plan(checkpoint: Checkpoint, options: LoadOptions) -> LoadingPlan:
     A UserWarning names the Linears whose number of columns does not fit the type that `quantize` names.
     """
     check_options(checkpoint, options)
-    dtype = options.dtype or natural_dtype(checkpoint)
+    dtype = options.exact_dtype or natural_dtype(checkpoint)
     has_kernels = options.device == "cpu" and native.library() is not None
     # Quantizing keeps a file's own floats where it does not round them; a requested dtype is exact.
-    is_half = (options.dtype or "bfloat16") == "bfloat16" if options.quantize else dtype == "bfloat16"
+    is_half = (options.exact_dtype or "bfloat16") == "bfloat16" if options.quantize else dtype == "bfloat16"
     rounds = has_kernels and options.join and is_half and options.dequantize != "use"
     chooser = _Chooser(checkpoint, options, Form(TYPE_OF_DTYPE[dtype], "rows"), has_kernels, rounds)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llamarium.checkpoints.checkpoint import Checkpoint, FormatName, TensorEntry, expected_shapes
-from llamarium.checkpoints.options import LoadOptions, TensorSource
+from llamarium.checkpoints.options import TensorSource
 from llamarium.config import ModelConfig, read_json_object
 from llamarium.errors import CheckpointError, OptionError, escape, show_value
 from llamarium.hub.folders import COURSE, is_trusted
+from llamarium.options.declare import declared
+from llamarium.options.loading import LoadOptions
 from llamarium.runtime.process.child import Child
 from llamarium.runtime.process.runner import ProcessRunner
 from llamarium.runtime.runner import Runner
@@ -88,18 +90,14 @@ def model_of_course(folder: Path) -> str:
 
 def check_learner_options(path: Path, options: LoadOptions) -> None:
     """Refuse what functions in numpy or PyTorch, in float32 on a CPU, cannot honour."""
-    wrong = {
-        "dtype": options.dtype not in (None, "float32"),
-        "device": options.device != "cpu",
-        "quantize": options.quantize is not None,
-        "dequantize": options.dequantize != "auto",
-        "deterministic": options.deterministic,
-        "input_bits": options.input_bits is not None,
-    }
-    for name in (name for name, is_wrong in wrong.items() if is_wrong):
+    allowed = {"adapter", "strict", "chat_template"}
+    for name, one in declared(LoadOptions).items():
+        value = getattr(options, name)
+        if name in allowed or value in (one.default, {"dtype": "float32", "device": "cpu"}.get(name, one.default)):
+            continue
         raise OptionError(
-            f"{escape(path)}: {name} is {show_value(getattr(options, name))}, and its functions compute in float32, on "
-            "the CPU; leave it out"
+            f"{escape(path)}: {name} is {show_value(value)}, and its functions compute in float32, on the CPU; leave "
+            "it out"
         )
     if not options.join:
         raise OptionError(f"{escape(path)}: functions cannot be trained; name the model whose weights they use")

@@ -11,9 +11,10 @@ from llamarium.checkpoints.checkpoint import Checkpoint
 from llamarium.checkpoints.decode import FLOAT_DTYPES
 from llamarium.checkpoints.forms import loading_plan
 from llamarium.checkpoints.modules import empty_model, put_weight, tie_head
-from llamarium.checkpoints.options import LoadOptions, TensorSource
+from llamarium.checkpoints.options import TensorSource
 from llamarium.checkpoints.weights import read_weights, with_tied_head
 from llamarium.model import LlamaForCausalLM
+from llamarium.options.loading import LoadOptions
 
 
 def load_model(

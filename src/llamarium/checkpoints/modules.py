@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from llamarium.checkpoints.checkpoint import expected_shapes
 from llamarium.checkpoints.decode import FLOAT_DTYPES, as_tensor
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
-from llamarium.kernels.native import INPUT_BITS, InputBits
+from llamarium.kernels.input_bits import INPUT_BITS, InputBits
 from llamarium.model import LlamaForCausalLM
 from llamarium.quant.base import QuantizedLinear
 from llamarium.quant.formats import PACKED_FORMATS

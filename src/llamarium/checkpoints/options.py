@@ -1,45 +1,19 @@
-"""How a checkpoint becomes a model, and where each weight of it came from. Never torch."""
+"""What options of loading mean for a checkpoint, and where each weight of a model came from. Never torch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from llamarium.checkpoints.checkpoint import Checkpoint, TensorEntry
 from llamarium.checkpoints.storage import FLOATS
-from llamarium.errors import OptionError, check_choice, escape
-from llamarium.kernels.native import InputBits
+from llamarium.errors import OptionError, escape
+from llamarium.options.loading import DtypeName, LoadOptions
 
-DtypeName = Literal["bfloat16", "float16", "float32"]
 DTYPE_OF_TYPE: dict[str, DtypeName] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 """What a model computes in whose Linears are stored so."""
 TYPE_OF_DTYPE: dict[DtypeName, str] = {dtype: name for name, dtype in DTYPE_OF_TYPE.items()}
 
-Dequantize = Literal["auto", "load", "use"]
-
 REQUANTIZE = "--requantize (requantize=True)"
 """What allows a quantized model's weights to be rounded again into a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a checkpoint becomes a model: arguments of `llamarium.load`, checked; and whether it is to be trained.
-
-    Attributes:
-        dtype: What the model computes in; None is as stored, and bfloat16 for quantized files ("auto" of `load`).
-        device: By torch's name.
-        quantize: One of `METHODS`.
-        join: On a CPU, put weights in the order of the kernels; a model that is to be trained has them plain.
-    """
-
-    dtype: DtypeName | None = None
-    device: str = "cpu"
-    quantize: str | None = None
-    dequantize: Dequantize = "auto"
-    strict: bool = False
-    join: bool = True
-    deterministic: bool = False
-    input_bits: InputBits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +46,6 @@ class TensorSource:
             entry.key, entry.shape, entry.file, entry.name, entry.dtype, dtype,
             permuted=entry.permuted, tied_to=None, num_bytes=num_bytes,
         )  # fmt: skip
-
-
-def check_loading(dtype: object, dequantize: object, input_bits: object, flags: Mapping[str, object]) -> None:
-    """Check arguments of `llamarium.load` that have few values; OptionError."""
-    check_choice("dtype", dtype, ("auto", *get_args(DtypeName)))
-    check_choice("dequantize", dequantize, get_args(Dequantize))
-    check_choice("input_bits", input_bits, (None, *get_args(InputBits)))
-    for name, flag in flags.items():
-        check_choice(name, flag, (True, False))
 
 
 def natural_dtype(checkpoint: Checkpoint) -> DtypeName:

@@ -21,12 +21,13 @@ from llamarium.checkpoints.checkpoint import Checkpoint, StoredTensor, TensorEnt
 from llamarium.checkpoints.forms import Form, LoadingPlan, loading_plan
 from llamarium.checkpoints.gguf.packing import FilePacking
 from llamarium.checkpoints.gguf.reader import GGUFCheckpoint
-from llamarium.checkpoints.options import LoadOptions, TensorSource
+from llamarium.checkpoints.options import TensorSource
 from llamarium.checkpoints.storage import FLOATS
 from llamarium.checkpoints.values import as_floats, parts_of, pieces, values
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import CheckpointError, OptionError, escape, warn_caller
 from llamarium.kernels.threads import num_threads
+from llamarium.options.loading import LoadOptions
 from llamarium.quant.formats import FORMATS, PACKED_FORMATS, TILE_ROWS
 from llamarium.quant.packing import count_nonfinite, count_nonfinite_tiles, pack_blocks, to_bfloat16
 from llamarium.quant.stored_types import STORED_TYPES

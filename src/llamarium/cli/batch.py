@@ -28,6 +28,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from llamarium.cli.flags import given_options
 from llamarium.cli.options import UsageError, add_chat_template, add_kv_cache, add_model, check_adapters
 from llamarium.cli.output import BAR_WIDTH, bar, note, telling, warn
 from llamarium.cli.serve import add_engine, add_served_names, add_tool_form, load_engine, served_names
@@ -140,11 +141,8 @@ def _ask(args: argparse.Namespace, lines: "Iterable[Line]", output: "Output", ta
     from llamarium.server.lifecycle.service import Service
     from llamarium.server.settings import Settings
 
-    settings = Settings(
-        max_num_seqs=args.max_num_seqs, kv_cache_dtype=args.kv_cache_dtype, max_context=args.max_context,
-        max_queue=sys.maxsize, request_timeout_s=None,  # the submitter bounds itself
-        tool_form=args.tool_form, open_objects=args.open_objects,
-    )  # fmt: skip
+    given = given_options(args, Settings)
+    settings = Settings(**given, max_queue=sys.maxsize, request_timeout_s=None)  # the submitter bounds itself
     llama, engine = load_engine(args)
     with _told(args, engine, tally) as report, engine:  # once it has stopped, it has counted all
         loading = ModelLoader(lambda _: (llama, engine))

@@ -36,7 +36,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llamarium.cli.options import Group, UsageError, add_json, add_values, count, positive, positive_number, seconds
+from llamarium.cli.errors import UsageError
+from llamarium.cli.flags import Group
+from llamarium.cli.options import add_json, add_values, count, positive, positive_number, seconds
 from llamarium.cli.output import emit, percent, printable, share_done, show, table
 from llamarium.errors import OptionError, ServerError, counted
 from llamarium.extras import optional

@@ -3,7 +3,9 @@
 import argparse
 import re
 
-from llamarium.cli.options import Group, UsageError, add_values, named_folder
+from llamarium.cli.errors import UsageError
+from llamarium.cli.flags import Group
+from llamarium.cli.options import add_values, named_folder
 from llamarium.engine.tiers.disk_cache import DEFAULT_BYTES, DiskCache
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -13,7 +13,8 @@ import argparse
 from pathlib import Path
 
 from llamarium.checkpoints.gguf.mixtures import BLOCKS, FLOATS
-from llamarium.cli.options import UsageError, add_json, add_requantize, add_source, add_type
+from llamarium.cli.flags import add_type
+from llamarium.cli.options import UsageError, add_json, add_requantize, add_source
 from llamarium.cli.output import emit, note
 
 

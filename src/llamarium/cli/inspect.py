@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 from llamarium.adapters.model_names import DEFAULT_MODEL
 from llamarium.cli import serve
+from llamarium.cli.flags import add_flags
 from llamarium.cli.options import add_model, name_base
 from llamarium.cli.output import note
 from llamarium.cli.text import add_text, read_text
@@ -47,7 +48,7 @@ _MAX_LINK_TEXT = 4096  # characters of a text in a link: browsers and shells tak
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_text(parser, "TEXT", "what to begin with (or none)")
-    parser.add_argument("--port", type=serve.PORT, default=0, metavar="N", help="to listen at (default: a free one)")
+    add_flags(parser, Settings, "port", defaults={"port": "a free one"})
     parser.add_argument("--no-browser", action="store_true", help="print the link, and open nothing")
     serve.add_page(parser)
     what = "a folder of `llamarium build`: the page checks its functions, and runs them on this machine"
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         from llamarium.page.lesson import read_lesson
 
         lesson = read_lesson(args.lesson)
-    settings = Settings(port=args.port, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
+    settings = Settings(port=args.port or 0, api_keys=(secrets.token_urlsafe(_KEY_BYTES),))
     noted = ExitStack()
 
     def begin(listener: socket.socket) -> "Ticket | None":

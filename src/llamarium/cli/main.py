@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llamarium import __version__
-from llamarium.cli.options import UsageError
+from llamarium.cli.errors import UsageError
 from llamarium.cli.output import end_line, filled, note, warn
 from llamarium.cli.threads import put_threads_back
 from llamarium.errors import LlamariumError, escape

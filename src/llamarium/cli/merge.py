@@ -15,11 +15,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamarium.cli.flags import given_options
 from llamarium.cli.options import add_json, add_loading, importing_torch, name_base
 from llamarium.cli.output import emit, note, share_done, status, write_text
 from llamarium.cli.threads import set_threads
 from llamarium.extras import need_torch
 from llamarium.hub.resolve import resolve
+from llamarium.options.loading import LoadOptions
 
 if TYPE_CHECKING:
     from llamarium.adapters.merge import MergeReport
@@ -52,9 +54,8 @@ def run(args: argparse.Namespace) -> int:
     set_threads(args.threads)
     with share_done(f"merging into {args.model}", "loaded; merging, comparing with the adapter") as progress:
         report = merge(
-            args.adapter, args.out, model=path, dtype=args.dtype, device=args.device, quantize=args.quantize,
-            dequantize=args.dequantize, strict=args.strict, check_base=not args.any_base, force=args.force,
-            progress=progress, onto=args.onto,
+            args.adapter, args.out, model=path, check_base=not args.any_base, force=args.force, progress=progress,
+            onto=args.onto, **given_options(args, LoadOptions, part="weights"),
         )  # fmt: skip
     how = "and as it should be" if report.kept >= FULLY_KEPT else "with the loss that the warning tells"
     note(

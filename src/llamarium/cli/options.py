@@ -6,32 +6,28 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 from llamarium.adapters.model_names import DEFAULT_MODEL, base_model
+from llamarium.cli.errors import UsageError
+from llamarium.cli.flags import Group, add_flags, given_options, number
 from llamarium.cli.output import share_done, warn
 from llamarium.cli.threads import set_threads
-from llamarium.errors import DownloadError, OptionError
+from llamarium.errors import DownloadError
 from llamarium.extras import need_torch
-from llamarium.kv_codes import CacheDtype
-from llamarium.tokenizer.chat.named import NAMED_FORMATS
+from llamarium.options.declare import declared
+from llamarium.options.loading import LoadOptions
+from llamarium.options.serving import EngineOptions
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
 
-Group: TypeAlias = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
-"""What options are added to: a parser, or a group of it."""
-
 FALLBACK_MODEL = "shakespeare-char"
 _MAX_THREADS = 1024  # more than the cores of any machine; far more, and the system could not start them
 _MAX_SECONDS = 1e9  # waiting for more, clocks overflow
-
-
-class UsageError(Exception):
-    """The command line contradicts itself in a way that argparse cannot express; ends as a usage error."""
 
 
 _MODEL_HELP = (
@@ -49,20 +45,14 @@ def add_model(
     """
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", metavar="NAME", help=_MODEL_HELP)
-    put_on = "put this LoRA adapter on the model, which is the base that it names unless -m names another"
+    adapter = declared(LoadOptions)["adapter"].help
     if names_adapters:
         parser.set_defaults(adapters={})
-        text = f"{put_on}; with a NAME it is put on for those requests only whose model is that (repeatable)"
+        text = f"{adapter}; with a NAME it is applied to the requests whose model is that name (repeatable)"
         group.add_argument("--adapter", action=_AdapterAction, metavar="[NAME=]FOLDER", help=text)
     else:
-        group.add_argument("--adapter", type=Path, metavar="FOLDER", help=put_on)
-    text = "the same bits alone, in any batch and on any number of threads, or no answer (the C kernels do so)"
-    group.add_argument("--deterministic", action="store_true", help=text)
-    text = (
-        "of packed weights' inputs on a CPU, outliers apart, which have 16 bits in any case; 16 comes nearer to "
-        "float32, and reads prompts in 1.7 times the time (default: 8)"
-    )
-    group.add_argument("--input-bits", type=int, choices=(8, 16), help=text)
+        add_flags(group, LoadOptions, "adapter", parsers={"adapter": Path})
+    add_flags(group, LoadOptions, part="passes")
     add_loading(group, dtype_default)
 
 
@@ -107,21 +97,7 @@ def named(args: argparse.Namespace) -> str | None:
 
 def add_loading(group: Group, dtype_default: str | None = None) -> None:
     """Add how a model is loaded; `dtype_default` as for `add_model`."""
-    from llamarium.quant.formats import METHODS
-
-    text = f"compute dtype (default: {dtype_default or 'auto'})"
-    default = None if dtype_default else "auto"
-    group.add_argument("--dtype", default=default, choices=("auto", "bfloat16", "float32", "float16"), help=text)
-    text = "cpu, cuda, cuda:1, … (default: cuda where there is one)"
-    group.add_argument("--device", default="auto", metavar="DEVICE", help=text)
-    text = "quantize the Linears while loading (what is quantized already: only with --dequantize load)"
-    add_type(group, "--quantize", METHODS, help=text)
-    text = (
-        "a quantized file's weights: dequantize them once while loading, or keep them and do so at each use (smaller, "
-        "slower); auto keeps NF4, and of GGUF what CPU kernels multiply (default: %(default)s)"
-    )
-    group.add_argument("--dequantize", default="auto", choices=("auto", "load", "use"), help=text)
-    group.add_argument("--strict", action="store_true", help="refuse a model with NaN weights, instead of warning")
+    add_flags(group, LoadOptions, part="weights", defaults={"dtype": dtype_default} if dtype_default else None)
     add_threads(group)
 
 
@@ -135,20 +111,6 @@ def add_repeatable(group: Group, *options: tuple[str, Any, str, str]) -> None:
     """Add options that may be given several times, each as (flag, type, metavar, help)."""
     for flag, kind, metavar, text in options:
         group.add_argument(flag, type=kind, metavar=metavar, action="append", default=[], help=f"{text} (repeatable)")
-
-
-def add_type(group: Group, flag: str, choices: Sequence[str], **how: Any) -> None:
-    """Add an option that takes one of some types of weights, in capital letters or not."""
-    from llamarium.quant.formats import chosen_type
-
-    def parse(text: str) -> str:
-        try:
-            return chosen_type(flag, text, choices)
-        except OptionError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{flag} is ")) from None
-
-    listed = f"{{{','.join(choices)}}}"
-    group.add_argument(flag, type=parse, metavar=listed if len(listed) < 40 else "TYPE", **how)
 
 
 def add_requantize(parser: argparse.ArgumentParser) -> None:
@@ -171,24 +133,15 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 def add_chat_template(parser: argparse.ArgumentParser) -> None:
     """Add `--chat-template`, for commands that write dialogs; `load_llama` reads it."""
-    text = (
-        "the dialog format: one of the model's templates by name (tool_use, rag), a Jinja file, or "
-        f"{', '.join(NAMED_FORMATS)} (default: the model's own)"
-    )
-    parser.add_argument("--chat-template", metavar="NAME|FILE", help=text)
+    add_flags(parser, LoadOptions, part="dialogs")
 
 
-def add_kv_cache(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+def add_kv_cache(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add what keys and values are kept in, for commands that keep them.
 
-    With a `default` that is no dtype, but says where it comes from, the option is None if it is not given.
+    With a `default`, a word for what the command takes, the option is None if it is not given.
     """
-    text = (
-        "KV cache dtype: auto (same as the model), int8 (half the memory of bfloat16), int8-k/int4-v (two fifths), or "
-        f"int4 (under a third) (default: {default})"
-    )
-    dtypes = get_args(CacheDtype)
-    parser.add_argument("--kv-cache-dtype", default=default if default in dtypes else None, choices=dtypes, help=text)
+    add_flags(parser, EngineOptions, part="cache", defaults={"kv_cache_dtype": default} if default else None)
 
 
 def load_llama(
@@ -212,12 +165,7 @@ def load_llama(
             from llamarium.api import load
 
         set_threads(args.threads)
-        llama = load(
-            path, dtype=args.dtype, device=args.device, quantize=args.quantize, dequantize=args.dequantize,
-            deterministic=given.get("deterministic", False), input_bits=given.get("input_bits"),  # of passes alone
-            adapter=given.get("adapter"), strict=args.strict, chat_template=given.get("chat_template"),
-            progress=progress,
-        )  # fmt: skip
+        llama = load(path, progress=progress, **given_options(args, LoadOptions))
     llama.name = args.model
     return llama
 
@@ -235,19 +183,10 @@ def check_adapters(args: argparse.Namespace) -> None:
         read_adapter_config(folder)
 
 
-_LOADING = {
-    "dtype": "auto", "device": "auto", "quantize": None, "dequantize": "auto", "deterministic": False,
-    "input_bits": None, "adapter": None, "chat_template": None,
-}  # fmt: skip
-"""Arguments of `llamarium.load` that are options here too, and what they are where they are left out."""
-
-
 def loaded_with(args: argparse.Namespace) -> dict[str, str | int | bool]:
     """Return the arguments of `llamarium.load`, besides the name, that load the same."""
-    values: dict[str, Any] = {
-        name: getattr(args, name, usual) for name, usual in _LOADING.items()
-    }  # no command has all of them
-    given = {name: value for name, value in values.items() if value != _LOADING[name]}
+    options = declared(LoadOptions)
+    given = {name: value for name, value in given_options(args, LoadOptions).items() if value != options[name].default}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
@@ -330,19 +269,6 @@ def a_text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("expected a text that is not empty")
     return text
-
-
-def number(kind: type[int] | type[float], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """Return what parses a number that `accepts` takes, for argparse; `expected` is the range in words."""
-
-    def parse(text: str) -> float:
-        with suppress(ValueError):
-            if accepts(value := kind(text)):
-                return value
-        what = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"expected {what}, {expected}, found {text!r}")
-
-    return parse
 
 
 def whole_number(low: int, high: float = math.inf) -> Callable[[str], int]:

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamarium.cli.flags import add_type
 from llamarium.cli.options import (
     UsageError,
     add_json,
     add_requantize,
     add_source,
     add_threads,
-    add_type,
     importing_torch,
     positive,
 )

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from llamarium.cli.disk_cache import size
-from llamarium.cli.options import add_json, add_kv_cache, add_model, add_values, check_adapters, load_llama
+from llamarium.cli.flags import add_flags
+from llamarium.cli.options import add_json, add_kv_cache, add_model, check_adapters, load_llama
 from llamarium.cli.output import emit, note, show
 from llamarium.errors import InputError, LlamariumError, counted, escape
 from llamarium.kv_codes import CacheDtype
+from llamarium.options.serving import EngineOptions
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -29,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("file", metavar="FILE", type=Path, help="record of `llamarium serve --record`")
     add_json(parser)
-    what = "for keys and values, as in 2GiB (default: a quarter of what is free, 4GiB at most)"
-    add_values(parser, ("--kv-memory", size, "SIZE", None, what))
+    add_flags(parser, EngineOptions, "kv_memory", parsers={"kv_memory": size})
     add_kv_cache(parser, default="the record's")
     add_model(parser, names_adapters=True)
 

@@ -7,7 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llamarium.cli.options import Group, UsageError, a_text, count, number
+from llamarium.cli.errors import UsageError
+from llamarium.cli.flags import Group, number
+from llamarium.cli.options import a_text, count
 from llamarium.errors import GrammarError, InputError
 from llamarium.sampling.params import PARAMETERS, parameters_of
 

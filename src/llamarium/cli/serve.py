@@ -14,13 +14,13 @@ import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
 from llamarium.adapters.model_names import public_name
 from llamarium.cli.disk_cache import add_disk_cache, check_bound, disk_cache, size
+from llamarium.cli.errors import UsageError
+from llamarium.cli.flags import Group, add_flags, given_options
 from llamarium.cli.options import (
-    Group,
-    UsageError,
     a_text,
     add_chat_template,
     add_kv_cache,
@@ -28,20 +28,16 @@ from llamarium.cli.options import (
     add_repeatable,
     add_values,
     check_adapters,
-    count,
     load_llama,
     loaded_with,
-    positive,
-    seconds,
-    whole_number,
 )
 from llamarium.cli.speculation import add_speculation, check_speculation, load_draft, prompt_lookup
 from llamarium.errors import OptionError
 from llamarium.extras import optional
 from llamarium.hub.resolve import PACKAGED_RUNS, packaged_run
+from llamarium.options.serving import AccessOptions, EngineOptions
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
 from llamarium.server.settings import Settings
-from llamarium.tokenizer.tools.forms import ToolForm
 
 if TYPE_CHECKING:
     import socket
@@ -55,42 +51,35 @@ if TYPE_CHECKING:
     from llamarium.server.lifecycle.service import ServedModel
 
 _DEFAULTS = Settings()
-PORT = whole_number(0, 65535)
-"""What parses a port, for argparse; 0 is any that is free."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    _add_place(parser.add_argument_group("network"))
+    place = {"host": _DEFAULTS.host, "port": _DEFAULTS.port}  # None, so that it can be refused beside --uds
+    add_flags(parser.add_argument_group("network"), Settings, part="network", parsers={"uds": _path}, defaults=place)
     access = parser.add_argument_group("authentication and access")
     _add_access(access)
     bounds = parser.add_argument_group("limits")
     add_engine(bounds)
-    _add_bounds(bounds)
+    add_flags(bounds, Settings, part="limits")
     add_served_names(parser)
     add_tool_form(parser)
     add_chat_template(parser)
     what = "store so many bytes of responses, for previous_response_id (default: none)"
     where = ("--store-file", Path, "FILE", None, "where they are stored, texts and all (default: in memory)")
     add_values(parser, ("--store-responses", size, "SIZE", None, what), where)
-    text = "refuse fields that have no effect; else the answer's header x-llamarium-no-effect names them"
-    parser.add_argument("--strict-fields", action="store_true", help=text)
     what = "record prompts and answers there, for `llamarium replay` (mode 0600, not those with store: false)"
     most = ("--record-size", size, "SIZE", None, "maximum size of that file; then recording stops (default: 1GiB)")
     add_values(parser, ("--record", Path, "FILE", None, what), most)
-    text = "explain in the usage why a prompt's prefix was not cached, with the texts that differ"
-    parser.add_argument("--explain-cache", action="store_true", help=text)
     add_page(parser, access)
-    text = "of the lines on stderr (default: %(default)s)"
-    parser.add_argument("--log-format", choices=("text", "json"), default=_DEFAULTS.log_format, help=text)
+    add_flags(parser, Settings, part="answers")
     add_kv_cache(parser)
     add_model(parser, names_adapters=True)
 
 
 def add_served_names(parser: argparse.ArgumentParser) -> None:
     """Add `--served-model-name`; `served_names` reads it."""
-    what = "what requests call the model (default: its name)"
-    add_repeatable(parser, ("--served-model-name", a_text, "NAME", what))
+    add_flags(parser, AccessOptions, part="name", parsers={"served_model_name": a_text})
 
 
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -136,67 +125,21 @@ def compared(args: argparse.Namespace) -> "tuple[Runs, References]":
 
 def add_tool_form(parser: argparse.ArgumentParser) -> None:
     """Add `--tool-form` and `--open-objects`."""
-    text = "how tools are described and called (default: as the chat template does it, or the dialog format)"
-    parser.add_argument("--tool-form", choices=get_args(ToolForm), help=text)
-    text = "without strict, let objects have properties that their schema does not list, unless it forbids them"
-    parser.add_argument("--open-objects", action="store_true", help=text)
+    add_flags(parser, Settings, part="tools")
 
 
 def add_engine(group: Group) -> None:
     """Add what an engine is made with, and the context of its requests; `load_engine` makes it."""
-    default_memory = "(default: a quarter of what is free, 4GiB at most)"
-    add_values(
-        group,
-        (
-            "--max-num-seqs",
-            positive,
-            "N",
-            _DEFAULTS.max_num_seqs,
-            "maximum number of concurrent sequences (default: %(default)s)",
-        ),
-        ("--max-context", positive, "N", None, "tokens of a request, prompt and answer (default: the model's)"),
-        ("--kv-memory", size, "SIZE", None, f"for keys and values, as in 2GiB {default_memory}"),
-    )
+    add_flags(group, Settings, part="engine", parsers={"kv_memory": size})
     add_disk_cache(group)
     add_speculation(group)
 
 
-def _add_place(group: Group) -> None:
-    add_values(
-        group,
-        ("--host", str, "ADDRESS", None, f"0.0.0.0 is all (default: {_DEFAULTS.host})"),
-        ("--port", PORT, "N", None, f"0 is any free one (default: {_DEFAULTS.port})"),
-        ("--uds", _path, "PATH", None, "a Unix socket instead, for its owner alone"),
-    )
-
-
 def _add_access(group: Group) -> None:
-    unlike = f"visible in the process list; prefer {KEY_VARIABLE}"
-    add_repeatable(
-        group,
-        ("--api-key", str, "KEY", f"API key; {unlike}"),
-        ("--allowed-host", _host, "NAME", "answer to this host name too"),
-        ("--cors-origin", _origin, "ORIGIN", "allowed CORS origin, such as https://chat.example, or *"),
-    )
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
-    text = "listen for other machines without a key: every machine that reaches it may send requests"
-    group.add_argument("--allow-anyone", action="store_true", help=text)
-    text = "let requests steer and ablate the model for themselves, and see its hidden states (steer, ablate, lens ...)"
-    group.add_argument("--allow-interventions", action="store_true", help=text)
-    text = "let requests load and unload adapters from folders below it (POST /v1/load_lora_adapter)"
-    group.add_argument("--adapter-dir", type=_folder, metavar="DIR", help=text)
-
-
-def _add_bounds(group: Group) -> None:
-    request, drain = _DEFAULTS.request_timeout_s, _DEFAULTS.drain_timeout_s
-    limit = "seconds that a request has, its wait included; 0 is no limit (default: %(default)g)"
-    after = "seconds that answers have after SIGTERM or Ctrl-C; a second one ends them (default: %(default)g)"
-    add_values(
-        group,
-        ("--max-queue", count, "N", _DEFAULTS.max_queue, "answers that may wait (default: %(default)s)"),
-        ("--request-timeout", seconds, "S", request, limit),
-        ("--drain-timeout", seconds, "S", drain, after),
-    )
+    readers = {"allowed_hosts": _host, "cors_origins": _origin, "adapter_dir": _folder}
+    add_flags(group, Settings, part="keys")
+    add_flags(group, AccessOptions, part="keys")
+    add_flags(group, Settings, part="access", parsers=readers)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -260,8 +203,8 @@ def load_engine(args: argparse.Namespace, report: "Progress | None" = None) -> "
     llama = load_llama(args, falls_back=False, report=report)  # another one would answer under its name
     draft = None if args.draft_model is None else load_draft(args, report)
     engine = llama.engine(
-        adapters=args.adapters, prompt_lookup=prompt_lookup(args, llama) or False, draft_model=draft,
-        kv_memory=args.kv_memory, max_num_seqs=args.max_num_seqs, kv_cache_dtype=args.kv_cache_dtype, disk_cache=disk,
+        adapters=args.adapters, prompt_lookup=prompt_lookup(args, llama) or False, draft_model=draft, disk_cache=disk,
+        **given_options(args, EngineOptions),
     )  # fmt: skip
     check_context(engine, args.max_context)
     return llama, engine
@@ -274,19 +217,15 @@ def _settings(args: argparse.Namespace) -> Settings:
     given = [name for name in ("host", "port") if getattr(args, name) is not None]
     if args.uds is not None and given:
         raise UsageError(f"argument --{given[0]}: not allowed with argument --uds; a Unix socket is its path alone")
-    host = _DEFAULTS.host if args.host is None else args.host
-    port = _DEFAULTS.port if args.port is None else args.port
-    keys = _keys(args, host)
+    keys = _keys(args, args.host or _DEFAULTS.host)
     if args.store_file is not None and args.store_responses is None:
         raise UsageError("argument --store-file: say how large it may become, by --store-responses")
     if args.record_size is not None and args.record is None:
         raise UsageError("argument --record-size: say which file, by --record")
     responses = None if args.store_responses is None else ResponseStore(args.store_responses, args.store_file)
-    return Settings.of(
-        args, host=host, port=port, uds=args.uds, api_keys=keys, responses=responses, adapter_dir=args.adapter_dir,
-        allow_interventions=args.allow_interventions, explain_cache=args.explain_cache,
-        recorder=None if args.record is None else Recorder(args.record, args.record_size or MAX_BYTES),
-    )  # fmt: skip
+    recorder = None if args.record is None else Recorder(args.record, args.record_size or MAX_BYTES)
+    given: dict[str, Any] = {**given_options(args, Settings), "api_keys": keys}
+    return Settings(**given, responses=responses, recorder=recorder)
 
 
 def _keys(args: argparse.Namespace, host: str) -> tuple[str, ...]:
@@ -294,7 +233,7 @@ def _keys(args: argparse.Namespace, host: str) -> tuple[str, ...]:
     from llamarium.server.hosts import LOCAL_NAMES
 
     try:
-        keys = access_keys(args.api_key_file, args.api_key)
+        keys = access_keys(args.api_key_file, args.api_keys)
     except OptionError as error:
         raise UsageError(str(error)) from None
     if not keys and args.uds is None and host.lower() not in LOCAL_NAMES and not args.allow_anyone:

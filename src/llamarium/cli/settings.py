@@ -1,15 +1,14 @@
 """A run's settings as options: one flag for each field of a `RunConfig`, whose help and range stand there."""
 
 import argparse
-import dataclasses
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
-from llamarium.cli.options import add_type, named_folder
-from llamarium.errors import escape
+from llamarium.cli.flags import add_overrides
+from llamarium.cli.options import named_folder
+from llamarium.options.declare import declared
 from llamarium.train.config import RunConfig
 from llamarium.train.report.trackers import TRACKERS
-from llamarium.train.setting_checks import kind_of
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +36,8 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[RunConfig]) -> None
     """Add `--config FILE` and a flag for every setting of a kind of run: its own first, then what every run has."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file; flags win over it")
     own, shared = parser.add_argument_group("what is learned"), parser.add_argument_group("how it is learned")
-    common, hints = {item.name for item in dataclasses.fields(RunConfig)}, get_type_hints(kind)
-    for item in dataclasses.fields(kind):
-        _add(shared if item.name in common else own, item, hints[item.name])
+    for name in declared(kind):
+        add_overrides(shared if name in declared(RunConfig) else own, kind, name)
 
 
 def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | None:
@@ -50,24 +48,5 @@ def settings_file(args: argparse.Namespace, own: Path | None = None) -> Path | N
 
 def given_settings(args: argparse.Namespace, kind: type[RunConfig]) -> dict[str, Any]:
     """Return the settings that stand on the command line."""
-    found = {item.name: getattr(args, item.name) for item in dataclasses.fields(kind) if hasattr(args, item.name)}
-    return {name: ",".join(value) if name == "data" else value for name, value in found.items()}
-
-
-def _add(group: Any, item: dataclasses.Field[Any], hint: Any) -> None:
-    kind = kind_of(hint)
-    default = ("off", "on")[item.default] if isinstance(item.default, bool) else item.default
-    shown = "" if item.default in (None, "") else f" (default: {escape(default)})"
-    how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": (item.metadata["help"] + shown).replace("%", "%%")}
-    if item.name == "quantize":
-        add_type(group, "--quantize", get_args(kind), **how)
-        return
-    if kind is bool:
-        how["action"] = argparse.BooleanOptionalAction
-    elif get_origin(kind) is Literal:
-        how["choices"] = get_args(kind)
-    else:
-        how |= {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
-    if item.name in ("data", "reward"):  # each source with its weight, as in one --data with commas
-        how["action"] = "append"
-    group.add_argument(f"--{item.name.replace('_', '-')}", **how)
+    given = {name: getattr(args, name) for name in declared(kind) if hasattr(args, name)}
+    return {name: ",".join(value) if name == "data" else value for name, value in given.items()}

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamarium.cli.disk_cache import size
-from llamarium.cli.options import Group, UsageError
+from llamarium.cli.errors import UsageError
+from llamarium.cli.flags import Group, add_flags
 from llamarium.cli.output import share_done
 from llamarium.errors import InputError, counted, escape
+from llamarium.options.serving import DraftOptions
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -24,13 +26,8 @@ MAX_CORPUS_BYTES = 64 * 2**20
 
 def add_speculation(parser: Group) -> None:
     """Add the options of drafts: `prompt_lookup` and `load_draft` read them."""
-    group = parser.add_mutually_exclusive_group()
-    text = "a smaller model with the same vocabulary that drafts tokens; the text stays the same (default: none)"
-    group.add_argument("--draft-model", metavar="NAME", help=text)
-    text = "draft tokens from the prompt and earlier texts; the text stays the same (default: off)"
-    group.add_argument("--prompt-lookup", action=argparse.BooleanOptionalAction, help=text)
-    text = "memory for earlier texts of each API key to draft from, or 0 (default: 12MiB)"
-    parser.add_argument("--ngram-pool", type=_size_or_none, metavar="SIZE", help=text)
+    add_flags(parser.add_mutually_exclusive_group(), DraftOptions, "draft_model", "prompt_lookup")
+    add_flags(parser, DraftOptions, "ngram_pool", parsers={"ngram_pool": _size_or_none})
     text = "a UTF-8 text to draft from, for all requests (default: none)"
     parser.add_argument("--ngram-corpus", type=Path, metavar="FILE", help=text)
 

@@ -18,7 +18,8 @@ from textwrap import indent
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from llamarium.cli.options import DEFAULT_MODEL, add_name, add_type, named
+from llamarium.cli.flags import add_type
+from llamarium.cli.options import DEFAULT_MODEL, add_name, named
 from llamarium.errors import ModelNotFoundError, escape
 from llamarium.file_names import ANY_SAFETENSORS, CONFIG
 from llamarium.presets import PRESETS
@@ -65,8 +66,8 @@ def _of_stored(folder: Path) -> str | None:
 
     from llamarium.checkpoints.forms import loading_plan
     from llamarium.checkpoints.huggingface.methods import quantization_of, read_scheme
-    from llamarium.checkpoints.options import LoadOptions
     from llamarium.config import read_json_object
+    from llamarium.options.loading import LoadOptions
 
     config = folder / CONFIG
     quantization, source = quantization_of(read_json_object(config), config)
@@ -74,7 +75,7 @@ def _of_stored(folder: Path) -> str | None:
     if not is_stored or not any(folder.glob(ANY_SAFETENSORS)):
         return None
     checkpoint = open_checkpoint(folder)
-    forms = loading_plan(checkpoint, LoadOptions()).forms
+    forms = loading_plan(checkpoint, LoadOptions(device="cpu")).forms
     packed = {key.removesuffix(".weight"): form.type_name for key, form in forms.items() if form.layout == "tiles"}
     return tree(checkpoint.config, packed=packed)
 

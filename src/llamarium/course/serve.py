@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from llamarium.checkpoints.open import open_model
-from llamarium.checkpoints.options import LoadOptions
 from llamarium.checkpoints.weights import native_weights
 from llamarium.config import HEAD
 from llamarium.course.arguments import STEPS_OF_A_PASS
@@ -29,6 +28,7 @@ from llamarium.course.step import Function, Step
 from llamarium.course.steps.types import Floats, Ints
 from llamarium.course.worker import bound_memory, serve
 from llamarium.errors import OptionError, escape
+from llamarium.options.loading import LoadOptions
 from llamarium.runtime.process.cache import block_bytes, mapped, read_past
 from llamarium.runtime.process.frames import read_arrays, send
 from llamarium.runtime.taps import Key, Taps, axis_sizes, sizes_of
@@ -52,7 +52,7 @@ def read_weights(model: str) -> Weights:
     checkpoint = open_model(model, with_tokenizer=False).checkpoint
     read: dict[str, Floats] = {}
     weights = Weights(checkpoint.config, read.__getitem__)  # refuses a model before its weights are read
-    found = native_weights(checkpoint, LoadOptions(dtype="float32", strict=True))
+    found = native_weights(checkpoint, LoadOptions(dtype="float32", device="cpu", strict=True))
     if found is None:
         raise OptionError(f"the weights of {escape(model)} are NF4, or the C kernels are missing; name another model")
     read.update({key: weight.data for key, weight in found.items()})

@@ -33,6 +33,7 @@ from llamarium.engine.scoring import PromptScores, most_logits
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.engine.tiers.disk_tier import DiskTier
 from llamarium.errors import OptionError, show_value
+from llamarium.options.serving import EngineOptions
 from llamarium.runtime.batch import BlockTable, Span, pack
 from llamarium.runtime.intervention import edits_key
 from llamarium.runtime.runner import CacheDtype, Runner
@@ -44,7 +45,7 @@ from llamarium.sampling.sampler import Sampler
 SERVING_BLOCK_SIZE = 32
 """Slots per block. A sequence wastes half a block on average; docs/decisions/0014 has the cost of smaller blocks."""
 
-MAX_NUM_SEQS = 64
+MAX_NUM_SEQS = EngineOptions.max_num_seqs
 """Default maximum number of concurrent sequences."""
 
 

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import InputError, MemoryBudgetError, OptionError, show_value, warn_caller
+from llamarium.kernels.input_bits import INPUT_BITS, InputBits
 from llamarium.kernels.threads import num_threads
 from llamarium.kernels.turns import pause
 
@@ -30,11 +30,6 @@ INTERFACE = 27
 
 VARIABLE = "LLAMARIUM_KERNELS"
 KERNELS = ("amx", "avx512_bf16", "avx512_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable")
-InputBits = Literal[8, 16]
-"""Bits to which activations, except outliers, are quantized before products with packed weights (decision 0022)."""
-
-INPUT_BITS: InputBits = 8
-"""The default `InputBits`."""
 
 _OFF = "torch"
 _NO_SUCH_ROW, _BAD_BATCH, _UNREADABLE = 2, 3, 5

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.errors import OptionError
-from llamarium.kernels.native import INPUT_BITS, InputBits
+from llamarium.kernels.input_bits import INPUT_BITS, InputBits
 from llamarium.quant.formats import FORMATS, GROUP, PACKED_FORMATS, TILE_ROWS, PackedFormat
 from llamarium.quant.ggml.decode import five_bit_codes, super_blocks
 from llamarium.quant.ggml.fields import to_float

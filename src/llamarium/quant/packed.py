@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llamarium.kernels import native
-from llamarium.kernels.native import INPUT_BITS, InputBits
+from llamarium.kernels.input_bits import INPUT_BITS, InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.quant.base import QuantizedEmbedding, QuantizedLinear
 from llamarium.quant.codes import levels_of, parts_of_rows

@@ -18,7 +18,7 @@ from llamarium.attention.paged import PagedAttend, PagedCache, Segment, find_slo
 from llamarium.config import ModelConfig
 from llamarium.errors import InputError, OptionError
 from llamarium.kernels import native
-from llamarium.kernels.native import InputBits
+from llamarium.kernels.input_bits import InputBits
 from llamarium.kernels.threads import one_torch_thread
 from llamarium.kernels.turns import pause
 from llamarium.model import LlamaForCausalLM

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamarium.config import ModelConfig
-from llamarium.kernels.native import InputBits
+from llamarium.kernels.input_bits import InputBits
 from llamarium.kv_codes import CacheDtype
 from llamarium.quant.codes import Codes
 from llamarium.runtime.adapter import Adapter

@@ -1,6 +1,13 @@
 """Names that settings of training take."""
 
-from typing import Literal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from llamarium.datasets.sources import Data
+
+Examples = Data | Path | Iterable[Any]
+"""Training data: a source by name or path, several and their weights, or rows of Python."""
 
 OptimizerName = Literal["adamw", "muon"]
 ScheduleName = Literal["cosine", "linear", "wsd", "constant"]

@@ -6,18 +6,18 @@ starts the same run again.
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_type_hints
+from typing import Any, Literal, Self
 
 from llamarium.datasets.rows import Reading
 from llamarium.datasets.sources import Data, parse_data
 from llamarium.errors import TrainingError, escape, show_value
 from llamarium.keywords import unknown_names
-from llamarium.quant.formats import chosen_type
+from llamarium.options.declare import check_options, declared, option, with_default
 from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.rewards.names import RewardNames, parse_rewards
-from llamarium.train.setting_checks import check_setting
+from llamarium.train.setting_checks import check_text
 from llamarium.train.settings_file import read_toml, renamed, toml_value
 
 FILES_OF_ROWS = ".jsonl, .json, .csv, .tsv or .parquet file (all but .parquet also as .gz or .zst)"
@@ -48,71 +48,68 @@ _NEEDS: dict[str, tuple[str, tuple[str | None, ...]]] = {
 }
 
 
-def _setting(default: Any, text: str, low: float | None = None, high: float | None = None, free: bool = False) -> Any:
-    """Define a setting: default, help text, range; `free` ones may change when a run is resumed."""
-    return field(default=default, metadata={"help": text, "low": low, "high": high, "free": free})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Settings of every run; their help texts document them (`llamarium pretrain --help`)."""
 
     # the recipe
-    steps: int = _setting(2000, "optimizer steps", 1)
-    epochs: float | None = _setting(
+    steps: int = option(2000, "optimizer steps", 1)
+    epochs: float | None = option(
         None, f"passes over the data, instead of steps; above {EPOCHS_COUNTED} steps are estimated", 1e-6, 1e6
     )
-    tokens: int | None = _setting(None, "tokens that are trained on, instead of steps", 1)
-    batch_rows: int = _setting(32, "rows that are computed at once", 1)
-    gradient_accumulation_steps: int = _setting(1, "batches that make one step", 1)
-    optimizer: OptimizerName | None = _setting(
+    tokens: int | None = option(None, "tokens that are trained on, instead of steps", 1)
+    batch_rows: int = option(32, "rows that are computed at once", 1)
+    gradient_accumulation_steps: int = option(1, "batches that make one step", 1)
+    optimizer: OptimizerName | None = option(
         None, "muon for the layers' matrices, or adamw; left out: muon if small, from scratch, on a CPU with bfloat16"
     )
-    learning_rate: float | None = _setting(None, "the peak; left out: 1e-3, a small muon 8e-3, --model 1e-4", 1e-12, 10)
-    muon_learning_rate: float | None = _setting(None, "muon's peak, where AdamW's beside it is another", 1e-12, 10.0)
-    schedule: ScheduleName = _setting("cosine", "how the learning rate falls")
-    warmup_steps: int | None = _setting(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
-    final_ratio: float = _setting(0.1, "what is left of the peak at the end", 0.0, 1.0)
-    decay_share: float = _setting(0.2, "the last part of a wsd run, in which it falls", 0.0, 1.0)
-    weight_decay: float = _setting(0.1, "of matrices", 0.0, 10.0)
-    beta1: float = _setting(0.9, "adamw's memory of gradients", 0.0, 0.9999)
-    beta2: float = _setting(0.95, "adamw's memory of their squares", 0.0, 0.99999)
-    max_grad_norm: float = _setting(1.0, "the largest gradient norm; 0 is off", 0.0)
-    seed: int = _setting(0, "of fresh weights and the order of the data", 0, 2**31 - 1)
-    precision: Literal["auto", "float32", "bfloat16"] = _setting(
+    learning_rate: float | None = option(None, "the peak; left out: 1e-3, a small muon 8e-3, --model 1e-4", 1e-12, 10)
+    muon_learning_rate: float | None = option(None, "muon's peak, where AdamW's beside it is another", 1e-12, 10.0)
+    schedule: ScheduleName = option("cosine", "how the learning rate falls")
+    warmup_steps: int | None = option(None, "steps until the peak; left out: a tenth of them, at most 100", 0)
+    final_ratio: float = option(0.1, "what is left of the peak at the end", 0.0, 1.0)
+    decay_share: float = option(0.2, "the last part of a wsd run, in which it falls", 0.0, 1.0)
+    weight_decay: float = option(0.1, "of matrices", 0.0, 10.0)
+    beta1: float = option(0.9, "adamw's memory of gradients", 0.0, 0.9999)
+    beta2: float = option(0.95, "adamw's memory of their squares", 0.0, 0.99999)
+    max_grad_norm: float = option(1.0, "the largest gradient norm; 0 is off", 0.0)
+    seed: int = option(0, "of fresh weights and the order of the data", 0, 2**31 - 1)
+    precision: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "what products are computed in; auto: bfloat16 on a CPU that multiplies it faster, else float32"
     )
-    checkpoint_activations: bool = _setting(False, "compute activations twice instead of keeping them")
-    compile: bool = _setting(False, "fuse the step by torch.compile (needs a C++ compiler)", free=True)
+    checkpoint_activations: bool = option(False, "compute activations twice instead of keeping them")
+    compile: bool = option(False, "fuse the step by torch.compile (needs a C++ compiler)", is_free=True)
 
     # the machine
-    device: str = _setting("auto", "cpu, cuda, cuda:1; auto is a GPU where there is one", free=True)
-    threads: int | None = _setting(None, "CPU threads; left out: the fewest within 5 % of the best", 1, 1024, free=True)
-    tensor_parallel: int = _setting(1, "processes of torchrun that shard each layer's matrices", 1, free=True)
+    device: str = option("auto", "cpu, cuda, cuda:1; auto is a GPU where there is one", is_free=True)
+    threads: int | None = option(
+        None, "CPU threads; left out: the fewest within 5 % of the best", 1, 1024, is_free=True
+    )
+    tensor_parallel: int = option(1, "processes of torchrun that shard each layer's matrices", 1, is_free=True)
 
     # watching and saving
-    log_every: int = _setting(10, "steps between lines of metrics", 1, free=True)
-    eval_every: int | None = _setting(None, "steps between validations; left out: 1/8, at most 250", 1, free=True)
-    eval_rows: int = _setting(200, "rows of a validation at most; 0 is all", 0, free=True)
-    patience: int = _setting(0, "validations without a better loss that end the run; 0 is off", 0, free=True)
-    alarm_validations: int = _setting(
-        5, "validations in a row worse than the best that raise an alarm; 0 is off", 0, free=True
+    log_every: int = option(10, "steps between lines of metrics", 1, is_free=True)
+    eval_every: int | None = option(None, "steps between validations; left out: 1/8, at most 250", 1, is_free=True)
+    eval_rows: int = option(200, "rows of a validation at most; 0 is all", 0, is_free=True)
+    patience: int = option(0, "validations without a better loss that end the run; 0 is off", 0, is_free=True)
+    alarm_validations: int = option(
+        5, "validations in a row worse than the best that raise an alarm; 0 is off", 0, is_free=True
     )
-    sample_every: int | None = _setting(
-        None, "steps between samples of text; left out: a quarter of the run, at most 500; 0 is never", 0, free=True
+    sample_every: int | None = option(
+        None, "steps between samples of text; left out: a quarter of the run, at most 500; 0 is never", 0, is_free=True
     )
-    sample_tokens: int = _setting(200, "tokens of a sample", 1, free=True)
-    sample_prompt: str = _setting("\n", "what a sample begins with", free=True)
-    save_every: int = _setting(500, "steps between checkpoints", 1, free=True)
-    save_total_limit: int = _setting(2, "checkpoints that are kept, besides the best", 1, free=True)
+    sample_tokens: int = option(200, "tokens of a sample", 1, is_free=True)
+    sample_prompt: str = option("\n", "what a sample begins with", is_free=True)
+    save_every: int = option(500, "steps between checkpoints", 1, is_free=True)
+    save_total_limit: int = option(2, "checkpoints that are kept, besides the best", 1, is_free=True)
 
     def __post_init__(self) -> None:
         """Check types and ranges; TrainingError names the setting, its value and what was expected."""
         if (data := getattr(self, "data", None)) is not None:
             object.__setattr__(self, "data", parse_data(data))
-        hints = get_type_hints(type(self))
-        for item in dataclasses.fields(self):
-            check_setting(item, hints[item.name], getattr(self, item.name))
+        check_options(self, TrainingError)
+        for name in declared(type(self)):
+            check_text(name, getattr(self, name))
         for name, (other, wanted) in _NEEDS.items():
             if hasattr(self, name) and self.changed([name]) and getattr(self, other) not in wanted:
                 raise TrainingError(f"{name}: of no effect where {other} is {getattr(self, other)}; leave it out")
@@ -155,7 +152,7 @@ class RunConfig:
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
         """Combine defaults, a TOML file (if not None) and flags, in this order; TrainingError for invalid settings."""
         settings, where = ({}, "") if file is None else (read_toml(file), f"{file}: ")
-        known = [item.name for item in dataclasses.fields(cls)]
+        known = [*declared(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             raise TrainingError(f"{where}{unknown_names(unknown, known)}")
         if any(name in flags for name in _LENGTHS):  # a flag takes the place of all that the file says of the length
@@ -182,7 +179,7 @@ class RunConfig:
     @classmethod
     def default(cls, name: str) -> Any:
         """Return a setting's default."""
-        return next(item.default for item in dataclasses.fields(cls) if item.name == name)
+        return declared(cls)[name].default
 
     def changed(self, names: Sequence[str]) -> list[str]:
         """Return those of some settings that are not their defaults."""
@@ -190,7 +187,7 @@ class RunConfig:
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
         """List a resumed run's changes as "name: before -> now"; a setting missing in `before` had its default."""
-        free = {item.name for item in dataclasses.fields(self) if item.metadata["free"]}
+        free = {name for name, one in declared(type(self)).items() if one.is_free}
         now, before = dataclasses.asdict(self), renamed(before)
         pairs = [(name, before.get(name, self.default(name)), value) for name, value in now.items()]
         pairs += [(name, value, None) for name, value in before.items() if name not in now]
@@ -206,27 +203,27 @@ class PretrainConfig(RunConfig):
     """Settings of pretraining: data, tokenizer and shape."""
 
     # the data; what it holds is compared, not where it lies
-    data: Data | None = _setting(None, f"{DATA_HELP}; several with weights: a.txt=2,b.txt=1", free=True)
-    text_field: str = _setting("text", "the field of a file's rows that holds the text")
-    validation: float = _setting(0.1, "the share at the end that is held out", 0.0, 0.9)
-    model: str = _setting("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
-    tokenizer: str = _setting("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
-    vocab_size: int = _setting(4096, "tokens of bpe, or of words at most", 3, 2**21)
+    data: Data | None = option(None, f"{DATA_HELP}; several with weights: a.txt=2,b.txt=1", is_free=True, repeats=True)
+    text_field: str = option("text", "the field of a file's rows that holds the text")
+    validation: float = option(0.1, "the share at the end that is held out", 0.0, 0.9)
+    model: str = option("", "a model to go on from: its weights, shape and tokenizer; what -m takes elsewhere")
+    tokenizer: str = option("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
+    vocab_size: int = option(4096, "tokens of bpe, or of words at most", 3, 2**21)
 
     # the model: a preset, and what differs from it
-    preset: str = _setting("small", "the model's shape, by name; the settings below change it")
-    hidden_size: int | None = _setting(None, "width of the residual stream", 2)
-    intermediate_size: int | None = _setting(
+    preset: str = option("small", "the model's shape, by name; the settings below change it")
+    hidden_size: int | None = option(None, "width of the residual stream", 2)
+    intermediate_size: int | None = option(
         None, "width of the SwiGLU; left out, it grows with hidden_size, in multiples of 64", 1
     )
-    num_hidden_layers: int | None = _setting(None, "decoder layers", 1)
-    num_attention_heads: int | None = _setting(None, "query heads", 1)
-    num_key_value_heads: int | None = _setting(None, "key-value heads", 1)
-    head_dim: int | None = _setting(None, "width of a head", 2)
-    context: int | None = _setting(None, "tokens a row: the model's context", 2)
-    tie_word_embeddings: bool | None = _setting(None, "the head is the embedding table")
-    rope_theta: float | None = _setting(None, "base of the RoPE frequencies", 1.0)
-    initializer_range: float | None = _setting(None, "standard deviation of fresh weights", 0.0, 10.0)
+    num_hidden_layers: int | None = option(None, "decoder layers", 1)
+    num_attention_heads: int | None = option(None, "query heads", 1)
+    num_key_value_heads: int | None = option(None, "key-value heads", 1)
+    head_dim: int | None = option(None, "width of a head", 2)
+    context: int | None = option(None, "tokens a row: the model's context", 2)
+    tie_word_embeddings: bool | None = option(None, "the head is the embedding table")
+    rope_theta: float | None = option(None, "base of the RoPE frequencies", 1.0)
+    initializer_range: float | None = option(None, "standard deviation of fresh weights", 0.0, 10.0)
 
     def __post_init__(self) -> None:
         """Check types and ranges; "chars" is the short name of "characters"."""
@@ -240,48 +237,50 @@ class FinetuneConfig(RunConfig):
     """Settings of fine-tuning: base model, dialogs and adapters."""
 
     # smaller defaults, as the model is trained already
-    steps: int = _setting(300, "optimizer steps", 1)
-    batch_rows: int = _setting(4, "rows that are computed at once", 1)
-    optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
-    learning_rate: float = _setting(2e-4, "the peak", 1e-12, 10.0)
-    weight_decay: float = _setting(0.0, "of matrices", 0.0, 10.0)
-    sample_prompt: str = _setting("Hello!", "what a sample answers", free=True)
-    save_every: int = _setting(100, "steps between checkpoints", 1, free=True)
+    steps: int = with_default(RunConfig, "steps", 300)
+    batch_rows: int = with_default(RunConfig, "batch_rows", 4)
+    optimizer: OptimizerName = option("adamw", "adamw, or muon for the layers' matrices")
+    learning_rate: float = option(2e-4, "the peak", 1e-12, 10.0)
+    weight_decay: float = with_default(RunConfig, "weight_decay", 0.0)
+    sample_prompt: str = option("Hello!", "what a sample answers", is_free=True)
+    save_every: int = with_default(RunConfig, "save_every", 100)
 
     # the base and the data
-    model: str = _setting("smollm2-135m", "the base: what -m takes elsewhere")
-    data: Data = _setting(
-        "", ROWS_HELP + "messages, conversations, prompt and completion, instruction and output, or text", free=True
+    model: str = option("smollm2-135m", "the base: what -m takes elsewhere")
+    data: Data = option(
+        "",
+        ROWS_HELP + "messages, conversations, prompt and completion, instruction and output, or text",
+        is_free=True,
+        repeats=True,
     )
-    validation: float = _setting(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
-    context: int = _setting(512, "tokens a row", 2, _MAX_CONTEXT)
-    chat_format: ChatFormatName = _setting("auto", "the dialog format; auto: the model's own")
-    truncate: Literal["error", "drop", "keep-start", "keep-end"] = _setting(
+    validation: float = option(0.05, "the share of examples at the end that is held out", 0.0, 0.9)
+    context: int = option(512, "tokens a row", 2, _MAX_CONTEXT)
+    chat_format: ChatFormatName = option("auto", "the dialog format; auto: the model's own")
+    truncate: Literal["error", "drop", "keep-start", "keep-end"] = option(
         "error", "examples longer than a row: an error, left out, or what is kept of them"
     )
-    columns: str = _setting("", "fields by the data's names, such as prompt=question,completion=answer")
-    roles: str = _setting("", "roles of messages by the data's names, such as human=user,gpt=assistant")
-    skip_bad: bool = _setting(False, "leave out rows that cannot be used, and count them")
-    packing: bool = _setting(True, "several examples share a row; without, each has one")
-    dtype: Literal["auto", "float32", "bfloat16"] = _setting(
+    columns: str = option("", "fields by the data's names, such as prompt=question,completion=answer")
+    roles: str = option("", "roles of messages by the data's names, such as human=user,gpt=assistant")
+    skip_bad: bool = option(False, "leave out rows that cannot be used, and count them")
+    packing: bool = option(True, "several examples share a row; without, each has one")
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "of the frozen base; auto: as stored, on a CPU float32 unless products are in bfloat16; full: float32"
     )
-    quantize: QuantizeName = _setting("none", "keep the base in few bits: QLoRA")
-    dequantize: Literal["auto", "load", "use"] = _setting("auto", "of a base whose file is quantized")
+    quantize: QuantizeName = option("none", "keep the base in few bits: QLoRA", ignores_case=True)
+    dequantize: Literal["auto", "load", "use"] = option("auto", "of a base whose file is quantized")
 
     # what is learned
-    adapter: str = _setting("", "the folder of an adapter to go on from; its base, rank, alpha and targets count")
-    method: Literal["lora", "full"] = _setting("lora", "adapters beside the frozen base, or all of its weights")
-    rank: int = _setting(16, "of the adapters", 1, 4096)
-    alpha: float = _setting(32.0, "their strength", 1e-6, 1e6)
-    dropout: float = _setting(0.0, "of their inputs", 0.0, 0.99)
-    target_modules: str = _setting("all-linear", "names with commas, also lm_head, embed_tokens; all-linear: in layers")
-    rslora: bool = _setting(False, "scale by alpha / sqrt(rank)")
-    dora: bool = _setting(False, "learn each row's length, too")
+    adapter: str = option("", "the folder of an adapter to go on from; its base, rank, alpha and targets count")
+    method: Literal["lora", "full"] = option("lora", "adapters beside the frozen base, or all of its weights")
+    rank: int = option(16, "of the adapters", 1, 4096)
+    alpha: float = option(32.0, "their strength", 1e-6, 1e6)
+    dropout: float = option(0.0, "of their inputs", 0.0, 0.99)
+    target_modules: str = option("all-linear", "names with commas, also lm_head, embed_tokens; all-linear: in layers")
+    rslora: bool = option(False, "scale by alpha / sqrt(rank)")
+    dora: bool = option(False, "learn each row's length, too")
 
     def __post_init__(self) -> None:
-        """Check types and ranges; names of quantized types may be in small letters."""
-        object.__setattr__(self, "quantize", chosen_type("quantize", self.quantize, get_args(QuantizeName)))
+        """Check types and ranges."""
         RunConfig.__post_init__(self)
         assert self.reading is not None  # it raises for texts that are none
 
@@ -295,12 +294,12 @@ class FinetuneConfig(RunConfig):
 class DPOConfig(FinetuneConfig):
     """Settings of preference training, with smaller defaults: it changes a model less."""
 
-    data: Data = _setting("", ROWS_HELP + "prompt or messages, chosen and rejected", free=True)
-    learning_rate: float = _setting(5e-5, "the peak", 1e-12, 10.0)
-    steps: int = _setting(200, "optimizer steps", 1)
-    context: int = _setting(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
-    beta: float = _setting(0.1, "the cost of leaving the base: rewards are beta times what P has grown", 1e-6, 1e3)
-    label_smoothing: float = _setting(
+    data: Data = option("", ROWS_HELP + "prompt or messages, chosen and rejected", is_free=True, repeats=True)
+    learning_rate: float = with_default(FinetuneConfig, "learning_rate", 5e-5)
+    steps: int = with_default(FinetuneConfig, "steps", 200)
+    context: int = option(1024, "tokens a row, which holds both answers of a pair", 2, _MAX_CONTEXT)
+    beta: float = option(0.1, "the cost of leaving the base: rewards are beta times what P has grown", 1e-6, 1e3)
+    label_smoothing: float = option(
         0.0, "share of pairs whose answers are assumed to be exchanged (conservative DPO)", 0.0, 0.5
     )
 
@@ -309,32 +308,32 @@ class DPOConfig(FinetuneConfig):
 class GRPOConfig(FinetuneConfig):
     """Settings of learning from rewards: a row is an answer, and the answers of a step are groups of equal size."""
 
-    data: Data = _setting("", ROWS_HELP + "prompt or messages, and what the reward reads", free=True)
-    learning_rate: float = _setting(2e-5, "the peak", 1e-12, 10.0)
-    steps: int = _setting(200, "rollouts, each followed by its updates", 1)
-    batch_rows: int = _setting(8, "answers that are computed at once", 1)
-    gradient_accumulation_steps: int = _setting(4, "batches that make one step", 1)
-    precision: Literal["float32", "bfloat16"] = _setting(
+    data: Data = option("", ROWS_HELP + "prompt or messages, and what the reward reads", is_free=True, repeats=True)
+    learning_rate: float = with_default(FinetuneConfig, "learning_rate", 2e-5)
+    steps: int = option(200, "rollouts, each followed by its updates", 1)
+    batch_rows: int = option(8, "answers that are computed at once", 1)
+    gradient_accumulation_steps: int = with_default(RunConfig, "gradient_accumulation_steps", 4)
+    precision: Literal["float32", "bfloat16"] = option(
         "float32", "what products are computed in; in bfloat16 the pass that samples differs from the one that trains"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = _setting(
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
         "float32", "of the frozen base; in bfloat16, too, the two passes differ; auto: as finetune has it"
     )
-    reward: RewardNames = _setting(
-        "", "what an answer is worth: exact, regex:PATTERN, schema:FILE, length:N, FILE.py:NAME (repeatable)"
+    reward: RewardNames = option(
+        "", "what an answer is worth: exact, regex:PATTERN, schema:FILE, length:N, FILE.py:NAME", repeats=True
     )
-    reward_weights: str = _setting("", "weights of several rewards, in their order, such as 1,0.5; left out: all 1")
-    group_size: int = _setting(8, "answers to each prompt", 2, 1024)
-    max_tokens: int = _setting(128, "tokens of an answer at most", 1, _MAX_CONTEXT)
-    stop: str = _setting("", "a text of one token that ends an answer, besides the model's own ends")
-    epsilon: float = _setting(0.2, "how far from 1 a ratio pulls a token", 0.0, 1.0)
-    beta: float = _setting(0.04, "the weight of KL, the distance from the base; 0 is off", 0.0, 1e3)
-    num_iterations: int = _setting(1, "updates by the same answers", 1, 64)
-    exact: bool = _setting(False, "take log P in training from the pass in C, too: ratios begin at exactly 1")
-    alarm_kl: float = _setting(0.5, "KL in nats per token above which an alarm is raised; 0 is off", 0.0, free=True)
-    alarm_collapse: float = _setting(
+    reward_weights: str = option("", "weights of several rewards, in their order, such as 1,0.5; left out: all 1")
+    group_size: int = option(8, "answers to each prompt", 2, 1024)
+    max_tokens: int = option(128, "tokens of an answer at most", 1, _MAX_CONTEXT)
+    stop: str = option("", "a text of one token that ends an answer, besides the model's own ends")
+    epsilon: float = option(0.2, "how far from 1 a ratio pulls a token", 0.0, 1.0)
+    beta: float = option(0.04, "the weight of KL, the distance from the base; 0 is off", 0.0, 1e3)
+    num_iterations: int = option(1, "updates by the same answers", 1, 64)
+    exact: bool = option(False, "take log P in training from the pass in C, too: ratios begin at exactly 1")
+    alarm_kl: float = option(0.5, "KL in nats per token above which an alarm is raised; 0 is off", 0.0, is_free=True)
+    alarm_collapse: float = option(
         0.2, "share of the first length or entropy below which a higher reward raises an alarm; 0 is off", 0.0, 1.0,
-        free=True,
+        is_free=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -357,30 +356,25 @@ class GRPOConfig(FinetuneConfig):
             raise TrainingError(f"max_tokens is {self.max_tokens}; expected less than context, which is {self.context}")
 
 
-def _default(name: str, value: Any) -> Any:
-    """Change a setting's default; its help and range stay."""
-    return field(default=value, metadata=next(i for i in dataclasses.fields(PretrainConfig) if i.name == name).metadata)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig(PretrainConfig):
     """Settings of an experiment's runs, which take a minute or two on a laptop."""
 
-    steps: int = _default("steps", 400)
-    batch_rows: int = _default("batch_rows", 16)
-    optimizer: OptimizerName = _setting("adamw", "adamw, or muon for the layers' matrices")
-    learning_rate: float = _setting(3e-3, "the peak; muon wants more", 1e-12, 10.0)
-    log_every: int = _default("log_every", 5)
-    eval_every: int = _default("eval_every", 50)
-    eval_rows: int = _default("eval_rows", 50)
-    sample_every: int = _default("sample_every", 200)
-    sample_prompt: str = _default("sample_prompt", "The")
-    save_every: int = _default("save_every", 200)
-    save_total_limit: int = _default("save_total_limit", 1)
-    preset: str = _default("preset", "tiny")
-    context: int = _default("context", 128)
-    seeds: int = _setting(1, "how often each is trained, with seed, seed + 1, ...", 1, 100)
-    embedding_std: float | None = _setting(
+    steps: int = with_default(PretrainConfig, "steps", 400)
+    batch_rows: int = with_default(PretrainConfig, "batch_rows", 16)
+    optimizer: OptimizerName = with_default(FinetuneConfig, "optimizer", "adamw")
+    learning_rate: float = option(3e-3, "the peak; muon wants more", 1e-12, 10.0)
+    log_every: int = with_default(PretrainConfig, "log_every", 5)
+    eval_every: int = with_default(PretrainConfig, "eval_every", 50)
+    eval_rows: int = with_default(PretrainConfig, "eval_rows", 50)
+    sample_every: int = with_default(PretrainConfig, "sample_every", 200)
+    sample_prompt: str = with_default(PretrainConfig, "sample_prompt", "The")
+    save_every: int = with_default(PretrainConfig, "save_every", 200)
+    save_total_limit: int = with_default(PretrainConfig, "save_total_limit", 1)
+    preset: str = with_default(PretrainConfig, "preset", "tiny")
+    context: int = with_default(PretrainConfig, "context", 128)
+    seeds: int = option(1, "how often each is trained, with seed, seed + 1, ...", 1, 100)
+    embedding_std: float | None = option(
         None, "tied: two more runs whose embedding begins with this deviation; nn.Embedding's is 1", 1e-6, 100.0
     )
 

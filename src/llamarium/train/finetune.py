@@ -7,7 +7,7 @@ holds the whole model in full training, else the adapter in PEFT's layout.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -22,7 +22,6 @@ from llamarium.adapters.save import adapter_metadata, adapter_tensors, save_adap
 from llamarium.checkpoints.checkpoint import Checkpoint, stored_fingerprint
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import DtypeName, LoadOptions
 from llamarium.checkpoints.tokenizers import find_tokenizer, load_tokenizer
 from llamarium.errors import TrainingError, escape
 from llamarium.file_names import ADAPTER
@@ -30,6 +29,7 @@ from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
 from llamarium.kernels.cpu_half import cpu_has_native_bf16
 from llamarium.model import LlamaForCausalLM
+from llamarium.options.loading import DtypeName, LoadOptions
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.choose import with_format
@@ -104,15 +104,15 @@ def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
     return checkpoint, with_chat_format(config, found)
 
 
-def base_dtype(config: FinetuneConfig, device: str) -> DtypeName | None:
-    """Return the frozen base's dtype; None is as stored.
+def base_dtype(config: FinetuneConfig, device: str) -> Literal["auto"] | DtypeName:
+    """Return the frozen base's dtype; "auto" is as stored.
 
     On a CPU that is float32 where products are. Without native bfloat16 a processor multiplies it many times slower.
     """
     if config.dtype != "auto":
         return config.dtype
     halves = cpu_has_native_bf16() and config.chosen_precision == "bfloat16"
-    return None if device != "cpu" or halves else "float32"
+    return "auto" if device != "cpu" or halves else "float32"
 
 
 def _train_adapters(

@@ -5,139 +5,23 @@ llamarium.finetune("runs/mine", data="examples.jsonl", steps=100)
 llama = llamarium.load(adapter="runs/mine/best")
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from llamarium.datasets.sources import Data, named_rows
+from llamarium.datasets.sources import named_rows
 from llamarium.errors import TrainingError, warn_caller
 from llamarium.extras import need_torch
 from llamarium.kernels.threads import computing_with
 from llamarium.keywords import shows_options
-from llamarium.train.choices import ChatFormatName, OptimizerName, QuantizeName, ScheduleName
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig, RunConfig
-from llamarium.train.rewards.names import RewardNames
+from llamarium.train.keywords import DPOKeywords, FinetuneKeywords, GRPOKeywords, PretrainKeywords
 
 if TYPE_CHECKING:
     from llamarium.train.report.journal import Event
     from llamarium.train.run import TrainingResult
-
-
-Examples = Data | Path | Iterable[Any]
-"""A source by name or path, several and their weights, or rows of Python."""
-
-
-class RunSettings(TypedDict, total=False):
-    """Settings of every run; `RunConfig` has their defaults and ranges; a test holds names and types equal."""
-
-    steps: int
-    epochs: float | None
-    tokens: int | None
-    batch_rows: int
-    gradient_accumulation_steps: int
-    muon_learning_rate: float | None
-    schedule: ScheduleName
-    warmup_steps: int | None
-    final_ratio: float
-    decay_share: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    max_grad_norm: float
-    seed: int
-    precision: Literal["auto", "float32", "bfloat16"]
-    checkpoint_activations: bool
-    compile: bool
-    device: str
-    threads: int | None
-    tensor_parallel: int
-    log_every: int
-    eval_every: int | None
-    eval_rows: int
-    patience: int
-    alarm_validations: int
-    sample_every: int | None
-    sample_tokens: int
-    sample_prompt: str
-    save_every: int
-    save_total_limit: int
-
-
-class PretrainSettings(RunSettings, total=False):
-    """Settings of `PretrainConfig`, which has their defaults and ranges."""
-
-    optimizer: OptimizerName | None
-    learning_rate: float | None
-    data: Examples | None
-    text_field: str
-    validation: float
-    model: str | Path
-    tokenizer: str | Path
-    vocab_size: int
-    preset: str
-    hidden_size: int | None
-    intermediate_size: int | None
-    num_hidden_layers: int | None
-    num_attention_heads: int | None
-    num_key_value_heads: int | None
-    head_dim: int | None
-    context: int | None
-    tie_word_embeddings: bool | None
-    rope_theta: float | None
-    initializer_range: float | None
-
-
-class FinetuneSettings(RunSettings, total=False):
-    """Settings of `FinetuneConfig`, which has their defaults and ranges."""
-
-    optimizer: OptimizerName
-    learning_rate: float
-    model: str | Path
-    data: Examples
-    validation: float
-    context: int
-    chat_format: ChatFormatName
-    truncate: Literal["error", "drop", "keep-start", "keep-end"]
-    columns: str
-    roles: str
-    skip_bad: bool
-    packing: bool
-    dtype: Literal["auto", "float32", "bfloat16"]
-    quantize: QuantizeName
-    dequantize: Literal["auto", "load", "use"]
-    adapter: str | Path
-    method: Literal["lora", "full"]
-    rank: int
-    alpha: float
-    dropout: float
-    target_modules: str
-    rslora: bool
-    dora: bool
-
-
-class DPOSettings(FinetuneSettings, total=False):
-    """Settings of `DPOConfig`, which has their defaults and ranges."""
-
-    beta: float
-    label_smoothing: float
-
-
-class GRPOSettings(FinetuneSettings, total=False):
-    """Settings of `GRPOConfig`, which has their defaults and ranges."""
-
-    reward: RewardNames
-    reward_weights: str
-    group_size: int
-    max_tokens: int
-    stop: str
-    epsilon: float
-    beta: float
-    num_iterations: int
-    exact: bool
-    alarm_kl: float
-    alarm_collapse: float
 
 
 @shows_options(PretrainConfig, error=TrainingError)
@@ -147,7 +31,7 @@ def pretrain(
     resume: bool = False,
     allow_changes: bool = False,
     watch: "Callable[[Event], None] | None" = None,
-    **settings: Unpack[PretrainSettings],
+    **settings: Unpack[PretrainKeywords],
 ) -> "TrainingResult":
     """Train a model from scratch, or go on from `model`, to its last step, or until SIGTERM or Ctrl-C, which save.
 
@@ -181,7 +65,7 @@ def finetune(
     resume: bool = False,
     allow_changes: bool = False,
     watch: "Callable[[Event], None] | None" = None,
-    **settings: Unpack[FinetuneSettings],
+    **settings: Unpack[FinetuneKeywords],
 ) -> "TrainingResult":
     """Fine-tune a model on examples, `data`: adapters beside it, or with `method="full"` all of its weights.
 
@@ -203,7 +87,7 @@ def dpo(
     resume: bool = False,
     allow_changes: bool = False,
     watch: "Callable[[Event], None] | None" = None,
-    **settings: Unpack[DPOSettings],
+    **settings: Unpack[DPOKeywords],
 ) -> "TrainingResult":
     """Train a model on preferences, `data`: of two answers the better one becomes likelier.
 
@@ -223,7 +107,7 @@ def grpo(
     resume: bool = False,
     allow_changes: bool = False,
     watch: "Callable[[Event], None] | None" = None,
-    **settings: Unpack[GRPOSettings],
+    **settings: Unpack[GRPOKeywords],
 ) -> "TrainingResult":
     """Train a model on rewards: it answers prompts, `data`, and answers with a higher `reward` become likelier.
 

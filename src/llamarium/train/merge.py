@@ -1,5 +1,6 @@
 """Merge an adapter into its base: a plain model's folder, which every tool of the ecosystem reads."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
@@ -7,14 +8,16 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from llamarium.adapters.base_check import trained_quantized
 from llamarium.adapters.files import base_of, read_metadata
 from llamarium.adapters.load import tokenizer_beside, with_answer_ends
-from llamarium.api import Llama, Loading, load
+from llamarium.api import Llama, load
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import DtypeName, quantized_types
+from llamarium.checkpoints.options import quantized_types
 from llamarium.errors import OptionError, OutputError, escape, warn_caller
 from llamarium.extras import need_torch
 from llamarium.hub.resolve import resolve
 from llamarium.io import atomic_folder
 from llamarium.keywords import shows_options
+from llamarium.options.keywords import WeightKeywords
+from llamarium.options.loading import LoadOptions
 from llamarium.quant.formats import METHODS, chosen_type
 
 if TYPE_CHECKING:
@@ -23,17 +26,17 @@ if TYPE_CHECKING:
     from llamarium.adapters.merge import MergeReport
 
 
-@shows_options(load)
+@shows_options(LoadOptions)
 def merge(
     adapter: str | Path,
     out: str | Path,
     *,
     model: str | Path | None = None,
     onto: Literal["trained", "full"] = "full",
-    dtype: Literal["auto"] | DtypeName = "auto",
     check_base: bool = True,
     force: bool = False,
-    **loading: Unpack[Loading],
+    progress: Callable[[int, int], None] | None = None,
+    **loading: Unpack[WeightKeywords],
 ) -> "MergeReport":
     """Merge an adapter into its base, compare the result with the adapter, and save it.
 
@@ -45,10 +48,10 @@ def merge(
         out: Folder of the merged model; complete or absent.
         model: The base; None is the one that the adapter names.
         onto: "full": the base as its files have it; "trained": as training held it, quantized if it was (QLoRA).
-        dtype: As for `load`, and of the merged model. Rounding to float32 loses nothing.
         check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
         force: Replace a model that is at `out`.
-        **loading: As for `load`; `quantize` is for the base alone.
+        progress: Called with (bytes read, total bytes).
+        **loading: As for `load`. `dtype` is the merged model's, too: float32 rounds nothing; `quantize` is the base's.
 
     Returns:
         The share of the correction that was kept, the base that training used, and distances; see `MergeReport`.
@@ -69,8 +72,8 @@ def merge(
     with atomic_folder(out, replace=force) as folder:
         logits = None
         if over not in (None, quantize or "none"):
-            logits = _trained_logits(adapter, base, over, dtype, loading, check_base=check_base)
-        llama = load(base, dtype=dtype, **loading)
+            logits = _trained_logits(adapter, base, over, loading, check_base=check_base)
+        llama = load(base, progress=progress, **loading)
         report = merge_adapter(llama.model, adapter, check_base=check_base, trained=logits)
         _save(llama, adapter, folder)
     return _with_bases(report, over, quantize)
@@ -113,21 +116,20 @@ def _trained_logits(
     adapter: Path,
     base: str | Path,
     over: str,
-    dtype: Literal["auto"] | DtypeName,
-    loading: Loading,
+    loading: WeightKeywords,
     *,
     check_base: bool,
 ) -> "Tensor":
     """Return the logits of the adapter over the base as training held it."""
     from llamarium.adapters.merge import adapted_logits
 
-    held: Loading = {**_held_in(None if over == "none" else over, base, loading), "progress": None}
-    return adapted_logits(load(base, dtype=dtype, **held).model, adapter, check_base=check_base)
+    held = _held_in(None if over == "none" else over, base, loading)
+    return adapted_logits(load(base, **held).model, adapter, check_base=check_base)
 
 
-def _held_in(quantize: str | None, base: str | Path, loading: Loading) -> Loading:
+def _held_in(quantize: str | None, base: str | Path, loading: WeightKeywords) -> WeightKeywords:
     """Return options that load the base as training held it, which rounded a quantized file a second time."""
-    held: Loading = {**loading, "quantize": quantize}
+    held: WeightKeywords = {**loading, "quantize": quantize}
     if quantize is not None and quantized_types(open_checkpoint(resolve(str(base)))):
         held["dequantize"] = "load"
     return held

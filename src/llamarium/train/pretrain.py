@@ -19,7 +19,7 @@ from llamarium.checkpoints.decode import read
 from llamarium.checkpoints.huggingface.writer import save_weights
 from llamarium.checkpoints.load import load_model
 from llamarium.checkpoints.open import open_checkpoint
-from llamarium.checkpoints.options import LoadOptions, quantized_types
+from llamarium.checkpoints.options import quantized_types
 from llamarium.checkpoints.tokenizers import find_tokenizer, fit_tokenizer, load_tokenizer
 from llamarium.config import ModelConfig
 from llamarium.datasets.sources import BUNDLED
@@ -28,6 +28,7 @@ from llamarium.hub.folders import is_adapter
 from llamarium.hub.resolve import resolve
 from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import init_weights
+from llamarium.options.loading import LoadOptions
 from llamarium.presets import preset
 from llamarium.runtime.device import choose_device
 from llamarium.tokenizer.backends.words import UNKNOWN, WordBackend

@@ -16,7 +16,7 @@ from llamarium.inspect.probes.rope import rotate
 from llamarium.inspect.shapes import linear_key, type_of
 from llamarium.inspect.tokens import check_ids
 from llamarium.inspect.trace import Trace
-from llamarium.kernels.native import InputBits
+from llamarium.kernels.input_bits import InputBits
 from llamarium.quant.codes import coded
 from llamarium.quant.formats import GROUP, METHODS, PACKED_FORMATS, chosen_type
 from llamarium.runtime.runner import Runner

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from llamarium.config import EMBEDDING, HEAD, ModelConfig
 from llamarium.errors import InputError
 from llamarium.kernels import native
-from llamarium.kernels.native import INPUT_BITS, InputBits
+from llamarium.kernels.input_bits import INPUT_BITS, InputBits
 from llamarium.kernels.threads import num_threads
 from llamarium.quant.codes import Codes, unpack_rows
 from llamarium.quant.formats import PACKED_FORMATS

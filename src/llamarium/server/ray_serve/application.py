@@ -46,7 +46,7 @@ def _replicas(options: RayOptions) -> serve.Deployment:
             target_ongoing_requests=options.target_ongoing_requests or options.max_num_seqs / 2,
         ),
         request_router_config={"request_router_class": _ROUTER, "request_router_kwargs": asdict(places)},
-        graceful_shutdown_timeout_s=options.drain_timeout,
+        graceful_shutdown_timeout_s=options.drain_timeout_s,
         graceful_shutdown_wait_loop_s=_LOOK_S,
         logging_config=_LOGGING,
         max_constructor_retry_count=_MAX_LOADINGS,
@@ -60,7 +60,7 @@ def _fronts(options: RayOptions, settings: Settings) -> serve.Deployment:
         num_replicas=options.num_fronts,
         ray_actor_options={"num_cpus": _FRONT_CPUS},
         max_ongoing_requests=settings.max_connections,
-        graceful_shutdown_timeout_s=options.drain_timeout + _ENDING_S,
+        graceful_shutdown_timeout_s=options.drain_timeout_s + _ENDING_S,
         graceful_shutdown_wait_loop_s=_LOOK_S,
         logging_config=_LOGGING,
     )

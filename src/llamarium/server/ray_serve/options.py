@@ -1,119 +1,81 @@
 """The options of an application of Ray Serve: the model, access, limits, and the number of replicas."""
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from llamarium.adapters.model_names import base_model, public_name
-from llamarium.engine.proposers.lookup import POOL_BYTES
 from llamarium.errors import OptionError
-from llamarium.runtime.runner import CacheDtype
+from llamarium.keywords import unknown_names
+from llamarium.options.declare import Option, declared, option
+from llamarium.options.loading import LoadOptions
+from llamarium.options.serving import AccessOptions, DraftOptions, EngineOptions, ServingOptions
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
 from llamarium.server.settings import Settings
-from llamarium.tokenizer.tools.forms import ToolForm
 
-_DEFAULTS = Settings()
-
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
-"""One name, or a list of them."""
+_LEAST = 1e-4  # of a machine's CPU or GPU that Ray hands out
 
 
-_OF_ENGINE = ("adapters", "kv_memory", "max_num_seqs", "kv_cache_dtype")
-_OF_DRAFTS = ("prompt_lookup", "ngram_pool", "draft_model")
-_OF_DRAFT = ("dtype", "device")
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LoadOptions, DraftOptions, EngineOptions):
+    """How a replica loads its model."""
 
-
-class ModelOptions(BaseModel):
-    """How a replica loads its model; fields without a description are those of `llamarium.load`.
-
-    Attributes:
-        adapters: Folders of LoRA adapters by name, for requests to choose; `adapter` applies to all requests.
-        prompt_lookup: As `llamarium serve --prompt-lookup`.
-        ngram_pool: Bytes of each API key's earlier texts in a replica, to draft from; 0 is none.
-        draft_model: As `llamarium serve --draft-model`.
-        kv_memory: Bytes of keys and values; None is a quarter of the memory that is free, 4 GiB at most.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    model: str | None = None
-    adapter: str | None = None
-    adapters: dict[str, str] = Field(default_factory=dict)
-    dtype: str = "auto"
-    device: str = "auto"
-    quantize: str | None = None
-    dequantize: str = "auto"
-    deterministic: bool = False
-    input_bits: int | None = None
-    strict: bool = False
-    chat_template: str | None = None
-    prompt_lookup: bool = False
-    ngram_pool: int = Field(POOL_BYTES, ge=0)
-    draft_model: str | None = None
-    kv_memory: int | None = Field(None, gt=0)
-    max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, ge=1)
-    kv_cache_dtype: CacheDtype = "auto"
+    model: str | None = option(None, "the model; left out, it is the adapters' base", metavar="NAME")
+    adapters: Mapping[str, str] | None = option(
+        None, "folders of LoRA adapters by name, for requests to choose; `adapter` applies to all requests"
+    )
 
     def load_options(self) -> dict[str, Any]:
         """Return the arguments of `llamarium.load`; without a model it is the adapters' base."""
-        own = {name: getattr(self, name) for name in ModelOptions.model_fields.keys() - {*_OF_ENGINE, *_OF_DRAFTS}}
-        return own | {"model": base_model(self.model, self.adapter, self.adapters)}
+        own = {name: getattr(self, name) for name in declared(LoadOptions)}
+        return own | {"model": base_model(self.model, self.adapter, self.adapters or {})}
 
     def engine_options(self) -> dict[str, Any]:
         """Return the arguments of `Llama.engine`, without what drafts."""
-        return {name: getattr(self, name) for name in _OF_ENGINE}
+        return {"adapters": self.adapters, **{name: getattr(self, name) for name in declared(EngineOptions)}}
 
     def draft_options(self) -> dict[str, Any]:
         """Return the arguments of `llamarium.load` for the draft model."""
-        return {"model": self.draft_model} | {name: getattr(self, name) for name in _OF_DRAFT}
+        return {"model": self.draft_model, "dtype": self.dtype, "device": self.device}
 
 
-class RayOptions(ModelOptions):
-    """The arguments of `build`; those of `llamarium serve` have the same meaning.
+@dataclass(frozen=True, kw_only=True)
+class RayOptions(ModelOptions, ServingOptions, AccessOptions):
+    """The arguments of `build`; those of `llamarium serve` have the names of its flags and the same meaning."""
 
-    Attributes:
-        num_cpus: Of a replica, and its threads.
-        num_gpus: Of a replica.
-        min_replicas: Always running; with 0 the first request waits for a model to load.
-        max_replicas: At most.
-        target_ongoing_requests: Of a replica, on average, before another one starts; None is half of `max_num_seqs`.
-        num_fronts: Forward requests.
-    """
+    num_cpus: float = option(text="CPUs of a replica, and its threads", low=_LEAST)
+    num_gpus: float = option(0, "GPUs of a replica", low=0)
+    min_replicas: int = option(1, "replicas that always run; with 0 the first request waits for a model to load", low=0)
+    max_replicas: int = option(1, "maximum number of replicas", low=1)
+    target_ongoing_requests: float | None = option(
+        None, "requests of a replica, on average, before another one starts (default: half of max_num_seqs)", low=_LEAST
+    )
+    num_fronts: int = option(1, "processes that forward requests", low=1)
 
-    num_cpus: float = Field(gt=0)
-    num_gpus: float = Field(0, ge=0)
-    min_replicas: int = Field(1, ge=0)
-    max_replicas: int = Field(1, ge=1)
-    target_ongoing_requests: float | None = Field(None, gt=0)
-    num_fronts: int = Field(1, ge=1)
-
-    served_model_name: Names = ()
-    api_key_file: Path | None = None
-    allow_anyone: bool = False
-    allowed_host: Names = ()
-    cors_origin: Names = ()
-    max_queue: int = Field(_DEFAULTS.max_queue, ge=0)
-    max_context: int | None = Field(None, ge=1)
-    request_timeout: float = Field(_DEFAULTS.request_timeout_s or 0, ge=0)
-    drain_timeout: float = Field(_DEFAULTS.drain_timeout_s, ge=0)
-    tool_form: ToolForm | None = None
-    strict_fields: bool = False
-    open_objects: bool = False
-    log_format: Literal["text", "json"] = _DEFAULTS.log_format
+    def __post_init__(self) -> None:
+        """Check the values, and those that exclude each other."""
+        super().__post_init__()
+        if self.adapter is not None and self.adapters:
+            raise OptionError("adapter is in all answers, adapters are chosen by requests; give one of them")
+        if self.min_replicas > self.max_replicas:
+            raise OptionError(f"min_replicas is {self.min_replicas}, more than max_replicas, {self.max_replicas}")
 
     def of_model(self) -> ModelOptions:
         """Return a replica's part."""
-        return ModelOptions(**{name: getattr(self, name) for name in ModelOptions.model_fields})
+        return ModelOptions(**{name: getattr(self, name) for name in declared(ModelOptions)})
 
     def settings(self) -> Settings:
         """Return a server's settings; it accepts all addresses of its machine."""
-        return Settings.of(self, host="0.0.0.0", api_keys=self._keys())
+        alike = {name: getattr(self, name) for name in declared(ServingOptions)}
+        return Settings(**alike, host="0.0.0.0", api_keys=self._keys())
 
     def served_names(self) -> tuple[str, ...]:
         """Return the model's names for requests; the first is used in replies."""
-        names = self.served_model_name or (public_name(self.model, self.adapter, self.adapters),)
-        if both := [name for name in names if name in self.adapters]:
+        adapters = self.adapters or {}
+        names = self.served_model_name or (public_name(self.model, self.adapter, adapters),)
+        if both := [name for name in names if name in adapters]:
             raise OptionError(f"adapters: {both[0]} is what the model itself is called; choose another name")
         return names
 
@@ -127,17 +89,22 @@ class RayOptions(ModelOptions):
         return keys
 
 
-def options_of(args: dict[str, Any]) -> RayOptions:
-    """Read the arguments of an application."""
+def options_of(args: Mapping[str, Any]) -> RayOptions:
+    """Read the arguments of an application, whose values may be texts of a command line."""
+    options = {one.public_name: one for one in declared(RayOptions).values()}
+    if unknown := [name for name in args if name not in options]:
+        raise OptionError(unknown_names(unknown, options))
+    values = {options[name].name: _read(options[name], value) for name, value in args.items()}
+    for one in options.values():
+        if one.default is MISSING and one.name not in values:
+            raise OptionError(f"{one.public_name} has to be given: {one.help}")
+    return RayOptions(**values)
+
+
+def _read(one: Option, value: Any) -> Any:
+    if value is None or (one.repeats and isinstance(value, str)):
+        return value if value is None else (value,)
     try:
-        found = RayOptions.model_validate(args)
+        return TypeAdapter[Any](one.kind if one.choices else one.hint).validate_python(value)
     except ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
-        known = ", ".join(RayOptions.model_fields)
-        raise OptionError(f"{name}: {fault['msg']}; the application takes {known}") from None
-    if found.adapter is not None and found.adapters:
-        raise OptionError("adapter is in all answers, adapters are chosen by requests; give one of them")
-    if found.min_replicas > found.max_replicas:
-        raise OptionError(f"min_replicas is {found.min_replicas}, more than max_replicas, {found.max_replicas}")
-    return found
+        raise OptionError(f"{one.public_name}: {error.errors()[0]['msg']}; expected {one.expected}") from None

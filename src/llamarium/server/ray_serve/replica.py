@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from starlette.types import Message
 
 import llamarium.api
-from llamarium.engine.proposers.lookup import PromptLookup
+from llamarium.engine.proposers.lookup import POOL_BYTES, PromptLookup
 from llamarium.errors import EngineStoppedError
 from llamarium.generation.text_engine import TextEngine
 from llamarium.server.app import create_routes
@@ -127,7 +127,8 @@ def _name() -> str:
 def _load(model: ModelOptions, settings: Settings, report: Progress) -> tuple[ServedModel, TextEngine]:
     llama = llamarium.api.load(**model.load_options(), progress=report)
     draft = None if model.draft_model is None else llamarium.api.load(**model.draft_options(), progress=report)
-    lookup = model.prompt_lookup and PromptLookup(pool_bytes=model.ngram_pool)
+    pool_bytes = POOL_BYTES if model.ngram_pool is None else model.ngram_pool
+    lookup = PromptLookup(pool_bytes=pool_bytes) if model.prompt_lookup else False
     engine = llama.engine(**model.engine_options(), prompt_lookup=lookup, draft_model=draft)
     check_context(engine, settings.max_context)
     return llama, engine

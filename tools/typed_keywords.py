@@ -1,0 +1,102 @@
+"""Write the keyword arguments of public functions, as type checkers read them, from the options that are declared.
+
+    python tools/typed_keywords.py
+
+Type checkers and editors need a `TypedDict` in source for `**options: Unpack[...]`; no dataclass can be unpacked so.
+`tests/unit/test_options.py` holds the files to the declarations.
+"""
+
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from llamarium.options.declare import Option, declared
+from llamarium.options.loading import LoadOptions
+from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig
+
+SOURCE = Path(__file__).parents[1] / "src/llamarium"
+
+WIDER = {"data": "Examples", "model": "str | Path", "tokenizer": "str | Path", "adapter": "str | Path"}
+"""What functions of training take where the settings of a run hold text."""
+
+
+def main() -> None:
+    """Write the files."""
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def files() -> dict[Path, str]:
+    """Return the content of each file."""
+    loading = declared(LoadOptions)
+    of_loading = {
+        "LoadKeywords": ("Options of `load`; `LoadOptions` declares them.", loading),
+        "WeightKeywords": (
+            "Options of `load` that `merge` has, too.",
+            {name: one for name, one in loading.items() if one.part == "weights"},
+        ),
+    }
+    of_training = {
+        name: (f"Settings of `{kind.__name__}`, which declares them.", declared(kind))
+        for name, kind in (
+            ("PretrainKeywords", PretrainConfig),
+            ("FinetuneKeywords", FinetuneConfig),
+            ("DPOKeywords", DPOConfig),
+            ("GRPOKeywords", GRPOConfig),
+        )
+    }
+    own = "from llamarium.train.choices import Examples"
+    return {
+        SOURCE / "options/keywords.py": _module(of_loading, {}),
+        SOURCE / "train/keywords.py": _module(of_training, WIDER, own),
+    }
+
+
+def _module(classes: Mapping[str, tuple[str, Mapping[str, Option]]], wider: Mapping[str, str], *imports: str) -> str:
+    body = "\n\n\n".join(
+        "\n".join([f"class {name}(TypedDict, total=False):", f'    """{text}"""', "", *_fields(options, wider)])
+        for name, (text, options) in classes.items()
+    )
+    used = [name for name in ("Mapping", "Sequence") if f"{name}[" in body]
+    head = [
+        '"""Keyword arguments as type checkers read them. Written by tools/typed_keywords.py."""',
+        "",
+        *([f"from collections.abc import {', '.join(used)}"] if used else []),
+        "from pathlib import Path",
+        "from typing import Literal, TypedDict",
+        *(["", *imports] if imports else []),
+    ]
+    return "\n".join(head) + "\n\n\n" + body + "\n"
+
+
+def _fields(options: Mapping[str, Option], wider: Mapping[str, str]) -> Iterator[str]:
+    for name, one in options.items():
+        if name in wider:
+            yield f"    {name}: {wider[name]}{' | None' * one.is_optional}"
+        else:
+            yield f"    {name}: {_type(one.hint)}"
+
+
+def _type(hint: Any) -> str:
+    """Return a type as it is written in source."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is types.NoneType:
+        return "None"
+    if origin in (Union, types.UnionType):
+        literals = tuple(value for one in arguments if get_origin(one) is Literal for value in get_args(one))
+        others = [one for one in arguments if get_origin(one) is not Literal]
+        return " | ".join(map(_type, [*([Literal[literals]] if literals else []), *others]))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(_quoted, arguments))}]"
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_type, arguments))}]"
+    return hint.__name__
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+if __name__ == "__main__":
+    main()
