@@ -29,6 +29,7 @@ from llamarium.generation.dialog import DialogOptions
 from llamarium.generation.options import EngineOptions, StreamOptions, split_request
 from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_model import compiled
+from llamarium.options.keywords import LoadKeywords
 from llamarium.server.batch.answer import BatchProgress, BatchRun
 from llamarium.server.batch.lines import read_lines
 from llamarium.server.lifecycle.loading import ModelLoader
