@@ -10,7 +10,7 @@ export default defineConfig({
     target: "es2023",
     modulePreload: { polyfill: false },
     rolldownOptions: {
-      input: { start: "src/site/start.ts", worker: "src/site/worker.ts", thread: "src/site/thread.ts", offline: "src/site/offline.ts" },
+      input: { start: "src/site/start.ts", worker: "src/site/worker.ts", thread: "src/site/thread.ts", template: "src/site/template.ts", offline: "src/site/offline.ts" },
       output: { entryFileNames: "[name].js", chunkFileNames: "[name].js", assetFileNames: "site.[ext]" },
     },
   },

@@ -36,6 +36,7 @@ LATE = {  # what these call imports PyTorch, or the oracle that they ask
     "unit/test_speedrun.py",
     "unit/test_train_tokenizer.py",
     "unit/test_wasm.py",  # with the compiler for browsers, of the dev extra
+    "unit/test_wasm_chat.py",  # likewise
 }
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is here")

@@ -50,7 +50,7 @@ export class FakeModel implements Model {
     this.config = {
       name: "fake", hidden: D, intermediate: F, layers: L, heads: N, kvHeads: K, headDim: H, vocab: V, context: CONTEXT, maxContext: CONTEXT, window: null,
       normEps: 1e-5, ropeTheta: 10000, frequencies: Float32Array.of(1, 0.01), attentionFactor: 1, tied: true, weights, names: Object.keys(weights),
-      kvDtype: "float32", inputBits: 8, tokens: "characters", bosId: null, endIds: [], chatTemplate: null, kernels: "fake", threads: 1, warnings: [],
+      kvDtype: "float32", inputBits: 8, tokens: "characters", bosId: null, eosId: null, padId: null, endIds: [], chatTemplate: null, kernels: "fake", threads: 1, warnings: [],
     };
   }
 
@@ -61,6 +61,12 @@ export class FakeModel implements Model {
   encode(text: string): Encoded {
     const pieces = [...text];
     return { ids: pieces.map((one) => CHARACTERS.indexOf(one)), pieces };
+  }
+
+  readonly control: ReadonlyMap<string, number> = new Map();
+
+  encodeParts(parts: readonly (string | number)[]): number[] {
+    return parts.flatMap((part) => (typeof part === "number" ? [part] : this.encode(part).ids));
   }
 
   decode(ids: readonly number[]): string {

@@ -85,6 +85,14 @@ export class NativeModel implements Model {
     return { ids, pieces: ids.map((id) => this.piece(id)) };
   }
 
+  encodeParts(parts: readonly (string | number)[]): number[] {
+    return this.vocabulary.encodeParts(parts);
+  }
+
+  get control(): ReadonlyMap<string, number> {
+    return this.tokenizer?.control ?? new Map();
+  }
+
   decode(ids: readonly number[], options: { special?: boolean } = {}): string {
     ids.forEach((id) => checkIndex("an id", id, this.shape.vocab));
     return this.vocabulary.decode(ids, options.special ?? false);

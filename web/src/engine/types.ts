@@ -115,6 +115,8 @@ export interface ModelConfig {
   /** What a token is; null: a vocabulary that is not read here, so that only ids can be run, and a warning says why. */
   tokens: "characters" | "bpe" | null;
   bosId: number | null;
+  eosId: number | null;
+  padId: number | null;
   /** Tokens that end a text or an answer. */
   endIds: readonly number[];
   /** The file's chat template (Jinja), if it has one. */
@@ -201,6 +203,10 @@ export interface Sampling {
 export interface Model {
   readonly config: ModelConfig;
   encode(text: string, options?: EncodeOptions): Encoded;
+  /** The ids of texts and of control tokens that are one string, without BOS. No text becomes a control token. */
+  encodeParts(parts: readonly (string | number)[]): number[];
+  /** The control tokens by their spelling. */
+  readonly control: ReadonlyMap<string, number>;
   /** Bytes that are no UTF-8 become U+FFFD; control tokens are left out unless `special`. */
   decode(ids: readonly number[], options?: { special?: boolean }): string;
   /** The bytes of one token: for streams, which hold back incomplete characters. */

@@ -13,12 +13,18 @@ export class Refused extends Error {
   }
 }
 
-/** Numbers in bulk, what travels as JSON, or events that are computed one after the other. */
-export type Answer = { readonly numbers: Tensor; readonly stride?: number } | { readonly json: unknown } | { readonly events: Iterator<unknown> };
+/** Events that are computed one after the other; null is none yet. `last` is the data of the one behind them. */
+export interface Events {
+  readonly events: Iterator<unknown> | AsyncIterator<unknown>;
+  readonly last: string;
+}
+
+/** Numbers in bulk, what travels as JSON, or events. */
+export type Answer = { readonly numbers: Tensor; readonly stride?: number } | { readonly json: unknown } | Events;
 
 export const numbers = (tensor: Tensor, stride = 1): Answer => ({ numbers: tensor, stride });
 export const json = (value: unknown): Answer => ({ json: value });
-export const events = (some: Iterator<unknown>): Answer => ({ events: some });
+export const events = (some: Iterator<unknown>): Answer => ({ events: some, last: '{"type":"end"}' });
 
 interface Bounds {
   least?: number;

@@ -72,11 +72,17 @@ export class Passes {
   }
 
   /** Logits after the positions from `start` up to `stop`, which is left out: (stop - start, V). */
-  logits({ ids }: Pass, start: number, stop: number): Float32Array {
+  logits({ ids }: Pick<Pass, "ids">, start: number, stop: number): Float32Array {
     const shared = this.#shared(ids);
     const begin = Math.min(shared, start);
     if (begin < start) this.#run(ids, begin, start, "none");
     return this.#run(ids, start, stop, "all");
+  }
+
+  /** Run tokens up to `stop`, which is left out, as far as the cache does not hold them. */
+  fill(ids: readonly number[], stop: number): void {
+    const shared = this.#shared(ids);
+    if (shared < stop) this.#run(ids, shared, stop, "none");
   }
 
   /**

@@ -1,6 +1,8 @@
 /** What the engine answers, by method and path: the part of the server's routes that needs neither PyTorch nor a second model. */
 import type { OfModel, OfPass } from "../schema";
 import { Fields, json, Refused, type Answer } from "./asked";
+import { chatOf, completionOf } from "./chat/answers";
+import type { ChatTemplate } from "./chat/template";
 import type { Pass, Passes } from "./passes";
 import { select } from "./select";
 import { editedOf, patchesOf } from "./views/edits";
@@ -21,6 +23,8 @@ export interface Opened {
   readonly passes: Passes;
   /** What shows the other views: a command. */
   readonly command: string;
+  /** How its dialogs are written; null where it has none. */
+  readonly chat: ChatTemplate | null;
 }
 
 type AskModel = (opened: Opened, fields: Fields) => Answer;
@@ -36,6 +40,15 @@ const OF_MODEL: { readonly [N in keyof OfModel]?: AskModel } = {
   word: ({ passes }, body) => json(wordOf(passes, body)),
   neighbors: ({ passes }, body) => neighborsOf(passes, body),
   similarity: ({ passes }, body) => similarityOf(passes, body),
+};
+
+/** What is no probe, by its path. */
+const OTHERS: Readonly<Record<string, AskModel>> = {
+  "/health": () => json({ status: "ready" }),
+  "/inspect/passes": passOf,
+  "/props": ({ passes, chat }) => json({ chat_format: chat && "template", max_context: passes.config.context }),
+  "/v1/chat/completions": ({ passes, chat, command }, body) => ({ events: chatOf(passes, chat, body, command), last: "[DONE]" }),
+  "/v1/completions": ({ passes, chat, command }, body) => ({ events: completionOf(passes, chat, body, command), last: "[DONE]" }),
 };
 
 const OF_PASS: { readonly [N in keyof OfPass]?: AskPass } = {
@@ -61,9 +74,7 @@ const OF_PASS: { readonly [N in keyof OfPass]?: AskPass } = {
 export function answer(opened: Opened, { method, path, body }: Question): Answer {
   const [route, query] = path.split("?") as [string, string | undefined];
   const fields = method === "GET" ? Fields.of(new URLSearchParams(query)) : new Fields((body ?? {}) as Record<string, unknown>);
-  if (route === "/health") return json({ status: "ready" });
-  if (route === "/inspect/passes") return passOf(opened, fields);
-  const ofModel = OF_MODEL[route.replace("/inspect/", "") as keyof OfModel];
+  const ofModel = OTHERS[route] ?? OF_MODEL[route.replace("/inspect/", "") as keyof OfModel];
   if (ofModel) return ofModel(opened, fields);
   const [, id, what] = /^\/inspect\/passes\/([^/]+)\/(.+)$/.exec(route) ?? [];
   if (id === undefined || what === undefined) return notOffered(opened.command);

@@ -2,7 +2,9 @@
 import { openModel } from "../engine";
 import { threadsFor } from "../engine/threads";
 import type { Thread, Threading } from "../engine/types";
-import { Refused, type Answer } from "./asked";
+import { Refused, type Answer, type Events } from "./asked";
+import type { Rendering, Written } from "./chat/jinja";
+import { ChatTemplate, templateOf } from "./chat/template";
 import type { Ask, FromWorker, Leave, Open } from "./messages";
 import { Passes } from "./passes";
 import { answer, type Opened } from "./routes";
@@ -53,6 +55,26 @@ function newThread(): Thread {
   };
 }
 
+const PATIENCE_MS = 5000; // of a template; published ones take some milliseconds
+
+/** Render a chat template, which may be anybody's, in a worker that is ended. */
+async function render(rendering: Rendering): Promise<readonly Written[]> {
+  const worker = new Worker(new URL(/* @vite-ignore */ "./template.js", import.meta.url), { type: "module" });
+  const ended = (error: string): Written[] => rendering.variables.map(() => ({ error }));
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  try {
+    return await new Promise<readonly Written[]>((take) => {
+      worker.addEventListener("message", ({ data }: MessageEvent<Written[]>) => take(data));
+      worker.addEventListener("error", ({ message }) => take(ended(message || "its worker cannot be loaded")));
+      timer = setTimeout(() => take(ended(`it was stopped after ${PATIENCE_MS / 1000} s`)), PATIENCE_MS);
+      worker.postMessage(rendering);
+    });
+  } finally {
+    clearTimeout(timer);
+    worker.terminate();
+  }
+}
+
 async function open(told: Open): Promise<void> {
   const { name, command, file, kernels } = told;
   opening.abort();
@@ -68,7 +90,9 @@ async function open(told: Open): Promise<void> {
     const source = typeof file === "string" ? new URL(file) : file;
     const model = await openModel(source, new URL(kernels), { onProgress, signal, name, threading: threading(told) });
     if (signal.aborted) model.close();
-    set({ kind: "open", opened: { passes: new Passes(model), command } });
+    const template = templateOf(model);
+    const chat = template === null ? null : new ChatTemplate(model, template, render);
+    set({ kind: "open", opened: { passes: new Passes(model), command, chat } });
   } catch (error) {
     set({ kind: "failed", error });
   }
@@ -79,7 +103,7 @@ function take(id: number): void {
   if (!asked) return;
   try {
     const told = answered(asked);
-    if ("events" in told) return stream(id, told.events);
+    if ("events" in told) return void stream(id, told);
     post(id, replied(told));
   } catch (error) {
     post(id, refused(error));
@@ -91,23 +115,42 @@ function post(id: number, reply: Reply, goesOn = false): void {
   port.postMessage({ id, instance: String(instance), goesOn, ...reply }, typeof reply.body === "string" ? [] : [reply.body]);
 }
 
-/** Send events as they are computed, with a turn between two of them in which whoever asked may leave. */
-function stream(id: number, events: Iterator<unknown>): void {
-  if (!waiting.has(id)) return;
+/** Send events as they are computed, with a turn between two of them in which whoever asked may leave. Before the first one it may be refused. */
+async function stream(id: number, { events, last }: Events): Promise<void> {
+  let isBegun = false;
+  const send = (data: string, goesOn: boolean): void => {
+    post(id, { status: 200, headers: isBegun ? {} : { "content-type": "text/event-stream" }, body: `data: ${data}\n\n` }, goesOn);
+    isBegun = true;
+  };
   try {
-    const { done, value } = events.next();
-    post(id, { status: 200, headers: { "content-type": "text/event-stream" }, body: eventOf(done ? { type: "end" } : value) }, !done);
-    if (!done) setTimeout(() => stream(id, events));
-    else waiting.delete(id);
+    for (; waiting.has(id); await turn()) {
+      const { done, value } = await events.next();
+      if (!waiting.has(id)) break;
+      if (value !== null && !done) send(JSON.stringify(value), true);
+      if (!done) continue;
+      send(last, false);
+      waiting.delete(id);
+    }
   } catch (error) {
-    const { body: told } = refused(error);
-    const { error: why } = JSON.parse(told as string) as { error: unknown };
-    post(id, { status: 200, headers: {}, body: eventOf({ type: "error", error: why }) });
+    const reply = refused(error);
+    if (isBegun) send(JSON.stringify({ type: "error", ...(JSON.parse(reply.body as string) as object) }), false);
+    else post(id, reply);
     waiting.delete(id);
   }
 }
 
-const eventOf = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`;
+const channel = new MessageChannel();
+const turns: (() => void)[] = [];
+channel.port1.addEventListener("message", () => turns.shift()?.());
+channel.port1.start();
+
+/** Let other messages come in first. Timers would wait for 4 ms. */
+function turn(): Promise<void> {
+  return new Promise((go) => {
+    turns.push(go);
+    channel.port2.postMessage(null);
+  });
+}
 
 function answered(asked: Ask): Answer {
   if (asked.path === "/health" && state.kind === "loading") return { json: { status: "loading", progress: state.progress } };

@@ -4,6 +4,11 @@ import { Metadata } from "../../src/engine/config.ts";
 import { EngineError, layoutOf, openModel, STRUCTS, type Model } from "../../src/engine/index.ts";
 import type { StructName } from "../../src/engine/layout.ts";
 import { readTokenizer } from "../../src/engine/tokenizer/index.ts";
+import { Refused } from "../../src/site/asked.ts";
+import { written } from "../../src/site/chat/jinja.ts";
+import { ChatTemplate, templateOf } from "../../src/site/chat/template.ts";
+import { Passes } from "../../src/site/passes.ts";
+import { answer, type Opened, type Question } from "../../src/site/routes.ts";
 import { nodeThreads } from "./node-threads.ts";
 
 interface Call {
@@ -28,6 +33,8 @@ interface Job {
   hasNoSimd?: boolean;
   context?: number;
   calls?: Call[];
+  /** What a page asks of its worker. */
+  questions?: Question[];
   mutations?: Mutation[];
   vocabularies?: { metadata: [string, string | number | boolean | string[]][]; texts: string[] }[];
 }
@@ -78,6 +85,27 @@ async function opened(source: Blob | ArrayBuffer | URL): Promise<Model | { error
   }
 }
 
+/** All events of an answer, or why there is none. */
+async function answered(opened: Opened, question: Question): Promise<unknown> {
+  try {
+    const told = answer(opened, question);
+    if (!("events" in told)) return "json" in told ? told.json : told.numbers;
+    const all: unknown[] = [];
+    for (let next = await told.events.next(); !next.done; next = await told.events.next()) if (next.value !== null) all.push(next.value);
+    return all;
+  } catch (error) {
+    if (error instanceof EngineError) return { error: error.code, message: error.message };
+    if (error instanceof Refused) return { status: error.status, error: error.code, param: error.param, message: error.message };
+    throw error;
+  }
+}
+
+function openedOf(model: Model): Opened {
+  const template = templateOf(model);
+  const chat = template === null ? null : new ChatTemplate(model, template, (one) => Promise.resolve(written(one)));
+  return { passes: new Passes(model), command: "llamarium inspect", chat };
+}
+
 async function mutated(file: Uint8Array, { length = file.length, bytes = [] }: Mutation): Promise<unknown> {
   const changed = file.slice(0, length), begin = performance.now();
   for (const [place, value] of bytes) changed[place] = value;
@@ -106,6 +134,11 @@ async function results(): Promise<unknown> {
     return Object.fromEntries((Object.keys(STRUCTS) as StructName[]).map((name) => [name, layoutOf(name)]));
   }
   const model = await opened(job.url === undefined ? await openAsBlob(job.model ?? "") : new URL(job.url));
+  if (job.questions !== undefined && !("error" in model)) {
+    const opened = openedOf(model), all: unknown[] = [];
+    for (const question of job.questions) all.push(await answered(opened, question));
+    return all;
+  }
   return "error" in model ? model : (job.calls ?? []).map((call) => outcome(() => called(model, call)));
 }
 

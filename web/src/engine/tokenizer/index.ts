@@ -15,10 +15,17 @@ interface Backend {
   bytes(id: number): Uint8Array | null;
 }
 
+/** Ids that a file names, or null. */
+export interface Named {
+  bos: number | null;
+  eos: number | null;
+  pad: number | null;
+}
+
 export class Tokenizer {
   constructor(
     readonly kind: "characters" | "bpe", private readonly backend: Backend, private readonly count: number, private readonly special: SpecialTokens,
-    readonly bos: number | null, private readonly addBos: boolean,
+    readonly named: Named, private readonly addBos: boolean,
   ) {
     this.hidden = new Set([...special.ids.values()].filter((id) => !special.visible.has(id)));
   }
@@ -29,12 +36,19 @@ export class Tokenizer {
     return this.special.ends;
   }
 
+  get control(): ReadonlyMap<string, number> {
+    return this.special.ids;
+  }
+
+  encodeParts(parts: readonly (string | number)[]): number[] {
+    return parts.flatMap((part) => (typeof part === "number" ? [part] : this.part(part)));
+  }
+
   encode(text: string, { bos = true, special = false }: EncodeOptions): number[] {
-    if (/\p{Surrogate}/u.test(text)) throw new EngineError("input", "the text holds half of a surrogate pair, which is no character; leave it out");
     const ids = special
       ? splitSpellings(text, this.special.ids.keys()).flatMap((part, i) => (i % 2 ? [this.special.ids.get(part) as number] : this.part(part)))
       : this.part(text);
-    return bos && this.addBos && this.bos !== null && ids[0] !== this.bos ? [this.bos, ...ids] : ids;
+    return bos && this.addBos && this.named.bos !== null && ids[0] !== this.named.bos ? [this.named.bos, ...ids] : ids;
   }
 
   decode(ids: readonly number[], special: boolean): string {
@@ -54,6 +68,7 @@ export class Tokenizer {
   }
 
   private part(text: string): number[] {
+    if (/\p{Surrogate}/u.test(text)) throw new EngineError("input", "the text holds half of a surrogate pair, which is no character; leave it out");
     try {
       return this.backend.encode(text);
     } catch (error) {
@@ -119,7 +134,7 @@ function byteLevel(metadata: Metadata, tokens: string[], types: number[]): Token
     encode: (text) => splitSpellings(text, plain.keys()).flatMap((part, i) => (i % 2 ? [plain.get(part) as number] : bpe.encode(part))),
     bytes: (id) => added.get(id) ?? bytesOf(tokens[id] ?? "") ?? utf8(tokens[id] ?? ""),
   };
-  return new Tokenizer("bpe", backend, tokens.length, special, bos ?? null, addBos);
+  return new Tokenizer("bpe", backend, tokens.length, special, { bos: bos ?? null, eos: eos ?? null, pad: pad ?? null }, addBos);
 }
 
 const ESCAPES: Readonly<Record<string, string>> = { n: "\n", r: "\r", t: "\t" };
@@ -141,7 +156,7 @@ function characters(metadata: Metadata, tokens: string[], types: number[]): Toke
     }),
     bytes: (id) => utf8(texts[id] ?? ""),
   };
-  return new Tokenizer("characters", backend, texts.length, { ids: new Map(), visible: new Set(), ends: [] }, null, false);
+  return new Tokenizer("characters", backend, texts.length, { ids: new Map(), visible: new Set(), ends: [] }, { bos: null, eos: null, pad: null }, false);
 }
 
 /** Read the vocabulary of a file whose embeddings have so many rows. */

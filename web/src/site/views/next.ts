@@ -70,12 +70,14 @@ function nucleusFloor(shares: Float32Array, topP: number): number {
   return sorted[Math.min(below, sorted.length - 1)] as number;
 }
 
-function penaltiesOf(logits: Float32Array, body: Fields, ids: readonly number[], start: number): Float32Array {
+/** The logits with the penalties for tokens that a text holds; its answer begins at `start`. */
+export function penaltiesOf(logits: Float32Array, body: Fields, ids: readonly number[], start: number): Float32Array {
   const [repetition, frequency, presence] = [body.number("repetition_penalty", 1), body.number("frequency_penalty", 0), body.number("presence_penalty", 0)];
   if (repetition === 1 && frequency === 0 && presence === 0) return logits;
   const left = logits.slice();
-  for (const id of new Set(ids)) {
-    const times = ids.slice(start).filter((one) => one === id).length;
+  const counts = new Map(ids.map((id) => [id, 0]));
+  for (const id of ids.slice(start)) counts.set(id, (counts.get(id) ?? 0) + 1);
+  for (const [id, times] of counts) {
     const logit = logits[id] as number;
     const scaled = Math.fround(logit > 0 ? logit / Math.fround(repetition) : logit * Math.fround(repetition));
     left[id] = Math.fround(scaled - Math.fround(Math.fround(frequency) * times)) - (times > 0 ? Math.fround(presence) : 0);
