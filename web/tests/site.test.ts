@@ -14,7 +14,7 @@ let opened: Opened;
 
 beforeEach(() => {
   model = new FakeModel();
-  opened = { passes: new Passes(model), command: COMMAND, chat: null };
+  opened = { passes: new Passes(model), command: COMMAND, chat: null, lesson: null };
 });
 
 function asked<T>(method: string, path: string, body: unknown): T {

@@ -7,6 +7,7 @@ of yours with -m.
   llamarium site --out site
   llamarium site --out site -m smollm2-135m
   llamarium site --out site -m model.gguf --force
+  llamarium site --out site --lesson apple-pie.toml
   python -m http.server --directory site
 """
 
@@ -25,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="NAME", help=text)
     text = "origin from which the page may open GGUF files, as in https://files.example (repeatable)"
     parser.add_argument("--allow-origin", action="append", default=[], type=_origin, metavar="URL", help=text)
+    text = "lesson that the page opens with: texts and questions for a class (TOML)"
+    parser.add_argument("--lesson", type=Path, metavar="FILE", help=text)
     parser.add_argument("--force", action="store_true", help="replace a site in DIR")
     add_json(parser)
 
@@ -33,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Write it."""
     from llamarium.page.site.folder import write_site
 
-    site = write_site(args.out, args.model, args.allow_origin, force=args.force)
+    site = write_site(args.out, args.model, args.allow_origin, args.lesson, force=args.force)
     if args.json:
         models = [{"name": one.name, "file": one.file, "bytes": one.bytes} for one in site.models]
         emit({"path": str(site.path), "bytes": site.num_bytes, "models": models})

@@ -1,3 +1,5 @@
+import type { ClassLesson } from "../schema";
+
 /** What the page and the worker say to each other, and the list of models that a site has (`llamarium site` writes it). */
 
 /** A model of the site: `models.json` lists them. */
@@ -15,6 +17,8 @@ export interface Models {
   readonly models: readonly Entry[];
   /** Other hosts whose files may be opened. */
   readonly origins: readonly string[];
+  /** What the site was written with, or null. */
+  readonly lesson: ClassLesson | null;
 }
 
 /** Open a model, in place of the one that is open. */
@@ -26,6 +30,7 @@ export interface Open {
   /** The addresses of the compiled kernels, for one thread and for several. */
   readonly kernels: string;
   readonly sharedKernels: string;
+  readonly lesson: ClassLesson | null;
   /** How many threads the page's address asks for. */
   readonly threads: number | undefined;
 }

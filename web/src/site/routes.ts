@@ -1,5 +1,5 @@
 /** What the engine answers, by method and path: the part of the server's routes that needs neither PyTorch nor a second model. */
-import type { OfModel, OfPass } from "../schema";
+import type { ClassLesson, OfModel, OfPass } from "../schema";
 import { Fields, json, Refused, type Answer } from "./asked";
 import { chatOf, completionOf } from "./chat/answers";
 import type { ChatTemplate } from "./chat/template";
@@ -25,6 +25,8 @@ export interface Opened {
   readonly command: string;
   /** How its dialogs are written; null where it has none. */
   readonly chat: ChatTemplate | null;
+  /** The site's, or null. */
+  readonly lesson: ClassLesson | null;
 }
 
 type AskModel = (opened: Opened, fields: Fields) => Answer;
@@ -32,7 +34,7 @@ type AskPass = (passes: Passes, pass: Pass, fields: Fields) => Answer;
 
 /** Of the server's probes those that are computed here; their names, queries and answers are the server's. */
 const OF_MODEL: { readonly [N in keyof OfModel]?: AskModel } = {
-  model: ({ passes, command }, query) => (query.has("shape") ? notOffered(command) : modelOf(passes)),
+  model: ({ passes, command, lesson }, query) => (query.has("shape") ? notOffered(command) : modelOf(passes, lesson !== null)),
   weights: ({ passes }, query) => weightOf(passes, query),
   rows: ({ passes }, query) => rowsOf(passes, query),
   rope: ({ passes, command }, query) => (query.has("shape") ? notOffered(command) : ropeOf(passes, query)),
@@ -46,6 +48,8 @@ const OF_MODEL: { readonly [N in keyof OfModel]?: AskModel } = {
 const OTHERS: Readonly<Record<string, AskModel>> = {
   "/health": () => json({ status: "ready" }),
   "/inspect/passes": passOf,
+  "/inspect/lesson": ({ lesson }) => lessonOf(lesson),
+  "/inspect/requests": ({ command }) => withoutRequests(command),
   "/props": ({ passes, chat }) => json({ chat_format: chat && "template", max_context: passes.config.context }),
   "/v1/chat/completions": ({ passes, chat, command }, body) => ({ events: chatOf(passes, chat, body, command), last: "[DONE]" }),
   "/v1/completions": ({ passes, chat, command }, body) => ({ events: completionOf(passes, chat, body, command), last: "[DONE]" }),
@@ -82,6 +86,16 @@ export function answer(opened: Opened, { method, path, body }: Question): Answer
   if (what.startsWith("activations/")) return select(opened.passes, pass, what.slice("activations/".length), fields);
   const ofPass = OF_PASS[what as keyof OfPass];
   return ofPass ? ofPass(opened.passes, pass, fields) : notOffered(opened.command);
+}
+
+function lessonOf(lesson: ClassLesson | null): Answer {
+  if (lesson) return json(lesson);
+  throw new Refused(404, "this site has no lesson; write it with `llamarium site --lesson FILE`", "no_lesson");
+}
+
+/** The page asks for requests again and again, unless it is told by this code that they are not shown. */
+function withoutRequests(command: string): never {
+  throw new Refused(404, `requests of other programs are those of a local server: run ${command} --inspect-requests`, "requests_not_inspected");
 }
 
 function notOffered(command: string): never {

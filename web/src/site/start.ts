@@ -21,10 +21,16 @@ const threads = Number(new URLSearchParams(location.search).get("threads")) || u
 /** Whether the service worker has answered this page, and with it the headers that threads need. */
 const isFirstVisit = "serviceWorker" in navigator && navigator.serviceWorker.controller === null;
 
+/** The view that opens where the address names none: it stands in this script's own address. */
+const stage = new URL(import.meta.url).searchParams.get("stage");
+if (stage !== null && !location.hash) history.replaceState(null, "", `#stage=${stage}`);
+
+let lesson: Models["lesson"] = null;
+
 function open(entry: Entry, file: string | Blob): void {
   const { name, command } = entry;
   worker.postMessage({
-    kind: "open", name, command, file, kernels: beside("kernels.wasm"), sharedKernels: beside("kernels-threads.wasm"), threads,
+    kind: "open", name, command, file, kernels: beside("kernels.wasm"), sharedKernels: beside("kernels-threads.wasm"), threads, lesson,
   } satisfies Open);
 }
 
@@ -36,7 +42,8 @@ function elsewhere(address: string, origins: readonly string[]): Entry | undefin
 }
 
 async function begin(): Promise<void> {
-  const { models, origins } = (await (await fetch(at("models.json"))).json()) as Models;
+  const told = (await (await fetch(at("models.json"))).json()) as Models, { models, origins } = told;
+  lesson = told.lesson;
   const wanted = new URLSearchParams(location.search).get("model") ?? "";
   const entry = models.find(({ name }) => name === wanted) ?? elsewhere(wanted, origins) ?? (models[0] as Entry);
   open(entry, at(entry.file));

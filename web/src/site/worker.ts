@@ -76,7 +76,7 @@ async function render(rendering: Rendering): Promise<readonly Written[]> {
 }
 
 async function open(told: Open): Promise<void> {
-  const { name, command, file, kernels } = told;
+  const { name, command, file, kernels, lesson } = told;
   opening.abort();
   const { signal } = (opening = new AbortController());
   if (state.kind === "open") state.opened.passes.model.close();
@@ -92,7 +92,7 @@ async function open(told: Open): Promise<void> {
     if (signal.aborted) model.close();
     const template = templateOf(model);
     const chat = template === null ? null : new ChatTemplate(model, template, render);
-    set({ kind: "open", opened: { passes: new Passes(model), command, chat } });
+    set({ kind: "open", opened: { passes: new Passes(model), command, chat, lesson } });
   } catch (error) {
     set({ kind: "failed", error });
   }

@@ -103,7 +103,7 @@ async function answered(opened: Opened, question: Question): Promise<unknown> {
 function openedOf(model: Model): Opened {
   const template = templateOf(model);
   const chat = template === null ? null : new ChatTemplate(model, template, (one) => Promise.resolve(written(one)));
-  return { passes: new Passes(model), command: "llamarium inspect", chat };
+  return { passes: new Passes(model), command: "llamarium inspect", chat, lesson: null };
 }
 
 async function mutated(file: Uint8Array, { length = file.length, bytes = [] }: Mutation): Promise<unknown> {

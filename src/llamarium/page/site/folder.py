@@ -26,6 +26,7 @@ from llamarium.errors import OptionError, escape
 from llamarium.io import atomic_folder
 from llamarium.kernels import native
 from llamarium.page import bundle
+from llamarium.page.lesson import read_lesson
 
 SCRIPTS = Path(__file__).with_name("dist")
 """What `web/vite.site.config.ts` builds."""
@@ -65,29 +66,39 @@ class Site:
     num_bytes: int
 
 
-def write_site(out: Path, model: str | None = None, origins: Sequence[str] = (), *, force: bool = False) -> Site:
+def write_site(
+    out: Path,
+    model: str | None = None,
+    origins: Sequence[str] = (),
+    lesson: Path | None = None,
+    *,
+    force: bool = False,
+) -> Site:
     """Write the page and its models as a folder for any static host.
 
     Args:
         out: The folder.
         model: A model besides `SHIPPED`, which the page opens first: a GGUF file is copied, others are exported.
         origins: Of other hosts, such as "https://files.example", from which `?model=ADDRESS` may open a GGUF file.
+        lesson: A lesson file (TOML), which the page opens with.
         force: Replace a site that is there.
 
     Raises:
-        LlamariumError: If this installation has no page for browsers alone, the model cannot be read or exported, or
+        LlamariumError: If this installation has no page for browsers alone, the model or the lesson cannot be read, or
             the folder cannot be written.
     """
     _check_built()
+    taught = None if lesson is None else read_lesson(lesson).model_dump(mode="json")
     with atomic_folder(out, replace=force, others=_other_files, whose="a site's") as folder:
         shutil.copytree(bundle.DIST, folder, dirs_exist_ok=True)
         scripts = _add_engine(folder)
         names = dict.fromkeys((model, *SHIPPED) if model else SHIPPED)
         models = tuple(_add_model(folder, name) for name in names)
-        _write_json(folder / "models.json", {"models": [_as_json(one) for one in models], "origins": list(origins)})
+        listed = [_as_json(one) for one in models]
+        _write_json(folder / "models.json", {"models": listed, "origins": list(origins), "lesson": taught})
         (folder / ".nojekyll").touch()  # GitHub Pages leaves out no file then
         index = folder / "index.html"
-        index.write_text(_index(index.read_text("utf-8"), scripts, origins), "utf-8")
+        index.write_text(_index(index.read_text("utf-8"), scripts, origins, "lesson" if taught else ""), "utf-8")
         _write_list(folder)
         num_bytes = sum(path.stat().st_size for path in _files(folder))
     return Site(out, models, num_bytes)
@@ -140,15 +151,19 @@ def _add_model(folder: Path, name: str) -> SiteModel:
     return SiteModel(shown, f"models/{file.name}", file.stat().st_size, f"llamarium inspect -m {shipped}")
 
 
-def _index(page: str, scripts: str, origins: Sequence[str]) -> str:
-    """Return the page's index with its content security policy, and with the script that runs before the page."""
+def _index(page: str, scripts: str, origins: Sequence[str], stage: str) -> str:
+    """Return the page's index with its content security policy, and with the script that runs before the page.
+
+    That script opens `stage` where the address names no view; empty is the first screen.
+    """
     policy = f"{bundle.POLICY}; script-src 'self' 'wasm-unsafe-eval'"
     if origins:
         policy += f"; connect-src 'self' {' '.join(origins)}"
+    query = f"?stage={stage}" if stage else ""
     head = (
         f'    <meta http-equiv="content-security-policy" content="{html.escape(policy)}" />\n'
         f'    <link rel="stylesheet" href="./{scripts}/site.css" />\n'
-        f'    <script type="module" src="./{scripts}/start.js"></script>\n'
+        f'    <script type="module" src="./{scripts}/start.js{query}"></script>\n'
     )
     before, charset, after = page.partition('    <meta charset="utf-8" />\n')
     assert charset, "the page's index names no encoding"

@@ -59,7 +59,7 @@ export function treeOf(config: ModelConfig): ModuleNode {
 /** What a token's key and value occupy in the cache. */
 export const kvBytes = ({ layers, kvHeads, headDim, kvDtype }: ModelConfig): number => 2 * layers * kvHeads * headDim * (kvDtype === "float32" ? 4 : 2);
 
-export function describe(model: Model, isScaled: boolean): ModelView {
+export function describe(model: Model, isScaled: boolean, hasLesson: boolean): ModelView {
   const { config } = model;
   const tree = treeOf(config);
   return {
@@ -67,6 +67,6 @@ export function describe(model: Model, isScaled: boolean): ModelView {
     shape: { D: config.hidden, N: config.heads, K: config.kvHeads, H: config.headDim, F: config.intermediate, V: config.vocab, L: config.layers },
     rms_norm_eps: config.normEps, rope_scaling: isScaled ? { rope_type: "scaled" } : null, tied: config.tied, tree,
     attention_flops_per_position: 4 * config.layers * config.heads * config.headDim, kv_bytes_per_token: kvBytes(config),
-    num_bytes: tree.num_bytes, adds_bos: model.encode("").ids.length > 0, adapters: [], loaded_with: {}, has_lesson: false,
+    num_bytes: tree.num_bytes, adds_bos: model.encode("").ids.length > 0, adapters: [], loaded_with: {}, has_lesson: hasLesson,
   };
 }

@@ -40,7 +40,7 @@ const unscaled = ({ ropeTheta, headDim }: ModelConfig, pair: number): number => 
 const isScaledIn = (config: ModelConfig): boolean => config.frequencies.some((frequency, i) => Math.abs(frequency / unscaled(config, i) - 1) > 1e-5);
 
 /** What the model is, and what runs it here. */
-export const modelOf = ({ model }: Passes): Answer => json(describe(model, isScaledIn(model.config)));
+export const modelOf = ({ model }: Passes, hasLesson: boolean): Answer => json(describe(model, isScaledIn(model.config), hasLesson));
 
 export function ropeOf({ config }: Passes, query: Fields): Answer {
   const position = query.whole("position", 0, { below: config.maxContext });
