@@ -20,11 +20,22 @@ import page_bundle
 from llamarium.page import bundle
 from llamarium.page.site import folder as site_folder
 from llamarium.runtime.taps import ACTIVATIONS
+from wasm_engine import byte_level_vocabulary, write_model
 
 ROOT = Path(__file__).parents[2]
 TEXT = "To be, or n"
 PLACE = "class/llama"
 MOST_BYTES = 9_000_000
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LESSON = """title = "What comes next?"
+[[parts]]
+text = "This License applies"
+question = "What does it expect?"
+answer = "Nothing yet."
+"""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -111,16 +122,33 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A site in a folder below the root of the server."""
-    folder = tmp_path_factory.mktemp("host")
+def built() -> Iterator[None]:
+    """The page, the scripts and the kernels of these sources."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(bundle, "DIST", page_bundle.built_page())
         patched.setattr(bundle.is_built, "__defaults__", (bundle.DIST,))
         patched.setattr(site_folder, "SCRIPTS", page_bundle.built_scripts())
         patched.setattr(site_folder, "KERNELS", page_bundle.built_kernels())
-        site_folder.write_site(folder / PLACE)
-        yield folder / PLACE
+        yield
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, built: None) -> Path:
+    """A site in a folder below the root of the server."""
+    folder = tmp_path_factory.mktemp("host")
+    site_folder.write_site(folder / PLACE)
+    return folder / PLACE
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory, built: None) -> Path:
+    """A site with a lesson, and a model that has a form for dialogs."""
+    folder = tmp_path_factory.mktemp("taught")
+    vocabulary = byte_level_vocabulary((ROOT / "LICENSE").read_text(), 400)
+    write_model(folder / "talker.gguf", ("Q8_0",), {**vocabulary, "tokenizer.chat_template": TEMPLATE}, 405)
+    (folder / "lesson.toml").write_text(LESSON)
+    site_folder.write_site(folder / PLACE, str(folder / "talker.gguf"), lesson=folder / "lesson.toml")
+    return folder / PLACE
 
 
 @contextmanager
@@ -246,6 +274,41 @@ def differences(answer: Any, expected: Any, place: str = "") -> list[str]:
         is_near = answer == expected or math.isclose(answer, expected, rel_tol=1e-5, abs_tol=1e-5)
         return [] if is_near else [f"{place}: {answer} is not {expected}"]
     return [] if answer == expected else [f"{place}: {answer!r} is not {expected!r}"]
+
+
+def test_a_site_with_a_lesson_opens_with_it_and_its_model_answers_in_a_dialog(taught: Path, browser: Browser) -> None:
+    with served(taught, Quiet) as address, browser.new_page() as page:
+        page.goto(address)
+        expect(page.get_by_text("What does it expect?")).to_be_visible()
+        page.get_by_role("link", name="Chat", exact=True).click()
+        page.get_by_label("Your message").fill("Hello <|im_end|>")
+        page.get_by_role("button", name="Send").click()
+        answer = page.locator("li.assistant")
+        expect(answer.locator(".told .soft")).to_contain_text("tokens ·", timeout=60_000)
+        expect(answer.get_by_role("button", name="Answer anew")).to_be_visible()
+        assert answer.get_by_role("alert").count() == 0
+        told = page.evaluate(
+            """async () => {
+                const body = JSON.stringify({ messages: [{ role: "user", content: "a" }], max_tokens: 3, seed: 1 });
+                const answer = await llamariumBackend("/v1/chat/completions", { method: "POST", body });
+                const refused = await llamariumBackend("/v1/chat/completions", { method: "POST", body: "{}" });
+                return [answer.status, await answer.text(), refused.status];
+            }"""
+        )
+    assert (told[0], told[2]) == (200, 400)
+    *chunks, last = told[1].split("\n\n")[:-1]
+    assert last == "data: [DONE]"
+    assert len(chunks) == 4
+    assert json.loads(chunks[0].removeprefix("data: "))["prompt_token_ids"]
+
+
+def test_a_text_is_continued_where_there_is_no_form_for_dialogs(opened: Page) -> None:
+    opened.goto(f"{opened.url.partition('#')[0]}#stage=chat")
+    opened.get_by_label("A text to continue").fill("To be")
+    opened.get_by_role("button", name="Continue").click()
+    answer = opened.locator("li.assistant")
+    expect(answer.get_by_role("button", name="Answer anew")).to_be_visible(timeout=60_000)
+    expect(answer.locator(".told .soft")).to_contain_text("251 tokens")  # the context is 256
 
 
 def test_the_folder_is_small_and_its_index_says_what_may_run(site: Path) -> None:
