@@ -1,4 +1,4 @@
-"""Dialogs in the page without a server, held to Python: the same ids for the same messages, the same tokens for a seed."""
+"""Dialogs in the page without a server, held to Python: the same ids for messages, and the same tokens for a seed."""
 
 import platform
 from collections.abc import Iterator
@@ -20,7 +20,8 @@ PARTS = (
 )
 REASONING = (
     "{% for m in messages %}{% set ns = namespace(text=m.content) %}{% if '</think>' in ns.text %}"
-    "{% set ns.text = ns.text.split('</think>')[-1] %}{% endif %}<|im_start|>{{ m.role }}\n{{ ns.text | trim }}<|im_end|>\n"
+    "{% set ns.text = ns.text.split('</think>')[-1] %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ ns.text | trim }}<|im_end|>\n"
     "{% endfor %}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif %}"
 )
 TEMPLATES = {name: one.template for name, one in NAMED_FORMATS.items()} | {
@@ -94,7 +95,14 @@ def test_the_same_seed_gives_the_tokens_that_python_gives(
     options = [
         {"temperature": 0, "max_tokens": 12},
         {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 7, "max_tokens": 24},
-        {"temperature": 1.2, "min_p": 0.01, "presence_penalty": 0.5, "frequency_penalty": 0.3, "seed": 3, "max_tokens": 70},
+        {
+            "temperature": 1.2,
+            "min_p": 0.01,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.3,
+            "seed": 3,
+            "max_tokens": 70,
+        },
     ]
     told = [{"messages": messages_of(DIALOGS[1]), **one} for one in options]
     answers = ask(engine, path, *told)

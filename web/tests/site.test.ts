@@ -240,7 +240,7 @@ describe("interventions", () => {
 describe("the model", () => {
   it("is described by its modules, and by what runs it here", () => {
     const view = get<ModelView>("/inspect/model");
-    expect(view).toMatchObject({ name: "fake", runner: "WebAssembly (fake)", dtype: "float32", kv_bytes_per_token: 192, tied: true, adds_bos: false });
+    expect(view).toMatchObject({ name: "fake", runner: "WebAssembly (fake, one thread)", dtype: "float32", kv_bytes_per_token: 192, tied: true, adds_bos: false });
     expect(view.tree.children.map(({ name, kind }) => [name, kind])).toEqual([["model", "LlamaModel"], ["lm_head", "Linear"]]);
     const layers = view.tree.children[0]?.children.find(({ name }) => name === "layers");
     expect(layers?.children.map(({ path, kind }) => [path, kind])).toEqual([0, 1, 2].map((i) => [`model.layers.${i}`, "LlamaDecoderLayer"]));
