@@ -34,15 +34,15 @@ dev: .venv/.dev
 MINUTES := 14
 
 # Tests that measure time or want every core run by themselves at the end.
-# The tests that need no PyTorch (tests/light.txt) run where there is none.
-SIDE_BY_SIDE := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
+# The tests that need no PyTorch run where there is none.
+SIDE_BY_SIDE := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: .venv/.dev .venv-light/.test
 	$(SAY) "Testing in $(WORKERS) processes, first without PyTorch ($(MINUTES) minutes on two cores) ..."
-	OMP_NUM_THREADS=1 .venv-light/bin/python $(SIDE_BY_SIDE)
-	OMP_NUM_THREADS=1 $(BIN)/python $(SIDE_BY_SIDE) --heavy
+	OMP_NUM_THREADS=1 .venv-light/bin/python $(SIDE_BY_SIDE) -m "not torch and not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python $(SIDE_BY_SIDE) -m "torch and not alone"
 	$(SAY) "Testing what needs the machine for itself (about two minutes) ..."
-	.venv-light/bin/python -m pytest -m alone
-	$(BIN)/python -m pytest -m alone --heavy
+	.venv-light/bin/python -m pytest -m "alone and not torch"
+	$(BIN)/python -m pytest -m "alone and torch"
 
 # Real programs against the server: those of tests/clients/programs.toml that are in the folder CLIENTS_DIR, or those
 # that CLIENTS names; `--install` among them has npm and pip install what is not there.

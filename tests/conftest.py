@@ -1,13 +1,16 @@
 """Fixtures that every part of the suite shares.
 
-The built-in model's file and the built-in tokenizer's; `model_files` where PyTorch is. Where it is not, the tests in
-light.txt are collected, and with --heavy all others: `make test` runs each in one of two environments.
+The built-in model's file and the built-in tokenizer's; `model_files` where PyTorch is.
+
+Tests with the mark `torch` need PyTorch or another package of the dev extra. `make test` runs them in .venv, and all
+others in .venv-light, where there is none of these.
 """
 
 import gc
 import importlib
 import itertools
 import random
+import re
 import signal
 import sys
 import threading
@@ -34,11 +37,7 @@ if _HAS_TORCH:
     model_files = importlib.import_module("model_files")._model_files
 FORKS = ("test_train_checkpoint.py",)  # a hundred times: each copies the map of all memory that the process has by then
 FIRST = ("test_native_build.py", "test_wheels.py", *FORKS, "test_docs.py", "test_native_runner.py", "test_python_o.py")
-LIGHT = frozenset(Path(__file__).with_name("light.txt").read_text().split())
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--heavy", action="store_true", help="leave out the tests that need no PyTorch (light.txt)")
+MARKS = ("alone", "slow", "torch")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,25 +54,39 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     marks = config.getoption("markexpr")
     if collection_path == Path(__file__).parent / "parity":  # its conftest.py imports the oracles
-        sources = "".join(path.read_text() for path in collection_path.glob("*.py"))
-        return True if not _HAS_TORCH or has_none_of(sources, marks) else None
+        return all(is_left_out(path.read_text(), marks) for path in collection_path.glob("test_*.py")) or None
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    if has_none_of(collection_path.read_text(), marks):
+    return is_left_out(collection_path.read_text(), marks) or None
+
+
+def is_left_out(source: str, chosen: str, has_torch: bool = _HAS_TORCH) -> bool:
+    """Whether `-m chosen` can choose no test of a file. It is not imported then: that could take long, or fail."""
+    of_all = marks_of_all(source)
+    if "torch" in of_all and not has_torch:
         return True
-    is_light = collection_path.relative_to(Path(__file__).parent).as_posix() in LIGHT
-    return True if (is_light and config.getoption("--heavy")) or not (is_light or _HAS_TORCH) else None
+    if not chosen or set(re.findall(r"\w+", chosen)) - {*MARKS, "and", "or", "not"}:
+        return False
 
-
-def has_none_of(source: str, marks: str) -> bool:
-    """Whether a file has no test of `-m alone` or `-m "not alone"`: what it would import takes long."""
-    return (marks == "alone" and "pytest.mark.alone" not in source) or (
-        marks == "not alone" and "\npytestmark = pytest.mark.alone" in source
+    of_some = [name for name in MARKS if f"pytest.mark.{name}" in source and name not in of_all]
+    tests = itertools.product((False, True), repeat=len(of_some))
+    return not any(
+        eval(chosen, {name: name in of_all for name in MARKS} | dict(zip(of_some, t, strict=True))) for t in tests
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no process is left to run one by itself at the end."""
+def marks_of_all(source: str) -> set[str]:
+    """Return those of `MARKS` that a file puts on all of its tests."""
+    assigned = "".join(re.findall(r"^pytestmark = (?:\[\n.*?^\]|[^\n]*)", source, re.M | re.S))
+    return {name for name in MARKS if f"pytest.mark.{name}" in assigned}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what cannot run here, and begin with the files that take longest, so that none is left for the end."""
+    if not _HAS_TORCH:
+        left_out = [item for item in items if item.get_closest_marker("torch")]
+        items[:] = [item for item in items if not item.get_closest_marker("torch")]
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 

@@ -19,6 +19,8 @@ from llamarium.errors import (
 )
 from llamarium.runtime.batch import BLOCK_SIZE
 
+pytestmark = pytest.mark.torch("it edits modules")
+
 PROMPTS = ["Once upon a time, there was", "2 + 2 =", "The quick brown fox jumps over the lazy dog and then"]
 
 

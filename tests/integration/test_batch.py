@@ -27,6 +27,8 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.server.settings import Settings
 from serving import CHAT, HELLO, NEVER_TORCH, Running, small_engine
 
+pytestmark = pytest.mark.torch
+
 COMPLETIONS = "/v1/completions"
 ROUTES: dict[str, dict[str, Any]] = {
     CHAT: HELLO,

@@ -11,6 +11,8 @@ from checkpoint_kinds import KINDS
 from kind_parts import ASK, Kind
 from llamarium.errors import ChatFormatError
 
+pytestmark = pytest.mark.torch
+
 TEXTS = ["the dog", "Zürich, 日本語 😀", "def main(argv):\n    return [int(x)]", "The price was 12,345.67 in 2024!"]
 
 

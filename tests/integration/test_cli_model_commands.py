@@ -32,6 +32,8 @@ from llamarium.runtime.native.runner import NativeRunner
 from llamarium.sampling.params import parameters_of
 from serving import small_llama
 
+pytestmark = pytest.mark.torch
+
 STORY = ["Once upon a time", "--temperature", "0", "-n", "12"]
 
 

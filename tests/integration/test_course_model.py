@@ -12,6 +12,8 @@ from llamarium.course.steps import STEPS
 from llamarium.page.extension import page
 from serving import serving
 
+pytestmark = pytest.mark.torch
+
 FAILS = """
 import os
 import numpy as np

@@ -32,6 +32,8 @@ from llamarium.server.ray_serve.options import options_of
 from llamarium.server.settings import Settings
 from serving import HELLO, free_port, serving, small_llama
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "examples" / "deploy"
 GUIDE = ROOT / "docs" / "guides" / "deploy.md"

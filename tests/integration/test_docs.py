@@ -48,6 +48,8 @@ from llamarium.hub.resolve import resolve
 from quiet_clients import quiet_langchain, quiet_litellm
 from serving import free_port
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = "learn", "guides", "reference"
 DOCUMENTS = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(ROOT.glob(f"docs/{folder}/*.md")))]

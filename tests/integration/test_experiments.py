@@ -29,6 +29,8 @@ from llamarium.train.pretrain import prepare
 from llamarium.train.report.journal import read_journal
 from llamarium.train.step import bidirectional_trunk
 
+pytestmark = pytest.mark.torch
+
 WORDS = "the cat sat on a mat and so did every other cat that had come by".split()
 ROOT = Path(__file__).parents[2]
 

@@ -26,6 +26,8 @@ from page_bundle import built_page
 from serving import save_small_model, serving, small_llama
 from tiny_run import tiny_run
 
+pytestmark = pytest.mark.torch
+
 TEXT = "a+b & c#d é🙂"
 
 

@@ -12,6 +12,8 @@ import llamarium
 from llamarium.cli.main import main
 from sentencepiece_models import library, trained
 
+pytestmark = pytest.mark.torch
+
 
 def test_a_folder_of_llama_2_reads_text_and_is_exported(
     model_files: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -23,6 +23,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42], [9, 8, 7, 6, 5, 4, 3, 2]])
 POSITIONS = torch.tensor([[0, 1, 2, 100, 8193, 20000, 100000, 131071]])
 

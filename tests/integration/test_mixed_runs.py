@@ -28,6 +28,8 @@ from llamarium.train.rewards.grpo import prepare as prepare_grpo
 from llamarium.train.setup import Setup, with_optimizer
 from tiny_run import WORDS, tiny_config, write_words
 
+pytestmark = pytest.mark.torch
+
 SILENT = nullcontext(lambda event: None)
 
 

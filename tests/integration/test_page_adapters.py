@@ -21,6 +21,8 @@ from llamarium.page.extension import page
 from serving import serving
 from strong_adapters import strengthen
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 OTHER = "The dog sat on the mat"
 TOKEN = 900

@@ -29,7 +29,7 @@ VIEWS = ("lens-grid", "heads-looking", "attribution", "ablate", "patch", "steer"
 FIELDS = {"ablate": {"edits": "head:0:1:0:;mlp:1::-1:2,3", "goes_on": 12}, "patch": {"source": OTHER}}
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -19,7 +19,7 @@ from llamarium.page.compare.runs import Runs
 from llamarium.page.extension import page
 from serving import save_small_model, serving, small_llama
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 TEXT, LINE = "The cat sat on the mat", "What is the king, my lord?"
 RUN = packaged_run(PACKAGED_RUNS[0])

@@ -15,6 +15,8 @@ from llamarium.errors import InputError
 from llamarium.page.extension import page
 from serving import serving, small_llama, small_model
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 LONG = list(range(100, 124))
 ZERO = 7  # the row of the odd model that nothing has trained

@@ -35,7 +35,7 @@ STAGES = (
 )  # fmt: skip
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -19,7 +19,7 @@ from page_bundle import built_page
 from serving import CHAT, Running, serving
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 DIALOG = [{"role": "user", "content": "Why is the sky blue?"}]
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}

@@ -32,7 +32,7 @@ from serving import Running, serving
 from tiny_run import tiny_run
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 TEXT = "the cat sat on a mat"
 VIEWS = ("bits-cost", "compare", "checkpoints")

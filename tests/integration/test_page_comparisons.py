@@ -28,6 +28,8 @@ from serving import Running, serving, small_llama
 from strong_adapters import strengthen
 from tiny_run import tiny_run
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 WORDS = "the cat sat on a mat"
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)

@@ -17,7 +17,7 @@ from page_browser import KEY, check_fits_and_is_open, link, settled
 from serving import Running, serving, small_llama
 
 pytest_plugins = ["page_browser"]
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("own_folders_list")]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600), pytest.mark.usefixtures("own_folders_list")]
 
 ATTEND = step_named("attend")
 WRONG = re.sub(r"np\.repeat\((\w+), N // K, axis=1\)", r"np.tile(\1, (1, N // K, 1))", solution(ATTEND))

@@ -21,7 +21,7 @@ DIGITS = 6
 MINUS = "\u2212"
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 Floats = NDArray[np.float64]
 

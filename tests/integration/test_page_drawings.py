@@ -12,7 +12,7 @@ from page_browser import TEXT, as_shown, link, settled, shown
 from serving import Running
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 SVG = "{http://www.w3.org/2000/svg}"
 

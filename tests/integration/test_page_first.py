@@ -15,7 +15,7 @@ TEXT = "The dog saw a cat and ran"
 CARDS = 12
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 def probabilities(llama: Llama, ids: list[int], temperature: float = 1.0) -> np.ndarray:

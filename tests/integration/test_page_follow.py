@@ -30,7 +30,7 @@ LONG = 30_000
 """Milliseconds for what runs the model anew, or trains it, on a machine that does much else."""
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -17,6 +17,8 @@ from llamarium.page.extension import page
 from llamarium.server.lifecycle.threads import are_at_work
 from serving import CHAT, HELLO, Running, serving
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 OTHER = "The dog sat on the mat"
 TOKEN, AGAINST = 900, 901

@@ -17,7 +17,7 @@ CHAPTERS = tuple(path.stem.partition("-")[2] for path in sorted(COURSE.glob("[0-
 ENTRY = re.compile(r"^### (.+)\n\n((?:.+\n)+)", re.M)
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 def glossary() -> dict[str, str]:

@@ -15,7 +15,7 @@ from page_bundle import built_page
 from serving import Running, serving
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 LESSON = ClassLesson(
     title=f"A title {HOSTILE}",

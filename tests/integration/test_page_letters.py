@@ -13,7 +13,7 @@ from page_letters import RECORDS, faults
 from serving import Running, small_llama
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 SIZES = ((360, 740), (640, 450), (768, 1000), (1280, 900), (1920, 1080))
 """Width and height; a window of 1280 at 200 % is 640 wide."""

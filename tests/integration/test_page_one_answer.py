@@ -12,7 +12,7 @@ from llamarium.api import load
 from llamarium.page.extension import page
 from serving import serving
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 TEXT = "The cat sat"
 CHAPTER = Path(__file__).parents[2] / "docs/learn/5-how-a-sentence-grows.md"

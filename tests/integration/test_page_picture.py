@@ -10,7 +10,7 @@ from page_browser import TEXT, Intercepted, check_fits_and_is_open, link, settle
 from serving import Running
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)

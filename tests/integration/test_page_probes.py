@@ -15,6 +15,8 @@ from llamarium.page.probes import layers
 from llamarium.presets import PRESETS
 from serving import Running, serving
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 TOKEN = 900
 

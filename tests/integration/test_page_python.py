@@ -15,7 +15,7 @@ from page_browser import HOSTILE, TEXT, link, settled
 from serving import Running
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 OTHER = "The dog sat on the mat"
 VIEWS: dict[str, dict[str, Any]] = {

@@ -15,6 +15,8 @@ from llamarium.page.routes import requests
 from llamarium.server.prefix import explainer
 from serving import CHAT, HELLO, Running, serving
 
+pytestmark = pytest.mark.torch
+
 KEY = "the-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 LONG = (

@@ -16,6 +16,8 @@ from llamarium.page.extension import page
 from llamarium.presets import PRESETS
 from serving import CHAT, HELLO, Running, serving
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 KEY = "the-key"
 

@@ -14,6 +14,8 @@ from llamarium.inspect.score import score
 from llamarium.page.extension import page
 from serving import serving
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 FORM = {
     "type": "json_schema",

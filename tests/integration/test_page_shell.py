@@ -7,7 +7,7 @@ from page_browser import TEXT, Held, Intercepted, link, settled
 from serving import Running
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 _SEEN = """
 () => {

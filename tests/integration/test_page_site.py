@@ -37,7 +37,7 @@ question = "What does it expect?"
 answer = "Nothing yet."
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.torch("it compiles for browsers, with the dev extra"), pytest.mark.timeout(300)]
 
 TAPPED = [name for name in ACTIVATIONS if name not in ("scores", "pattern", "logits")]
 EXACT = [

@@ -12,7 +12,7 @@ from page_browser import HOSTILE, Held, link, settled
 from serving import Running
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 SVG = "{http://www.w3.org/2000/svg}"
 

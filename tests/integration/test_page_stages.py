@@ -11,7 +11,7 @@ from page_browser import TEXT, link, settled
 from serving import Running
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 REPEATS = "one two three four five one two three four five"
 

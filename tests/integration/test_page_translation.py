@@ -11,7 +11,7 @@ from page_browser import KEY, as_shown, check_fits_and_is_open, link, settled, s
 from serving import Running, small_llama
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 TEXT = "the black cat does not see the small house"
 

@@ -15,6 +15,8 @@ from llamarium.kernels.turns import Turns
 from llamarium.page.extension import page
 from serving import HELLO, Running, serving
 
+pytestmark = pytest.mark.torch
+
 IDS = list(range(100, 148))
 OTHERS = list(range(400, 448))
 PATCHES: dict[str, Any] = {"source_ids": OTHERS, "token_id": 5}

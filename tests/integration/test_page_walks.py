@@ -25,7 +25,7 @@ LONG = 60_000
 MOST_CLICKS = 4
 
 pytest_plugins = ["page_browser"]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from llamarium.page.extension import page
 from llamarium.page.probes import weights
 from serving import Running, serving
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat"
 
 

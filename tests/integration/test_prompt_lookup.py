@@ -6,6 +6,8 @@ import pytest
 
 import llamarium
 
+pytestmark = pytest.mark.torch
+
 LIST = "1. apples\n2. pears\n3. plums\n4. cherries\n"
 TEXT = f"Copy the list.\n\n{LIST}\nCopy the list.\n\n{LIST}\nCopy the list.\n\n1."
 

@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.torch("PyTorch's errors are among them")
+
 UNIT = Path(__file__).parent.parent / "unit"
 FILES = [
     "test_config.py",

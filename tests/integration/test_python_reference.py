@@ -9,6 +9,8 @@ import pytest
 
 import llamarium
 
+pytestmark = pytest.mark.torch("it imports all that is public")
+
 ROOT = Path(__file__).parents[2]
 PUBLIC = [getattr(llamarium, name) for name in llamarium.__all__]  # imported before another test replaces `load`
 

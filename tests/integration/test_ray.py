@@ -34,7 +34,7 @@ LONG = {
 }
 """What asks for an answer that does not come to its end in a test's time."""
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.torch, pytest.mark.alone]
 
 
 class Cluster:

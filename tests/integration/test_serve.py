@@ -18,6 +18,8 @@ from llamarium.server.field_table import GENERATION, TABLE, Hint
 from llamarium.server.hints import HEADER
 from serving import CHAT, HELLO, Running, serving
 
+pytestmark = pytest.mark.torch
+
 DIALOG: Any = HELLO["messages"]
 
 

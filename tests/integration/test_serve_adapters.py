@@ -27,6 +27,8 @@ from llamarium.server.lifecycle.service import Service
 from serving import CHAT, HELLO, Running, serving
 from strong_adapters import strengthen
 
+pytestmark = pytest.mark.torch
+
 NAMES = ("one", "two")
 COMPLETION: dict[str, Any] = {"prompt": "The sky over the sea is " * 8, "temperature": 0, "max_tokens": 12}
 

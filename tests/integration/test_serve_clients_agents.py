@@ -22,6 +22,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from serving import Running
 
+pytestmark = pytest.mark.torch
+
 QUESTION = "What is the weather in Paris?"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 128}
 UNTRACED = agents.RunConfig(tracing_disabled=True)

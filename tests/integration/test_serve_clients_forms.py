@@ -18,6 +18,8 @@ import pytest
 
 from serving import Running
 
+pytestmark = pytest.mark.torch
+
 QUESTION = "Extract: Jason is 25 years old."
 
 

@@ -19,6 +19,8 @@ from openai.types.chat import ChatCompletionChunk
 from clients.scripted_server import CALLS, PRINTED, scripted_server
 from serving import CHAT, Running
 
+pytestmark = pytest.mark.torch
+
 NO_EFFECT = "x-llamarium-no-effect"
 QUESTION = "Which weather does Paris have?"
 RESULT = "It is 21 degrees and sunny in Paris."

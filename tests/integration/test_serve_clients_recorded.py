@@ -19,6 +19,8 @@ import pytest
 from clients.scripted_server import CALLS, PRINTED, scripted_server
 from serving import Running
 
+pytestmark = pytest.mark.torch
+
 NO_EFFECT = "x-llamarium-no-effect"
 JsonObject = dict[str, Any]
 QUESTION = "Use a tool to find out what is printed, and repeat that."

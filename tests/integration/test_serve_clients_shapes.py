@@ -9,6 +9,8 @@ import pytest
 
 from serving import CHAT, Running
 
+pytestmark = pytest.mark.torch
+
 NO_EFFECT = "x-llamarium-no-effect"
 COMMAND: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

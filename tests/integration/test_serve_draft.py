@@ -22,6 +22,8 @@ from llamarium.generation.options import drafting
 from llamarium.tokenizer.compare import check_same_vocabulary
 from serving import HELLO, serving, small_llama
 
+pytestmark = pytest.mark.torch
+
 PROMPTS = ["Once upon a time", "The sky over the sea is", "Once upon a hill"]
 
 

@@ -11,6 +11,8 @@ from llamarium.api import Llama
 from llamarium.server.openai import logprobs
 from serving import Running
 
+pytestmark = pytest.mark.torch
+
 TEXT = "Grüße, the sky is 🦙 blue"
 NAMES = {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
 PATH = "/v1/completions"

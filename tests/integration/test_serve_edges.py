@@ -13,6 +13,8 @@ from llamarium.api import Llama
 from llamarium.runtime.loaded_model import LoadedModel
 from serving import CHAT, HELLO, Running, serving, small_model
 
+pytestmark = pytest.mark.torch
+
 KEY = "authorization: Bearer first-key"
 BODY = json.dumps(HELLO).encode()
 

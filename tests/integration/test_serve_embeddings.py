@@ -19,6 +19,8 @@ from llamarium.api import Llama
 from llamarium.attention import CausalAttend
 from serving import HELLO, Running, serving
 
+pytestmark = pytest.mark.torch
+
 EMBEDDINGS = "/v1/embeddings"
 TEXTS = ["Once upon a time", "x", "The sky is " * 20, "Grüße 🦙", "<|im_end|>"]
 

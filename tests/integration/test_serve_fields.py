@@ -10,6 +10,8 @@ from llamarium.server.field_table import TABLE, Hint
 from llamarium.server.hints import HEADER, MAX_NAME_CHARACTERS, MAX_NAMES
 from serving import CHAT, HELLO, Running
 
+pytestmark = pytest.mark.torch
+
 SAID = {"messages": HELLO["messages"]}
 RESPONSE: dict[str, Any] = {"input": "Hello!", "temperature": 0, "max_output_tokens": 8}
 MESSAGE: dict[str, Any] = SAID | {"temperature": 0, "max_tokens": 8}

@@ -13,6 +13,8 @@ import pytest
 
 from serving import CHAT, HELLO, Running
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture(scope="module")
 def client(running: Running) -> Iterator[openai.OpenAI]:

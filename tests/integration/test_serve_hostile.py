@@ -24,6 +24,8 @@ from llamarium.server.openai.requests import ChatRequest, CompletionRequest
 from llamarium.server.openai.responses.requests import ResponseRequest
 from serving import CHAT, HELLO, Running, serving, small_llama
 
+pytestmark = pytest.mark.torch
+
 QUICK = settings(
     max_examples=150,
     deadline=None,

@@ -15,6 +15,8 @@ from llamarium.inspect.interventions.edits import ablate
 from llamarium.runtime.intervention import Edit
 from serving import CHAT, HELLO, Running, serving
 
+pytestmark = pytest.mark.torch
+
 COMPLETION: dict[str, Any] = {
     "prompt": "The sky over the sea is " * 6, "temperature": 0, "max_tokens": 10, "logprobs": 3,
     "return_token_ids": True,

@@ -25,6 +25,8 @@ from llamarium.api import Llama
 from quiet_clients import quiet_langchain
 from serving import HELLO, Running
 
+pytestmark = pytest.mark.torch
+
 DIALOG: list[dict[str, Any]] = HELLO["messages"]
 QUESTION: str = DIALOG[0]["content"]
 

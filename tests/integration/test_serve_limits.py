@@ -28,6 +28,8 @@ from llamarium.server.settings import Settings
 from llamarium.tokenizer.tools.request import ToolRequest
 from serving import CHAT, HELLO, Running, serving, small_engine
 
+pytestmark = pytest.mark.torch
+
 ENDLESS: dict[str, Any] = HELLO | {"max_tokens": 470, "ignore_eos": True}
 
 

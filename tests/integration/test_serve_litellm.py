@@ -11,9 +11,12 @@ from llamarium.api import Llama
 from quiet_clients import quiet_litellm
 from serving import HELLO, Running
 
-pytestmark = pytest.mark.filterwarnings(  # it looks at every attribute of a chunk
-    "ignore:Accessing the 'model_.*' attribute on the instance:pydantic.warnings.PydanticDeprecatedSince211"
-)
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(  # it looks at every attribute of a chunk
+        "ignore:Accessing the 'model_.*' attribute on the instance:pydantic.warnings.PydanticDeprecatedSince211"
+    ),
+]
 
 DIALOG: list[dict[str, Any]] = HELLO["messages"]
 PAINT: dict[str, Any] = {

@@ -16,6 +16,8 @@ from llamarium.api import Llama
 from llamarium.inspect.score import score
 from serving import Running
 
+pytestmark = pytest.mark.torch
+
 CHOICES = [" blue as it is", " green"]
 DOCS = [{"question": f"The sky over {place} is", "gold": i % 2} for i, place in enumerate(["Łódź", "Rome", "here"])]
 LIKELY = {

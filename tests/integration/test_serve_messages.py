@@ -24,6 +24,8 @@ from llamarium.tokenizer.tools.request import ToolRequest
 from scripted import ScriptedLlama
 from serving import Running, serving, small_engine
 
+pytestmark = pytest.mark.torch
+
 MESSAGES = "/v1/messages"
 DIALOG: Any = [{"role": "user", "content": "Hello!"}]
 ASKED: dict[str, Any] = {"messages": DIALOG, "max_tokens": 12, "temperature": 0}

@@ -15,6 +15,8 @@ from llamarium.server.prefix.explainer import BYTES_PER_BLOCK, PrefixExplainer
 from llamarium.tokenizer.chat.choose import with_template
 from serving import CHAT, Running, serving, small_llama
 
+pytestmark = pytest.mark.torch
+
 TEMPLATE = r"""{%- if persona is defined %}<|im_start|>persona
 {{ persona }}<|im_end|>
 {% endif %}

@@ -20,6 +20,8 @@ import pytest
 
 from serving import NEVER_TORCH, wait
 
+pytestmark = pytest.mark.torch
+
 STORY: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
 
 

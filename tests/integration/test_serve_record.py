@@ -21,6 +21,8 @@ from llamarium.server.openai.responses.store import ResponseStore
 from llamarium.server.recorder import Recorder
 from serving import CHAT, NEVER_TORCH, Running, save_small_model, serving
 
+pytestmark = pytest.mark.torch
+
 WEATHER = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}},

@@ -24,6 +24,8 @@ from llamarium.tokenizer.tools.request import ToolRequest
 from scripted import ScriptedLlama
 from serving import Running, serving
 
+pytestmark = pytest.mark.torch
+
 RESPONSES = "/v1/responses"
 DIALOG: Any = [{"role": "user", "content": "Hello!"}]
 ASKED: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 12, "temperature": 0}

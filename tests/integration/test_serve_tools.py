@@ -19,6 +19,8 @@ from llamarium.tokenizer.tools.request import ToolRequest
 from scripted import ScriptedLlama
 from serving import Running, serving, small_llama
 
+pytestmark = pytest.mark.torch
+
 QUESTION: dict[str, Any] = {"role": "user", "content": "Is it warm in Köln?"}
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}

@@ -14,11 +14,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import httpx
+import pytest
 
 import llamarium
 from llamarium.api import Llama
 from llamarium.server.lifecycle.run import Server
 from serving import CHAT, HELLO, serving
+
+pytestmark = pytest.mark.torch
 
 PACKAGE = str(Path(llamarium.__file__).parent)
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
-pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux what a process holds")
+pytestmark = [
+    pytest.mark.torch("bench/soak.py makes a model"),
+    pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux what a process holds"),
+]
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from llamarium.runtime.runner import Cache, Logits, Runner
 from llamarium.runtime.taps import Taps
 from llamarium.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.torch
+
 PROMPT = "The cat sat on the mat, and the dog"
 NUM_NEW = 6
 

@@ -34,7 +34,10 @@ from llamarium.train.report.journal import read_journal
 from llamarium.train.run import run
 from llamarium.train.state import checkpoint
 
-pytestmark = pytest.mark.timeout(1000)  # the first test waits for two processes, on a busy machine for long
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(1000),  # the first test waits for two processes, on a busy machine for long
+]
 SHAPE = (
     "--preset tiny --hidden-size 32 --intermediate-size 48 --num-hidden-layers 2 --num-attention-heads 4 "
     "--num-key-value-heads 2 --head-dim 8 --context 16"

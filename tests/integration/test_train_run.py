@@ -41,6 +41,8 @@ from llamarium.train.state.signals import stop_signals
 from llamarium.train.step import Evaluation
 from tiny_run import WORDS, tiny_config, write_words
 
+pytestmark = pytest.mark.torch
+
 
 class KilledError(BaseException):
     """Ends a run as a kill would: nothing of it is caught."""

@@ -9,6 +9,8 @@ import pytest
 import llamarium
 from llamarium.errors import OptionError, OutputError, TrainingError
 
+pytestmark = pytest.mark.torch("it trains")
+
 TEXT = "the cat sat on the mat and looked at the moon. " * 60
 SMALL: dict[str, Any] = {
     "device": "cpu", "steps": 3, "batch_rows": 2, "eval_every": 2, "sample_every": 0, "save_every": 2,

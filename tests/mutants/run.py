@@ -52,7 +52,7 @@ def verdict(fault: Fault) -> str:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__"))
         fault.put_into(Path(folder))
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "--heavy", "-p", "no:cacheprovider", *fault.tests]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault.tests]
         environment = os.environ | {"PYTHONPATH": f"{folder}/src", "OMP_NUM_THREADS": "1"}
         try:
             done = subprocess.run(

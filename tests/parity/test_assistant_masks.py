@@ -14,6 +14,8 @@ from llamarium.checkpoints.tokenizers import load_tokenizer
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.dialogs import read_dialogs
 
+pytestmark = pytest.mark.torch
+
 WORDS = "the cat sat on a mat and said that it was fine 42 Zürich café 猫 😀 { } \" ' \\ 3.14".split()
 
 CHATML = """

@@ -13,6 +13,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.sampling.params import SamplingParams
 from native_models import native_runner
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.randint(0, 512, (150,), generator=torch.Generator().manual_seed(5))
 
 

@@ -24,6 +24,8 @@ from llamarium.options.loading import LoadOptions
 from llamarium.tokenizer.base import Tokenizer
 from llamarium.train.data.bpe import train_bpe
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize(
     "name", ["llama-3.2-1b", "llama-3.1-8b", "llama-3.2-3b", "llama-2", "mqa", "yarn", "linear", "biases"]

@@ -10,6 +10,8 @@ import torch
 from llamarium.inspect.interventions.edits import Edit, ablate, edited, scale
 from llamarium.inspect.interventions.patching import PatchGrid, PatchPart
 
+pytestmark = pytest.mark.torch
+
 IDS, OTHER = [5, 77, 300, 12, 9, 451], [5, 301, 300, 12, 40, 451]
 VECTOR = torch.linspace(-1, 1, 256)
 TOLERANCE = {"rtol": 1.3e-6, "atol": 1e-5}

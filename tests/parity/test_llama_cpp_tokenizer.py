@@ -25,9 +25,10 @@ from llamarium.tokenizer.sentencepiece.model import read_model
 from llamarium.train.data.bpe import train_words
 from sentencepiece_models import TEXTS, USER_DEFINED, library, trained
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform"
-)
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform"),
+]
 
 # The wheel exports llama.cpp's C functions. The struct of parameters is passed as it was returned, whatever is in it.
 LLAMA_CPP = """

@@ -18,6 +18,8 @@ from llamarium.model import LlamaAttention, LlamaForCausalLM, LlamaRMSNorm, Llam
 from llamarium.model import llama as llama_module
 from llamarium.model.rope import rotate_complex
 
+pytestmark = pytest.mark.torch
+
 NAMES = ["llama-3.2-1b", "llama-3.1-8b", "llama-3.2-3b", "llama-2", "mqa", "yarn", "linear", "biases"]
 TOLERANCE = {"rtol": 1.3e-6, "atol": 1e-5}
 

@@ -33,9 +33,10 @@ from llamarium.tokenizer.special import SpecialTokens
 from llamarium.train.config import FinetuneConfig
 from llamarium.train.finetune import prepare
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*is_gradient_checkpointing:FutureWarning"
-)  # peft's use of transformers
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]  # peft's use of transformers
 
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42], [9, 8, 7, 6, 5, 4, 3, 2]])
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -22,6 +22,7 @@ from llamarium.runtime.runner import Runner
 from quantized_cases import CASES, CONFIG, Model
 
 pytestmark = [
+    pytest.mark.torch,
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # peft's use of transformers
     pytest.mark.filterwarnings("ignore:(?s).*(dequantized once|activations were meant):UserWarning"),
 ]

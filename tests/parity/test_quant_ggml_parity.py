@@ -22,6 +22,8 @@ from llamarium.quant.ggml.encode import encode, encode_reference
 from llamarium.quant.packing import to_bfloat16
 from reference_tiles import quantize
 
+pytestmark = pytest.mark.torch
+
 # Where each format keeps its half-precision scales, in bytes from the block's start.
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0],

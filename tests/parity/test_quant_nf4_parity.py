@@ -9,6 +9,8 @@ from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, quantize_nf4
 from llamarium.quant.nf4_state import STATE_KEY
 from nf4_components import components_of, dequantize_nf4
 
+pytestmark = pytest.mark.torch
+
 SHAPES = [(64, 64), (3, 64), (5, 7), (100, 100), (257, 192), (512, 512), (1, 1), (33, 130)]
 KINDS = ["normal", "tiny", "subnormal", "zeros", "some zero blocks", "ties", "outliers"]
 

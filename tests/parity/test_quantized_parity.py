@@ -14,6 +14,8 @@ import llamarium
 from quantized_cases import BLOCKS, FP8, Model, compressed
 from quantized_folders import float8, packed
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.arange(3, 60)[None]
 CASES = {
     "groups": (packed(scale_dtype="F32"), compressed()),

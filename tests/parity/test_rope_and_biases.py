@@ -15,9 +15,10 @@ from llamarium.errors import LlamariumError
 from llamarium.inspect.trace import trace
 from llamarium.runtime.native.runner import NativeRunner
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*is_gradient_checkpointing:FutureWarning"
-)  # peft's use of transformers
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),  # peft's use of transformers
+]
 
 SHAPE = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

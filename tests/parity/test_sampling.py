@@ -23,6 +23,8 @@ from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
 from llamarium.sampling.steps import noise, stages
 
+pytestmark = pytest.mark.torch
+
 V = 1000
 PROMPT = [1, 5, 5, 9, 700]
 

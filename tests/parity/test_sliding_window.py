@@ -37,6 +37,8 @@ from llamarium.train.optim import make_optimizers
 from llamarium.train.step import train_step
 from native_models import native_runner
 
+pytestmark = pytest.mark.torch
+
 WINDOWS = [1, 5, 16, 17, 40, 256, 300]  # of a token, within a block, a block, more than a KV chunk
 NUM_TOKENS = 310
 IDS = torch.randint(0, 200, (NUM_TOKENS,), generator=torch.Generator().manual_seed(3))

@@ -13,6 +13,8 @@ import transformers
 import llamarium
 from llamarium.attention import CausalAttend
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the mat, because the river bank was wet and the money in the bank was not.\nWhy? "
 
 

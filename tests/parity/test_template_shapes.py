@@ -18,6 +18,8 @@ from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.tools.definition import read_tools
 from template_shapes import SHAPES
 
+pytestmark = pytest.mark.torch
+
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",

@@ -20,6 +20,8 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.chat.template import TemplateFormat
 from llamarium.tokenizer.load import load_tokenizer_file
 
+pytestmark = pytest.mark.torch
+
 BITS = [
     *(" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u3000", "\x85", "\u00a0", "'s", "'LL", "12345", "½٣", "!?", "...", "ß"),
     *("a", " The", "naïve", "日本語", "한국어", "привет", "नमस्ते", "👩‍👩‍👧", "def f(x):\n    return x", "\u0301", "ǅ"),

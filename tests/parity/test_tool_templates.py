@@ -19,6 +19,8 @@ from llamarium.tokenizer.tools.definition import ToolCall, ToolDefinition, read_
 from llamarium.tokenizer.tools.forms import write_calls
 from llamarium.tokenizer.tools.parser import ToolCallParser
 
+pytestmark = pytest.mark.torch
+
 LLAMA_3_1 = """\
 {{- bos_token }}
 {%- set system = messages[0].content | trim if messages[0].role == 'system' else '' %}

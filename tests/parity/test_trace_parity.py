@@ -10,6 +10,8 @@ from llamarium.inspect.score import score
 from llamarium.inspect.trace import trace
 from llamarium.runtime.module_runner import ModuleRunner
 
+pytestmark = pytest.mark.torch
+
 TOLERANCE = {"rtol": 1.3e-6, "atol": 1e-5}
 IDS = torch.randint(0, 512, (23,), generator=torch.Generator().manual_seed(5))
 

@@ -17,6 +17,8 @@ from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.optim import make_optimizers
 from llamarium.train.step import train_step
 
+pytestmark = pytest.mark.torch
+
 STEPS = 50
 
 

@@ -15,6 +15,8 @@ from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 from llamarium.tokenizer.tools.request import ToolRequest
 
+pytestmark = pytest.mark.torch
+
 WORDS = [name for name in NAMES if name.isidentifier()]
 FORMS: tuple[ToolForm, ...] = ("llama3_json", "pythonic", "hermes")
 PLAIN = st.recursive(  # what the pythonic form holds, too

@@ -16,6 +16,8 @@ from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
 from llamarium.sampling.steps import stages
 
+pytestmark = pytest.mark.torch
+
 FEW = settings(max_examples=60, deadline=None)
 logit = st.one_of(
     st.floats(-40, 40, width=32), st.sampled_from([0.0, 1.0, 1.0, -math.inf]), st.integers(-3, 3).map(float)

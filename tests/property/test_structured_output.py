@@ -16,6 +16,8 @@ from json_schemas import SCHEMAS, bias, random_llama
 from llamarium.errors import GrammarError
 from llamarium.sampling.grammar.description import Grammar
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture(scope="module")
 def llama() -> llamarium.Llama:

@@ -18,6 +18,8 @@ from llamarium.tokenizer.tools.parser import MAX_CALLS, ToolCallParser
 from scripted import ScriptedLlama, cut_into_tokens
 from serving import CHAT, Running, serving
 
+pytestmark = pytest.mark.torch
+
 NAMES = ("f", "get_weather")
 TOOLS = [ToolDefinition(name, parameters={"type": "object"}) for name in NAMES]
 QUESTION = [{"role": "user", "content": "?"}]

@@ -24,7 +24,10 @@ from llamarium.checkpoints.open import open_checkpoint
 from llamarium.errors import CheckpointError, LlamariumError
 from quantized_cases import CASES, CONFIG, Model
 
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*activations were meant:UserWarning")  # by the float8 folder
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:(?s).*activations were meant:UserWarning"),
+]  # by the float8 folder
 
 SETTINGS = settings(
     deadline=None,

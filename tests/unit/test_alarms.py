@@ -21,6 +21,8 @@ from llamarium.train.report.journal import Event
 from llamarium.train.report.write import write_report
 from llamarium.train.rewards.grpo import prepare
 
+pytestmark = pytest.mark.torch
+
 REWARDED = {"reward": "exact", "data": "x.jsonl", "alarm_kl": 1.0, "alarm_collapse": 0.5}
 
 

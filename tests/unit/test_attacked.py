@@ -23,6 +23,8 @@ from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import SamplingParams
 from native_models import CONFIG, build, native_runner
 
+pytestmark = pytest.mark.torch
+
 PROMPT = [5, 17, 250, 3, 42, 8, 90]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 

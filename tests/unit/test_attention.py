@@ -10,6 +10,8 @@ from llamarium.attention import CausalAttend, CrossAttend, EagerAttend
 from llamarium.attention.paged import PagedAttend, PagedCache, Segment
 from llamarium.errors import InputError
 
+pytestmark = pytest.mark.torch
+
 B, T, N, K, H = 3, 11, 6, 2, 8
 CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
 

@@ -51,6 +51,7 @@ WITH_DOCUMENTS = (
 DOCUMENTS = [{"title": "One", "text": "first"}, {"title": "Two", "text": "second"}]
 
 
+@pytest.mark.torch
 def test_documents_are_given_to_the_template_as_transformers_gives_them(smollm2: Tokenizer) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -119,6 +120,7 @@ def test_templates_in_files(named: Path) -> None:
         load_tokenizer_file(named)
 
 
+@pytest.mark.torch
 def test_all_templates_are_saved(named: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

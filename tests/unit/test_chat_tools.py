@@ -17,6 +17,8 @@ from llamarium.tokenizer.tools.functions import definition_of
 from scripted import ScriptedLlama
 from serving import small_llama
 
+pytestmark = pytest.mark.torch
+
 QUESTION: dict[str, Any] = {"role": "user", "content": "Is it warm in Köln?"}
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'

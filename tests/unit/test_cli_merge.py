@@ -29,6 +29,8 @@ from llamarium.quant.packed import LinearPacked
 from llamarium.train.data.bpe import train_bpe
 from strong_adapters import strengthen
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
 
 

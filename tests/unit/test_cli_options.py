@@ -23,6 +23,8 @@ from llamarium.hub.resolve import packaged_path, resolve
 from llamarium.kernels.threads import num_threads
 from llamarium.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.torch("options that reach modules")
+
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(exit_on_error=False)

@@ -20,6 +20,8 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.presets import PRESETS
 from swapping import quantize_linears
 
+pytestmark = pytest.mark.torch
+
 LLAMA_32_1B_NF4 = """\
 LlamaForCausalLM(
   (model): LlamaModel(

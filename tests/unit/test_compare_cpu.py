@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.torch("bench/compare_cpu.py imports it")
+
 BENCH = Path(__file__).parents[2] / "bench"
 OPTIONS = argparse.Namespace(prompt_tokens=512, new_tokens=64, depth=16, threads=2, streams=8)
 

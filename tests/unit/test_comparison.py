@@ -34,6 +34,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from serving import small_llama
 
+pytestmark = pytest.mark.torch
+
 CONFIG = replace(
     preset("tiny"), hidden_size=128, head_dim=32, intermediate_size=192, num_hidden_layers=3, vocab_size=200,
     initializer_range=0.2,

@@ -20,6 +20,8 @@ from llamarium.model.init import init_weights
 from llamarium.presets import PRESETS, preset
 from llamarium.strict_json import NotJson, parse_json
 
+pytestmark = pytest.mark.torch
+
 SCALING = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALING["original_max_position_embeddings"] = 8192
 GOOD: dict[str, Any] = {

@@ -19,6 +19,8 @@ from llamarium.course.steps import STEPS
 from llamarium.model.llama import LlamaForCausalLM
 from serving import save_small_model
 
+pytestmark = pytest.mark.torch
+
 STYLES = {
     "embed": "def embed(ids, table):\n    return F.embedding(ids, table)\n",
     "rms_norm": "def rms_norm(x, gamma, eps):\n    return F.rms_norm(x, gamma.shape, gamma, eps)\n",

@@ -13,6 +13,8 @@ from llamarium.kernels import cpu_float32, native
 from llamarium.kernels.cpu_float32 import linear
 from llamarium.kernels.cpu_training import Replaced
 
+pytestmark = pytest.mark.torch
+
 needs_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="no oneDNN")
 
 

@@ -37,7 +37,7 @@ from llamarium.train.step import checkpoint_layers, compute_layer, computing_in
 from native_models import build, weights_of
 from strong_adapters import UNTIED, adapted, low_rank_of
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no kernels")
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(native.library() is None, reason="no kernels")]
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 Tensors = tuple[Tensor, ...]
 CONFIG: ModelConfig = preset("tiny")

@@ -22,6 +22,8 @@ from llamarium.datasets.rows import Reading, Tally
 from llamarium.datasets.sources import named_rows, read_documents, read_rows
 from llamarium.errors import TrainingError
 
+pytestmark = pytest.mark.torch
+
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 TOOL = {
     "type": "function",

@@ -35,6 +35,8 @@ from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.data.dialog_rows import DialogRows, preview
 from llamarium.train.data.dialogs import Example, read_dialogs
 
+pytestmark = pytest.mark.torch
+
 DIALOG = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hi <|eot_id|> 😀"},

@@ -24,6 +24,8 @@ from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import SamplingParams
 from native_models import CONFIG, build, native_runner, weights_of
 
+pytestmark = pytest.mark.torch
+
 PROMPT = np.random.default_rng(0).integers(0, CONFIG.vocab_size, 100).tolist()
 ALL = SamplingParams(temperature=0.0, max_tokens=4, logprobs=20)
 

@@ -5,6 +5,8 @@ import torch
 
 from llamarium.cli.main import main
 
+pytestmark = pytest.mark.torch
+
 
 def test_doctor_says_what_pytorch_is_and_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0

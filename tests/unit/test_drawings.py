@@ -41,6 +41,7 @@ def test_every_arrow_is_an_import_and_goes_down(draw: ModuleType) -> None:
     assert [pair for pair in draw.arrows() if not draw.does_import(*pair) or row_of[pair[0]] >= row_of[pair[1]]] == []
 
 
+@pytest.mark.torch
 def test_every_step_names_what_there_is(draw: ModuleType) -> None:
     for life in draw.LIVES.values():
         _, lanes, steps = draw.parse(life)

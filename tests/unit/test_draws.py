@@ -14,6 +14,8 @@ from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
 from llamarium.sampling.steps import splitmix64
 
+pytestmark = pytest.mark.torch
+
 INF = math.inf
 
 

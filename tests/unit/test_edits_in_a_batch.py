@@ -16,6 +16,8 @@ from llamarium.runtime.runner import Runner
 from llamarium.runtime.taps import Taps
 from native_models import build, native_runner
 
+pytestmark = pytest.mark.torch
+
 IDS = list(range(1, 40))
 NUMBERS = np.random.default_rng(3)
 VECTOR = NUMBERS.normal(0, 3, 96).astype(np.float32)

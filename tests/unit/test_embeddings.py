@@ -33,6 +33,8 @@ from llamarium.runtime.taps import Taps
 from llamarium.sampling.params import SamplingParams
 from native_models import build, native_runner
 
+pytestmark = pytest.mark.torch
+
 KINDS: tuple[Pooling, ...] = ("mean", "last")
 RANDOM = np.random.default_rng(7)
 TEXTS = [RANDOM.integers(0, 300, count).tolist() for count in (1, 2, 7, 31, 32, 33, 64, 100, 190)]

@@ -27,6 +27,8 @@ from llamarium.train.data.survey import survey
 from llamarium.train.objectives.cross_entropy import cross_entropy_sum
 from llamarium.train.setup import with_steps
 
+pytestmark = pytest.mark.torch
+
 CHARACTERS = [chr(c) for c in range(32, 127)] + ["\n"]
 
 

@@ -41,6 +41,8 @@ from llamarium.tokenizer.load import load_tokenizer_file
 from llamarium.train.data.bpe import train_bpe
 from swapping import quantize_linears
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.arange(20).view(2, 10) * 37 % 256
 TEXTS = ["Once upon a time there was a llama, 1234 llamas. It's écrit: ça va?\n\n  Yes; yes!"] * 20
 

@@ -13,6 +13,8 @@ from llamarium.attention import CausalAttend, attend_eagerly
 from llamarium.config import ModelConfig
 from llamarium.model import LlamaForCausalLM
 
+pytestmark = pytest.mark.torch
+
 PATH = Path(__file__).parents[2] / "examples" / "five_words.py"
 
 

@@ -9,6 +9,8 @@ from llamarium.errors import OptionError
 from llamarium.kernels import native
 from llamarium.quant.formats import FORMATS, GROUP, PACKED_FORMATS, TILE_ROWS, chosen_type
 
+pytestmark = pytest.mark.torch
+
 
 def test_the_kernels_names_and_numbers_are_the_tables():
     floats = {"BF16": native.Kind.BF16, "F16": native.Kind.F16, "F32": native.Kind.F32}

@@ -9,6 +9,8 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.model.init import FreshEmbedding, init_weights
 from llamarium.presets import preset
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize("vocab_size", [50, 8193, 20001])
 @pytest.mark.parametrize("tied", [True, False])

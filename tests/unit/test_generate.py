@@ -21,6 +21,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.runner import Runner
 from llamarium.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.torch
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 

@@ -12,6 +12,8 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.presets import preset
 from llamarium.runtime.loaded_model import LoadedModel
 
+pytestmark = pytest.mark.torch
+
 
 def source(key: str, name: str, *, file: str = "a.gguf", held: str = "Q4_1", num_bytes: int = 10) -> TensorSource:
     return TensorSource(

@@ -30,6 +30,8 @@ from llamarium.tokenizer.special import SpecialTokens
 from native_models import weights_of
 from reference_tiles import pack_ggml, quantize
 
+pytestmark = pytest.mark.torch
+
 ALPHABET = "abcdefghij klmnop.\n"
 CONFIG = replace(preset("tiny"), vocab_size=len(ALPHABET), initializer_range=0.2, max_position_embeddings=32)
 

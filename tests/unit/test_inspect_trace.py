@@ -28,6 +28,8 @@ from llamarium.runtime import module_runner
 from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.shell import shell_of
 
+pytestmark = pytest.mark.torch
+
 CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2)
 IDS = [7, 3, 150, 3, 42, 199]
 

@@ -14,6 +14,8 @@ from llamarium.inspect.lens import lens
 from llamarium.inspect.probes import attribution, heads
 from llamarium.inspect.probes.sampling import sampler_steps
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The capital of France is"
 
 

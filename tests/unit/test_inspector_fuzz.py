@@ -18,6 +18,8 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
+pytestmark = pytest.mark.torch
+
 ALPHABET = "abcdefghij klmnop.\n"
 CONFIG = replace(preset("tiny"), vocab_size=len(ALPHABET), max_position_embeddings=32)
 

@@ -36,7 +36,7 @@ from reference_codes import attend_codes
 from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
-pytestmark = pytest.mark.alone  # with as many threads as there are cores
+pytestmark = [pytest.mark.torch, pytest.mark.alone]  # with as many threads as there are cores
 
 NAN, INF = float("nan"), float("inf")
 

@@ -25,6 +25,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.sampling.params import SamplingParams
 from native_models import build
 
+pytestmark = pytest.mark.torch
+
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2, rope_scaling=SCALING)
 IDS, OTHER = [7, 3, 150, 3, 42, 199], [7, 90, 150, 3, 11, 199]

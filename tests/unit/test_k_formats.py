@@ -33,7 +33,7 @@ from native_models import product, weights_of
 from reference_tiles import pack_ggml, pack_reference, product_reference, quantize_inputs
 from swapping import swap_linears
 
-pytestmark = pytest.mark.alone  # with as many threads as there are cores
+pytestmark = [pytest.mark.torch, pytest.mark.alone]  # with as many threads as there are cores
 
 K_FORMATS = [name for name, item in PACKED_FORMATS.items() if item.is_super]
 HALVES_AT = {

@@ -16,6 +16,8 @@ from llamarium.runtime.taps import Taps
 from native_models import build, native_runner, weights_of
 from strong_adapters import UNTIED, adapted, low_rank_of
 
+pytestmark = pytest.mark.torch
+
 IDS = [(7 * i) % 200 for i in range(700)]  # more than two chunks of the cache, and than two batches
 EVERY_SO_MANY = list(range(0, 700, 9))
 RUNS = [3, 4, 5, 300, 255, 256, 257, 699]  # some side by side, in no order

@@ -32,6 +32,8 @@ from llamarium.runtime.taps import Taps
 from llamarium.sampling.params import SamplingParams
 from native_models import CONFIG, build, native_runner, weights_of
 
+pytestmark = pytest.mark.torch
+
 DTYPES: tuple[CacheDtype, ...] = tuple(dtype for dtype in get_args(CacheDtype) if dtype != "auto")
 NAN = float("nan")
 

@@ -1,9 +1,10 @@
-"""tests/light.txt names the tests that run without PyTorch, all of them: here it is held to what they import.
+"""The mark `torch` is on files that cannot be imported without PyTorch, and on no others without a reason.
 
-It runs where there is no PyTorch, so that a module that is missing is one that the light half does without.
+It runs where there is no PyTorch, so that a module that is missing is one that the other tests do without.
 """
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -11,33 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import marks_of_all
+
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"
-LIGHT = set((TESTS / "light.txt").read_text().split())
 FIXTURES = {"model_files", "llama", "running"}  # of conftest.py, with PyTorch
-LATE = {  # what these call imports PyTorch, or the oracle that they ask
-    "integration/test_api.py",
-    "integration/test_page_site.py",  # with the compiler for browsers, of the dev extra
-    "integration/test_python_o.py",
-    "integration/test_python_reference.py",
-    "integration/test_soak.py",
-    "integration/test_training_functions.py",
-    "unit/test_chat_templates.py",
-    "unit/test_cli_options.py",
-    "unit/test_compare_cpu.py",
-    "unit/test_constraint.py",
-    "unit/test_drawings.py",
-    "unit/test_native_run.py",
-    "unit/test_peer_table.py",
-    "unit/test_page_schema.py",
-    "unit/test_sampling_params.py",
-    "unit/test_text_engine.py",
-    "unit/test_trackers.py",
-    "unit/test_speedrun.py",
-    "unit/test_train_tokenizer.py",
-    "unit/test_wasm.py",  # with the compiler for browsers, of the dev extra
-    "unit/test_wasm_chat.py",  # likewise
-}
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is here")
 
@@ -97,12 +76,13 @@ def fixtures(path: Path) -> set[str]:
     return asked - {function.name for function in functions}
 
 
-def test_the_list_is_complete() -> None:
-    paths = [path for path in TESTS.glob("*/test_*.py") if path.parent.name != "parity"]
-    files = {path.relative_to(TESTS).as_posix(): path for path in paths}
-    assert sorted(LIGHT - set(files)) == [], "no such file"
-    assert sorted(LIGHT & LATE) == []
-    may = {name for name, path in files.items() if can_be_imported(path) and not FIXTURES & fixtures(path)}
-    assert sorted(may - LIGHT - LATE) == [], "they need no PyTorch: name them in tests/light.txt"
-    assert sorted(LIGHT - may) == [], "they need PyTorch"
-    assert sorted(LATE - may) == [], "that is plain from what they import"
+def test_files_are_marked_that_need_pytorch_and_others_say_why() -> None:
+    """One that imports it within functions has the mark on those tests, or on all with the reason: `torch("...")`."""
+    files = {path.relative_to(TESTS).as_posix(): path for path in TESTS.glob("*/test_*.py")}
+    need = {name for name, path in files.items() if not can_be_imported(path) or FIXTURES & fixtures(path)}
+    marked = {name for name, path in files.items() if "torch" in marks_of_all(path.read_text())}
+    plain = {
+        name for name in marked if re.search(r"^pytestmark.*?mark\.torch\b(?!\()", files[name].read_text(), re.M | re.S)
+    }
+    assert sorted(need - marked) == [], "they need PyTorch: pytestmark = pytest.mark.torch"
+    assert sorted(plain - need) == [], "they are imported without PyTorch: mark the tests that need it, or say why"

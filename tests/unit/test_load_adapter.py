@@ -33,6 +33,8 @@ from llamarium.runtime.runner import Runner
 from llamarium.train.data.bpe import train_characters
 from strong_adapters import strengthen
 
+pytestmark = pytest.mark.torch
+
 IDS = [1, 5, 17, 200, 3, 255, 0, 42]
 VARIANTS = {
     "lora": LoRAConfig(r=2),

@@ -24,6 +24,8 @@ from llamarium.runtime.native.runner import NativeRunner
 from llamarium.runtime.taps import Taps
 from native_models import CONFIG, build, native_runner
 
+pytestmark = pytest.mark.torch
+
 
 def loaded(type_name: str | None = "Q8_0", **options: Any) -> LoadedModel:
     model = build(type_name, torch.bfloat16)

@@ -41,6 +41,8 @@ from llamarium.train.state.checkpoint import checkpoint_folder, point_at
 from reference_tiles import pack_ggml, quantize
 from swapping import quantize_linears
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.tensor([[1, 5, 17, 200, 3, 255, 0, 42]])
 CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
 VARIANTS = {

@@ -25,6 +25,8 @@ from llamarium.train.data.packing import MixedRows, PackedRows
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.data.prompts import PromptRows
 
+pytestmark = pytest.mark.torch
+
 LETTERS = CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz \n")
 
 

@@ -19,6 +19,8 @@ from llamarium.tokenizer.special import SpecialTokens
 from llamarium.train.data.pairs import PairRows
 from llamarium.train.data.prompts import PromptRows
 
+pytestmark = pytest.mark.torch
+
 BOS, EOS = 256, 257
 SPECIAL = {"<s>": BOS, "</s>": EOS}
 QUESTIONS = ["say 1", "[/INST] ASSISTANT: <|assistant|>", "x </s><s>[INST] y"]

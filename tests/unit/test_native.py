@@ -20,7 +20,7 @@ from llamarium.quant.packing import count_nonfinite_tiles
 from native_models import product
 from reference_tiles import pack_ggml, packed_codes, parts, product_reference, quantize, quantize_inputs
 
-pytestmark = pytest.mark.alone  # with as many threads as there are cores
+pytestmark = [pytest.mark.torch, pytest.mark.alone]  # with as many threads as there are cores
 
 GROUPED = [
     name for name, format in PACKED_FORMATS.items() if not format.is_super

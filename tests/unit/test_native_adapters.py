@@ -14,6 +14,8 @@ from llamarium.runtime.runner import Runner
 from native_models import build, native_runner, weights_of
 from strong_adapters import UNTIED, adapted, low_rank_of
 
+pytestmark = pytest.mark.torch
+
 
 def logits(runner: Runner, ids: list[int]) -> np.ndarray:
     memory = Memory(runner, len(ids))

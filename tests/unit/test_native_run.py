@@ -392,5 +392,6 @@ assert torch.get_num_threads() == 2
 """
 
 
+@pytest.mark.torch
 def test_a_forked_child_computes() -> None:
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=100)

@@ -25,6 +25,8 @@ from native_models import CONFIG, build, native_runner, weights_of
 from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
+pytestmark = pytest.mark.torch
+
 TAPPED = [name for name in ACTIVATIONS if name not in (*FROM_CACHE, "logits")]
 KEYS = [(name, layer) for name in TAPPED for layer in (range(3) if ACTIVATIONS[name].in_layer else (None,))]
 

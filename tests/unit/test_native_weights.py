@@ -21,6 +21,8 @@ from llamarium.options.loading import LoadOptions
 from llamarium.quant.formats import PACKED_FORMATS
 from reference_tiles import pack_reference
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.arange(20).view(2, 10) * 37 % 256
 EMBEDDING, Q, NORM = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
 CASES = ["hf", "shards", "meta", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_0 untied"]

@@ -13,6 +13,8 @@ from llamarium.train.pretrain import prepare
 from llamarium.train.report.history import History
 from llamarium.train.report.journal import read_journal
 
+pytestmark = pytest.mark.torch
+
 Gram = tuple[int, ...]
 
 

@@ -16,6 +16,8 @@ from llamarium.checkpoints.open import open_checkpoint, open_model
 from llamarium.errors import CheckpointError, ConfigError, LlamariumError, OptionError, TokenizerError
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
+pytestmark = pytest.mark.torch
+
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 

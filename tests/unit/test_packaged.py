@@ -12,6 +12,8 @@ from llamarium.cost import count_parameters
 from llamarium.datasets.sources import read_documents
 from llamarium.hub.resolve import PACKAGED, packaged_path
 
+pytestmark = pytest.mark.torch
+
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "shakespeare-char.jsonl"
 
 

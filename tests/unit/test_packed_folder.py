@@ -41,6 +41,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.native.runner import NativeRunner
 from reference_tiles import pack_ggml, quantize
 
+pytestmark = pytest.mark.torch
+
 Q = "model.layers.0.self_attn.q_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"

@@ -16,6 +16,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.runtime.runner import Runner
 from llamarium.server.errors import of_library
 
+pytestmark = pytest.mark.torch
+
 WANTED = Wanted((1, 2, 3), ("resid", "logits"))
 
 

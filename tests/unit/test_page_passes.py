@@ -19,6 +19,8 @@ from llamarium.runtime.taps import ACTIVATIONS
 from llamarium.server.errors import of_library
 from serving import small_llama
 
+pytestmark = pytest.mark.torch
+
 IDS = (504, 2644, 2643, 335, 260, 4, 17, 9000)
 
 

@@ -13,6 +13,8 @@ from llamarium.page.probes.text import llama3_tokenizer
 from llamarium.page.schema.passes import ExperimentFields
 from serving import small_llama
 
+pytestmark = pytest.mark.torch
+
 
 def prepared() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "llamarium-prepare"]

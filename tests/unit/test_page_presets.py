@@ -10,6 +10,8 @@ import pytest
 import llamarium
 from llamarium.inspect.interventions.edits import Edit, ablate
 
+pytestmark = pytest.mark.torch
+
 PRESETS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "web" / "src" / "ask" / "presets.json").read_text(encoding="utf-8")
 )

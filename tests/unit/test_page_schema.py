@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import llamarium.page as module
 from llamarium.page.probes.model import SOURCES, source_of
 from llamarium.page.schema.everything import as_json
@@ -31,6 +33,7 @@ def test_only_routes_speak_http() -> None:
     assert {path for path in named if "routes" not in path} == {"assets.py", "work.py"}
 
 
+@pytest.mark.torch
 def test_every_name_of_lines_has_lines() -> None:
     for name in SOURCES:
         found = source_of(name)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.torch("bench/peer_table.py imports its peers")
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 STAND_IN = """

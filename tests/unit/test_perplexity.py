@@ -24,6 +24,8 @@ from llamarium.inspect.numbers import as_array
 from llamarium.tokenizer import pieces as pieces_module
 from llamarium.train.data.bpe import train_bpe
 
+pytestmark = pytest.mark.torch
+
 TEXT = "".join(random.Random(7).choices("abc d\ne\u00e9", k=150)) + "\n"
 
 

@@ -35,6 +35,8 @@ from llamarium.train.setup import Setup
 from llamarium.train.step import causal_trunk, computing_in, measure
 from strong_adapters import strengthen
 
+pytestmark = pytest.mark.torch
+
 PAIRS = [{"prompt": f"say {i}", "chosen": f" {i} {i}", "rejected": f" no {i}"} for i in range(12)]
 
 

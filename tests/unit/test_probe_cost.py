@@ -12,6 +12,8 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.module_runner import ModuleRunner
 
+pytestmark = pytest.mark.torch
+
 CONFIG = replace(preset("tiny"), vocab_size=200)
 
 

@@ -23,6 +23,8 @@ from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit
 from llamarium.runtime.module_runner import ModuleRunner
 from reference_tiles import pack_ggml, packed_codes, parts, quantize, quantize_inputs
 
+pytestmark = pytest.mark.torch
+
 ROWS = [3, -1, 17]
 
 

@@ -18,6 +18,8 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.module_runner import ModuleRunner
 
+pytestmark = pytest.mark.torch
+
 CONFIG = replace(preset("tiny"), num_hidden_layers=2, vocab_size=200, initializer_range=0.3)
 IDS = [7, 3, 150, 7, 3, 3, 42, 7]
 

@@ -25,6 +25,8 @@ from llamarium.quant.packed import LinearPacked
 from llamarium.runtime.module_runner import ModuleRunner
 from swapping import quantize_linears
 
+pytestmark = pytest.mark.torch
+
 CONFIG = replace(preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2, rms_norm_eps=1.0)
 IDS = [7, 3, 150, 3, 42, 199]
 TEXT = "The capital of France is"

@@ -23,6 +23,8 @@ from llamarium.quant.base import QuantizedLinear
 from llamarium.runtime.module_runner import ModuleRunner
 from swapping import quantize_linears
 
+pytestmark = pytest.mark.torch
+
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 CONFIG = replace(
     preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2, rope_scaling=SCALING,

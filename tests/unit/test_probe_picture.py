@@ -16,6 +16,8 @@ from llamarium.model.init import init_weights
 from llamarium.presets import preset
 from llamarium.runtime.module_runner import ModuleRunner
 
+pytestmark = pytest.mark.torch
+
 CONFIG = replace(
     preset("tiny"), num_hidden_layers=3, vocab_size=200, initializer_range=0.2, max_position_embeddings=2048
 )

@@ -19,6 +19,8 @@ from native_models import build, native_runner
 from reference_tiles import pack_ggml, product_reference, quantize
 from swapping import quantize_linears, swap_linears
 
+pytestmark = pytest.mark.torch
+
 CONFIG = replace(preset("tiny"), vocab_size=200, num_hidden_layers=3, initializer_range=0.2, tie_word_embeddings=True)
 IDS = [7, 3, 150, 3, 42, 199]
 

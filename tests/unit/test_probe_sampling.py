@@ -20,6 +20,8 @@ from llamarium.runtime.module_runner import ModuleRunner
 from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 
+pytestmark = pytest.mark.torch
+
 TEXT = "The cat sat on the"
 EVERYTHING = {
     "temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3,

@@ -15,6 +15,8 @@ from llamarium.quant.packed import LinearPacked
 from llamarium.quant.packing import count_nonfinite_tiles
 from reference_tiles import pack_ggml, packed_codes, parts, quantize
 
+pytestmark = pytest.mark.torch
+
 FOUR_BITS = ("Q4_0", "Q4_1", "IQ4_NL")
 
 

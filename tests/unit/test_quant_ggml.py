@@ -14,6 +14,8 @@ from llamarium.quant.ggml.blocks import dequantize
 from llamarium.quant.ggml.linear import EmbeddingGGML, LinearGGML
 from reference_tiles import quantize
 
+pytestmark = pytest.mark.torch
+
 # Levels of a code, and the share of a step that a weight may be off before the scales are rounded.
 STEPS = {"Q8_0": (127, 0.5), "Q4_0": (8, 1.0), "Q5_0": (16, 1.0), "Q4_1": (15, 0.5), "Q5_1": (31, 0.5)}
 

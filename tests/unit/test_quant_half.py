@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from llamarium.kernels import cpu_half
 from llamarium.kernels.cpu_half import cpu_has_native_bf16, cpu_has_native_fp16, linear_half
 
+pytestmark = pytest.mark.torch
+
 DTYPES = [torch.bfloat16, torch.float16]
 ROWS = [0, 1, 2, 3, 5, 15, 16, 17, 40]
 

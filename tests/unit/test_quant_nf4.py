@@ -17,6 +17,8 @@ from llamarium.quant.nf4 import NF4_LEVELS, Linear4bit, quantize_nf4
 from llamarium.quant.nf4_state import STATE_KEY, NF4Layout
 from nf4_components import components_of, dequantize_nf4
 
+pytestmark = pytest.mark.torch
+
 
 def random_weight(rows=48, columns=64, seed=0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.05

@@ -31,6 +31,8 @@ from llamarium.quant.formats import PACKED_FORMATS
 from llamarium.quant.packed import LinearPacked
 from llamarium.train.data.bpe import train_bpe
 
+pytestmark = pytest.mark.torch
+
 TEXT = "".join(f"{i} men went to mow, went to mow a meadow; {i * i % 97} and {i % 7} came.\n" for i in range(200))
 LAYERS = ("Q4_0", "Q4_1", "IQ4_NL", "Q8_0")
 

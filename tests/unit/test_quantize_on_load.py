@@ -32,6 +32,8 @@ from llamarium.quant.packing import dequantize
 from llamarium.runtime.native.runner import NativeRunner
 from llamarium.train.config import QuantizeName
 
+pytestmark = pytest.mark.torch
+
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
 IN_C = [name for name in METHODS if name in PACKED_FORMATS]
 Q = "model.layers.0.self_attn.q_proj.weight"

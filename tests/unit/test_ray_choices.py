@@ -22,6 +22,8 @@ from llamarium.server.ray_serve.options import options_of
 from llamarium.server.ray_serve.ranking import BALANCE, Places, by_choice, ranking
 from serving import CHAT
 
+pytestmark = pytest.mark.torch
+
 LEAST: dict[str, Any] = {"num_cpus": 2, "allow_anyone": True}
 
 

@@ -16,6 +16,8 @@ from llamarium.ray_data import Answered, AnswerLines, AnswerRows
 from llamarium.server.batch.lines import read_lines
 from serving import CHAT, save_small_model
 
+pytestmark = pytest.mark.torch
+
 HELLO = [{"role": "user", "content": "Hello!"}]
 NO_ANSWER = {"generated_text": None, "finish_reason": None, "num_input_tokens": None, "num_generated_tokens": None}
 

@@ -31,6 +31,8 @@ from llamarium.server.ray_serve.replica import RoutedRequest
 from llamarium.server.settings import Settings
 from serving import CHAT
 
+pytestmark = pytest.mark.torch
+
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 MESSAGES = "/v1/messages"
 OPEN = Settings(host="0.0.0.0")

@@ -43,6 +43,8 @@ from llamarium.train.state.signals import stop_signals
 from llamarium.train.step import causal_trunk, train_step
 from strong_adapters import strengthen
 
+pytestmark = pytest.mark.torch
+
 PROMPTS = [{"prompt": f"say {i}", "answer": f"{i}"} for i in range(12)]
 
 

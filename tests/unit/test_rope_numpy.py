@@ -12,6 +12,8 @@ from llamarium.model import LlamaRotaryEmbedding
 from llamarium.presets import PRESETS
 from llamarium.rope import attention_factor, rope_frequencies
 
+pytestmark = pytest.mark.torch
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
 

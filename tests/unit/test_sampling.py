@@ -14,6 +14,8 @@ from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
 from llamarium.sampling.steps import stages
 
+pytestmark = pytest.mark.torch
+
 NAN, INF = math.nan, math.inf
 
 

@@ -210,6 +210,7 @@ def test_unsupported_active_fields_are_named():
         SamplingParams.from_generation_config(raw, source="here")
 
 
+@pytest.mark.torch
 def test_transformers_neutral_defaults_do_not_warn():
     from transformers import GenerationConfig
 

@@ -42,6 +42,8 @@ from llamarium.server.plain import texts
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.request import ToolRequest
 
+pytestmark = pytest.mark.torch
+
 MESSAGES = (
     chat.ChatCompletionSystemMessageParam,
     chat.ChatCompletionDeveloperMessageParam,

@@ -33,6 +33,8 @@ from native_models import native_runner
 from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
+pytestmark = pytest.mark.torch
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=1)
 STRENGTH = 14.0  # of the circles
 PROMPT = [5, 6, 7, 8, 9, 10, 11] * 4

@@ -22,7 +22,7 @@ from native_models import native_runner
 from reference_tiles import pack_ggml, quantize
 from swapping import swap_linears
 
-pytestmark = pytest.mark.alone  # it measures time
+pytestmark = [pytest.mark.torch, pytest.mark.alone]  # it measures time
 
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="the C kernels are not built")
 

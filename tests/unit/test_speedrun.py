@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.torch("bench/speedrun.py trains")
+
 BENCH = Path(__file__).parents[2] / "bench"
 SMALL = {"preset": "tiny", "context": 32, "batch_rows": 2, "steps": 4, "eval_every": 2, "eval_rows": 4, "threads": 1}
 

@@ -10,7 +10,9 @@ from hypothesis import settings
 
 import leftovers
 from closeness import assert_close_to_reference, reference_of
-from conftest import has_none_of
+from conftest import is_left_out
+
+pytestmark = pytest.mark.torch
 
 X, W = torch.linspace(-1, 2, 300), torch.linspace(3, 1, 600).reshape(2, 300)
 
@@ -62,17 +64,21 @@ def test_what_is_left_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "no_alone", "no_other"),
+    ("source", "chosen"),
     [
-        ("def test_a():\n    assert True\n", True, False),
-        ("@pytest.mark.alone\ndef test_a():\n    assert True\n", False, False),
-        ("import pytest\n\npytestmark = pytest.mark.alone  # it measures time\n", False, True),
-        ("import pytest\n\npytestmark = [pytest.mark.timeout(9), pytest.mark.alone]\n", False, False),
+        ("def test_a():\n    assert True\n", {"not torch"}),
+        ("@pytest.mark.alone\ndef test_a():\n    assert True\n", {"alone", "not torch"}),
+        ("import pytest\n\npytestmark = pytest.mark.alone  # it measures time\n", {"alone"}),
+        ("import pytest\n\npytestmark = [pytest.mark.timeout(9), pytest.mark.torch]\n", {"torch", "there"}),
+        ('pytestmark = [\n    pytest.mark.torch("late"),\n    pytest.mark.alone,\n]\n', {"alone", "there"}),
+        ("@pytest.mark.torch\ndef test_a():\n    assert True\n", {"not torch", "torch"}),
     ],
 )
-def test_a_file_is_left_out_if_it_has_no_test_of_those_marks(source: str, no_alone: bool, no_other: bool) -> None:
-    assert (has_none_of(source, "alone"), has_none_of(source, "not alone")) == (no_alone, no_other)
-    assert not has_none_of(source, "") and not has_none_of(source, "not slow")
+def test_a_file_is_left_out_if_it_has_no_test_of_those_marks(source: str, chosen: set[str]) -> None:
+    marks = {"alone": "alone", "torch": "torch and not alone", "not torch": "not torch and not alone"}
+    assert {name for name, marks in marks.items() if not is_left_out(source, marks)} == chosen - {"there"}
+    assert not is_left_out(source, "") and not is_left_out(source, "asyncio and not torch")
+    assert is_left_out(source, "", has_torch=False) == ("there" in chosen)
 
 
 def test_no_example_has_a_time_in_which_a_busy_machine_must_answer() -> None:

@@ -28,6 +28,8 @@ from llamarium.errors import (
 )
 from llamarium.generation.text_engine import MAX_BUFFERED, TextEngine
 
+pytestmark = pytest.mark.torch("it quantizes while loading")
+
 PROMPTS = ["ROMEO:", "To be", "KING RICHARD:\nNow", "Enter"]
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 40}
 

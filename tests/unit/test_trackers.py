@@ -11,6 +11,8 @@ from llamarium.cli.main import main
 from llamarium.errors import OptionError, OutputError, TrainingError
 from llamarium.train.report.trackers import trackers
 
+pytestmark = pytest.mark.torch("TensorBoard, of the dev extra")
+
 SETTINGS = {"steps": 6, "learning_rate": 0.001}
 
 

@@ -33,6 +33,8 @@ from llamarium.train.state.checkpoint import (
 from llamarium.train.state.lock import run_lock
 from llamarium.train.state.resume import load_resume, save_resume
 
+pytestmark = pytest.mark.torch
+
 TINY = ModelConfig(
     vocab_size=8,
     hidden_size=4,

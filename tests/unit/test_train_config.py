@@ -30,6 +30,8 @@ from llamarium.train.pretrain import prepare, resolve_model
 from llamarium.train.report.journal import Journal, read_journal
 from llamarium.train.setup import multiplies_bfloat16, with_optimizer, with_precision
 
+pytestmark = pytest.mark.torch
+
 KINDS = (PretrainConfig, FinetuneConfig)
 
 

@@ -36,6 +36,8 @@ from llamarium.train.data.corpus import Corpus, Learner, tokenize_corpus, tokeni
 from llamarium.train.data.order import Cursor, Order
 from llamarium.train.data.packing import PackedRows
 
+pytestmark = pytest.mark.torch
+
 LINES = "The cat sat on the mat.\nThe rat sat on the hat, 1234 times.\n\n  So it goes\n"
 
 

@@ -25,6 +25,8 @@ from llamarium.train.report.page import Series, facts, figure, labels, smoothed,
 from llamarium.train.report.write import compare, write_report
 from llamarium.train.state.snapshots import read_snapshot, save_snapshot, snapshot_path, token_texts
 
+pytestmark = pytest.mark.torch
+
 EVIL = "<script>alert(1)</script> & \x1b[2J\x00 \u202e \"'\nnext"
 VOID = {"meta", "br", "hr", "img", "link"}
 

@@ -29,6 +29,8 @@ from llamarium.train.optim import (
 )
 from llamarium.train.step import any_learned, bidirectional_trunk, checkpoint_layers, measure, train_step
 
+pytestmark = pytest.mark.torch
+
 TINY = replace(preset("tiny"), vocab_size=50, hidden_size=32, intermediate_size=64, head_dim=8)
 
 

@@ -19,6 +19,8 @@ from llamarium.train.state.checkpoint import latest_checkpoint
 from llamarium.train.state.resume import saved_threads
 from llamarium.train.threads import Threads, choose, fewest_of_the_fastest, halves, time_each
 
+pytestmark = pytest.mark.torch
+
 TINY = "--preset tiny --context 16 --batch-rows 2 --steps 2 --eval-every 2 --sample-every 0 --device cpu"
 
 

@@ -75,6 +75,7 @@ def test_learning_is_deterministic(manual: list[str], learned: Tokenizer, tmp_pa
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+@pytest.mark.torch
 def test_saved_it_is_what_llamarium_and_transformers_read(learned: Tokenizer, manual: list[str], tmp_path: Path):
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -187,6 +188,7 @@ def test_an_unknown_word_is_an_error_that_names_it_and_training_reads_it_as_unkn
         words.encode(UNKNOWN)
 
 
+@pytest.mark.torch
 def test_other_programs_read_it(words: Tokenizer, tmp_path: Path):
     words.save(tmp_path)
     again, theirs = llamarium.load_tokenizer(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

@@ -18,6 +18,8 @@ from llamarium.attention.training import attend_rows, can_attend_rows
 from llamarium.kernels import native
 from llamarium.kernels.cpu_training import Replaced
 
+pytestmark = pytest.mark.torch
+
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="no kernels")
 SHAPES = [(2, 5, 2, 1, 16), (4, 37, 4, 2, 32), (1, 160, 3, 3, 48), (1, 261, 4, 1, 64)]  # B, T, N, K, H
 Grads = tuple[Tensor, Tensor, Tensor, Tensor]

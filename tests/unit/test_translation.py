@@ -13,6 +13,8 @@ from llamarium.attention import CausalAttend
 from llamarium.errors import InputError
 from llamarium.inspect.probes.translation import Translator, packaged_translator
 
+pytestmark = pytest.mark.torch
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = "the black cat does not see the small house"
 

@@ -37,6 +37,7 @@ TEXT = (ROOT / "LICENSE").read_text()
 LAYER_TAPS = native.TAPS_OF_A_LAYER
 
 pytestmark = [
+    pytest.mark.torch("it compiles for browsers, with the dev extra"),
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         platform.machine() not in ("x86_64", "AMD64"), reason="the portable kernels of this processor fuse additions"

@@ -35,6 +35,7 @@ DIALOGS = [
 ]
 
 pytestmark = [
+    pytest.mark.torch("it compiles for browsers, with the dev extra"),
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         platform.machine() not in ("x86_64", "AMD64"), reason="the portable kernels of this processor fuse additions"

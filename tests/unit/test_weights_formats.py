@@ -14,6 +14,8 @@ from llamarium.checkpoints.weights import native_weights
 from llamarium.config import ModelConfig
 from llamarium.options.loading import LoadOptions
 
+pytestmark = pytest.mark.torch
+
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 

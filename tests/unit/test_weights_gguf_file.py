@@ -17,6 +17,8 @@ from llamarium.checkpoints.gguf.file import read_gguf, write_gguf
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError
 from llamarium.quant.formats import GGML_TYPES
 
+pytestmark = pytest.mark.torch
+
 HEADER = struct.Struct("<4sIQQ")
 
 

@@ -17,6 +17,8 @@ from llamarium.checkpoints.tokenizers import find_tokenizer
 from llamarium.errors import CheckpointError, LlamariumError, ModelNotFoundError
 from llamarium.hub.gguf_names import gguf_models, part_name
 
+pytestmark = pytest.mark.torch
+
 
 def parts_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.gguf"))

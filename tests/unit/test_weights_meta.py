@@ -29,6 +29,8 @@ from llamarium.errors import (
 )
 from llamarium.presets import preset
 
+pytestmark = pytest.mark.torch
+
 SHARD = "consolidated.00.pth"
 
 

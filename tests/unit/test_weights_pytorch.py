@@ -25,6 +25,8 @@ from llamarium.checkpoints.open import open_checkpoint
 from llamarium.checkpoints.pytorch.tensors import read_torch_file
 from llamarium.errors import CheckpointError, LlamariumError, ModelNotFoundError, UnsupportedFormatError
 
+pytestmark = pytest.mark.torch
+
 NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.int16, "I64": np.int64, "I32": np.int32, "I16": np.int16}
 NUMPY |= {"I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
 Q = "model.layers.0.self_attn.q_proj.weight"

@@ -18,6 +18,8 @@ from llamarium.quant.packed import LinearPacked
 from llamarium.quant.stored_linear import LinearStored
 from quantized_cases import CASES, CONFIG, NO_TILE, Model, Q
 
+pytestmark = pytest.mark.torch
+
 IDS = torch.arange(3, 40)[None]
 DIFFERENT = ["awq", "awq gemv", "gptq order", "gptq 3", "gptq 8", "w4a16 zeros", "float8 blocks", "fbgemm"]
 

@@ -30,6 +30,8 @@ from llamarium.errors import (
     UnsupportedFormatError,
 )
 
+pytestmark = pytest.mark.torch
+
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 

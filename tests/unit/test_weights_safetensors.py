@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from llamarium.checkpoints.huggingface.safetensors_file import read_safetensors
 from llamarium.errors import CheckpointError, ModelNotFoundError, UnsupportedFormatError
 
+pytestmark = pytest.mark.torch
+
 
 def build(table: Any, data: bytes = b"", length: int | None = None) -> bytes:
     header = table if isinstance(table, bytes) else json.dumps(table).encode()
