@@ -26,7 +26,7 @@ from llamarium.train.data.bpe import train_words
 from sentencepiece_models import TEXTS, USER_DEFINED, library, trained
 
 pytestmark = [
-    pytest.mark.torch,
+    pytest.mark.torch("llama.cpp, of the dev extra"),
     pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="no wheel of llama.cpp for this platform"),
 ]
 
