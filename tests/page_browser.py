@@ -232,3 +232,12 @@ def check_text_is_text(page: Page, url: str) -> None:
     settled(page)
     assert page.locator("main img, main script, .strip img").count() == 0
     expect(page.get_by_label("Text", exact=True)).to_have_value(HOSTILE)
+
+
+def saved(page: Page, kind: str) -> tuple[str, bytes]:
+    """Save the open view; return the file's name and what is in it."""
+    menu = page.locator("details.export")
+    menu.locator("summary").click()
+    with page.expect_download() as coming:
+        menu.get_by_role("button", name=kind).click()
+    return coming.value.suggested_filename, coming.value.path().read_bytes()

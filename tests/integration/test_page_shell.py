@@ -47,7 +47,7 @@ def test_what_is_on_its_way_is_not_saved(page: Page, served: Running) -> None:
     held = Held(page, "**/inspect/passes", of='"slow"')
     page.goto(link(served, stage="norm"))
     settled(page)
-    save = page.get_by_role("button", name="Save as JSON")
+    save = page.locator("details.export button", has_text="JSON")
     expect(save).to_be_enabled()
     page.get_by_label("Text", exact=True).fill("slow")
     page.get_by_role("button", name="Run").click()

@@ -136,3 +136,31 @@ def test_work_goes_on_when_the_engine_has_nothing_to_do_or_work_has_failed() -> 
     turns.rest()
     with turns.working():
         pause()
+
+
+def test_work_that_is_not_wanted_ends_at_its_next_pause() -> None:
+    """And nobody waits for its piece any more."""
+    turns, gone, done = Turns(Clock()), threading.Event(), list[str]()
+
+    def check() -> None:
+        if gone.is_set():
+            raise KeyError("gone")
+
+    def work() -> None:
+        with pytest.raises(KeyError, match="gone"), turns.working(check):
+            pause()
+            done.append("a piece that is wanted")
+            gone.set()
+            pause()
+            done.append("one that is not")
+        pause()  # of a thread without longer work it is nothing
+        with turns.working():
+            pause()  # another piece of work has its own check
+            done.append("other work")
+
+    with beside(work):
+        pass
+    assert done == ["a piece that is wanted", "other work"]
+    with turns.step():
+        done.append("step")
+    assert done[-1] == "step"

@@ -25,6 +25,7 @@ from llamarium.inspect.forward import KeptSequence, Memory, advance, batches, nu
 from llamarium.inspect.numbers import Floats, as_array, causal_mask, scores_of, softmax
 from llamarium.inspect.shapes import TracePlan, check_names, check_whole, parse_key, print_key
 from llamarium.inspect.tokens import check_ids
+from llamarium.kernels.turns import pause
 from llamarium.runtime.batch import Batch, Span, pack
 from llamarium.runtime.runner import Cache, CacheDtype, Runner
 from llamarium.runtime.taps import ACTIVATIONS, FROM_CACHE, Activation, Key, Taps
@@ -334,6 +335,7 @@ def _run(
     order = [ordered.index(p) for p in plan.positions]
     found = {key: seen if ACTIVATIONS[key[0]].axes[0] == "S" else _rows(seen, order) for key, seen in found.items()}
     for layer in {layer for name, layer in plan.keys if name in FROM_CACHE and layer is not None}:
+        pause()
         window = runner.config.sliding_window
         found |= _from_cache(cache, sequence, plan, layer, window, found.get(("q_rot", layer)))
     return Trace(tuple(sequence.ids), plan.positions, {key: found[key] for key in plan.keys})

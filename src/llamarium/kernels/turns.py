@@ -59,14 +59,17 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def working(self) -> Generator[None]:
-        """Do longer work within the block, in pieces; `pause` in this thread ends one and waits to start the next."""
+    def working(self, check: Callable[[], None] | None = None) -> Generator[None]:
+        """Do longer work within the block, in pieces; `pause` in this thread ends one and waits to start the next.
+
+        It calls `check` before the next one; an exception from it ends the work.
+        """
         self._begin()
-        _this_thread.turns = self
+        _this_thread.turns, _this_thread.check = self, check
         try:
             yield
         finally:
-            _this_thread.turns = None
+            _this_thread.turns = _this_thread.check = None
             self._end()
 
     def give_way(self) -> None:
@@ -106,10 +109,16 @@ class Turns:
 
 
 def pause() -> None:
-    """Let waiting engine steps run, if this thread does longer work (`Turns.working`); else do nothing."""
+    """Let waiting engine steps run, if this thread does longer work (`Turns.working`); else do nothing.
+
+    It raises what the `check` of that work raises.
+    """
     turns: Turns | None = getattr(_this_thread, "turns", None)
     if turns is not None:
         turns.give_way()
+        check: Callable[[], None] | None = _this_thread.check
+        if check is not None:
+            check()
 
 
 def piece_tokens(most: int) -> int:

@@ -18,7 +18,7 @@ from llamarium.page.schema.base import EndView, has_only_finite
 from llamarium.server.errors import ApiError, of_library
 from llamarium.server.http.stream import EventStream, Write, event, while_listening
 from llamarium.server.lifecycle.service import Service
-from llamarium.server.lifecycle.threads import in_own_thread
+from llamarium.server.lifecycle.threads import end_if_unwanted, in_own_thread
 
 if TYPE_CHECKING:
     from llamarium.api import Llama
@@ -37,7 +37,7 @@ async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngi
     """Return what `work` makes of the model and its engine, in a thread of its own, where it may import torch.
 
     It is counted with the answers that are under way, so that the server's limit holds for both. When the client
-    leaves, it ends before its next part that takes long (`check_wanted`). The pass `one` has its adapter on the model;
+    leaves, it ends before its next batch of tokens. The pass `one` has its adapter on the model;
     `field` of the request is what an error of the library is about.
     ApiError 503, 429, and what `work` refuses.
     """
@@ -85,7 +85,7 @@ class _Worker:
         adapted: AdaptedModels = self._request.app.state.adapted
 
         def in_turn() -> T:
-            with self._engine.turns.working():
+            with self._engine.turns.working(end_if_unwanted):
                 return work(adapted.of(self._llama, self._engine, self._one), self._engine)
 
         self._running = running = asyncio.ensure_future(_in_thread(self._llama, self._field, in_turn, self._gone))

@@ -106,8 +106,8 @@ export async function json<T>(method: string, path: string, body?: unknown): Pro
   return (await sized<T>(method, path, body)).value;
 }
 
-export function get<T>(path: string): Promise<T> {
-  return kept.once(path, () => sized<T>("GET", path));
+export function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return kept.once(path, () => sized<T>("GET", path, undefined, signal));
 }
 
 export function post<T>(path: string, body: unknown): Promise<T> {
@@ -143,8 +143,8 @@ export type Selection = Given<ActivationQuery>;
 /** What stands in braces in a probe's path. */
 type InPath<Name> = Name extends `${string}{${infer Field}}${string}` ? Record<Field, string> : unknown;
 type Asked<Name, Probe> = (Probe extends { query: infer Q } ? Given<Q> : unknown) & InPath<Name>;
-/** Whether anything has to be given. */
-type Fields<T> = object extends T ? [fields?: T] : [fields: T];
+/** Whether anything has to be given; a signal ends the asking, also for others who ask the same. */
+type Fields<T> = object extends T ? [fields?: T, signal?: AbortSignal] : [fields: T, signal?: AbortSignal];
 /** Numbers in bulk where the table names no type. */
 type Answer<Probe> = Probe extends { answer: infer A } ? A : Numbers;
 type Body<Probe> = Probe extends { body: infer B } ? B : never;
@@ -174,13 +174,13 @@ export const api = {
   /** As above, but requested again, so that the result is the server's present state. */
   passAnew: (body: PassRequest): Promise<PassView> => json("POST", "/inspect/passes", body),
   /** Ask a probe of the model. */
-  get: <N extends keyof OfModel>(name: N, ...[fields]: Fields<Asked<N, OfModel[N]>>): Promise<Answer<OfModel[N]>> =>
-    get(address("", name, fields)),
+  get: <N extends keyof OfModel>(name: N, ...[fields, signal]: Fields<Asked<N, OfModel[N]>>): Promise<Answer<OfModel[N]>> =>
+    get(address("", name, fields), signal),
   /** Ask a probe of the model that has a body. */
   send: <N extends keyof OfModel>(name: N, body: Body<OfModel[N]>): Promise<Answer<OfModel[N]>> => post(`/inspect/${name}`, body),
   /** Ask a probe of a pass. */
-  of: <N extends keyof OfPass>(pass: PassView, name: N, ...[fields]: Fields<Asked<N, OfPass[N]>>): Promise<Answer<OfPass[N]>> =>
-    ofPass(pass, () => get(address(below(pass), name, fields))),
+  of: <N extends keyof OfPass>(pass: PassView, name: N, ...[fields, signal]: Fields<Asked<N, OfPass[N]>>): Promise<Answer<OfPass[N]>> =>
+    ofPass(pass, () => get(address(below(pass), name, fields), signal)),
   /** Ask a probe of a pass that has a body. */
   post: <N extends keyof OfPass>(pass: PassView, name: N, body: Body<OfPass[N]>): Promise<Answer<OfPass[N]>> =>
     ofPass(pass, () => post(address(below(pass), name), body)),

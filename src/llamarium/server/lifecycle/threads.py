@@ -35,6 +35,11 @@ async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = No
 def check_wanted() -> None:
     """End this thread's work if its result is no longer wanted, and pause; called before each part that takes long."""
     pause()
+    end_if_unwanted()
+
+
+def end_if_unwanted() -> None:
+    """End this thread's work, by an AbandonedError, if its result is no longer wanted."""
     gone: threading.Event | None = getattr(_this_thread, "gone", None)
     if gone is not None and gone.is_set():
         raise AbandonedError

@@ -28,7 +28,8 @@ function whole(tokens: number): Window {
 
 interface Found {
   readonly pass: PassView;
-  readonly far: Far;
+  /** None where it was stopped before anything had come. */
+  readonly far: Far | undefined;
   /** Whether it was stopped before all columns were there. */
   readonly isPart?: boolean;
 }
@@ -42,7 +43,8 @@ export class PictureData {
   /** What has come of a long text. */
   #part = $state.raw<Found | undefined>();
   #isStopped = $state(false);
-  #turn = 0;
+  /** Ends the piece that is being asked for. */
+  #asking: AbortController | undefined;
   #said = $state.raw<{ pass: PassView; of: Far; said: Said } | undefined>();
   /** Whether the lens is being read. */
   isReading = $state(false);
@@ -54,7 +56,7 @@ export class PictureData {
     this.#subject = subject;
     $effect(() => {
       const found = this.#far.value;
-      if (found && !found.isPart && found.pass === this.#subject.pass) return this.#readLens(found.pass, found.far);
+      if (found?.far && !found.isPart && found.pass === this.#subject.pass) return this.#readLens(found.pass, found.far);
       return undefined;
     });
   }
@@ -76,9 +78,10 @@ export class PictureData {
     return { done: far ? tokenOf(far, far.columns - 1) + 1 : 0, of: pass.tokens.length, isStopped: this.#isStopped };
   }
 
-  /** No further piece of a long text is asked for. */
+  /** No further piece of a long text is asked for; the one that is under way ends, here and in the server. */
   stop(): void {
     this.#isStopped = true;
+    this.#asking?.abort();
   }
 
   /** The others are; what is there is not asked for again. */
@@ -125,32 +128,36 @@ export class PictureData {
   });
 
   async #askFar(pass: PassView, layers: number): Promise<Found> {
-    const turn = ++this.#turn;
+    this.#asking?.abort();
+    const { signal } = (this.#asking = new AbortController());
     const tokens = pass.tokens.length;
     const window: Window = this.window ? { ...this.window, block: 1 } : whole(tokens);
     const shape = this.#subject.model?.shape;
-    if (window.isMean && shape && !pass.experiment && pass.runner.startsWith("C ")) return await this.#askPieces(pass, window, shape, () => turn === this.#turn);
+    if (window.isMean && shape && !pass.experiment && pass.runner.startsWith("C ")) return await this.#askPieces(pass, window, shape, signal);
     const numbers = await api.of(pass, "picture", { start: window.start, stop: window.stop, stride: window.block, ...(window.isMean && { blocks: true }) });
     return { pass, far: readFar(numbers.values, window, layers) };
   }
 
   /** Ask for the picture of longer and longer beginnings: each continues the pass before (`inspect/trace.py`). */
-  async #askPieces(pass: PassView, window: Window, shape: ModelView["shape"], isWanted: () => boolean): Promise<Found> {
+  async #askPieces(pass: PassView, window: Window, shape: ModelView["shape"], signal: AbortSignal): Promise<Found> {
     const parts: Far[] = [];
     const tokens = pass.tokens.length;
     untrack(() => (this.#isStopped = false));
-    for (const piece of piecesOf(window, shape.L, shape)) {
-      const ids = pass.tokens.slice(0, piece.stop).map(({ id }) => id) as [number, ...number[]];
-      const beginning = piece.stop === tokens ? pass : await api.pass({ ids, adapter: pass.adapter });
-      const { start, stop, block: stride } = piece;
-      const { values } = await api.of(beginning, "picture", { start, stop, stride, blocks: true });
-      parts.push(readFar(values, piece, shape.L));
-      const far = joined(parts);
-      if (!isWanted()) return { pass, far, isPart: true };
-      this.#part = { pass, far };
-      if (this.#isStopped && stop < tokens) return { pass, far, isPart: true };
+    const come = (): Far | undefined => (parts.length ? joined(parts) : undefined);
+    try {
+      for (const piece of piecesOf(window, shape.L, shape)) {
+        const ids = pass.tokens.slice(0, piece.stop).map(({ id }) => id) as [number, ...number[]];
+        const beginning = piece.stop === tokens ? pass : await api.pass({ ids, adapter: pass.adapter });
+        const { start, stop, block: stride } = piece;
+        const { values } = await api.of(beginning, "picture", { start, stop, stride, blocks: true }, signal);
+        parts.push(readFar(values, piece, shape.L));
+        if (signal.aborted) break;
+        this.#part = { pass, far: come() };
+      }
+    } catch (error) {
+      if (!signal.aborted) throw error;
     }
-    return { pass, far: joined(parts) };
+    return { pass, far: come(), isPart: signal.aborted };
   }
 
   async #askNext(pass: PassView): Promise<{ pass: PassView; next: Data["next"] }> {
