@@ -128,9 +128,9 @@ def test_every_option_says_what_it_is(kind: type) -> None:
 
 
 def test_the_written_keywords_are_those_that_are_declared() -> None:
-    spec = importlib.util.spec_from_file_location("typed_keywords", ROOT / "tools/typed_keywords.py")
+    spec = importlib.util.spec_from_file_location("options_tool", ROOT / "tools/options.py")
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     for path, text in tool.files().items():
-        assert path.read_text(encoding="utf-8") == text, "run python tools/typed_keywords.py"
+        assert path.read_text(encoding="utf-8") == text, "run python tools/options.py"

@@ -5,7 +5,7 @@
         max_queue: int = option(256, "maximum number of waiting answers", low=0)
 
 The rest is read from the field, through `declared`: the check of a value, the flag `--max-queue` and its help
-(`cli/flags.py`), the keyword of a function of Python (`tools/typed_keywords.py`) and what `help()` says of it
+(`cli/flags.py`), the keyword of a function of Python (`tools/options.py`) and what `help()` says of it
 (`keywords.py`), and the argument of an application of Ray Serve (`server/ray_serve/options.py`). A field that is
 declared without `option` is internal: nobody can give it.
 """
@@ -115,9 +115,8 @@ class Option:
         if self.choices:
             return ", ".join(map(str, self.choices))
         if self.kind in (int, float):
-            words = ("a whole number" if self.kind is int else "a number") + (
-                "" if self.low is None else f" from {self.low:g}"
-            )
+            words = "a whole number" if self.kind is int else "a number"
+            words += "" if self.low is None else f" from {self.low:g}"
             return words + (" to 2^63" if self.high is None else f" to {self.high:g}")
         named = {bool: "true or false", str: "a text", Path: "a path", tuple: "a tuple"}
         return " or ".join(named.get(get_origin(kind) or kind, "a mapping") for kind in self.kinds)

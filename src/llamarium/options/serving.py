@@ -18,7 +18,7 @@ class EngineOptions(Options):
     max_num_seqs: int = option(64, "maximum number of concurrent sequences", low=1, part="engine")
     kv_memory: int | None = option(
         None,
-        "for keys and values, as in 2GiB (default: a quarter of what is free, 4GiB at most)",
+        "memory of the KV cache, as in 2GiB (default: a quarter of the free memory, up to 4GiB)",
         low=1,
         metavar="SIZE",
         part="engine",
@@ -56,9 +56,9 @@ class AccessOptions(Options):
     """Who gets an answer, and by which name of the model."""
 
     served_model_name: tuple[str, ...] = option(
-        (), "what requests call the model (default: its name)", metavar="NAME", part="name", repeats=True
+        (), "name of the model in requests (default: its own)", metavar="NAME", part="name", repeats=True
     )
-    api_key_file: Path | None = option(None, "keys, one a line", metavar="FILE", part="keys")
+    api_key_file: Path | None = option(None, "file of API keys, one a line", metavar="FILE", part="keys")
     allow_anyone: bool = option(
         False,
         "listen for other machines without a key: every machine that reaches it may send requests",
@@ -75,7 +75,12 @@ class ServingOptions(EngineOptions):
     """
 
     allowed_hosts: tuple[str, ...] = option(
-        (), "answer to this host name too", metavar="NAME", flag="allowed-host", part="access", repeats=True
+        (),
+        "host name to answer to, besides the server's own",
+        metavar="NAME",
+        flag="allowed-host",
+        part="access",
+        repeats=True,
     )
     cors_origins: tuple[str, ...] = option(
         (),
@@ -88,10 +93,10 @@ class ServingOptions(EngineOptions):
     max_context: int | None = option(
         None, "tokens of a request, prompt and answer (default: the model's)", low=1, part="engine"
     )
-    max_queue: int = option(256, "answers that may wait", low=0, part="limits")
+    max_queue: int = option(256, "maximum number of waiting answers", low=0, part="limits")
     request_timeout_s: float | None = option(
         600.0,
-        "seconds that a request has, its wait included; 0 is no limit",
+        "seconds per request, including its wait; 0 is no limit",
         low=0,
         high=_MAX_SECONDS,
         metavar="S",
@@ -100,7 +105,7 @@ class ServingOptions(EngineOptions):
     )
     drain_timeout_s: float = option(
         30.0,
-        "seconds that answers have after SIGTERM or Ctrl-C; a second one ends them",
+        "seconds for running answers after SIGTERM or Ctrl-C; a second signal ends them",
         low=0,
         high=_MAX_SECONDS,
         metavar="S",
@@ -109,7 +114,7 @@ class ServingOptions(EngineOptions):
     )
     tool_form: ToolForm | None = option(
         None,
-        "how tools are described and called (default: as the chat template does it, or the dialog format)",
+        "form of tool definitions and calls (default: the chat template's, or the dialog format's)",
         part="tools",
     )
     open_objects: bool = option(
@@ -122,7 +127,7 @@ class ServingOptions(EngineOptions):
         "refuse fields that have no effect; else the answer's header x-llamarium-no-effect names them",
         part="answers",
     )
-    log_format: Literal["text", "json"] = option("text", "of the lines on stderr", part="answers")
+    log_format: Literal["text", "json"] = option("text", "format of the lines on stderr", part="answers")
 
     def __post_init__(self) -> None:
         """Check the values; a request's limit of 0 seconds is none."""

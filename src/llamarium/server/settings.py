@@ -27,9 +27,13 @@ class Settings(ServingOptions):
         ping_s: Seconds without an event after which a stream gets a comment.
     """
 
-    host: str = option("127.0.0.1", "0.0.0.0 is all", metavar="ADDRESS", part="network")
-    port: int = option(8000, "0 is any free one", low=0, high=65535, part="network")
-    uds: str | None = option(None, "a Unix socket instead, for its owner alone", metavar="PATH", part="network")
+    host: str = option(
+        "127.0.0.1", "address to listen on; 0.0.0.0 is every interface", metavar="ADDRESS", part="network"
+    )
+    port: int = option(8000, "port to listen on; 0 is any free one", low=0, high=65535, part="network")
+    uds: str | None = option(
+        None, "Unix socket to listen on instead, for its owner alone", metavar="PATH", part="network"
+    )
     api_keys: tuple[str, ...] = option(
         (),
         f"API key; visible in the process list; prefer {KEY_VARIABLE}",

@@ -1,4 +1,4 @@
-"""Keyword arguments as type checkers read them. Written by tools/typed_keywords.py."""
+"""Keyword arguments as type checkers read them. Written by tools/options.py."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
