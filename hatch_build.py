@@ -43,6 +43,7 @@ KEPT = Path(__file__).with_name("build") / "native"
 FLAGS = [  # nothing is thrown through C: tables for that would only take room in the wheels
     *"-O3 -std=gnu11 -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -Wno-psabi".split(),
     *"-fno-asynchronous-unwind-tables -fno-unwind-tables".split(),
+    "-ffunction-sections",  # hatch_wheels.py sorts functions
 ]
 WARNINGS = "-Wall -Wextra".split()
 AVX2 = "-mavx2 -mfma -mf16c"
@@ -347,7 +348,7 @@ class BuildHook(BuildHookInterface):
         """Build the kernels for browsers where ziglang is installed, as it is for the wheels of hatch_wheels.py."""
         if importlib.util.find_spec("ziglang") is not None:
             build_wasm()
-            build_data["artifacts"].append(WASM.relative_to(self.root).as_posix())
+            build_data["artifacts"] += [path.relative_to(self.root).as_posix() for path in (WASM, WASM_THREADS)]
 
     def _build_library(self, build_data: dict[str, Any], *, only_best: bool) -> None:
         """Build the library and name its platform in the wheel's tag; stop the build where that fails.

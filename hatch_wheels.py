@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from platform import machine
@@ -22,7 +23,10 @@ import hatch_build
 DIST = Path(__file__).with_name("dist")
 KEPT = Path(__file__).with_name("build") / "wheels"
 LARGEST = 8_000_000
-PARTS = ("kernels/_native.so", "kernels/_native.wasm", "page/dist/index.html", "page/site/dist/start.js")
+PARTS = (
+    *("kernels/_native.so", "kernels/_native.wasm", "kernels/_native_threads.wasm"),
+    *("page/dist/index.html", "page/site/dist/start.js"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,17 @@ def library(platform: Platform) -> Path:
     objects = hatch_build.kept_objects(cc)
     made = KEPT / platform.tag / "_native.so"
     made.parent.mkdir(parents=True, exist_ok=True)
+    if runtime:
+        objects = [_grouped(cc, objects, made.with_suffix(".o"))]
     stripped = ["-Wl,-s"] if "linux" in platform.target else []
     parts = [*map(str, objects), *runtime, "-lpthread", "-ldl", "-lm", *stripped]
     _output(*zig(platform.target), "-shared", *parts, "-o", str(made))
+    return made
+
+
+def _grouped(cc: Sequence[str], objects: Sequence[Path], made: Path) -> Path:
+    """Put functions of the same name side by side: those of similar sets are nearly the same, and are packed as one."""
+    _output(*cc, "-r", "-nostdlib", *map(str, objects), "-o", str(made))
     return made
 
 

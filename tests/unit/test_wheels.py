@@ -25,7 +25,7 @@ PYTHON = ROOT / ".venv-wheels/bin/python"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 LARGEST = 8_000_000
-LEFT_OUT = r"/page/(site/)?dist/|_native\.wasm"
+LEFT_OUT = r"/page/(site/)?dist/|_native\w*\.wasm"
 
 pytestmark = [
     pytest.mark.timeout(1200),  # compilers beside other work
@@ -79,7 +79,12 @@ def test_what_is_not_fit_is_named(wheels: dict[str, Path], tmp_path: Path) -> No
                 archive.writestr(name, b"".join(line for line in lines if not re.search(LEFT_OUT.encode(), line[:60])))
     code = f"import hatch_wheels; from pathlib import Path; print(hatch_wheels.faults(Path({str(bad)!r})))"
     said = run(PYTHON, "-c", code)
-    for part in ("page/dist/index.html", "page/site/dist/start.js", "kernels/_native.wasm"):
+    for part in (
+        "page/dist/index.html",
+        "page/site/dist/start.js",
+        "kernels/_native.wasm",
+        "kernels/_native_threads.wasm",
+    ):
         assert f"llamarium/{part} is missing" in said
     assert "llamarium/kernels/_native.so is missing" not in said and "auditwheel says" in said
 
@@ -98,8 +103,9 @@ def test_an_installed_wheel_writes_the_site(wheels: dict[str, Path], tmp_path: P
     ).stdout
     files = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     assert json.loads(said)["bytes"] == sum(path.stat().st_size for path in files.values()) <= 9_000_000
-    (kernels,) = out.glob("engine-*/kernels.wasm")
-    assert kernels.read_bytes() == (inside / "llamarium/kernels/_native.wasm").read_bytes()
+    for suffix in ("", "_threads"):
+        (kernels,) = out.glob(f"engine-*/kernels{suffix.replace('_', '-')}.wasm")
+        assert kernels.read_bytes() == (inside / f"llamarium/kernels/_native{suffix}.wasm").read_bytes()
     assert {"index.html", "offline.js", "models/letters.gguf", "models/shakespeare-char.gguf"} <= set(files)
 
 
