@@ -1,4 +1,7 @@
-/* Which sets of kernels this machine can run, and every call handed to the one in use. */
+/* Run-time dispatch: find the best set of kernels that this machine can run, and forward every call to it.
+ *
+ * Each set is compiled from the same sources with other flags (hatch_build.py), and is one table of functions (ops.h). A set that the compiler
+ * does not support is missing; LM_HAS_... says which are there. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -9,7 +12,7 @@
 #ifdef LM_HAS_AVX2
 #include <cpuid.h>
 static int has_avx2(void) {
-    unsigned a, b, c, d; /* F16C has a name that clang and older versions of gcc do not know */
+    unsigned a, b, c, d; /* __builtin_cpu_supports("f16c") does not exist in clang and older versions of gcc */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 #endif
@@ -50,12 +53,12 @@ static int has_neon_i8mm(void) { /* the M2 and later */
 
 static int always(void) { return 1; }
 
-/* The kernels of this name, or the best there are for NULL; NULL if this machine has no such kernels. */
+/* Return the kernels with this name, the best available ones for NULL; NULL if there are none or this machine cannot run them. */
 static const lm_ops *find(const char *name) {
     static const struct {
         const lm_ops *ops;
         int (*runs_here)(void);
-    } all[] = { /* the best first, of those that the compiler knew */
+    } all[] = { /* best first */
 #ifdef LM_HAS_AMX
         {&lm_ops_amx, has_amx},
 #endif
@@ -74,7 +77,7 @@ static const lm_ops *find(const char *name) {
 #ifdef LM_HAS_NEON_DOTPROD
         {&lm_ops_neon_dotprod, has_neon_dotprod},
 #endif
-#ifdef LM_HAS_SIMD128 /* a module of WebAssembly has one set: it cannot ask what runs here */
+#ifdef LM_HAS_SIMD128 /* a WebAssembly module has exactly one set, as it cannot query the processor */
         {&lm_ops_simd128, always},
 #else
         {&lm_ops_portable, always},
@@ -85,7 +88,7 @@ static const lm_ops *find(const char *name) {
     return NULL;
 }
 
-static const lm_ops *_Atomic chosen; /* several threads may be the first to ask */
+static const lm_ops *_Atomic chosen; /* atomic, because several threads may make the first call */
 
 int lm_use_kernels(const char *name) {
     const lm_ops *found = find(name);

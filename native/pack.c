@@ -1,7 +1,7 @@
-/* GGUF's blocks put into tiles, row by row; in the last tiles the rows past the matrix's last one stay zero.
+/* Pack GGUF blocks into tiles, row by row; rows past the end of the matrix are zero in the last tiles.
  *
- * They come from memory, or from a file: then each thread reads a piece into memory that stays in its cache, so that weights are in memory
- * once, as tiles. */
+ * The blocks come from memory or from a file. From a file, each thread reads a piece that fits into its cache, so that the weights are in memory
+ * only once, as tiles. */
 #include <errno.h>
 #include <stdlib.h>
 #ifndef __wasm__
@@ -13,9 +13,9 @@
 #include "pool.h"
 
 #define PANELS_OF_A_PIECE 8
-#define BYTES_AT_ONCE (256 * 1024) /* of a file: they stay in the second cache until they lie in tiles */
+#define BYTES_AT_ONCE (256 * 1024) /* read from a file at a time; stays in the L2 cache until it is packed */
 
-/* A block with a byte for each of its codes and small integers. */
+/* A block with one byte per code and per small integer, the intermediate form of all formats that need repacking. */
 typedef struct {
     float16 d, m;
     uint8_t codes[LM_SUPER];
@@ -35,7 +35,7 @@ static void read_six_bits(const uint8_t *from, plain_block *to) {
     }
 }
 
-/* Two groups follow each other in the halves of 32 bytes. */
+/* 32 bytes hold two groups: the first in the low halves, the second in the high ones. */
 static void read_nibbles(const uint8_t *low, plain_block *to) {
     for (int pair = 0; pair < GROUPS_OF_SUPER / 2; pair++)
         for (int i = 0; i < LM_GROUP; i++) {
@@ -58,7 +58,7 @@ static void read_q5_k(const block_q5_k *from, plain_block *to) {
         for (int i = 0; i < LM_GROUP; i++) to->codes[g * LM_GROUP + i] |= (uint8_t)((from->high[i] >> g & 1) << 4);
 }
 
-/* In each half of 128 columns the low bits are two fields of 64, and the high ones four of 32. */
+/* Each half of 128 columns has its low bits in two fields of 64 columns, and its high bits in four fields of 32. */
 static void read_q6_k(const block_q6_k *from, plain_block *to) {
     to->d = from->d;
     memcpy(to->s, from->s, sizeof from->s);
@@ -84,7 +84,7 @@ static void read_iq4_xs(const block_iq4_xs *from, plain_block *to) {
 
 static inline void put_word(uint32_t codes, code_line *line, int r) { memcpy(line->code[r], &codes, sizeof codes); }
 
-/* Where all codes of a block have 4 or 8 bits, it has them in the order of a tile's lines. */
+/* Pack a block of 4-bit or 8-bit codes, which is already in the order of a tile's lines. */
 INLINE void pack_in_order(const uint8_t *block, const int kind, int r, uint8_t *tile) {
     const tile_format *f = &FORMATS[kind];
     const int num_halves = f->has_minimum ? 2 : 1;
@@ -94,18 +94,18 @@ INLINE void pack_in_order(const uint8_t *block, const int kind, int r, uint8_t *
     for (size_t j = 0; j < f->code_bytes / sizeof *lines; j++) {
         uint32_t codes;
         memcpy(&codes, block + 2 * num_halves + 4 * j, 4);
-        if (f->code_bits == 8) codes ^= 0x80808080; /* signed, in a file */
+        if (f->code_bits == 8) codes ^= 0x80808080; /* signed in a file, offset by 128 in a tile */
         put_word(codes, &lines[j], r);
     }
 }
 
-/* A group's codes, four in a word: their low bits are the halves of a line's bytes, their high ones lie in lines of their own. */
+/* Store a group's codes, four per word: low 4 bits in halves of a line's bytes, high bits in separate lines. */
 static void put_codes(const uint8_t *codes, int kind, int r, code_line *lines) {
     const uint32_t low = 0x0f0f0f0f;
     uint32_t words[LM_GROUP / 4], high[2] = {0};
     memcpy(words, codes, sizeof words);
     for (int j = 0; j < 4; j++) put_word((words[j] & low) | (words[j + 4] & low) << 4, &lines[j], r);
-    const int num_high = FORMATS[kind].code_bits - 4; /* bits, and lines */
+    const int num_high = FORMATS[kind].code_bits - 4; /* number of high bits, and of lines for them */
     if (num_high == 0) return;
     for (int j = 0; j < LM_GROUP / 4; j++) high[high_line(kind, j) - 4] |= (words[j] >> 4 & low) << high_shift(kind, j);
     for (int i = 0; i < num_high; i++) put_word(high[i], &lines[4 + i], r);
@@ -135,13 +135,13 @@ static void put_block(const plain_block *from, int kind, int r, uint8_t *tile) {
     if (kind == LM_IQ4_XS)
         put_signed(from, r, (tile_iq4_xs *)tile);
     else if (f->small_scales == 1)
-        put_six_bits(from, r, &((tile_q4_k *)tile)->small); /* Q5_K's lie where Q4_K's do */
+        put_six_bits(from, r, &((tile_q4_k *)tile)->small); /* at the same offset in Q5_K */
     for (int i = 0; f->small_scales == 2 && i < 2 * GROUPS_OF_SUPER; i++) ((tile_q6_k *)tile)->s[i][r] = (int8_t)from->s[i];
     for (int g = 0; g < f->cols / LM_GROUP; g++)
         put_codes(from->codes + g * LM_GROUP, kind, r, (code_line *)(tile + f->codes_at + g * f->code_bytes));
 }
 
-/* Row r of a tile, which was zero. */
+/* Write row r of a tile that is still zero. */
 static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
     plain_block plain;
     switch (kind) {
@@ -152,7 +152,7 @@ static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
     case LM_IQ4_XS: read_iq4_xs(block, &plain); break;
     case LM_Q8_0: pack_in_order(block, LM_Q8_0, r, tile); return;
     case LM_Q4_1: pack_in_order(block, LM_Q4_1, r, tile); return;
-    default: pack_in_order(block, LM_Q4_0, r, tile); return; /* or IQ4_NL, which lies as it does */
+    default: pack_in_order(block, LM_Q4_0, r, tile); return; /* IQ4_NL has the same layout */
     }
     put_block(&plain, kind, r, tile);
 }
@@ -161,16 +161,16 @@ static void pack_block(const void *block, int kind, int r, uint8_t *tile) {
 
 static int panels_of(int rows) { return (rows + LM_TILE_ROWS - 1) / LM_TILE_ROWS; }
 
-static size_t row_bytes(int kind, int cols) { /* a tile has no byte more than its blocks */
+static size_t row_bytes(int kind, int cols) { /* tiles have the same size as their blocks */
     return (size_t)(cols / tile_cols(kind)) * tile_bytes(kind) / LM_TILE_ROWS;
 }
 
-/* Where a panel's tiles are. */
+/* Return the address of a panel's tiles. */
 static uint8_t *tiles_at(uint8_t *tiles, int kind, int cols, int panel) {
     return tiles + (size_t)panel * LM_TILE_ROWS * row_bytes(kind, cols);
 }
 
-/* Up to 16 rows of blocks, wherever they lie. */
+/* Pack up to 16 rows of blocks, each given by its address. */
 static void pack_panel(const uint8_t *const *rows, int num_rows, int kind, int num_tiles, uint8_t *tiles) {
     const size_t size = tile_bytes(kind), block = size / LM_TILE_ROWS;
     for (int t = 0; t < num_tiles; t++, tiles += size) {
@@ -203,12 +203,12 @@ static void pack_panels(void *context, lm_team team) {
         }
 }
 
-/* Ask for pages of 2 MB, where the system has them: fewer faults while tiles are written, fewer TLB misses when they are read. */
+/* Request 2 MB pages: fewer page faults while tiles are written, fewer TLB misses when they are read. */
 static void use_huge_pages(uint8_t *memory, size_t bytes) {
 #ifdef MADV_HUGEPAGE
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)memory + page - 1) / page * page;
     const uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE); /* advice: nothing depends on it */
+    if (end > first) madvise((void *)first, end - first, MADV_HUGEPAGE); /* only advice, so errors do not matter */
 #else
     (void)memory, (void)bytes;
 #endif
@@ -224,11 +224,11 @@ void lm_pack(int32_t kind, int32_t rows, int32_t cols, const uint8_t *blocks, ui
 
 /* --- from files -------------------------------------------------------------------------------------------------- */
 
-/* A thread's place among the matrices of a call, and what it reads into. */
+/* A thread's position among the matrices of a call, and its buffer. */
 typedef struct {
     const lm_file_matrix *all;
-    int count, at;   /* the matrix that the last piece was of */
-    int64_t first;   /* its first piece */
+    int count, at;   /* at: index of the last piece's matrix */
+    int64_t first;   /* number of that matrix's first piece */
     uint8_t *memory; /* grows to the largest piece */
     size_t capacity;
 } file_reader;
@@ -238,7 +238,7 @@ static int panels_at_once(const lm_file_matrix *w) {
     return bytes > BYTES_AT_ONCE ? 1 : (int)(BYTES_AT_ONCE / bytes);
 }
 
-/* Where a row lies in a file that has the two features of a pair of RoPE beside each other: i and half a head more are 2i and 2i + 1. */
+/* Return the file's row of a matrix's row: if the file interleaves RoPE pairs, rows i and i + half of a head are its rows 2i and 2i + 1. */
 static int stored_row(const lm_file_matrix *w, int row) {
     if (w->head_rows == 0) return row;
     const int half = w->head_rows / 2, i = row % w->head_rows, begin = row - i;
@@ -255,7 +255,7 @@ static int read_all(int file, uint8_t *to, size_t bytes, int64_t offset) {
     return LM_OK;
 }
 
-/* Weights whose scale or minimum is NaN or infinite. */
+/* Count the weights whose scale or minimum is NaN or infinite. */
 static int64_t nonfinite_weights(const uint8_t *tiles, int kind, int num_tiles) {
     const tile_format *f = &FORMATS[kind];
     int64_t blocks = 0;
@@ -268,7 +268,7 @@ static int64_t nonfinite_weights(const uint8_t *tiles, int kind, int num_tiles) 
     return blocks * f->cols;
 }
 
-/* Read whole heads around some panels, and pack these. */
+/* Read the rows of some panels, extended to whole heads because RoPE pairs may be interleaved, and pack the panels. */
 static int pack_piece(file_reader *reader, int first_panel, _Atomic int64_t *num_bytes) {
     const lm_file_matrix *w = &reader->all[reader->at];
     const int num_tiles = w->cols / tile_cols(w->kind), unit = w->head_rows ? w->head_rows : 1;
@@ -300,7 +300,7 @@ static int pack_piece(file_reader *reader, int first_panel, _Atomic int64_t *num
     return LM_OK;
 }
 
-/* The first panel of a piece, of the matrix that the reader moves on to; -1 after the last. */
+/* Advance the reader to the matrix of a piece and return the piece's first panel; -1 after the last piece. */
 static int panel_of_piece(file_reader *reader, int64_t piece) {
     for (; reader->at < reader->count; reader->at++) {
         const lm_file_matrix *w = &reader->all[reader->at];

@@ -1,5 +1,5 @@
-/* The threads. Between two stages of a job, and between two jobs, they stay awake for a while: a stage takes microseconds, and the
- * next token usually comes within a millisecond. Then they sleep. */
+/* The thread pool. Idle threads spin for a while before they sleep: a stage of a job takes microseconds, and the next token usually comes within
+ * a millisecond. */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "pool.h"
 
@@ -21,27 +21,28 @@
 #endif
 
 #define MAX_THREADS 1024
-#define SPINS 2000 /* 0.1 ms on Intel's processors since Skylake, less on others */
+#define SPINS 2000 /* about 0.1 ms on Intel processors since Skylake, less on others */
 #define PATIENCE_IN_A_JOB_NS 10000000
 #define PATIENCE_BETWEEN_JOBS_NS 3000000
 
-static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* of the queue of callers: one job at a time, in the order of arrival */
+static pthread_mutex_t user = PTHREAD_MUTEX_INITIALIZER; /* protects the queue of callers, which take turns in the order of arrival */
 static pthread_cond_t next_turn = PTHREAD_COND_INITIALIZER;
 static unsigned turns_given, turns_over;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the sleepers */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects sleeping and waking */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
-static atomic_int wanted = 1; /* threads, the caller's included; lm_threads() reads it at any moment */
+static atomic_int wanted = 1; /* requested number of threads, including the caller's; atomic for lm_threads() */
 static int running = 1;
 static pthread_t threads[MAX_THREADS];
 static atomic_int stopping;
 
 static void (*job)(void *, lm_team);
 static void *job_context;
-static atomic_uint job_number, passed; /* change when a job begins; when all have reached a barrier */
+static atomic_uint job_number; /* increases when a job starts */
+static atomic_uint passed;     /* increases when all threads have reached a barrier */
 static atomic_int arrived, sleepers;
-static atomic_int_least64_t patience; /* how long threads stay awake after the job */
-static atomic_int_least64_t busy; /* nanoseconds of all jobs so far */
+static atomic_int_least64_t patience; /* nanoseconds that threads stay awake after the job */
+static atomic_int_least64_t busy;     /* total nanoseconds of all jobs */
 
 static void wake(void) {
     if (atomic_load(&sleepers)) {
@@ -53,7 +54,7 @@ static void wake(void) {
 
 static void sleep_while(atomic_uint *value, unsigned old) {
     pthread_mutex_lock(&lock);
-    atomic_fetch_add(&sleepers, 1); /* before the last look, so that no wake is missed */
+    atomic_fetch_add(&sleepers, 1); /* before the value is read again, so that no wake-up is lost */
     while (atomic_load(value) == old) pthread_cond_wait(&changed, &lock);
     atomic_fetch_sub(&sleepers, 1);
     pthread_mutex_unlock(&lock);
@@ -65,9 +66,8 @@ int64_t lm_now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Wait until `value` is no longer `old`: spinning at first, then yielding the core, and after `patience_ns` asleep. A
- * virtual machine whose threads sleep loses its cores to other machines for milliseconds, so only idle threads do
- * (docs/decisions/0012). */
+/* Wait until `value` differs from `old`: spin first, then yield the core, and sleep after `patience_ns`. A virtual machine whose threads sleep
+ * loses its cores to other machines for milliseconds, so threads sleep only when there is no work (docs/decisions/0012). */
 static void wait_while(atomic_uint *value, unsigned old, int64_t patience_ns) {
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(value, memory_order_acquire) != old) return;
@@ -127,7 +127,7 @@ static void start_workers(void) {
         start_state *start = malloc(sizeof *start);
         if (start == NULL) return;
         *start = (start_state){running, atomic_load(&job_number)};
-        if (pthread_create(&threads[running], NULL, work, start) != 0) { /* as many as there can be */
+        if (pthread_create(&threads[running], NULL, work, start) != 0) { /* continue with the threads that exist */
             free(start);
             return;
         }
@@ -135,7 +135,7 @@ static void start_workers(void) {
     }
 }
 
-/* A mutex alone would let a thread of thousands of small products come again and again before an answer's step gets its turn. */
+/* Tickets make the queue fair: with a mutex alone, a thread with thousands of small products could overtake an engine step again and again. */
 int lm_enter(void) {
     pthread_mutex_lock(&user);
     const unsigned turn = turns_given++;
@@ -185,7 +185,7 @@ static void run_own(void *context, lm_team team) {
     ((own_job *)context)->job(((own_job *)context)->context);
 }
 
-static atomic_int forked; /* OpenMP would wait for threads that only the parent has */
+static atomic_int forked; /* in a forked child, OpenMP would wait for threads that exist only in the parent */
 
 void lm_parallel_beside_others(void (*next)(void *), void *context) {
     static _Atomic(parallel_function *) found;
@@ -198,7 +198,7 @@ void lm_parallel_beside_others(void (*next)(void *), void *context) {
         return;
     }
     const int64_t begin = lm_now_ns();
-    parallel(next, context, 0, 0); /* as many threads as PyTorch's loops have */
+    parallel(next, context, 0, 0); /* 0: as many threads as PyTorch uses */
     atomic_fetch_add(&busy, lm_now_ns() - begin);
 }
 
@@ -212,7 +212,7 @@ void lm_set_threads(int32_t num_threads) {
 
 int32_t lm_threads(void) { return wanted; }
 
-/* A forked child has none of the threads, and perhaps a lock that no thread will open. */
+/* Reset the pool in a forked child, which has none of the threads, and may have inherited a locked mutex. */
 static void forget(void) {
     running = 1;
     atomic_store(&forked, 1);

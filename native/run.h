@@ -1,8 +1,8 @@
-/* From a batch to its logits: what is checked, and how a batch is cut into passes that fit into memory. */
+/* Run a batch: validate it, and split it into passes that fit into memory. */
 #include "layers.h"
 
-/* Rows of a pass, and bytes of attention's state of each of their KV chunks: they bound the memory between the layers; the
- * result does not depend on them. */
+/* Maximum number of rows of a pass, and bytes of attention's partial results for all KV chunks. They bound the memory of activations; results do
+ * not depend on them. */
 #define MAX_ROWS 256
 #define MAX_PARTIAL_BYTES ((size_t)1 << 28)
 
@@ -14,7 +14,7 @@ static int log2_of(int value) {
 
 static int is_block_size(int size) { return size >= LEAST_BLOCK && size <= CHUNK && (size & (size - 1)) == 0; }
 
-/* Whether a sequence's blocks up to a position are there. */
+/* Return whether a sequence has valid blocks up to a position. */
 static int has_blocks(const lm_batch *batch, const lm_cache *cache, int32_t sequence, int32_t position) {
     const int last = position / cache->block_size;
     if (last >= batch->table_stride) return 0;
@@ -78,7 +78,7 @@ static void look_up(const lm_matrix *w, const int64_t *rows, int num_rows, float
     }
 }
 
-/* Run a pass whose rows and cache are given. */
+/* Run a pass; its rows and cache are set. */
 static int run_rows(pass *p) {
     const lm_model *model = p->model;
     forms wanted = forms_of(model);
@@ -90,7 +90,7 @@ static int run_rows(pass *p) {
     p->apart = are_apart(p);
     p->max_rank = largest_rank(p);
     p->padded_rank = (p->max_rank + 3) / 4 * 4;
-    wanted.plain = p->max_rank > 0; /* what is lowered is not rounded */
+    wanted.plain = p->max_rank > 0; /* adapters multiply inputs that are not quantized */
     lay_out(p, &a, wanted, num_threads);
     const int keeps_some = p->num_logits < p->num_rows && !p->apart && p->taps == NULL;
     if (keeps_some) take_kept(p, &a, wanted, num_threads, &kept);
@@ -113,7 +113,7 @@ static int run_rows(pass *p) {
     return failed ? LM_NO_MEMORY : LM_OK;
 }
 
-/* How many of a batch's tokens from `first` on a pass takes. */
+/* Return how many of a batch's tokens, from `first` on, fit into one pass. */
 static int rows_of_pass(const lm_model *model, const lm_batch *batch, int first) {
     const size_t bytes = (size_t)model->num_heads * (model->head_dim + 2) * sizeof(float);
     size_t chunks = 0;

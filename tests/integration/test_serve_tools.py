@@ -508,7 +508,7 @@ def test_a_form_that_is_not_known_is_no_path_in_an_answer(llama3_tokenizer_path:
     tokenizer = llamarium.load_tokenizer(llama3_tokenizer_path).with_chat_template("{{ messages[0].content }}")
     with serving(ScriptedLlama(tokenizer)) as running:
         error = running.post(**ASKED).json()["error"]
-    assert error["param"] == "tools" and "name a tool_form" in error["message"]
+    assert error["param"] == "tools" and "pass tool_form" in error["message"]
     assert str(llama3_tokenizer_path.parent) not in error["message"]
 
 

@@ -127,7 +127,7 @@ def test_a_templates_answers_are_found_or_refused(llama3: Tokenizer) -> None:
     forgets = LLAMA_LIKE.replace("m['content'] | trim", "(m['content'] if loop.last else '...')")
     no_end = LLAMA_LIKE.replace("{{ '<|eot_id|>' }}", "")
     for template in (forgets, no_end, LLAMA_LIKE + " ."):
-        with pytest.raises(ChatFormatError, match=r"messages\[2\].*be told from the rest"):
+        with pytest.raises(ChatFormatError, match=r"messages\[2\].*be separated from the rest"):
             value_of(next(TemplateFormat(llama3, template).parts_of([TrainingDialog(dialog)])))
     with pytest.raises(ChatFormatError, match=r"messages\[0\]"):
         value_of(next(TemplateFormat(llama3, LLAMA_LIKE).parts_of([TrainingDialog(dialog[2:3])])))

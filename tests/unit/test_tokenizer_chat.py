@@ -201,7 +201,7 @@ def test_a_template_that_looks_for_control_tokens_in_texts_is_refused(smollm2: T
     """With marks in the text it would write another dialog than without."""
     template = "{{ '<|im_start|>yes' if '<|im_end|>' in messages[0].content else '<|im_start|>no' }}"
     assert spelled(smollm2, TemplateFormat(smollm2, template).encode(DIALOG)) == "<|im_start|>no"
-    with pytest.raises(ChatFormatError, match="looks into the texts"):
+    with pytest.raises(ChatFormatError, match="inspects the texts"):
         TemplateFormat(smollm2, template).encode([{"role": "user", "content": "<|im_end|>"}])
 
 

@@ -124,7 +124,7 @@ def test_what_is_no_call_is_refused_by_its_path(call: Any, param: str) -> None:
 
 
 def test_arguments_that_broke_off_are_no_values() -> None:
-    with pytest.raises(ToolError, match="no JSON"):
+    with pytest.raises(ToolError, match="not valid JSON"):
         ToolCall("c", "f", '{"a": ', is_complete=False).values()
 
 
@@ -179,10 +179,10 @@ def test_what_is_no_choice_is_refused_by_its_path(fields: dict[str, Any], param:
 
 
 def test_a_held_answer_needs_a_known_form() -> None:
-    with pytest.raises(ToolError, match="name a tool_form") as caught:
+    with pytest.raises(ToolError, match="pass tool_form") as caught:
         ToolRequest.read([tool("f")], "required").grammar(None)
     assert caught.value.param == "tool_choice"
-    with pytest.raises(ToolError, match="name a tool_form") as caught:
+    with pytest.raises(ToolError, match="pass tool_form") as caught:
         ToolRequest.read([tool("f", strict=True)]).grammar(None)
     assert caught.value.param == "tools"
     with pytest.raises(ToolError, match="llama3_json, pythonic, hermes"):

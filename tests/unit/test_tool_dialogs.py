@@ -217,7 +217,7 @@ PLAIN = (
 
 def test_a_template_that_knows_no_tools_is_told_a_form(smollm2: Tokenizer) -> None:
     template = TemplateFormat(smollm2, PLAIN)
-    with pytest.raises(ToolError, match="has nothing for tools; name a tool_form"):
+    with pytest.raises(ToolError, match="does not write tools; pass tool_form"):
         template.encode(DIALOG, tools=[WEATHER])
     hermes = template.encode(DIALOG, tools=[WEATHER], tool_form="hermes")
     assert hermes == smollm2.chat(DIALOG, tools=[WEATHER])
@@ -226,7 +226,7 @@ def test_a_template_that_knows_no_tools_is_told_a_form(smollm2: Tokenizer) -> No
 
 def test_a_template_that_knows_no_calls_does_not_lose_them(smollm2: Tokenizer) -> None:
     template = TemplateFormat(smollm2, PLAIN)
-    with pytest.raises(ToolError, match="has nothing for calls; name a tool_form") as caught:
+    with pytest.raises(ToolError, match="does not write calls; pass tool_form") as caught:
         template.encode(DIALOG)
     assert caught.value.param == "messages"
 
@@ -242,7 +242,7 @@ def test_calls_without_results_or_ids_are_taken(llama3: Tokenizer) -> None:
 def test_a_template_has_to_write_the_tools_that_it_gets(smollm2: Tokenizer) -> None:
     template = TemplateFormat(smollm2, PLAIN + "{% if tools %}{{ tools[0].function.name }}{% endif %}")
     assert template.encode([USER], tools=[WEATHER])
-    with pytest.raises(ToolError, match=r"has nothing for \['lost'\]"):
+    with pytest.raises(ToolError, match=r"does not write \['lost'\]"):
         template.encode([USER], tools=[WEATHER, ToolDefinition("lost")])
 
 

@@ -1,12 +1,12 @@
-"""The tokenizer that callers hold: text to ids, ids to text.
+"""The tokenizer: text to ids, ids to text.
 
 Three rules hold for every vocabulary:
 
-- Text is only text. The spelling of a control token inside a text (`<|eot_id|>`) is encoded as ordinary characters,
-  unless the caller says `parse_special=True`.
-- The begin-of-sequence token is there once, or not at all where the vocabulary's own files say so.
-- `decode(encode(text)) == text`. Tokens are bytes, and a character may span several of them, so decoding joins bytes
-  first and reads UTF-8 second. A `tokenizer.json` whose own rules change texts says so in a warning when it is read.
+- Text never becomes a control token. The spelling of a control token inside a text (`<|eot_id|>`) is encoded as
+  ordinary characters, unless the caller passes `parse_special=True`.
+- The BOS token is added exactly once, or never if the vocabulary's files say so.
+- `decode(encode(text)) == text`. Tokens are bytes, and a character may span several tokens, so decoding joins bytes
+  first and decodes UTF-8 second. A `tokenizer.json` whose rules change text causes a warning when it is loaded.
 """
 
 import operator
@@ -26,47 +26,47 @@ if TYPE_CHECKING:
     from llamarium.tokenizer.tools.definition import ToolDefinition
     from llamarium.tokenizer.tools.forms import ToolForm
 
-_PLAIN_CHARACTERS = 16  # for each token that fits: a text of up to so many is encoded at once
-_PART_CHARACTERS = 2**16
+_PLAIN_CHARACTERS = 16  # per token of the limit: `check_length` does not look at shorter texts
+_PART_CHARACTERS = 2**16  # encoded at a time by `check_length`
 
 
 class Backend(Protocol):
-    """A vocabulary and its rules. BOS, decoding and the rules of dialogs are `Tokenizer`'s matter.
+    """A vocabulary and its encoding rules; `Tokenizer` adds BOS, decoding and dialogs.
 
-    Implementations derive from it: `encode_parts` and `encode_parsed` suit every vocabulary in which what surrounds a
-    text does not change its ids. Others override them.
+    Implementations derive from it. The default `encode_parts` and `encode_parsed` are correct for vocabularies in which
+    the surroundings of a text do not change its ids; others override them.
     """
 
     def encode(self, text: str) -> list[int]:
-        """Encode valid Unicode text, every control token's spelling as ordinary characters."""
+        """Encode valid Unicode text; spellings of control tokens are ordinary characters."""
         ...
 
     def encode_parts(self, parts: Parts) -> list[int]:
-        """Encode texts and control tokens as one string, with the rules that hold around control tokens.
+        """Encode texts and control tokens as one string, with the vocabulary's rules around control tokens.
 
-        A text here is not a new beginning unless it is the first part: a space that the vocabulary puts before a text,
-        and white space that a control token takes away, are as in the encoding of the whole string. The spelling of a
-        control token inside a text stays ordinary characters.
+        Only the first part counts as the beginning of a text: a space that the vocabulary puts before a text, and white
+        space that a control token strips, are as in the encoding of the whole string. Spellings of control tokens
+        inside a text are ordinary characters.
 
         Args:
-            parts: Texts, none of them empty or next to another, and ids of control tokens.
+            parts: Ids of control tokens, and texts, none of which is empty or adjacent to another.
         """
         return [i for part in parts for i in (self.encode(part) if isinstance(part, str) else (part,))]
 
     def encode_parsed(self, text: str, control: Mapping[str, int]) -> list[int]:
-        """Encode a text in which the spellings of control tokens (spelling to id) are these tokens."""
+        """Encode a text in which spellings of the control tokens `control` (spelling to id) become these tokens."""
         return self.encode_parts(split_control(text, control))
 
     def with_control(self, control: Mapping[str, int]) -> "Backend":
-        """Return a backend of the same vocabulary for which these are the control tokens, spelling to id."""
+        """Return a backend for the same vocabulary with these control tokens (spelling to id)."""
         return self
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes that an id stands for, or None where there is no such token."""
+        """Return the bytes of a token, or None if there is no such token."""
         ...
 
     def byte_level_bpe(self) -> "ByteLevelBPE":
-        """Return the readable twin that shows its merges, or raise `TokenizerError` where there is none."""
+        """Return the readable implementation that shows the merges; TokenizerError if there is none."""
         ...
 
     def save(self, folder: Path, tokenizer: "Tokenizer") -> None:
@@ -95,9 +95,9 @@ class Tokenizer:
         chat_template: str | ChatTemplates | None = None,
         strip_first_space: bool = False,
     ) -> None:
-        """Wrap a backend; the readers (`load_tokenizer_file`, `from_gguf_metadata`) call this.
+        """Wrap a backend; called by the readers (`load_tokenizer_file`, `from_gguf_metadata`).
 
-        With `strip_first_space`, encoding puts a space before the text, which decoding takes away (Llama 2).
+        With `strip_first_space`, encoding puts a space before the text, which decoding removes (Llama 2).
         """
         self.backend = backend
         self.special = special
@@ -112,38 +112,38 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id put before a text, or None."""
+        """The BOS id, or None."""
         return self.special.bos
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a text; the chat format's `stop_ids` end an answer."""
+        """The EOS ids; in dialogs, the chat format's `stop_ids` end an answer."""
         return self.special.eos
 
     @property
     def pad_token_id(self) -> int | None:
-        """The id that fills short rows, or None."""
+        """The padding id, or None."""
         return self.special.pad
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """Spelling and id of every control token."""
+        """All control tokens, spelling to id."""
         return self.special.ids
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template of dialogs without tools, or None."""
+        """The Jinja template for dialogs without tools, or None."""
         return self.chat_templates.default
 
     @cached_property
     def chat_format(self) -> "ChatFormat | None":
-        """How a dialog becomes ids: built in for Llama 3 and ChatML, else the file's template, else None."""
+        """The chat format: built in for Llama 3 and ChatML, else the file's template, else None."""
         from llamarium.tokenizer.chat.choose import choose_format
 
         return choose_format(self)
 
     def with_chat_template(self, template: str) -> Self:
-        """Return a tokenizer of the same vocabulary whose dialogs, and saved files, are of another template."""
+        """Return a tokenizer with the same vocabulary and another chat template, which `save` also writes."""
         special = self.special.with_template(template)
         other = type(self)(
             self.backend.with_control(special.ids),
@@ -157,13 +157,16 @@ class Tokenizer:
         return other
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the ids of `text`; TokenizerError for a lone surrogate, or a character that the vocabulary lacks.
+        """Return the ids of `text`.
 
         Args:
             text: Any valid Unicode text.
-            add_special_tokens: Put BOS first where the vocabulary has it so, unless it is there already.
-            parse_special: Read the spellings of control tokens as control tokens. Only for text that the caller
-                wrote: a user's text could otherwise end its own turn.
+            add_special_tokens: Add BOS if the vocabulary uses it, unless the ids start with it already.
+            parse_special: Encode spellings of control tokens as control tokens. Only for trusted text: a user's text
+                could otherwise end its own turn.
+
+        Raises:
+            TokenizerError: For a lone surrogate, or a character that the vocabulary lacks.
         """
         check_text(text)
         ids = self.backend.encode_parsed(text, self.special.ids) if parse_special else self.backend.encode(text)
@@ -173,10 +176,11 @@ class Tokenizer:
         return ids
 
     def check_length(self, text: str, num_tokens: int) -> None:
-        """Refuse a text that is far too long, without encoding all of it: that takes hundreds of bytes for each byte.
+        """Raise a ContextLengthError if a text is far too long for `num_tokens`, without encoding all of it.
 
-        A long text is encoded a part at a time until there are twice as many tokens as fit, `num_tokens`. What is not
-        refused may still be too long; the runner counts the tokens. ContextLengthError with both numbers.
+        Encoding takes hundreds of bytes of memory per byte of text. So a long text is encoded part by part, until there
+        are more than twice as many tokens as allowed. A text that passes may still be too long; the exact check counts
+        its tokens.
         """
         if len(text) <= _PLAIN_CHARACTERS * num_tokens:
             return
@@ -184,28 +188,32 @@ class Tokenizer:
         for start in range(0, len(text), _PART_CHARACTERS):
             count += len(self.backend.encode(text[start : start + _PART_CHARACTERS]))
             if count > 2 * num_tokens:
-                read, found = start + _PART_CHARACTERS, f"its {len(text):,} characters are"
-                found = found if read >= len(text) else f"of its {len(text):,} characters the first {read:,} alone are"
+                read, measured = start + _PART_CHARACTERS, f"its {len(text):,} characters are"
+                measured = (
+                    measured if read >= len(text) else f"of its {len(text):,} characters the first {read:,} alone are"
+                )
                 raise ContextLengthError(
-                    f"the prompt is too long: {found} {count:,} tokens; this model's maximum context length is "
+                    f"the prompt is too long: {measured} {count:,} tokens; this model's maximum context length is "
                     f"{num_tokens} tokens: use a shorter text"
                 )
 
     def encode_parts(self, parts: Parts) -> list[int]:
-        """Return the ids of texts and control tokens that are one string, without BOS before it.
+        """Return the ids of texts and control tokens as one string, without BOS.
 
-        What a user wrote is a text here, and cannot become a control token. TokenizerError as `encode`, and for an id
-        that is no control token.
+        A user's text is passed as a text, so it cannot become a control token.
 
         Args:
-            parts: Texts and ids of control tokens. Texts next to each other are one text.
+            parts: Texts and ids of control tokens; adjacent texts are joined.
+
+        Raises:
+            TokenizerError: As `encode`, and for an id that is not a control token.
         """
         joined: list[str | int] = []
         for part in parts:
             if not isinstance(part, str):
                 index = _index(part)
                 if index not in self._control_ids:
-                    problem = f"the id {index} is not that of a control token; expected text instead"
+                    problem = f"the id {index} is not a control token; pass its text instead"
                     raise TokenizerError(f"{self.source}: {problem}")
                 joined.append(index)
                 continue
@@ -218,35 +226,35 @@ class Tokenizer:
         return self.backend.encode_parts(joined)
 
     def encode_after(self, ids: Sequence[int], text: str) -> list[int]:
-        """Return the ids of a text that goes on where `ids` end, such as an answer whose beginning is given.
+        """Return the ids of a text that continues `ids`, such as the given beginning of an answer; errors as `encode`.
 
-        A vocabulary that puts a space before a text puts none in the middle of one. TokenizerError as `encode`.
+        A vocabulary that puts a space before a text puts none here.
         """
         check_text(text)
         last = next((i for i in reversed(range(len(ids))) if ids[i] in self._control_ids), None)
-        tail = list(ids if last is None else ids[last:])  # as far back as any rule looks
+        tail = list(ids if last is None else ids[last:])  # no rule looks back across a control token
         control = tail[: last is not None]
         before = b"".join(map(self.token_bytes, tail[len(control) :])).decode("utf-8", "replace")
-        for begun in (before, before.removeprefix(" ")):  # the space that a vocabulary puts before each text
-            if self.encode_parts([*control, begun]) == tail:
-                whole = self.encode_parts([*control, begun, text])
+        for start in (before, before.removeprefix(" ")):  # without the space that a vocabulary may put before a text
+            if self.encode_parts([*control, start]) == tail:
+                whole = self.encode_parts([*control, start, text])
                 if whole[: len(tail)] == tail:
                     return whole[len(tail) :]
         return self.backend.encode(text)
 
     def split_special(self, text: str) -> list[str]:
-        """Split into text, control token, text, ...: control tokens stand at the odd places."""
+        """Split into text, control token, text, ...; control tokens have odd indices."""
         return split_spellings(text, self.special.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`. Bytes that are no UTF-8 become U+FFFD.
+        """Return the text of `ids`. Invalid UTF-8 becomes U+FFFD.
 
         Args:
             ids: Token ids.
-            skip_special_tokens: Leave out control tokens (except those that an answer shows) rather than spell them.
+            skip_special_tokens: Omit control tokens, except those that are visible in answers.
 
         Raises:
-            TokenizerError: For an id that the vocabulary lacks, or what is no sequence of ids.
+            TokenizerError: For an id outside the vocabulary, or if `ids` is not a sequence of ids.
         """
         if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TokenizerError(f"expected token ids, found {type(ids).__name__}")
@@ -257,32 +265,31 @@ class Tokenizer:
     def stream(
         self, *, skip_special_tokens: bool = True, continuation: bool = False, spelled: Collection[int] = ()
     ) -> StreamDecoder:
-        """Return a decoder that takes one id at a time and shows complete characters only.
+        """Return a decoder that takes one id at a time and returns only complete characters.
 
         Args:
-            skip_special_tokens: Leave out control tokens (except those that an answer shows) rather than spell them.
-            spelled: Control tokens that are spelled all the same: those that announce calls, say.
-            continuation: The ids go on where other text ended, such as a prompt: a space at their beginning is part
-                of the text. Otherwise they are a text of their own, and Llama 2's space before it is taken away, as
-                `decode` does.
+            skip_special_tokens: Omit control tokens, except those that are visible in answers.
+            continuation: Whether the ids continue a text, such as a prompt. If not, Llama 2's space before a text is
+                removed, as in `decode`.
+            spelled: Control tokens that are not omitted, such as those that introduce tool calls.
         """
         hidden = self._hidden_ids.difference(spelled) if skip_special_tokens else frozenset[int]()
         strip_first_space = self.strip_first_space and not continuation
         return StreamDecoder(self.token_bytes, hidden, strip_first_space=strip_first_space)
 
     def visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
-        """Return what `decode` shows of one id: nothing for a control token that is to be skipped."""
+        """Return the bytes that `decode` shows for an id: none for a skipped control token."""
         index = _index(token_id)
         return b"" if skip_special_tokens and index in self._hidden_ids else self.token_bytes(index)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one id stands for, a control token's spelling; TokenizerError for an unknown id."""
+        """Return the bytes of a token, for a control token its spelling; TokenizerError for an unknown id."""
         index = _index(token_id)
-        known = self._bytes.get(index)
-        return self._look_up(index) if known is None else known
+        cached = self._bytes.get(index)
+        return self._look_up(index) if cached is None else cached
 
     def has_token(self, token_id: int) -> bool:
-        """Tell whether the vocabulary has a token of this id; there may be holes."""
+        """Return whether the vocabulary has this id; there may be holes."""
         return 0 <= token_id < self.vocab_size and self.backend.token_bytes(token_id) is not None
 
     def allow_unused_ids(self, num_rows: int) -> None:
@@ -348,24 +355,24 @@ class Tokenizer:
         """
         if self.chat_format is None:
             raise ChatFormatError(
-                f"{self.source}: no chat template and no control tokens of a known dialog format (Llama 3, ChatML); "
-                "this is a base model's tokenizer: continue a text (`llamarium generate`), or choose a chat model"
+                f"{self.source}: no chat template and no control tokens of a known chat format (Llama 3, ChatML); "
+                "this is a base model's tokenizer: use `llamarium generate`, or choose a chat model"
             )
         is_read = "documents" in self.chat_format.variables
         if documents or (documents is not None and is_read):  # an empty list needs no template that reads it
             from llamarium.tokenizer.chat.messages import check_documents
 
             variables = {**(variables or {}), "documents": check_documents(documents)}
-        how: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
-        return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt, **how)
+        options: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
+        return self.chat_format.encode(messages, add_generation_prompt=add_generation_prompt, **options)
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, or `characters.json`; OutputError if that fails."""
+        """Write `tokenizer.json` and `tokenizer_config.json`, or `characters.json`; OutputError if it fails."""
         self.backend.save(Path(folder), self)
 
 
 def _index(token_id: int) -> int:
-    """Take any whole number: an int, or what indexes like one (numpy's, a tensor of one element)."""
+    """Return an id as an int; numpy integers and tensors of one element are accepted."""
     try:
         return operator.index(token_id)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What counts as text, and the control tokens of a vocabulary."""
+"""Valid text, and the control tokens of a vocabulary."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,13 +9,13 @@ from typing import NamedTuple
 from llamarium.errors import TokenizerError
 
 Parts = Sequence[str | int]
-"""Texts and ids of control tokens, in the order in which they are one string."""
+"""Texts and ids of control tokens, in the order in which they form one string."""
 
 
-# The shape of a control token, whatever its flag says; the second with full-width bars, as DeepSeek has it.
+# Spellings of this form are control tokens whatever the file's flag says; the second has DeepSeek's full-width bars.
 CONTROL_SHAPE = re.compile(r"<\|[^|]+\|>|<\uff5c[^\uff5c]+\uff5c>")
 
-# What ends an answer wherever a vocabulary has it as a control token. Source: llama.cpp, `llama-vocab.cpp`.
+# Control tokens that end an answer in any vocabulary. Source: llama.cpp, `llama-vocab.cpp`.
 _ENDS = frozenset(
     (
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|end_of_turn|>"),
@@ -24,19 +24,19 @@ _ENDS = frozenset(
     )
 )
 
-# What a model thinks and calls is part of its answer, so these are shown, and end nothing.
+# Reasoning and tool calls are part of an answer, so these tokens are visible and do not end it.
 _SHOWN = re.compile(r"</?(think|thinking|reasoning|tool_call|tool_calls|tool_response|tools|function)>")
 
 _THOUGHT = re.compile(r"</?(think|thinking|reasoning)>")
 
 
 class TypedToken(NamedTuple):
-    """A token that was added to a vocabulary or has a type in it, unlike those that were learned from texts.
+    """A token that was added to a vocabulary or has a type, as opposed to one learned from text.
 
     Attributes:
         spelling: Its text.
         id: Its id.
-        is_flagged: The file says that it is a control token.
+        is_flagged: Whether the file marks it as a control token.
     """
 
     spelling: str
@@ -46,16 +46,16 @@ class TypedToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """What a vocabulary's files say about its control tokens.
+    """The control tokens of a vocabulary.
 
     Attributes:
-        ids: Spelling to id, of every control token: no text of a user becomes one.
-        bos: The id before a text, or None.
-        eos: The ids that end a text, the file's main one first.
-        pad: The id that fills short rows, or None.
-        add_bos: `encode` puts `bos` before a text.
-        visible: Control tokens that an answer shows. The others are hidden.
-        candidates: Spelling to id of added tokens that a chat template would make control tokens.
+        ids: All control tokens, spelling to id; a user's text never becomes one.
+        bos: The BOS id, or None.
+        eos: The EOS ids, the file's main one first.
+        pad: The padding id, or None.
+        add_bos: Whether `encode` adds `bos`.
+        visible: Control tokens that are visible in answers; the others are hidden.
+        candidates: Added tokens, spelling to id, that become control tokens if a chat template writes them.
     """
 
     ids: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -68,24 +68,24 @@ class SpecialTokens:
 
     @property
     def hidden(self) -> frozenset[int]:
-        """The control tokens that an answer does not show."""
+        """The control tokens that are hidden in answers."""
         return frozenset(self.ids.values()) - self.visible
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that end an answer whatever the dialog's format is: `eos`, and control tokens that are known ends."""
-        known = [i for spelling, i in self.ids.items() if spelling in _ENDS]
+        """The ids that end an answer in any chat format: `eos`, and control tokens that are known ends."""
+        known_ends = [i for spelling, i in self.ids.items() if spelling in _ENDS]
         if "<|return|>" in self.ids and "<|call|>" in self.ids and "<|end|>" in self.ids:
-            known.remove(self.ids["<|end|>"])  # it ends a part of an answer there
-        return tuple(dict.fromkeys((*self.eos, *known)))
+            known_ends.remove(self.ids["<|end|>"])  # in the Harmony format it ends only a part of an answer
+        return tuple(dict.fromkeys((*self.eos, *known_ends)))
 
     @property
     def may_end(self) -> Mapping[str, int]:
-        """Spelling and id of the control tokens that a dialog's format may end an answer with."""
+        """The control tokens, spelling to id, with which a chat format may end an answer."""
         return {text: i for text, i in self.ids.items() if not _SHOWN.fullmatch(text)}
 
     def with_template(self, template: str) -> "SpecialTokens":
-        """Return these, and the candidates that a chat template (or the texts of several) writes."""
+        """Return the control tokens including the candidates that a chat template (or several, joined) writes."""
         written = {text: i for text, i in self.candidates.items() if _is_written(text, template)}
         if not written:
             return self
@@ -103,10 +103,10 @@ def find_special_tokens(
     pad: int | None = None,
     add_bos: bool = False,
 ) -> SpecialTokens:
-    """Find the control tokens among the typed ones.
+    """Return the control tokens among typed tokens.
 
-    A control token is one that the file flags, one that has the shape of one, and one that a chat template writes
-    literally. Only by the last it stays visible: the file says that it is text.
+    A control token is one that the file flags, that is spelled like one (`CONTROL_SHAPE`), or that the chat template
+    writes literally. Those of the last kind stay visible, because the file says that they are text.
     """
     ids: dict[str, int] = {}
     candidates: dict[str, int] = {}
@@ -119,36 +119,36 @@ def find_special_tokens(
 
 
 def _is_written(spelling: str, template: str) -> bool:
-    """Tell whether a chat template writes a token that no word or run of blanks is.
+    """Return whether a chat template writes a token, unless it is a word, blanks, or a reasoning tag.
 
-    Templates compare what a model thought, and so do clients that send it back: `<think>` stays a text.
+    Reasoning tags such as `<think>` stay text, because templates and clients search for them in messages.
     """
     is_word = not any(c.isalpha() for c in spelling) or all(c.isalnum() or c.isspace() or c == "_" for c in spelling)
     return not is_word and not _THOUGHT.fullmatch(spelling) and spelling in template
 
 
 def check_text(text: object) -> None:
-    """Refuse what is no text, and a lone surrogate, half of a UTF-16 pair, which UTF-8 cannot hold: TokenizerError."""
+    """Validate that `text` is a str without lone surrogates, which UTF-8 cannot represent; TokenizerError otherwise."""
     if not isinstance(text, str):
         raise TokenizerError(f"expected text (str), found {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"the text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; it is no "
-            'valid Unicode: read the source with its own encoding, or use errors="replace"'
+            f"the text has the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, which is not "
+            'valid Unicode; decode the source with its actual encoding, or use errors="replace"'
         ) from None
 
 
 def split_spellings(text: str, spellings: Collection[str]) -> list[str]:
-    """Split into text, token, text, ...: the tokens, of which the longest is found first, stand at the odd places."""
+    """Split into text, token, text, ...; tokens have odd indices, and the longest possible token is matched first."""
     return _pattern(frozenset(spellings)).split(text) if spellings else [text]
 
 
 def split_control(text: str, control: Mapping[str, int]) -> list[str | int]:
-    """Split into texts and the ids of the control tokens that are spelled between them; no text is empty."""
+    """Split into non-empty texts and the ids of the control tokens spelled between them."""
     split = split_spellings(text, control)
-    parts = [control[part] if place % 2 else part for place, part in enumerate(split)]
+    parts = [control[part] if index % 2 else part for index, part in enumerate(split)]
     return [part for part in parts if part != ""]
 
 

@@ -1,11 +1,11 @@
-"""Ids to text, one at a time, in whole characters, and up to a stop string.
+"""Streaming: decode ids one at a time into whole characters, up to a stop string.
 
-A token is a run of bytes, and a character (an emoji, a Chinese sign) may begin in one token and end in the next.
-Decoding each token alone would show U+FFFD where the full text has a character. The incremental UTF-8 decoder keeps
-the bytes of an unfinished character, at most three, until the rest arrives, so a push costs what its token costs.
+A token is a sequence of bytes, and a character such as an emoji may span several tokens, so decoding each token alone
+would show U+FFFD. The incremental UTF-8 decoder keeps the bytes of an incomplete character, at most three, until the
+rest arrives.
 
-A stop string may begin in one piece of text and end in a later one, so text that could be the beginning of a stop
-string is kept back until it is clear: shown after a near miss, never shown in a match.
+A stop string may also span several pieces of text. Text that could be the beginning of a stop string is held back until
+it is known whether it is.
 """
 
 import codecs
@@ -16,7 +16,7 @@ from llamarium.errors import SamplingError, show_value
 
 
 class StreamDecoder:
-    """Turns ids into text as they come: all pushes and `finish()` joined equal `decode` of all ids."""
+    """Decodes ids incrementally; all results of `push` and `finish`, joined, equal `decode` of all ids."""
 
     def __init__(
         self,
@@ -25,20 +25,20 @@ class StreamDecoder:
         *,
         strip_first_space: bool = False,
     ) -> None:
-        """Start a stream, which shows nothing of `hidden` ids; `Tokenizer.stream` calls this."""
+        """Start a stream that omits `hidden` ids; called by `Tokenizer.stream`."""
         self._token_bytes, self._hidden = token_bytes, hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_first_space = strip_first_space
         self._strip_next = strip_first_space
 
     def push(self, token_id: int) -> str:
-        """Take one id; return the characters that are complete now, often "". TokenizerError for an unknown id."""
+        """Add an id and return the new complete characters, often ""; TokenizerError for an unknown id."""
         shown = self._token_bytes(token_id)
         text = self._decoder.decode(b"" if operator.index(token_id) in self._hidden else shown)
         return self._strip(text) if self._strip_next else text
 
     def finish(self) -> str:
-        """Return what is left: U+FFFD if the ids end inside a character, else "". The stream can begin anew."""
+        """Return the rest, U+FFFD if the ids end inside a character, else ""; the stream can then be reused."""
         rest = self._decoder.decode(b"", final=True)
         rest = self._strip(rest) if self._strip_next else rest
         self._decoder.reset()
@@ -51,14 +51,14 @@ class StreamDecoder:
 
 
 class StopStringFilter:
-    """Passes text on until a stop string begins, which is `matched` then.
+    """Passes text through up to a stop string, which is then in `matched`.
 
-    The match that begins first in the text wins, and of two that begin together the shorter, however the text was
-    cut into pieces.
+    The match that starts first in the text wins, and the shorter of two that start at the same place, however the text
+    is split into pieces.
     """
 
     def __init__(self, stops: Iterable[object]) -> None:
-        """Watch for `stops`; none passes everything on."""
+        """Look for `stops`; without any, all text passes."""
         self._stops: list[str] = []
         for stop in [stops] if isinstance(stops, str) else stops:
             if not isinstance(stop, str) or not stop:
@@ -69,11 +69,11 @@ class StopStringFilter:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was found; nothing more will be shown."""
+        """Whether a stop string was found, after which nothing more passes."""
         return self.matched is not None
 
     def push(self, text: str) -> str:
-        """Take a piece of text; return what can be shown now."""
+        """Add a piece of text; return what passes now."""
         if not self._stops or self.stopped:
             return "" if self.stopped else text
         self._held += text
@@ -85,7 +85,7 @@ class StopStringFilter:
         return shown
 
     def finish(self) -> str:
-        """Return what was kept back, now that no more text comes."""
+        """Return the text that was held back, at the end of the text."""
         if self.stopped:
             return ""
         start, stop = self._first_match()
@@ -99,13 +99,13 @@ class StopStringFilter:
         return shown
 
     def _first_match(self) -> tuple[int, str | None]:
-        """Return place and string of the first complete match, or (-1, None)."""
-        found = [(self._held.find(stop), len(stop), stop) for stop in self._stops if stop in self._held]
-        start, _, stop = min(found, default=(-1, 0, None))
+        """Return the place and the string of the first complete match, or (-1, None)."""
+        matches = [(self._held.find(stop), len(stop), stop) for stop in self._stops if stop in self._held]
+        start, _, stop = min(matches, default=(-1, 0, None))
         return start, stop
 
     def _first_doubt(self) -> int:
-        """Return where the text's end begins to look like an unfinished stop string."""
+        """Return the place from which on the text could be the beginning of a stop string."""
         length = len(self._held)
         places = [length]
         for stop in self._stops:

@@ -1,4 +1,4 @@
-"""The dialog formats that are built in: Llama 3's and ChatML."""
+"""The built-in chat formats: Llama 3 and ChatML."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class _BuiltIn(ABC):
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         if variables:
-            raise ChatFormatError(f"the dialog format {self.name} has no variables; found {show_value([*variables])}")
+            raise ChatFormatError(f"the chat format {self.name} has no variables; leave out {show_value([*variables])}")
         if tool_form is not None:
             check_form(tool_form)
         form = tool_form or self.tool_form
@@ -54,7 +54,7 @@ class _BuiltIn(ABC):
 
     @abstractmethod
     def _header(self, role: str) -> list[str | int]:
-        """Return what begins a message."""
+        """Return the header of a message."""
 
     @abstractmethod
     def _write(self, turns: list[Turn], form: ToolForm) -> list[Written]:
@@ -62,10 +62,10 @@ class _BuiltIn(ABC):
 
 
 class Llama3Format(_BuiltIn):
-    r"""Llama 3's dialogs: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, BOS once at the front.
+    r"""Llama 3: `<|start_header_id|>role<|end_header_id|>\n\ncontent<|eot_id|>`, after one BOS.
 
-    White space around a content is stripped, and a tool's message has the role `ipython`. Calls in Llama 3.1's JSON
-    are announced by `<|python_tag|>` and ended by `<|eom_id|>`, in vocabularies that have them.
+    White space around the content is stripped, and tool messages have the role `ipython`. Llama 3.1's JSON calls start
+    with `<|python_tag|>` and end with `<|eom_id|>`, if the vocabulary has them.
 
     Source: meta-llama/llama3, `llama/tokenizer.py`, `ChatFormat`; llama-models, `llama3/chat_format.py`.
     """
@@ -90,7 +90,7 @@ class Llama3Format(_BuiltIn):
         return written
 
     def _body(self, turn: Turn, form: ToolForm) -> list[str | int]:
-        """Return a turn's text, with the token that ends it."""
+        """Return a turn's text with the token that ends it."""
         content, is_json = turn.content.strip(), form == "llama3_json"
         if not turn.calls:
             return [content, self._turn_end]
@@ -104,7 +104,7 @@ class Llama3Format(_BuiltIn):
 
 
 class ChatMLFormat(_BuiltIn):
-    r"""ChatML: `<|im_start|>role\ncontent<|im_end|>\n`, the content as it is. Tools are in Hermes' form.
+    r"""ChatML: `<|im_start|>role\ncontent<|im_end|>\n`, with the content unchanged and tools in the Hermes format.
 
     Source: openai/openai-python at v0.27, `chatml.md`; SmolLM2's chat template for `default_system`.
     """
@@ -113,7 +113,7 @@ class ChatMLFormat(_BuiltIn):
     tool_form: ToolForm = "hermes"
 
     def __init__(self, tokenizer: Vocabulary, *, default_system: str | None = None) -> None:
-        """Take a tokenizer that has ChatML's control tokens, and the system's text in a dialog without one."""
+        """Use a tokenizer with ChatML's control tokens; `default_system` is the default system message."""
         super().__init__(tokenizer)
         self._start, self._end = (self._special[name] for name in CHATML_TOKENS)
         self._default_system = default_system

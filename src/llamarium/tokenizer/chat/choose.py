@@ -1,4 +1,4 @@
-"""Which format a tokenizer's dialogs have: the one of its template, else the one that its control tokens name."""
+"""Choose a tokenizer's chat format: by its chat template, else by its control tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -19,17 +19,17 @@ from llamarium.tokenizer.chat.named import (
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.forms import ToolForm
 
-MAX_TEMPLATE_BYTES = 2**20  # of a file that is named; templates have at most 2**18 characters
+MAX_TEMPLATE_BYTES = 2**20  # of a template file; templates have at most 2**18 characters
 
 T = TypeVar("T")
 VocabularyT = TypeVar("VocabularyT", bound=Vocabulary)
 
 
 def choose_format(tokenizer: Vocabulary) -> ChatFormat | None:
-    """Return the format of a tokenizer's dialogs.
+    """Return a tokenizer's chat format, or None if it has none.
 
-    The file's templates decide: a known one has its format built in, any other runs in the sandbox. Without a template
-    the control tokens that the vocabulary has name the format.
+    A known template selects its built-in format; any other template runs in the sandbox. Without a template, the
+    vocabulary's control tokens decide.
     """
     templates = tokenizer.chat_templates
     if not templates.by_name:
@@ -60,7 +60,7 @@ def _of_template(tokenizer: Vocabulary, template: str) -> ChatFormat:
 
 
 class _ByTools:
-    """The format of a model with a template for dialogs with tools, and maybe one for the others."""
+    """The format of a model with separate templates for dialogs with and without tools."""
 
     name = "template"
 
@@ -103,10 +103,10 @@ class _ByTools:
         tool_form: ToolForm | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the ids of a dialog; a `tool_form` writes the tools into the messages, so the default has it."""
+        """Return the ids of a dialog; with a `tool_form`, tools are part of the messages, so the default is used."""
         chosen = self._chosen(has_tools=bool(tools) and tool_form is None)
-        how: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
-        return chosen.encode(messages, add_generation_prompt=add_generation_prompt, **how)
+        options: Any = {"tools": tools, "tool_form": tool_form, "variables": variables}
+        return chosen.encode(messages, add_generation_prompt=add_generation_prompt, **options)
 
     def parts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[Part] | LlamariumError]:
         return self._each(dialogs, lambda form, chosen: form.parts_of(chosen))
@@ -119,16 +119,16 @@ class _ByTools:
         dialogs: Sequence[TrainingDialog],
         make: Callable[[ChatFormat, Sequence[TrainingDialog]], Iterator[T | LlamariumError]],
     ) -> Iterator[T | LlamariumError]:
-        """Yield what `make` makes of each dialog by its template: with tools and without, all of one template at once.
+        """Yield the result of `make` for each dialog, which is called once per template with all of its dialogs.
 
-        An error stands for the template that is missing.
+        If a template is missing, its dialogs yield the error.
         """
-        made: dict[bool, Iterator[T | LlamariumError]] = {}
+        results: dict[bool, Iterator[T | LlamariumError]] = {}
         for has_tools in {bool(dialog.tools) for dialog in dialogs}:
             form = value_or_error(self._chosen, has_tools=has_tools)
             chosen = [dialog for dialog in dialogs if bool(dialog.tools) == has_tools]
-            made[has_tools] = repeat(form) if isinstance(form, LlamariumError) else make(form, chosen)
-        return (next(made[bool(dialog.tools)]) for dialog in dialogs)
+            results[has_tools] = repeat(form) if isinstance(form, LlamariumError) else make(form, chosen)
+        return (next(results[bool(dialog.tools)]) for dialog in dialogs)
 
     def _chosen(self, *, has_tools: bool) -> ChatFormat:
         chosen = self._with_tools if has_tools else self._default
@@ -142,46 +142,46 @@ class _ByTools:
 
 
 def with_format(tokenizer: VocabularyT, name: str) -> VocabularyT:
-    """Return a tokenizer whose dialogs are in a format, which its saved files name; see `with_template`.
+    """Return a tokenizer with a chat format, which its saved files record; see `with_template`.
 
-    "auto" is its own format: the one of its template, else the one that its control tokens name, else none.
+    "auto" selects the tokenizer's own format; see `choose_format`.
     """
     if name == "auto":
-        own = None if tokenizer.chat_templates.by_name else choose_format(tokenizer)
-        if own is None:
+        own_format = None if tokenizer.chat_templates.by_name else choose_format(tokenizer)
+        if own_format is None:
             return tokenizer
-        name = own.name
+        name = own_format.name
     return with_template(tokenizer, name)
 
 
 def with_template(tokenizer: VocabularyT, choice: str | Path) -> VocabularyT:
-    """Return a tokenizer of the same vocabulary whose dialogs have another template.
+    """Return a tokenizer with the same vocabulary and another chat template.
 
     Args:
-        tokenizer: Has the files' own templates.
-        choice: The name of one of these (`rag`), of a format (`NAMED_FORMATS`), a file, or a template itself, which
-            is recognized by its braces.
+        tokenizer: The tokenizer.
+        choice: The name of one of its own templates (`rag`), the name of a format (`NAMED_FORMATS`), a file, or the
+            text of a template, which is recognized by its braces.
 
     Raises:
-        ChatFormatError: If there is nothing of that name, or the vocabulary lacks tokens that the format is made of.
+        ChatFormatError: If the choice does not exist, or the vocabulary lacks tokens of the format.
     """
     text = str(choice)
-    own = tokenizer.chat_templates.by_name
-    if text in own:
-        return tokenizer.with_chat_template(own[text])
+    own_templates = tokenizer.chat_templates.by_name
+    if text in own_templates:
+        return tokenizer.with_chat_template(own_templates[text])
     if text in NAMED_FORMATS:
         return tokenizer.with_chat_template(_named(tokenizer, text))
     if "{{" in text or "{%" in text:
         return tokenizer.with_chat_template(text)
-    return tokenizer.with_chat_template(_read_file(Path(choice), [*own, *NAMED_FORMATS]))
+    return tokenizer.with_chat_template(_read_file(Path(choice), [*own_templates, *NAMED_FORMATS]))
 
 
 def _named(tokenizer: Vocabulary, name: str) -> str:
     template, needed = NAMED_FORMATS[name]
     if missing := [token for token in needed if token not in tokenizer.special.ids]:
-        raise ChatFormatError(f"{tokenizer.source}: has no {', '.join(missing)}, which the format {name} is made of")
+        raise ChatFormatError(f"{tokenizer.source}: has no {', '.join(missing)}, which the chat format {name} needs")
     if not needed and not tokenizer.special.eos:
-        raise ChatFormatError(f"{tokenizer.source}: has no end-of-text token, which ends an answer in {name}'s format")
+        raise ChatFormatError(f"{tokenizer.source}: has no EOS token, which the chat format {name} needs")
     return template
 
 

@@ -1,12 +1,12 @@
-"""In which form a template takes the content of messages and the arguments of calls.
+"""Detect in which form a template expects the content of messages and the arguments of calls.
 
-Some templates write `message.content`, which is a text; others go through its parts, `{"type": "text", "text": ...}`,
-and would write nothing of a text. Some take both, or differ by role. So a template is asked once: it renders small
-dialogs in both forms, and the form in which a message's words arrive is the one that it takes. The same is done for
-calls, whose arguments are an object for most templates and JSON text for some (DeepSeek's).
+Some templates write `message.content` as text; others loop over its parts, `{"type": "text", "text": ...}`, and would
+write nothing for a text. Some accept both, or differ by role. So the template renders small dialogs in both forms once;
+it supports the forms in which the text of the message appears. The same is done for calls, whose arguments are an
+object in most templates and JSON text in some (DeepSeek's).
 
-vLLM and SGLang decide from the template's syntax tree whether it loops over `content`, for all roles alike; llama.cpp
-renders, as here.
+vLLM and SGLang inspect the template's syntax tree for a loop over `content`, for all roles at once; llama.cpp renders,
+as here.
 """
 
 import re
@@ -18,19 +18,19 @@ from llamarium.errors import ChatFormatError, show_value
 from llamarium.tokenizer.chat.rendering import Answer
 
 _NEEDLE = "Qxz7needle"
-_MENTIONS_PARTS = re.compile(r"\btext\b")  # who writes a part reads its `text`
+_MENTIONS_PARTS = re.compile(r"\btext\b")  # a template that writes parts reads their `text`
 _ASKED_ROLES = ("system", "user", "assistant", "tool")
-_CALL_ID = "Ab1Cd2Ef3"  # nine letters and digits, as Mistral's templates check
+_CALL_ID = "Ab1Cd2Ef3"  # nine letters and digits, as Mistral's templates require
 
 
 @dataclass(frozen=True, slots=True)
 class ContentForms:
-    """The forms that a template takes.
+    """The forms that a template supports.
 
     Attributes:
-        text_roles: Roles whose content may be a text.
+        text_roles: Roles whose content may be text.
         part_roles: Roles whose content may be a list of parts.
-        takes_argument_text: The arguments of calls are JSON text, not an object.
+        takes_argument_text: Whether the arguments of calls are JSON text instead of an object.
     """
 
     text_roles: frozenset[str] = frozenset(_ASKED_ROLES)
@@ -38,21 +38,21 @@ class ContentForms:
     takes_argument_text: bool = False
 
     def fitted(self, content: Any, role: str) -> Any:
-        """Return a message's content in a form that the template takes for this role."""
-        asked = role if role in self.text_roles | self.part_roles else "user"
+        """Return a message's content in a form that the template supports for this role."""
+        tested_role = role if role in self.text_roles | self.part_roles else "user"
         if isinstance(content, str):
-            is_wrapped = asked in self.part_roles and asked not in self.text_roles
+            is_wrapped = tested_role in self.part_roles and tested_role not in self.text_roles
             return [{"type": "text", "text": content}] if is_wrapped else content
-        return content if asked in self.part_roles else joined(content)
+        return content if tested_role in self.part_roles else joined(content)
 
 
 def may_differ(template: str) -> bool:
-    """Tell whether a template could take parts, so that it has to be asked."""
+    """Return whether a template might use parts, so that its forms must be detected."""
     return _MENTIONS_PARTS.search(template) is not None
 
 
 def is_parts(content: object) -> bool:
-    """Tell whether a content is a list of parts, rather than another value that a template may write."""
+    """Return whether a content is a list of parts."""
     items = cast("list[object] | tuple[object, ...]", content) if isinstance(content, list | tuple) else ()
     return bool(items) and all(isinstance(item, Mapping) and "type" in item for item in items)
 
@@ -63,7 +63,7 @@ def joined(content: Any) -> Any:
 
 
 def check_parts(content: object, where: str) -> None:
-    """Refuse content parts that are not text: the answer would ignore them."""
+    """Raise a ChatFormatError for parts that are not text, which the answer would ignore."""
     if not is_parts(content):
         return
     for k, part in enumerate(cast("Sequence[Mapping[str, Any]]", content)):
@@ -75,16 +75,16 @@ def check_parts(content: object, where: str) -> None:
 
 
 def probes() -> list[dict[str, Any]]:
-    """Return the variables of the small dialogs: per role a text and parts, then arguments as an object and as text."""
+    """Return the test dialogs' variables: per role, content as text and as parts; then arguments as object and text."""
     dialogs = [_dialog(role, parts=parts) for role in _ASKED_ROLES for parts in (False, True)]
     dialogs += [_called({"q": _NEEDLE}), _called(f'{{"q": "{_NEEDLE}"}}')]
     return [{"messages": dialog, "tools": None, "add_generation_prompt": True} for dialog in dialogs]
 
 
 def read_forms(answers: Sequence[Answer]) -> ContentForms:
-    """Return what the answers to `probes` say; the usual forms where a template refuses all of them."""
+    """Return the forms that the renderings of `probes` show; the defaults if the template refuses all of them."""
     arrived = [_NEEDLE in (text := answer.get("text", "")) and not _is_dumped(text) for answer in answers]
-    if not arrived:  # the template was stopped, as it will be when the dialog is rendered
+    if not arrived:  # the template was stopped; rendering the dialog will report it
         return ContentForms()
     as_text = frozenset(role for i, role in enumerate(_ASKED_ROLES) if arrived[2 * i])
     as_parts = frozenset(role for i, role in enumerate(_ASKED_ROLES) if arrived[2 * i + 1])
@@ -92,7 +92,7 @@ def read_forms(answers: Sequence[Answer]) -> ContentForms:
 
 
 def _is_dumped(text: str) -> bool:
-    """Tell whether a value was written as Python or JSON shows it."""
+    """Return whether a value was written as Python or JSON source."""
     return any(mark in text for mark in ("'type'", '"type"', "'text'", "{'q'"))
 
 

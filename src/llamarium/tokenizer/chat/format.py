@@ -1,4 +1,4 @@
-"""The protocol of dialog formats, and what they need of a tokenizer."""
+"""The `ChatFormat` protocol, and what chat formats need of a tokenizer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeVar
@@ -13,26 +13,26 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Part = tuple[list[int], bool]
-"""Ids of one part of a dialog, and whether they are an answer (with the token that ends it)."""
+"""The ids of a part of a dialog, and whether it is an answer (including the token that ends it)."""
 
 
 Written = tuple[Parts, bool]
-"""One part of a dialog as texts and control tokens, and whether it is an answer (with the token that ends it)."""
+"""A part of a dialog as texts and control tokens, and whether it is an answer (including the token that ends it)."""
 
 
 class Vocabulary(Protocol):
-    """What a format needs of a tokenizer; `Tokenizer` is one."""
+    """The part of `Tokenizer` that chat formats need."""
 
     source: str
     special: SpecialTokens
     chat_templates: ChatTemplates
 
     def with_chat_template(self, template: str) -> Self:
-        """Return a tokenizer of the same vocabulary with another template."""
+        """Return a tokenizer with the same vocabulary and another template."""
         ...
 
     def encode_parts(self, parts: Parts) -> list[int]:
-        """Encode texts and control tokens that are one string."""
+        """Encode texts and control tokens as one string."""
         ...
 
     def split_special(self, text: str) -> list[str]:
@@ -40,12 +40,12 @@ class Vocabulary(Protocol):
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token."""
+        """Return the bytes of a token."""
         ...
 
 
 class TrainingDialog(NamedTuple):
-    """A dialog that is learned from; tools and variables as `ChatFormat.encode` takes them."""
+    """A dialog for training; tools and variables as in `ChatFormat.encode`."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[ToolDefinition] = ()
@@ -53,11 +53,11 @@ class TrainingDialog(NamedTuple):
 
 
 class ChatFormat(Protocol):
-    """How a dialog becomes ids."""
+    """Turns dialogs into token ids."""
 
     @property
     def name(self) -> str:
-        """The format's name, for `info`."""
+        """Display name."""
         ...
 
     @property
@@ -67,21 +67,21 @@ class ChatFormat(Protocol):
 
     @property
     def tool_form(self) -> ToolForm | None:
-        """The default form of calls, or None if it is not known."""
+        """The format of tool calls, or None if it is unknown."""
 
     @property
     def variables(self) -> frozenset[str]:
-        """The variables that it reads, besides those of every dialog."""
+        """The template variables that it reads in addition to the standard ones."""
         ...
 
     @property
     def marks_answers(self) -> bool:
-        """Whether a template marks what is learned: then an answer may have several pieces in `parts_of`, or none."""
+        """Whether a template marks what is learned; then an answer may have several parts in `parts_of`, or none."""
         ...
 
     @property
     def message_keys(self) -> frozenset[str]:
-        """The keys of messages that it reads, and maybe others."""
+        """A superset of the message keys that it reads."""
         ...
 
     def encode(
@@ -93,38 +93,40 @@ class ChatFormat(Protocol):
         tool_form: ToolForm | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the ids of a dialog; `ChatFormatError` or `ToolError` if it does not fit the format.
+        """Return the ids of a dialog.
 
         Args:
-            messages: Each with `role` and `content`; an assistant's may have `tool_calls`, and then no content, and a
-                tool's `tool_call_id`.
-            add_generation_prompt: End with the header of the assistant's next message.
-            tools: What the model may call.
-            tool_form: How tools, calls and results are written; None is the format's own way.
-            variables: Of the template, besides those of every dialog; each of them one that it reads.
+            messages: Messages with `role` and `content`. An assistant's may have `tool_calls`, and then no content; a
+                tool's may have `tool_call_id`.
+            add_generation_prompt: Whether to end with the header of the assistant's next message.
+            tools: The tools that the model may call.
+            tool_form: Format of tools, calls and results; None for the chat format's own.
+            variables: Additional variables of the template, which it must read.
+
+        Raises:
+            ChatFormatError or ToolError: If the dialog does not fit the format.
         """
         ...
 
     def parts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[Part] | LlamariumError]:
-        """Yield the ids of each dialog in pieces, so that the assistant's can be learned: one piece for each answer.
+        """Yield the ids of each dialog for training, divided into parts, with one part per answer.
 
-        A dialog that is refused has its error in its place, as `encode` raises it, or `ChatFormatError` if the format
-        cannot tell the pieces apart. Of tools that the format has no place for, the messages have texts.
-        An answer is encoded as a model writes it: by itself, after its header. Many dialogs at once take few processes
-        of a template.
+        An invalid dialog yields its error: that of `encode`, or a ChatFormatError if the format cannot separate the
+        parts. If the format does not support tools, they are written into the messages. An answer is encoded as a model
+        generates it, separately from its header. Passing many dialogs at once saves processes of the template sandbox.
         """
         ...
 
     def prompts_of(self, dialogs: Sequence[TrainingDialog]) -> Iterator[list[int] | LlamariumError]:
-        """Yield the ids of each dialog up to the header of an answer, for training, or the error that refuses it.
+        """Yield the ids of each dialog as a prompt for training, ending with the header of an answer, or its error.
 
-        As for `parts_of`, many dialogs at once take few processes, and the day is always the same.
+        As with `parts_of`, many dialogs at once save processes; templates always see the same date.
         """
         ...
 
 
 def value_or_error(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | LlamariumError:
-    """Return what a function makes, or the error that it raises."""
+    """Return a function's result, or the LlamariumError that it raises."""
     try:
         return make(*args, **kwargs)
     except LlamariumError as error:
@@ -132,24 +134,26 @@ def value_or_error(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 
 def value_of(made: T | LlamariumError) -> T:
-    """Return what has been made, or raise the error that stands in its place."""
+    """Return a value, or raise it if it is an error."""
     if isinstance(made, LlamariumError):
         raise made
     return made
 
 
 def encode_written(tokenizer: Vocabulary, written: Sequence[Written]) -> list[Part]:
-    """Encode the parts of a dialog, each as what follows the parts before it.
+    """Encode the parts of a dialog, each as a continuation of the parts before it.
 
-    Two neighbouring texts may share a token in the encoding of the whole dialog. A model that is asked finds the first
-    text alone, so the second is encoded by itself there.
+    In the encoding of the whole dialog, a token may span two adjacent texts. When a model generates the second text,
+    the first has been encoded without it, so then the second is encoded separately.
     """
     parts: list[Part] = []
-    before: list[str | int] = []  # since the last control token, which is as far as any rule looks
+    before: list[str | int] = []  # from the last control token on; no rule looks further back
     for new, is_answer in written:
-        begun = tokenizer.encode_parts(before)
+        prefix_ids = tokenizer.encode_parts(before)
         ids = tokenizer.encode_parts([*before, *new])
-        parts.append((ids[len(begun) :] if ids[: len(begun)] == begun else tokenizer.encode_parts(new), is_answer))
+        parts.append(
+            (ids[len(prefix_ids) :] if ids[: len(prefix_ids)] == prefix_ids else tokenizer.encode_parts(new), is_answer)
+        )
         before += new
         last = max((i for i, part in enumerate(before) if not isinstance(part, str)), default=0)
         del before[:last]

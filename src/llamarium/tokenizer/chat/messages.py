@@ -1,4 +1,4 @@
-"""A dialog's messages as chat templates are given them: any keys, checked JSON values, contents in a form that fits."""
+"""Prepare a dialog's messages for chat templates: any keys, validated JSON values, contents in a supported form."""
 
 import json
 import re
@@ -17,34 +17,34 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateMessages:
-    """Reads messages for one template; it has other roles than usual if it compares them."""
+    """Validates and copies messages for a template, which may have additional roles that it compares."""
 
     def __init__(self, template: str) -> None:
         self._template = template
-        # transformers leaves out keys without a value; some templates look at None itself
+        # transformers omits keys that are None, but some templates test for None
         self._keeps_none = re.search(r"content['\"]?\]?\s+is\s+(not\s+)?none", template) is not None
 
     def read(self, messages: object) -> list[dict[str, Any]]:
-        """Check and copy a dialog, results of calls in the order of the calls; ChatFormatError or ToolError."""
-        given = [self._check(message, i) for i, message in enumerate(check_list(messages))]
-        order = order_of_results(given, [call_list(message, i) for i, message in enumerate(given)])
-        return [self._copy(given[i], i) for i in order]
+        """Return a validated copy of a dialog, with results in the order of the calls; ChatFormatError or ToolError."""
+        checked = [self._check(message, i) for i, message in enumerate(check_list(messages))]
+        order = order_of_results(checked, [call_list(message, i) for i, message in enumerate(checked)])
+        return [self._copy(checked[i], i) for i in order]
 
     def _check(self, message: object, i: int) -> Mapping[str, Any]:
         if not isinstance(message, Mapping):
             raise ChatFormatError(f"messages[{i}] is {show_value(message)}; expected an object with role and content")
-        given = cast("Mapping[str, Any]", message)
-        if not self._is_role(given.get("role")):
+        fields = cast("Mapping[str, Any]", message)
+        if not self._is_role(fields.get("role")):
             raise ChatFormatError(
-                f"messages[{i}].role is {show_value(given.get('role'))}; expected {', '.join(_TEMPLATE_ROLES)}"
+                f"messages[{i}].role is {show_value(fields.get('role'))}; expected {', '.join(_TEMPLATE_ROLES)}"
             )
-        if given.get("content") is None and not given.get("tool_calls"):
+        if fields.get("content") is None and not fields.get("tool_calls"):
             raise ChatFormatError(f"messages[{i}] has no content; expected text")
-        check_parts(given.get("content"), f"messages[{i}].content")
-        return given
+        check_parts(fields.get("content"), f"messages[{i}].content")
+        return fields
 
     def _is_role(self, role: object) -> bool:
-        """Tell whether a role is a usual one, or a word that the template compares."""
+        """Return whether a role is a standard one, or a word that the template compares."""
         if role in _TEMPLATE_ROLES:
             return True
         is_word = isinstance(role, str) and _ROLE.fullmatch(role) is not None
@@ -62,9 +62,10 @@ class TemplateMessages:
 
 
 def check_documents(documents: object) -> list[dict[str, Any]]:
-    """Check and copy the documents that an answer may draw on: objects with any fields, `title` and `text` by custom.
+    """Return a validated copy of `documents`: a list of objects, usually with `title` and `text`.
 
-    ChatFormatError or TokenizerError for anything but a list of such objects.
+    Raises:
+        ChatFormatError or TokenizerError: If it is something else.
     """
     checked = plain_value(documents, "documents")
     if not isinstance(checked, list) or not all(isinstance(item, dict) for item in cast("list[object]", checked)):
@@ -75,7 +76,7 @@ def check_documents(documents: object) -> list[dict[str, Any]]:
 
 
 def fit_forms(messages: Sequence[Mapping[str, Any]], forms: ContentForms) -> list[dict[str, Any]]:
-    """Return messages whose contents, and arguments of calls, are in the forms that a template takes."""
+    """Return messages with contents and call arguments in the forms that a template supports."""
     fitted: list[dict[str, Any]] = []
     for message in messages:
         changed = dict(message)
@@ -88,26 +89,26 @@ def fit_forms(messages: Sequence[Mapping[str, Any]], forms: ContentForms) -> lis
 
 
 def has_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether a content of a dialog is a list of parts."""
+    """Return whether any content of a dialog is a list of parts."""
     return any(is_parts(message.get("content")) for message in messages)
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Give an answer's reasoning under the names that templates read, as transformers does."""
+    """Add an answer's reasoning under the names that templates read, as transformers does."""
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _calls_for_template(message: Mapping[str, Any], i: int) -> list[dict[str, Any]]:
-    """Return a message's calls as they were given, other keys too, their arguments as values."""
+    """Return a message's calls with all their original keys, and with parsed arguments."""
     calls = call_list(message, i)
-    return [_as_given(given, call) for given, call in zip(message.get("tool_calls") or (), calls, strict=True)]
+    return [_as_given(original, call) for original, call in zip(message.get("tool_calls") or (), calls, strict=True)]
 
 
-def _as_given(given: object, call: ToolCall) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
+def _as_given(original: object, call: ToolCall) -> dict[str, Any]:
+    if not isinstance(original, Mapping):
         return call.to_template()
-    copied = dict(cast("Mapping[str, Any]", given))
+    copied = dict(cast("Mapping[str, Any]", original))
     return copied | {"function": {**copied["function"], "arguments": call.values()}}
 
 

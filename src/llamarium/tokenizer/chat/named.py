@@ -1,7 +1,8 @@
-"""The dialog formats that are chosen by name, written as chat templates.
+"""Chat formats that can be selected by name, as chat templates.
 
-Llama 3's and ChatML's are built in as well (`builtin`), id for id. The others belong to models whose files often bring
-no template. Where a format's markers are ordinary text (`[INST]`, `USER:`, `### Instruction:`), a user can write them.
+Llama 3 and ChatML also have built-in implementations with the same ids (`builtin`). The others are for models whose
+files often lack a template. If a format's markers are ordinary text (`[INST]`, `USER:`, `### Instruction:`), users can
+write them.
 
 Sources: meta-llama/llama, `llama/generation.py` (Llama 2); lm-sys/FastChat, `fastchat/conversation.py` (Vicuna);
 tatsu-lab/stanford_alpaca, `train.py`; HuggingFaceH4/zephyr-7b-beta, `tokenizer_config.json`; mistralai, "Tokenization";
@@ -16,27 +17,27 @@ SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Huggin
 
 
 class NamedFormat(NamedTuple):
-    """A dialog format; `tokens` are the control tokens it is made of, except BOS and EOS."""
+    """A chat format; `tokens` are the control tokens that it needs besides BOS and EOS."""
 
     template: str
     tokens: tuple[str, ...] = ()
 
 
-# Line ends are real ones here.
+# These strings contain actual line ends, not the escape sequence.
 _CHATML_MESSAGE = (
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _CHATML = "{% for message in messages %}" + _CHATML_MESSAGE
 _LLAMA3_PROMPT = "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-_LLAMA3 = (  # unlike the published one below it has tools, and vocabularies without BOS
+_LLAMA3 = (  # unlike the published template below, it supports tools and vocabularies without BOS
     "{{ bos_token }}{% for message in messages %}"
     "{% set role = 'ipython' if message['role'] == 'tool' else message['role'] %}"
     "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
     "{% endfor %}" + _LLAMA3_PROMPT
 )
 
-# The system's text stands in front of the first user's, and roles alternate after it.
+# The system message is put before the first user message, and roles must alternate.
 _SPLIT_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{% set system, turns = messages[0]['content'], messages[1:] %}"
     "{% else %}{% set system, turns = none, messages %}{% endif %}"
@@ -103,4 +104,4 @@ KNOWN_TEMPLATES = {
     "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
     "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}" + _LLAMA3_PROMPT: "llama3",
 }
-"""Templates whose dialogs a built-in format writes, id for id."""
+"""Templates for which a built-in format gives the same ids."""

@@ -1,8 +1,8 @@
-"""Which control tokens end an assistant's turn, as a chat template writes them.
+"""Find the control tokens that end an assistant's turn in a chat template.
 
-A file's `eos_token` often names another token than the one that ends a turn, and an answer that does not stop there
-goes on as the user. So the template is asked: it renders small dialogs with an assistant's message, and the control
-token that stands right behind the message's text ends a turn.
+A file's `eos_token` is often not the token that ends a turn, and an answer that does not stop there continues as the
+user. So the template renders small dialogs with an assistant's message; the control token right after the message's
+text ends a turn.
 """
 
 from collections.abc import Iterator
@@ -20,29 +20,29 @@ _ANSWER = "Qxz7answer"
 def read_turn_ends(
     template: str, fixed: tuple[tuple[str, Any], ...], control: tuple[tuple[str, int], ...]
 ) -> tuple[int, ...]:
-    """Return the ids of the control tokens that end a turn; none where the template refuses the dialogs.
+    """Return the ids of the control tokens that end a turn; empty if the template refuses the dialogs.
 
     Args:
         template: The template.
-        fixed: The variables that every dialog has.
+        fixed: The standard variables of every dialog.
         control: Spelling and id of each control token that may end a turn.
     """
     renderer = TemplateRenderer(template, "", dict(fixed))
     try:
         answers = renderer.attempt(list(_dialogs()), TRAINING_DAY)
-    except ChatFormatError:  # no process can be started; a dialog will say so
+    except ChatFormatError:  # the process cannot be started; rendering a dialog will report it
         return ()
     ends: list[int] = []
     for answer in answers:
-        _, found, rest = answer.get("text", "").rpartition(_ANSWER)
-        parts = split_control(rest.lstrip(), dict(control)) if found else []
+        _, answer_text, rest = answer.get("text", "").rpartition(_ANSWER)
+        parts = split_control(rest.lstrip(), dict(control)) if answer_text else []
         if parts and not isinstance(parts[0], str):
             ends.append(parts[0])
     return tuple(dict.fromkeys(ends))
 
 
 def _dialogs() -> Iterator[dict[str, Any]]:
-    """Yield dialogs whose contents are texts or parts, with a turn behind the answer or none."""
+    """Yield dialogs with contents as text and as parts, with and without a turn after the answer."""
     for as_parts in (False, True):
         turns = [
             {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}

@@ -1,4 +1,4 @@
-"""What a chat template is given: JSON values, checked and copied, whose texts are kept apart from control tokens."""
+"""The input of chat templates: validated copies of JSON values, with spellings of control tokens broken up."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ _FIELD_NAME = re.compile(r"[\w .:$@/-]{1,256}")
 
 
 def plain_value(value: Any, where: str, depth: int = 0) -> Any:
-    """Copy a JSON value of a message or a tool; `where` is its path."""
+    """Return a validated copy of a JSON value of a message or a tool; `where` is its path, for messages."""
     if depth > _MAX_DEPTH:
         raise ChatFormatError(f"{where} is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
         raise ChatFormatError(
-            f"{where} is an integer of {value.bit_length()} bits; at most {_MAX_INTEGER_BITS} are read"
+            f"{where} is an integer of {value.bit_length()} bits; expected at most {_MAX_INTEGER_BITS}"
         )
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -36,16 +36,16 @@ def plain_value(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def _key(key: object, where: str) -> str:
-    """Take a field's name: a template may write it (a tool's arguments), so it must not spell control tokens."""
+    """Validate a field's name: templates may write it (a tool's arguments), so it must not spell control tokens."""
     if not isinstance(key, str) or not _FIELD_NAME.fullmatch(key):
         raise ChatFormatError(f"{where} has the key {show_value(key)}; expected letters, digits, spaces and _.:$@/-")
     return key
 
 
 def map_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value with all its texts changed, except names of fields and words for types, which are a closed list.
+    """Return a value with `change` applied to all texts, except field names and known type names.
 
-    Templates compare types (`part.type == 'text'`, `schema.type == 'string'`), so they are not people's words.
+    Templates compare types (`part.type == 'text'`, `schema.type == 'string'`), so these must stay unchanged.
     """
     if isinstance(value, str):
         return change(value)
@@ -57,13 +57,13 @@ def map_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _is_type(value: Any) -> bool:
-    """Tell whether a value is a word for a type of a part, a tool or a schema, or a list of them."""
+    """Return whether a value is a known type name of a part, a tool or a schema, or a list of them."""
     words = value if isinstance(value, list) else [value]
     return all(isinstance(word, str) and word in _TYPES for word in words)
 
 
 class Spellings:
-    """How control tokens are spelled, and where a text comes near to one."""
+    """Finds spellings of control tokens in texts, and text that could become one."""
 
     def __init__(self, spellings: Mapping[str, int]) -> None:
         self._whole = list(spellings)
@@ -76,7 +76,7 @@ class Spellings:
         self._ends = re.compile(f"[{ends}]" if ends else "(?!)")
 
     def mark(self, text: str, mark: str) -> str:
-        """Break every spelling inside `text`, and every beginning or end of one at its edges."""
+        """Insert `mark` into every spelling in `text`, and into partial spellings at its edges."""
         body = text.strip()
         left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
         if not body:
@@ -87,11 +87,11 @@ class Spellings:
         return left + (mark if self._may_continue(body) else "") + broken + right
 
     def _may_continue(self, body: str) -> bool:
-        """Tell whether a control token that began before the text could go on in it."""
+        """Return whether a spelling that starts before the text could continue in it."""
         heads = (body[:i] for i in range(1, min(len(body), self._longest) + 1))
         inside = len(body) < self._longest and any(body in spelling[1:] for spelling in self._whole)
         return inside or any(head in self._tails for head in heads)
 
     def swap_ends(self, text: str, mark: str) -> str:
-        """Replace the characters with which control tokens begin and end."""
+        """Replace the first and last characters of control tokens wherever they occur."""
         return self._ends.sub(mark, text)

@@ -1,7 +1,7 @@
-"""What a tool is and what a call of one is: the objects of OpenAI's API, checked.
+"""Tools and tool calls: validated objects of OpenAI's API.
 
-Here parameters are any JSON object: chat templates describe them as they are. Where calls are held to a schema,
-`sampling/grammar/calls.py` reads it, once.
+Parameters may be any JSON object here, because chat templates print them unchanged. If calls are constrained to the
+schema, `sampling/grammar/calls.py` compiles it.
 """
 
 import json
@@ -29,11 +29,11 @@ class ToolDefinition:
     """A function that a model may call.
 
     Attributes:
-        name: Letters, digits, `_` and `-`; 64 at most.
+        name: Up to 64 letters, digits, `_` and `-`.
         description: What it does, for the model.
-        parameters: The JSON schema of its arguments, an object; by default it has none.
-        strict: Arguments must follow the schema, so calls have to be held by a grammar.
-        given: The object that it was read from, with keys that only chat templates read (`return`), or None.
+        parameters: JSON schema of its arguments, an object; by default there are none.
+        strict: Whether arguments must match the schema, which a grammar then enforces.
+        given: The original object, which may have keys that only chat templates use (`return`), or None.
     """
 
     name: str
@@ -54,9 +54,12 @@ class ToolDefinition:
 
     @classmethod
     def of_function(cls, function: Mapping[str, Any], beside: Mapping[str, Any] = _OF_TYPE) -> "ToolDefinition":
-        """Read OpenAI's object of a function, and what stands `beside` it; None is a field that is not there.
+        """Return the definition for OpenAI's `function` object; `beside` has the other keys of the tool.
 
-        Other keys are for chat templates, which get all of it. ToolError by the path within the function.
+        A field that is None counts as missing. Unknown keys are kept for chat templates, which get the whole object.
+
+        Raises:
+            ToolError: If a field is invalid; it names the path within the function.
         """
         present = {key: value for key, value in function.items() if value is not None}
         for key in present.keys() - _FUNCTION_KEYS:
@@ -70,22 +73,23 @@ class ToolDefinition:
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
     def to_openai(self) -> dict[str, Any]:
-        """Return the object that OpenAI's API has for it."""
+        """Return it as an object of OpenAI's API."""
         return {"type": "function", "function": self.function()}
 
     def to_template(self) -> dict[str, Any]:
-        """Return the object that chat templates expect: as it was given, all keys in their order."""
+        """Return it as chat templates expect it: the original object, with its keys in order."""
         return self.to_openai() if self.given is None else dict(self.given)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model has made.
+    """A tool call by a model.
 
     Attributes:
-        id: Names the call, so that a result can say what it answers; "" in dialogs that have none.
-        arguments: The text of a JSON object.
-        is_complete: False if the answer broke off, or went wrong, within the arguments, which are then a part of one.
+        id: Id to which the result refers; "" in dialogs without ids.
+        name: Name of the tool.
+        arguments: A JSON object as text.
+        is_complete: False if the answer was cut off or malformed within the arguments, which are then incomplete.
     """
 
     id: str
@@ -94,86 +98,86 @@ class ToolCall:
     is_complete: bool = True
 
     def values(self) -> dict[str, Any]:
-        """Return the arguments as values; `ToolError` if they are no JSON object."""
+        """Return the parsed arguments; ToolError if they are not a JSON object."""
         try:
-            found = parse_json(self.arguments or "{}")
+            arguments = parse_json(self.arguments or "{}")
         except NotJson as error:
-            raise ToolError("arguments", f"are no JSON: {error}; expected a JSON object as text") from None
-        _check_json(found, "arguments", Mapping)
-        return found
+            raise ToolError("arguments", f"are not valid JSON: {error}; expected a JSON object as text") from None
+        _check_json(arguments, "arguments", Mapping)
+        return arguments
 
     def to_openai(self) -> dict[str, Any]:
-        """Return the object that OpenAI's API has for it."""
+        """Return it as an object of OpenAI's API."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
     def to_template(self) -> dict[str, Any]:
-        """Return the object that chat templates expect: the arguments as values, and no id where there is none."""
+        """Return it as chat templates expect it: with parsed arguments, and without an empty id."""
         call = {"type": "function", "function": {"name": self.name, "arguments": self.values()}}
         return {"id": self.id, **call} if self.id else call
 
 
 def new_call_id() -> str:
-    """Return a random id, `call_` and 24 hexadecimal digits."""
+    """Return a random id: `call_` and 24 hexadecimal digits."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def check_number(number: int, where: str = "tools") -> None:
-    """Refuse more tools than `MAX_TOOLS`, before they are read."""
+    """Raise a ToolError for more than `MAX_TOOLS` tools."""
     if number > MAX_TOOLS:
-        raise ToolError(where, f"has {number:,} tools; at most {MAX_TOOLS} are taken")
+        raise ToolError(where, f"has {number:,} tools; expected at most {MAX_TOOLS}")
 
 
 def read_tools(tools: object, where: str = "tools") -> tuple[ToolDefinition, ...]:
-    """Read the tools of a request: `ToolDefinition`s, or OpenAI's objects; None is none."""
-    given = _list(() if tools is None else tools, where)
-    check_number(len(given), where)
-    found = tuple(_read_tool(tool, f"{where}[{i}]") for i, tool in enumerate(given))
-    names = [tool.name for tool in found]
+    """Return the tools of a request, given as `ToolDefinition`s or OpenAI's objects; None means no tools."""
+    items = _list(() if tools is None else tools, where)
+    check_number(len(items), where)
+    definitions = tuple(_read_tool(tool, f"{where}[{i}]") for i, tool in enumerate(items))
+    names = [tool.name for tool in definitions]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise ToolError(f"{where}[{i}].function.name", f"is {name!r}, as that of another tool; names must differ")
-    size = sum(len(json.dumps(tool.to_template())) for tool in found)
+            raise ToolError(f"{where}[{i}].function.name", f"is {name!r}, which another tool has; names must be unique")
+    size = sum(len(json.dumps(tool.to_template())) for tool in definitions)
     if size > MAX_CHARACTERS:
-        raise ToolError(where, f"are {size:,} characters of JSON; at most {MAX_CHARACTERS:,} are taken")
-    return found
+        raise ToolError(where, f"are {size:,} characters of JSON; expected at most {MAX_CHARACTERS:,}")
+    return definitions
 
 
 def _read_tool(tool: object, where: str) -> ToolDefinition:
     if isinstance(tool, ToolDefinition):
         return tool
-    given = _mapping(tool, where, "an object")
-    if given.get("type", "function") != "function":
-        raise ToolError(f"{where}.type", f'is {show_value(given.get("type"))}; expected "function"')
-    beside = {key: value for key, value in given.items() if value is not None and key != "function"}
+    fields = _mapping(tool, where, "an object")
+    if fields.get("type", "function") != "function":
+        raise ToolError(f"{where}.type", f'is {show_value(fields.get("type"))}; expected "function"')
+    beside = {key: value for key, value in fields.items() if value is not None and key != "function"}
     _check_json(beside, where, Mapping)
-    inside = f"{where}.function"
-    function = _mapping(given.get("function"), inside, "an object")
+    path = f"{where}.function"
+    function = _mapping(fields.get("function"), path, "an object")
     try:
         return ToolDefinition.of_function(function, beside)
     except ToolError as error:
-        raise error.inside(inside) from None
+        raise error.inside(path) from None
 
 
 def read_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
-    """Read the calls of an assistant's message: `ToolCall`s, or OpenAI's objects; None is none.
+    """Return the calls of an assistant's message, given as `ToolCall`s or OpenAI's objects; None means no calls.
 
-    In an object the arguments may also be an object rather than its text, and the id may be missing.
+    In an object, the arguments may be an object instead of its JSON text, and the id may be missing.
     """
     return tuple(_read_call(call, f"{where}[{i}]") for i, call in enumerate(_list(calls or (), where)))
 
 
 def _read_call(call: object, where: str) -> ToolCall:
     if not isinstance(call, ToolCall):
-        given = _mapping(call, where, "an object")
-        if given.get("type", "function") != "function":
-            raise ToolError(f"{where}.type", f'is {show_value(given["type"])}; expected "function"')
-        function = _mapping(given.get("function"), f"{where}.function", "an object")
+        fields = _mapping(call, where, "an object")
+        if fields.get("type", "function") != "function":
+            raise ToolError(f"{where}.type", f'is {show_value(fields["type"])}; expected "function"')
+        function = _mapping(fields.get("function"), f"{where}.function", "an object")
         arguments = function.get("arguments", "")
         if isinstance(arguments, Mapping):
             _check_json(arguments, f"{where}.function.arguments", Mapping)
             arguments = json.dumps(arguments, ensure_ascii=False)
         _check_json(arguments, f"{where}.function.arguments", str)
-        call = ToolCall(given.get("id") or "", function.get("name", ""), arguments)
+        call = ToolCall(fields.get("id") or "", function.get("name", ""), arguments)
     if not isinstance(call.id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ToolError(f"{where}.id", f"is {show_value(call.id)}; expected text")
     if not isinstance(call.name, str) or not _NAME.fullmatch(call.name):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -192,7 +196,7 @@ def _list(value: object, where: str) -> Sequence[object]:
 
 
 def _check_json(value: object, where: str, kind: type, depth: int = 0) -> None:
-    """Check that a value of a kind is one that JSON has, nested within limits."""
+    """Validate that a value has the type `kind`, can be represented as JSON, and is not nested too deeply."""
     if not isinstance(value, kind):
         expected = "text" if kind is str else "an object"
         raise ToolError(where, f"is {show_value(value)}; expected {expected}")
@@ -202,7 +206,7 @@ def _check_json(value: object, where: str, kind: type, depth: int = 0) -> None:
         try:
             check_text(value)
         except TokenizerError as error:
-            raise ToolError(where, f"is no text: {error}") from None
+            raise ToolError(where, f"is not valid text: {error}") from None
     elif isinstance(value, Mapping):
         for key, item in cast("Mapping[object, object]", value).items():
             _check_json(key, f"{where}, a key of it,", str)
@@ -215,7 +219,7 @@ def _check_json(value: object, where: str, kind: type, depth: int = 0) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether JSON has a number; no integer is larger than floating-point numbers go."""
+    """Return whether a value is a finite number that a double can hold."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and value.bit_length() <= 1024

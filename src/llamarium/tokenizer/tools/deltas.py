@@ -1,4 +1,4 @@
-"""What the reading of an answer tells, piece by piece."""
+"""Deltas: the incremental output of parsing an answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from llamarium.tokenizer.tools.definition import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what is said: text that is never empty."""
+    """New text outside calls; never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A call begins: its place among the answer's, from 0, the id that its result will name, and the tool."""
+    """The start of a call: its index in the answer from 0, its id, and the tool's name."""
 
     index: int
     id: str
@@ -24,7 +24,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the arguments of a call, by its place; the fragments of one call, joined, are JSON."""
+    """A fragment of a call's arguments; the joined fragments of a call are JSON."""
 
     index: int
     fragment: str
@@ -32,7 +32,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The arguments of a call, by its place, are all there, unless the answer broke off or went wrong in them."""
+    """The end of a call; not complete if the answer was cut off or malformed within the arguments."""
 
     index: int
     is_complete: bool = True
@@ -42,16 +42,18 @@ Delta = ContentDelta | CallBegin | CallArguments | CallEnd
 
 
 def text_of(deltas: Sequence[Delta]) -> str:
-    """Return an answer's text outside of calls."""
+    """Return an answer's text outside calls."""
     return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
 
 
 def calls_of(deltas: Sequence[Delta]) -> tuple[ToolCall, ...]:
-    """Return the calls of an answer, the last perhaps not to its end, from all its deltas."""
-    begun = [delta for delta in deltas if isinstance(delta, CallBegin)]
+    """Return the calls of an answer from all its deltas; the last one may be incomplete."""
+    begins = [delta for delta in deltas if isinstance(delta, CallBegin)]
     complete = {delta.index for delta in deltas if isinstance(delta, CallEnd) and delta.is_complete}
-    fragments: list[list[str]] = [[] for _ in begun]
+    fragments: list[list[str]] = [[] for _ in begins]
     for delta in deltas:
         if isinstance(delta, CallArguments):
             fragments[delta.index].append(delta.fragment)
-    return tuple(ToolCall(one.id, one.name, "".join(fragments[one.index]), one.index in complete) for one in begun)
+    return tuple(
+        ToolCall(begin.id, begin.name, "".join(fragments[begin.index]), begin.index in complete) for begin in begins
+    )

@@ -1,4 +1,4 @@
-"""The three forms in which tools and calls are written."""
+"""The three formats of tools and calls."""
 
 import json
 import re
@@ -14,16 +14,16 @@ ToolForm = Literal["llama3_json", "pythonic", "hermes"]
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 TAGS = (PYTHON_TAG, TOOL_CALL, TOOL_CALL_END)
-"""What announces a call. Where a vocabulary has control tokens of these spellings, they belong to the answer's text."""
+"""Tags that introduce or end a call. Control tokens with these spellings are part of the answer's text."""
 
 
 def tag_ids(special_tokens: Mapping[str, int]) -> frozenset[int]:
-    """Return the control tokens that belong to the text of an answer with calls: the `spelled` of its decoder."""
+    """Return the ids of control tokens that are part of an answer with calls: `spelled` of `Tokenizer.stream`."""
     return frozenset(special_tokens[tag] for tag in TAGS if tag in special_tokens)
 
 
 class Turn(NamedTuple):
-    """A message of a dialog; `calls` are those that an assistant makes after its content, as text."""
+    """A message of a dialog; `calls` are an assistant's calls after its content, as text."""
 
     role: str
     content: str
@@ -31,18 +31,18 @@ class Turn(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All of it, where nothing announces the calls."""
+        """Content and calls, without a tag between them."""
         return f"{self.content}\n{self.calls}" if self.content and self.calls else self.content + self.calls
 
 
 def check_form(form: object) -> None:
-    """Raise a ToolError for anything but None and the names of `ToolForm`."""
+    """Validate that a value is None or a `ToolForm`; ToolError otherwise."""
     if form is not None and form not in get_args(ToolForm):
         raise ToolError("tool_form", f"is {show_value(form)}; expected {', '.join(get_args(ToolForm))}")
 
 
 def form_of_template(template: str) -> ToolForm | None:
-    """Return the form of calls that a chat template writes, or None if it has none that is known."""
+    """Return the call format of a chat template, or None if it is unknown."""
     if TOOL_CALL in template and "<function=" not in template:
         return "hermes"
     if '"parameters": ' in template and '{"name": ' in template:
@@ -51,14 +51,14 @@ def form_of_template(template: str) -> ToolForm | None:
 
 
 def introduce(turns: Sequence[Turn], tools: Sequence[ToolDefinition], form: ToolForm) -> list[Turn]:
-    """Return a dialog that describes the tools, where the form has it."""
+    """Return the dialog with the tool definitions added where the format puts them."""
     has_system = turns[0].role == "system"
     system, others = (turns[0].content if has_system else ""), turns[1:] if has_system else turns
     return [*_INTRODUCTIONS[form](system, tools), *others]
 
 
 def _introduce_json(system: str, tools: Sequence[ToolDefinition]) -> list[Turn]:
-    """Say it in a user's turn, and in the system's that there is something to run calls.
+    """Put the tool definitions into the first user message.
 
     Source: meta-llama/llama-models, `models/llama3_3/prompt_format.md`, "JSON based tool calling".
     """
@@ -73,7 +73,7 @@ def _introduce_json(system: str, tools: Sequence[ToolDefinition]) -> list[Turn]:
 
 
 def _introduce_pythonic(system: str, tools: Sequence[ToolDefinition]) -> list[Turn]:
-    """Say it in the system's turn, whose own words take the place of Meta's.
+    """Put the tool definitions into the system message, whose text replaces Meta's default.
 
     Source: meta-llama/llama-models, `models/llama3_2/text_prompt_format.md`, "Zero shot function calling".
     """
@@ -119,7 +119,7 @@ _INTRODUCTIONS: dict[ToolForm, Callable[[str, Sequence[ToolDefinition]], list[Tu
 
 
 def write_calls(calls: Sequence[ToolCall], form: ToolForm) -> str:
-    """Write calls as a model does; the empty string for none."""
+    """Return calls in the format in which a model writes them; "" for none."""
     if form == "pythonic":
         return f"[{', '.join(map(_write_pythonic, calls))}]" if calls else ""
     if form == "hermes":
@@ -137,18 +137,19 @@ def _write_pythonic(call: ToolCall) -> str:
 
 
 def check_keyword(name: str) -> str:
-    """Return an argument's name, if Python-like calls can have it: letters, digits, `_` and `-`."""
+    """Return an argument's name; ToolError unless it has only letters, digits, `_` and `-`, as Python calls require."""
     if not re.fullmatch(r"[\w-]+", name):
         raise ToolError(
-            "tool_form", f"is pythonic, which has no way to write an argument {show_value(name)}; use llama3_json"
+            "tool_form", f"is pythonic, which cannot express the argument name {show_value(name)}; use llama3_json"
         )
     return name
 
 
 def join_results(turns: Sequence[Turn], form: ToolForm) -> list[Turn]:
-    """Return a dialog whose tools' results stand as the form has them.
+    """Return the dialog with tool results in the format of `form`.
 
-    In Hermes' form each is a `<tool_response>`, and those of one answer's calls are one turn; otherwise they stay.
+    In the Hermes format, each result is a `<tool_response>` block, and consecutive results are one turn; the other
+    formats keep them unchanged.
     """
     if form != "hermes":
         return list(turns)

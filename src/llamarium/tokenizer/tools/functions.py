@@ -16,37 +16,40 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def described(tools: object) -> object:
-    """Return tools with each Python function replaced by its description; others are unchanged."""
+    """Return the tools with each Python function replaced by its definition."""
     if not isinstance(tools, list | tuple):
         return tools
-    found: list[object] = []
+    definitions: list[object] = []
     for i, tool in enumerate(cast("Sequence[object]", tools)):
         try:
-            found.append(definition_of(tool) if inspect.isroutine(tool) else tool)
+            definitions.append(definition_of(tool) if inspect.isroutine(tool) else tool)
         except ToolError as error:
             raise error.inside(f"tools[{i}]") from None
-    return found
+    return definitions
 
 
 def definition_of(function: Callable[..., Any]) -> ToolDefinition:
-    """Return a function's description.
+    """Return the tool definition of a Python function.
 
-    Its description is the docstring up to `Args:`, where a line of Google's style describes each argument. Arguments
+    The description is the docstring up to a Google-style `Args:` section, which describes the arguments. Arguments
     without a default are required.
 
     Args:
-        function: With arguments of the types that JSON has: str, int, float, bool, None, lists, dicts with str as
-            keys, `Literal`, and unions of them. One without a type may be anything.
+        function: A function whose arguments have JSON types: str, int, float, bool, None, lists, dicts with str keys,
+            `Literal`, and unions of these. An argument without a type accepts any value.
+
+    Raises:
+        ToolError: If an argument cannot be passed by keyword, or has another type.
     """
     hints, signature = _read(function)
     schemas, required = dict[str, Any](), list[str]()
     text, arguments = _divided(inspect.getdoc(function) or "")
-    said = dict(_ARGUMENT.findall(arguments))
+    descriptions = dict(_ARGUMENT.findall(arguments))
     for name, parameter in signature.parameters.items():
         if parameter.kind not in _NAMED:
-            raise ToolError(name, "cannot be given by name, as a model gives it; expected a plain argument")
+            raise ToolError(name, "cannot be passed by keyword, as models do; expected an ordinary parameter")
         schema = _schema(hints.get(name, Any), name)
-        schemas[name] = schema | ({"description": said[name]} if name in said else {})
+        schemas[name] = schema | ({"description": descriptions[name]} if name in descriptions else {})
         if parameter.default is parameter.empty:
             required.append(name)
     parameters = {"type": "object", "properties": schemas, "required": required, "additionalProperties": False}
@@ -57,12 +60,12 @@ def _read(function: Callable[..., Any]) -> tuple[dict[str, Any], inspect.Signatu
     try:
         return get_type_hints(function), inspect.signature(function)
     except (NameError, TypeError, ValueError) as error:
-        raise ToolError("function", f"is {show_value(function)}, whose signature cannot be read: {error}") from None
+        raise ToolError("function", f"is {show_value(function)}, which has no readable signature: {error}") from None
 
 
 def _divided(doc: str) -> tuple[str, str]:
-    found = _ARGUMENTS.search(doc)
-    return (doc[: found.start()], doc[found.end() :].partition("\n\n")[0]) if found else (doc, "")
+    match = _ARGUMENTS.search(doc)
+    return (doc[: match.start()], doc[match.end() :].partition("\n\n")[0]) if match else (doc, "")
 
 
 def _schema(hint: Any, name: str) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def _schema(hint: Any, name: str) -> dict[str, Any]:
     if origin is Literal:
         return {"enum": list(inner)}
     if origin in (Union, UnionType):
-        return {"anyOf": [_schema(one, name) for one in inner]}
+        return {"anyOf": [_schema(member, name) for member in inner]}
     if origin in (list, Sequence):
         return {"type": "array", **({"items": _schema(inner[0], name)} if inner else {})}
     if origin in (dict, Mapping) and inner[:1] in ((), (str,)):

@@ -1,8 +1,8 @@
-"""Grammars that hold an answer to calls, as the Lark text that llguidance reads.
+"""Grammars that constrain an answer to tool calls, as Lark text for llguidance.
 
-What they allow is what `parser` reads and `forms` writes, with arguments that follow the tools' schemas, in the
-keywords that `sampling/grammar/json_schema.py` makes of them. JSON is llguidance's own matter (`%json`); values in
-Python are written out by `python_values.py`.
+They allow what `parser` parses and `forms` writes, with arguments that match the tools' schemas as far as
+`sampling/grammar/json_schema.py` supports them. llguidance handles JSON itself (`%json`); `python_values.py` generates
+rules for Python values.
 """
 
 import json
@@ -14,9 +14,9 @@ from llamarium.tokenizer.tools.forms import TOOL_CALL, ToolForm
 from llamarium.tokenizer.tools.python_values import ArgumentRules, quoted
 
 Note = Callable[[int, str, str], None]
-"""Takes a tool's place, and the place and name of a keyword of its schema that is not held."""
+"""A callback for schema keywords that are not enforced: index of the tool, path and name of the keyword."""
 
-_NO_BRACKET = r"~/[ \t\r\n]*[{\[](?s:.*)/"  # where a call could begin without a tag
+_NO_BRACKET = r"~/[ \t\r\n]*[{\[](?s:.*)/"  # excludes text that could be a call without a tag
 _NO_TAG = r"~/(?s:.*)(<tool_call>|<\|python_tag\|>)(?s:.*)/"
 _NO_PYTHON_TAG = r"~/(?s:.*)<\|python_tag\|>(?s:.*)/"
 _TALK = f"TALK: /(?s:.*)/ & {_NO_BRACKET} & {_NO_TAG}"
@@ -37,13 +37,14 @@ def call_grammar(
     """Return the grammar of an answer that calls tools.
 
     Args:
-        tools: Those that there are.
-        form: How calls are written.
-        only: The names of those of them that may be called; None is all.
-        may_talk: The answer may also be text that does not look like a call; in Hermes' form calls may follow it.
-        most: How many calls there may be.
-        answer: The body of a rule that an answer may follow instead of all that.
-        note: Is told what is not held.
+        tools: All tools.
+        form: Format of the calls.
+        only: Names of the tools that may be called; None for all.
+        may_talk: Whether the answer may also be text that does not look like a call; in the Hermes format, calls may
+            follow the text.
+        most: Maximum number of calls.
+        answer: Body of a rule for an answer without calls, which replaces free text.
+        note: Called for each schema keyword that is not enforced.
     """
     chosen = [(i, tool) for i, tool in enumerate(tools) if only is None or tool.name in only]
     rules = [rule for i, tool in chosen for rule in _call(i, tool, form, note)]
@@ -65,19 +66,19 @@ def _start(form: ToolForm, may_talk: bool, most: int, answer: str | None) -> lis
 
 
 def openings(names: Iterable[str], form: ToolForm) -> tuple[str, ...]:
-    """Return how an answer begins that calls a tool of one of these names."""
+    """Return the beginnings of answers that call one of these tools."""
     if form == "hermes":
         return (TOOL_CALL,)
     return tuple(f"[{name}(" if form == "pythonic" else "".join(_signs(name, "parameters")) for name in names)
 
 
 def _signs(name: str, key: str) -> tuple[str, ...]:
-    """Return how a call in JSON begins, in literals of their own: after `{"` the lexer takes no `{` back."""
+    """Return the beginning of a JSON call, in separate literals, because the lexer cannot split `{"` again."""
     return "{", '"name"', ": ", f'"{name}"', ", ", f'"{key}"', ": "
 
 
 def _call(i: int, tool: ToolDefinition, form: ToolForm, note: Note) -> list[str]:
-    """Return the rules of one tool's calls, the first of them named after its place."""
+    """Return the rules for calls of a tool; the first one is `call_{i}`."""
     if form == "pythonic":
         arguments = ArgumentRules(f"args_{i}", tool.parameters, lambda place, keyword: note(i, place, keyword))
         try:
@@ -92,6 +93,6 @@ def _call(i: int, tool: ToolDefinition, form: ToolForm, note: Note) -> list[str]
 
 
 def _schema(tool: ToolDefinition) -> str:
-    """Return the schema of a tool's arguments, spaced as models space JSON and not otherwise."""
+    """Return the schema of a tool's arguments, with the white space that models use in JSON and no other."""
     spacing = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return json.dumps({"type": "object", **tool.parameters, "x-guidance": spacing})

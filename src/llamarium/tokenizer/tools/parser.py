@@ -1,21 +1,22 @@
-"""Calls in an answer's text, read while it comes.
+"""A streaming parser for tool calls in an answer.
 
-A call is known by its content, not by the model's name. It may stand
+A call is recognized by its content, not by the model's name. It may appear
 
-- at the beginning of an answer, after white space: `{"name": ..., "parameters": {...}}` (or `arguments`), and
+- at the beginning of an answer, after white space: `{"name": ..., "parameters": {...}}` (or `arguments`), or
   `[name(argument='value'), ...]`;
-- after `<|python_tag|>` or `<tool_call>`, anywhere: either of these; after the first also `name.call(query="...")`, and
-  bare Python where there is a tool `code_interpreter`;
-- after another call, with white space, `;` or `,` between them.
+- after `<|python_tag|>` or `<tool_call>`, anywhere: either of these; after the first tag also
+  `name.call(query="...")`, and bare Python if there is a tool `code_interpreter`;
+- after another call, separated by white space, `;` or `,`.
 
-Everything else is content: calls of tools that there are not, arguments that are not named, JSON that is no call. What
-looked like a call is then given back as it was. White space beside calls, their tags and separators belong to them.
+Everything else is content: calls of unknown tools, positional arguments, JSON that is not a call. Text that only looked
+like a call becomes content unchanged. White space around calls, their tags and separators are not content.
 
-A call is emitted when its first value begins. If it goes wrong after that, it ends as incomplete, and what follows is
-content. If the text ends in it, it ends where the last value that could be read ended. One that is so far the same as a
-call before is emitted once it differs; if it never does, it ends the answer.
+A call is emitted when its first value begins. If it turns out to be malformed later, it ends as incomplete, and the
+rest is content. If the text ends within it, it ends after the last complete value. A call that so far equals an earlier
+one is emitted once it differs; if it does not, it ends the answer.
 
-An answer whose calls a grammar holds, beside another form, has calls only where it begins as the grammar writes them.
+If a grammar constrains the answer to calls or to another format, there are calls only if the answer begins with one of
+the grammar's openings.
 """
 
 import json
@@ -30,21 +31,22 @@ from llamarium.tokenizer.tools.source import Reading, Source
 from llamarium.tokenizer.tools.values import JSON, PYTHON, NotACall, ValueReader, in_json
 
 CODE_INTERPRETER = "code_interpreter"
-"""A tool of this name is called by Python after `<|python_tag|>`; it has one argument, `code`."""
+"""The tool that is called by bare Python after `<|python_tag|>`; it has one argument, `code`."""
 
 MAX_CALLS = 8
-"""Calls of one answer: small models would make some forever."""
+"""Maximum number of calls in an answer; small models may repeat calls without end."""
 
 _WORD = re.compile(r"[\w-]*")
 _ALL = re.compile(r".*", re.DOTALL)
 
 
 class _OpenCall:
-    """A call that is being read.
+    """A call that is being parsed.
 
     Attributes:
-        waiting: Arguments that are not emitted.
-        is_read: Its arguments are there to the end.
+        name: The tool, once known.
+        waiting: Fragments of the arguments that have not been emitted.
+        is_read: Whether its arguments are complete.
     """
 
     def __init__(self, name: str | None = None, before: Sequence[ToolCall] = ()) -> None:
@@ -56,20 +58,20 @@ class _OpenCall:
 
     def add(self, fragment: str) -> None:
         self.waiting.append(fragment)
-        self._alike = [one for one in self._alike if one.arguments.startswith(fragment, self._length)]
+        self._alike = [call for call in self._alike if call.arguments.startswith(fragment, self._length)]
         self._length += len(fragment)
 
     @property
     def repeats(self) -> bool:
-        """Whether it is so far the same as a call before."""
-        return self._length > 0 and any(one.name == self.name for one in self._alike)
+        """Whether it so far equals an earlier call."""
+        return self._length > 0 and any(call.name == self.name for call in self._alike)
 
 
 class ToolCallParser:
-    """Reads one answer. The pieces in which its text comes change nothing: the joined result is the same.
+    """Parses one answer; the joined result does not depend on how the text is split into pieces.
 
     Attributes:
-        is_done: There are as many calls as may be, or one came again: the rest of the answer is passed over.
+        is_done: Whether the maximum number of calls was reached or a call was repeated; the rest is ignored then.
     """
 
     def __init__(
@@ -81,10 +83,15 @@ class ToolCallParser:
         openings: Sequence[str] = (),
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """Begin an answer.
+        """Start an answer.
 
-        `only_calls`: it is held to calls, and what else there is, is the beginning of one. With `openings` it is so
-        where it begins with one of them, and has no calls otherwise.
+        Args:
+            tools: The tools that may be called.
+            most: Maximum number of calls.
+            only_calls: Whether a grammar constrains the answer to calls, so that other text can only be the beginning
+                of one and is not content.
+            openings: If not empty, `only_calls` applies if the answer begins with one of these; else it has no calls.
+            new_id: Returns the id of a new call.
         """
         self.is_done = False
         self._only_calls = only_calls
@@ -102,7 +109,7 @@ class ToolCallParser:
         self._emitted: list[Delta] = []
 
     def push(self, text: str) -> list[Delta]:
-        """Take a piece of the answer's text, in which the `TAGS` are spelled; return what is known now."""
+        """Add a piece of the answer's text, which includes the `TAGS`; return the new deltas."""
         self._source.push(text)
         next(self._reading, None)
         emitted, self._deltas = _joined(self._deltas), []
@@ -110,18 +117,18 @@ class ToolCallParser:
         return emitted
 
     def finish(self) -> list[Delta]:
-        """Return what was kept back, now that no more text comes."""
+        """Return the remaining deltas, at the end of the text."""
         self._source.has_ended = True
         return self.push("")
 
     @property
     def content(self) -> str:
-        """The emitted text outside of calls."""
+        """The emitted text outside calls."""
         return text_of(self._emitted)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The emitted calls; the last may be incomplete."""
+        """The emitted calls; the last one may be incomplete."""
         return calls_of(self._emitted)
 
     # --- the answer ---------------------------------------------------------------------------------------------------
@@ -136,19 +143,19 @@ class ToolCallParser:
             tag = yield from self._prose()
 
     def _opens(self) -> Reading[bool]:
-        """Return whether the answer begins with calls; otherwise all of it is content, unless it ends before that."""
+        """Return whether the answer begins with an opening; if not, emit all of it as content."""
         source = self._source
-        found = yield from source.accept(*self._openings)
-        source.put_back(len(found))
-        if not found:
+        found_opening = yield from source.accept(*self._openings)
+        source.put_back(len(found_opening))
+        if not found_opening:
             text = source.take_run(_ALL)
             self._say("" if any(opening.startswith(text) for opening in self._openings) else text)
             while (yield from source.peek()):
                 self._say(source.take_run(_ALL))
-        return bool(found)
+        return bool(found_opening)
 
     def _prose(self) -> Reading[str | None]:
-        """Read content up to the next tag and return that, which is not emitted; None at the end."""
+        """Emit content up to the next tag and return the tag; None at the end."""
         source = self._source
         while (yield from source.peek()):
             self._say(source.take_until("<"))
@@ -174,23 +181,23 @@ class ToolCallParser:
             gap, tag, has_called = "", TOOL_CALL if tag == TOOL_CALL and not is_closed else "", True
 
     def _gap(self, gap: str, tag: str, has_called: bool) -> Reading[tuple[str, str]]:
-        """Read what may stand before a call; return all of it, and the tag."""
+        """Read white space, separator and tag before a call; return all of it, and the tag."""
         source = self._source
         gap += yield from source.blanks()
         gap += (yield from source.accept(";", ",")) if has_called else ""
         gap += yield from source.blanks()
-        found = yield from source.accept(PYTHON_TAG, TOOL_CALL)
-        return gap + found + (yield from source.blanks()), found or tag
+        new_tag = yield from source.accept(PYTHON_TAG, TOOL_CALL)
+        return gap + new_tag + (yield from source.blanks()), new_tag or tag
 
     def _close(self) -> Reading[bool]:
         blanks = yield from self._source.blanks()
-        found = yield from self._source.accept(TOOL_CALL_END)
-        if not found:
+        closing_tag = yield from self._source.accept(TOOL_CALL_END)
+        if not closing_tag:
             self._source.put_back(len(blanks))
-        return bool(found)
+        return bool(closing_tag)
 
     def _no_call(self, gap: str, tag: str, has_called: bool, *, is_new: bool) -> Reading[None]:
-        """Go on after what was no call, or not to its end."""
+        """Continue after text that is not a call, or not a complete one."""
         source, call = self._source, self._call
         is_at_end = not (yield from source.peek())
         if self.is_done:
@@ -200,7 +207,7 @@ class ToolCallParser:
             is_new = True
         self._call = _OpenCall()
         held = source.held()
-        if is_new:  # the call has been emitted, and what was read since then has not
+        if is_new:  # the call has been emitted, but not the text read since then
             if not call.is_read:
                 self._end(is_complete=False)
             if call.is_read or not is_at_end:
@@ -229,7 +236,7 @@ class ToolCallParser:
             raise NotACall
 
     def _json_call(self) -> Reading[None]:
-        """Read `{"name": ..., "parameters": {...}}`, in any order."""
+        """Read `{"name": ..., "parameters": {...}}`, with the keys in any order."""
         reader = ValueReader(self._source, JSON, self._write)
         self._call = _OpenCall(None, self._made)
         seen: set[str] = set()
@@ -251,7 +258,7 @@ class ToolCallParser:
             raise NotACall
 
     def _member(self, key: str, reader: ValueReader) -> Reading[None]:
-        """Read what stands after a key of a call; there are no others than these."""
+        """Read the value of a key of a call; unknown keys make it something else."""
         if key == "parameters":
             yield from reader.object()
             self._complete()
@@ -276,7 +283,7 @@ class ToolCallParser:
                 return
 
     def _python_call(self, reader: ValueReader, *, may_be_method: bool = False) -> Reading[None]:
-        """Read `name(argument='value')`, or `name.call(...)`; each argument has a name."""
+        """Read `name(argument='value')`, or `name.call(...)`, with keyword arguments only."""
         source = self._source
         name = yield from source.run(_WORD)
         if name not in self._names:
@@ -301,7 +308,7 @@ class ToolCallParser:
         self._complete()
 
     def _code(self) -> Reading[None]:
-        """Read Python to the answer's end."""
+        """Read the rest of the answer as Python code."""
         self._call = _OpenCall(CODE_INTERPRETER, self._made)
         self._write('{"code": "')
         while (yield from self._source.peek()):
@@ -309,7 +316,7 @@ class ToolCallParser:
         self._write('"}')
         self._complete()
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- deltas -------------------------------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
         if text and not self.is_done and not self._only_calls:
@@ -332,7 +339,7 @@ class ToolCallParser:
         self._source.settle()
 
     def _complete(self) -> None:
-        """Note that the call's arguments are all there, and tell it if its name is known."""
+        """Mark the call's arguments as complete, and end the call if its name is known."""
         self._call.is_read = True
         if self._call.repeats:
             self.is_done = True
@@ -349,12 +356,12 @@ class ToolCallParser:
 
 def _joined(deltas: Sequence[Delta]) -> list[Delta]:
     joined: list[Delta] = []
-    for is_kind, group in groupby(deltas, key=lambda delta: (type(delta), getattr(delta, "index", 0))):
-        found = list(group)
-        if is_kind[0] is ContentDelta:
-            found = [ContentDelta(text_of(found))]
-        elif is_kind[0] is CallArguments:
-            text = "".join(delta.fragment for delta in found if isinstance(delta, CallArguments))
-            found = [CallArguments(is_kind[1], text)] if text else []
-        joined += found
+    for kind, group in groupby(deltas, key=lambda delta: (type(delta), getattr(delta, "index", 0))):
+        members = list(group)
+        if kind[0] is ContentDelta:
+            members = [ContentDelta(text_of(members))]
+        elif kind[0] is CallArguments:
+            text = "".join(delta.fragment for delta in members if isinstance(delta, CallArguments))
+            members = [CallArguments(kind[1], text)] if text else []
+        joined += members
     return joined

@@ -1,4 +1,4 @@
-"""The tools of a request, and whether they have to be called."""
+"""The tools of a request, and whether they must be called."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,13 @@ _ALLOWED = {"type", "allowed_tools"}
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """The tools of one request.
+    """The tools of a request.
 
     Attributes:
-        choice: "auto" leaves it to the model, "none" hides the tools, "required" demands a call.
-        allowed: The names of those that may be called and are described; None is all.
-        parallel: There may be several calls in one answer, `MAX_CALLS` at most; a tool that is named is called once.
+        tools: All tools.
+        choice: "auto" (the model decides), "none" (tools are hidden) or "required" (at least one call).
+        allowed: Names of the tools that are described and may be called; None for all.
+        parallel: Whether an answer may have several calls, up to `MAX_CALLS`; a tool required by name is called once.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -33,8 +34,8 @@ class ToolRequest:
     def read(
         cls, tools: object = None, tool_choice: object = None, parallel_tool_calls: object = None
     ) -> "ToolRequest":
-        """Read the three fields of OpenAI's API; None is a field that is not there."""
-        found = read_tools(tools)
+        """Return the request for the three fields of OpenAI's API; None means that a field is missing."""
+        definitions = read_tools(tools)
         parallel = True if parallel_tool_calls is None else parallel_tool_calls
         if not isinstance(parallel, bool):
             raise ToolError("parallel_tool_calls", f"is {show_value(parallel)}; expected true or false")
@@ -42,12 +43,12 @@ class ToolRequest:
         allowed = None
         if isinstance(choice, Mapping):
             parallel &= cast("Mapping[str, Any]", choice).get("type") != "function"
-            choice, allowed = _read_choice(cast("Mapping[str, Any]", choice), found)
+            choice, allowed = _read_choice(cast("Mapping[str, Any]", choice), definitions)
         if choice not in _CHOICES:
             raise ToolError("tool_choice", f"is {show_value(choice)}; expected {', '.join(_CHOICES)} or an object")
-        if choice == "required" and not found:
-            raise ToolError("tool_choice", "requires a call, and there are no tools")
-        return cls(found, choice, allowed, parallel)
+        if choice == "required" and not definitions:
+            raise ToolError("tool_choice", "requires a call, but there are no tools")
+        return cls(definitions, choice, allowed, parallel)
 
     @property
     def offered(self) -> tuple[ToolDefinition, ...]:
@@ -58,33 +59,37 @@ class ToolRequest:
 
     @property
     def is_held(self) -> bool:
-        """Whether calls are held to their schemas: where one is wanted, or a tool is strict."""
+        """Whether a grammar constrains calls to their schemas: if a call is required, or a tool is strict."""
         return any(self.choice == "required" or tool.strict for tool in self.offered)
 
     def after(self, messages: Sequence[Mapping[str, Any]]) -> "ToolRequest":
-        """Return what an answer with a form may call after a dialog: nothing once a call was made twice in this turn.
+        """Return the tools for a constrained answer after a dialog: none once a call was made twice in this turn.
 
-        Where they cannot answer in their own words, small models call for a result that they have, again and again.
+        Small models that cannot answer in free text may otherwise repeat a call whose result they already have.
         """
-        made: list[tuple[str, str]] = []
+        calls: list[tuple[str, str]] = []
         for message in messages:
-            made = [] if message["role"] == "user" else made
-            made += [(call.name, call.arguments) for call in read_calls(message.get("tool_calls"), "tool_calls")]
-        return replace(self, choice="none") if self.choice == "auto" and len(set(made)) < len(made) else self
+            calls = [] if message["role"] == "user" else calls
+            calls += [(call.name, call.arguments) for call in read_calls(message.get("tool_calls"), "tool_calls")]
+        return replace(self, choice="none") if self.choice == "auto" and len(set(calls)) < len(calls) else self
 
     @property
     def max_calls(self) -> int:
-        """How many calls an answer has at most."""
+        """Maximum number of calls in an answer."""
         return MAX_CALLS if self.parallel else 1
 
     def grammar(
         self, form: ToolForm | None, answer: str | None = None, note: Note = lambda i, place, keyword: None
     ) -> str | None:
-        """Return the Lark text that has to hold the answer, or None if it is free (`is_held`).
+        """Return the grammar of the answer as Lark text, or None if the answer is free (see `is_held`).
 
-        Held calls follow their schemas, and an answer that begins as a call does is one. The form is the
-        request's, or the `tool_form` of the tokenizer's `chat_format`. `answer` is the body of a rule for an answer
-        without calls, where none have to be made. `note` is told what the form does not hold of the schemas.
+        Args:
+            form: The call format: the request's, or the `tool_form` of the tokenizer's `chat_format`.
+            answer: Body of a rule for an answer without calls, if none is required.
+            note: Called for each schema keyword that is not enforced.
+
+        Raises:
+            ToolError: If the call format is unknown, or a schema cannot be compiled.
         """
         if not self.is_held and answer is None:
             return None
@@ -92,7 +97,7 @@ class ToolRequest:
         if form is None:
             raise ToolError(
                 "tool_choice" if self.choice == "required" else "tools",
-                "needs calls of a known form, and this model's chat template does not tell its own; name a tool_form",
+                "needs a known call format, and this model's chat template has none; pass tool_form",
             )
         may_talk = self.choice != "required"
         beside = answer if may_talk else None
@@ -101,7 +106,7 @@ class ToolRequest:
         )
 
     def parser(self, openings: tuple[str, ...] = ()) -> ToolCallParser | None:
-        """Return a parser of one answer's calls, or None if there are no tools for it."""
+        """Return a parser for an answer's calls, or None if there are no tools."""
         if not self.offered:
             return None
         only_calls = self.choice == "required"
@@ -111,31 +116,31 @@ class ToolRequest:
 def _read_choice(
     choice: Mapping[str, Any], tools: tuple[ToolDefinition, ...]
 ) -> tuple[Literal["auto", "required"], tuple[str, ...]]:
-    """Read a choice that is an object: whether there has to be a call, and the names of the tools."""
+    """Return whether a choice, given as an object, requires a call, and the names of its tools."""
     if choice.get("type") == "function":
         return "required", (_named(choice, "tool_choice", tools),)
-    given = choice.get("allowed_tools")
-    if choice.get("type") != "allowed_tools" or not isinstance(given, Mapping) or choice.keys() - _ALLOWED:
+    allowed_tools = choice.get("allowed_tools")
+    if choice.get("type") != "allowed_tools" or not isinstance(allowed_tools, Mapping) or choice.keys() - _ALLOWED:
         raise ToolError(
             "tool_choice",
             f'is {show_value(choice)}; expected {{"type": "function", "function": {{"name": ...}}}}, or '
             '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
         )
-    inside, allowed = "tool_choice.allowed_tools", cast("Mapping[str, Any]", given)
-    mode, named = allowed.get("mode"), allowed.get("tools")
+    path, allowed = "tool_choice.allowed_tools", cast("Mapping[str, Any]", allowed_tools)
+    mode, tool_choices = allowed.get("mode"), allowed.get("tools")
     if mode not in ("auto", "required") or allowed.keys() - {"mode", "tools"}:
-        raise ToolError(f"{inside}.mode", f"is {show_value(mode)}; expected auto or required, and tools beside it")
-    if not isinstance(named, list | tuple) or not named:
-        raise ToolError(f"{inside}.tools", f"is {show_value(named)}; expected a list of at least one function")
-    listed = enumerate(cast("Sequence[object]", named))
-    return mode, tuple(_named(one, f"{inside}.tools[{i}]", tools) for i, one in listed)
+        raise ToolError(f"{path}.mode", f"is {show_value(mode)}; expected auto or required, and tools beside it")
+    if not isinstance(tool_choices, list | tuple) or not tool_choices:
+        raise ToolError(f"{path}.tools", f"is {show_value(tool_choices)}; expected a list of at least one function")
+    listed = enumerate(cast("Sequence[object]", tool_choices))
+    return mode, tuple(_named(tool_choice, f"{path}.tools[{i}]", tools) for i, tool_choice in listed)
 
 
 def _named(choice: object, where: str, tools: tuple[ToolDefinition, ...]) -> str:
-    """Return the name of the tool that `{"type": "function", "function": {"name": ...}}` names."""
-    given = cast("Mapping[str, Any]", choice) if isinstance(choice, Mapping) else {}
-    function = given.get("function")
-    if given.get("type") != "function" or not isinstance(function, Mapping) or given.keys() - {"type", "function"}:
+    """Return the name in `{"type": "function", "function": {"name": ...}}`; ToolError if there is no such tool."""
+    fields = cast("Mapping[str, Any]", choice) if isinstance(choice, Mapping) else {}
+    function = fields.get("function")
+    if fields.get("type") != "function" or not isinstance(function, Mapping) or fields.keys() - {"type", "function"}:
         raise ToolError(where, f'is {show_value(choice)}; expected {{"type": "function", "function": {{"name": ...}}}}')
     name = cast("Mapping[str, Any]", function).get("name")
     if name not in [tool.name for tool in tools]:

@@ -1,7 +1,7 @@
-"""Text that comes in pieces, read character by character by a coroutine.
+"""Incremental text input for parsers written as coroutines.
 
-What reads is written as if the text were there: a generator that yields where it must wait for more. So the pieces in
-which a text comes cannot change what is read.
+A parser is a generator that yields whenever it needs more text, and otherwise reads as if the whole text were there. So
+its result cannot depend on how the text is split into pieces.
 """
 
 import re
@@ -10,13 +10,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A piece of reading: yields when it needs more text, returns what it found."""
+"""A coroutine that yields when it needs more text, and returns its result."""
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
 class Source:
-    """What has come and is not read yet; `has_ended` says that no more will come."""
+    """The text that has arrived but has not been read; `has_ended` means that no more will arrive."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -25,12 +25,12 @@ class Source:
         self._held: list[str] = []
 
     def push(self, text: str) -> None:
-        """Add a piece."""
+        """Add a piece of text."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def peek(self) -> Reading[str]:
-        """Return the next character, which stays; "" at the end."""
+        """Return the next character without reading it; "" at the end."""
         while self._at == len(self._text):
             if self.has_ended:
                 return ""
@@ -38,35 +38,35 @@ class Source:
         return self._text[self._at]
 
     def take(self, count: int = 1) -> str:
-        """Read characters that are there."""
+        """Read `count` characters, which must have arrived."""
         return self._take_to(self._at + count)
 
     def take_run(self, pattern: re.Pattern[str]) -> str:
-        """Read what matches of the text that is there, which may be nothing, and may go on in what comes."""
-        found = pattern.match(self._text, self._at)
-        return self._take_to(found.end()) if found else ""
+        """Read what matches in the text that has arrived; the match may be empty, and may continue in later text."""
+        match = pattern.match(self._text, self._at)
+        return self._take_to(match.end()) if match else ""
 
     def take_until(self, character: str) -> str:
-        """Read what there is before a character."""
+        """Read the text that has arrived, up to a character."""
         place = self._text.find(character, self._at)
         return self._take_to(len(self._text) if place < 0 else place)
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Read a run of characters to its end; `pattern` is a class of characters with a `*`."""
-        found: list[str] = []
+        """Read a run of characters to its end; `pattern` is a character class with a `*`."""
+        pieces: list[str] = []
         while (yield from self.peek()):
             piece = self.take_run(pattern)
             if not piece:
                 break
-            found.append(piece)
-        return "".join(found)
+            pieces.append(piece)
+        return "".join(pieces)
 
     def blanks(self) -> Reading[str]:
         """Read white space."""
         return self.run(_BLANK)
 
     def accept(self, *literals: str) -> Reading[str]:
-        """Read one of some literals, none of which begins another; "" if none is there, and then nothing is read."""
+        """Read one of the literals, none of which may be a prefix of another; if none is next, read nothing."""
         seen = ""
         while True:
             if seen in literals:
@@ -78,22 +78,22 @@ class Source:
             seen += self.take()
 
     def put_back(self, count: int) -> None:
-        """Take back the last `count` characters that were read: whole pieces, as they were taken."""
+        """Unread the last `count` characters, which must be whole pieces as they were read."""
         taken: list[str] = []
         while count > 0:
             taken.append(self._held.pop())
             count -= len(taken[-1])
-        assert count == 0, "a piece that was read as one is put back as one"
+        assert count == 0, "only whole pieces can be put back"
         if taken:
             self._text = "".join(reversed(taken)) + self._text[self._at :]
             self._at = 0
 
     def held(self) -> str:
-        """Return what has been read since `settle`."""
+        """Return what has been read since the last `settle`."""
         return "".join(self._held)
 
     def settle(self) -> None:
-        """What has been read will not be put back."""
+        """Discard what has been read, which can no longer be put back."""
         self._held = []
 
     def _take_to(self, end: int) -> str:

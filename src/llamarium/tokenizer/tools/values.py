@@ -1,7 +1,7 @@
-"""Reads a value character by character, written in JSON or in Python, and writes it in JSON meanwhile.
+"""Parse JSON or Python values incrementally and emit them as JSON.
 
-What is written is settled: a bracket, a comma or a key is kept back until the value after it has begun. So what went
-wrong within a value is known before its beginning has been emitted.
+Emitted text is final. A bracket, comma or key is held back until the value after it has started, so that an error
+before that is noticed in time.
 """
 
 import json
@@ -15,11 +15,11 @@ from llamarium.tokenizer.tools.source import Reading, Source
 
 
 class NotACall(Exception):
-    """The text is no call, or goes on as none."""
+    """The text is not a call, or not a valid one from here on."""
 
 
 class Dialect:
-    """What differs between JSON's values and Python's; `digits` is how many a letter after a backslash takes."""
+    """The differences between JSON and Python values; `digits` is the number of hex digits of each escape letter."""
 
     def __init__(self, *, is_python: bool) -> None:
         self.is_python = is_python
@@ -49,33 +49,33 @@ JSON, PYTHON = Dialect(is_python=False), Dialect(is_python=True)
 
 
 class ValueReader:
-    """Reads values of one dialect and hands on their JSON."""
+    """Parses values of one dialect and emits them as JSON."""
 
     def __init__(self, source: Source, dialect: Dialect, write: Callable[[str], None]) -> None:
-        """Read from `source`; `write` gets the pieces, each of which has begun or ended a value."""
+        """Read from `source`; `write` is called with fragments, each of which starts or ends a value."""
         self._source = source
         self._dialect = dialect
         self._write = write
         self._pending = ""
 
     def fail(self) -> NoReturn:
-        """Say that what comes is no value."""
+        """Raise NotACall."""
         raise NotACall
 
     def later(self, text: str) -> None:
-        """Write with the next value."""
+        """Emit `text` together with the next value."""
         self._pending += text
 
     def now(self, text: str) -> None:
-        """Write, and what waited before it."""
+        """Emit `text`, after what was held back."""
         pending, self._pending = self._pending, ""
         self._write(pending + text)
 
     def expect(self, *characters: str) -> Reading[str]:
-        """Read one of some characters, after white space."""
+        """Read white space and one of some characters."""
         yield from self._source.blanks()
-        found = yield from self._source.accept(*characters)
-        return found or self.fail()
+        character = yield from self._source.accept(*characters)
+        return character or self.fail()
 
     def value(self, depth: int = 0) -> Reading[None]:
         """Read any value."""
@@ -93,7 +93,7 @@ class ValueReader:
             yield from self._scalar()
 
     def object(self, depth: int = 0) -> Reading[None]:
-        """Read an object; its keys are texts, and no two are the same."""
+        """Read an object, whose keys must be distinct strings."""
         yield from self.expect("{")
         self.later("{")
         keys: set[str] = set()
@@ -109,7 +109,7 @@ class ValueReader:
         self.now("}")
 
     def text(self) -> Reading[str]:
-        """Read a text as a whole and return it as JSON."""
+        """Read a whole string and return it as JSON."""
         yield from self._source.blanks()
         if (yield from self._source.peek()) not in set(self._dialect.quotes):
             self.fail()
@@ -128,14 +128,14 @@ class ValueReader:
         self.now("]")
 
     def is_at_end(self, end: str, has_items: bool) -> Reading[bool]:
-        """Read the end of a list, or the comma before its next value."""
-        found = ""
+        """Read the end of a list, or the comma before its next item; return whether it ended."""
+        end_found = ""
         if has_items and (yield from self.expect(",", end)) == end:
             return True
         if not has_items or self._dialect.may_end_with_comma:
             yield from self._source.blanks()
-            found = yield from self._source.accept(end)
-        return bool(found)
+            end_found = yield from self._source.accept(end)
+        return bool(end_found)
 
     def _scalar(self) -> Reading[None]:
         word = yield from self._source.run(_SCALAR)
@@ -150,7 +150,7 @@ class ValueReader:
         self.now(number)
 
     def _text(self, write: Callable[[str], None]) -> Reading[None]:
-        """Read a text between quotes, and write it as JSON piece by piece."""
+        """Read a quoted string and emit it as JSON piece by piece."""
         quote = self._source.take()
         end = quote
         if self._dialect.is_python and (yield from self._source.accept(quote)):
@@ -173,7 +173,7 @@ class ValueReader:
             write(in_json(self._source.take_run(_PLAIN[quote]) or self._source.take()))
 
     def _escape(self) -> Reading[str]:
-        r"""Read an escape: `\n`, `\u00e4`, in Python also `\x41`, `\101`, and `\d`, which is no escape."""
+        r"""Read an escape: `\n`, `\u00e4`, in Python also `\x41`, `\101`, and `\d`, which stays as it is."""
         source, dialect = self._source, self._dialect
         source.take()
         letter = yield from source.peek()
@@ -195,7 +195,7 @@ class ValueReader:
         return in_json(chr(int(digits, 8)))
 
     def _character(self, count: int) -> Reading[str]:
-        """Read so many hexadecimal digits and return the character that they name, a surrogate as an escape."""
+        """Read `count` hexadecimal digits and return their character, with surrogates escaped."""
         digits = ""
         while len(digits) < count:
             if (yield from self._source.peek()) not in set("0123456789abcdefABCDEF"):
@@ -208,12 +208,12 @@ class ValueReader:
 
 
 def in_json(text: str) -> str:
-    """Return a text as it stands between the quotes of JSON."""
+    """Return a text as the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _json_number(word: str) -> str:
-    """Return a number as JSON spells it: no plus sign, no underscores, digits on both sides of the point."""
+    """Return a number in JSON syntax: no plus sign, no underscores, digits on both sides of the point."""
     sign = "-" if word.startswith("-") else ""
     digits, mark, exponent = word.lstrip("+-").replace("_", "").lower().partition("e")
     whole, point, fraction = digits.partition(".")
