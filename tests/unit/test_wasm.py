@@ -29,6 +29,7 @@ from llamarium.runtime.taps import Key, Taps
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.backends.gguf_longest import longest_match_metadata
+from llamarium.tokenizer.backends.words import make_words, words_pipeline
 from wasm_engine import PACKED, ROOT, Engine, Floats, build_engine, byte_level_vocabulary, write_model, zig
 
 LARGEST = 250_000
@@ -344,6 +345,56 @@ def test_characters_get_the_ids_that_python_gives_them(engine: Engine) -> None:
     assert unknown["error"] == "input"
 
 
+def sentencepiece_vocabulary(text: str) -> dict[str, Any]:
+    """Pieces of a text with scores, control tokens, bytes, and tokens that are cut out first."""
+    words = sorted({word for line in text.split("\n") for word in f"▁{line}".replace(" ", "▁").split("▁") if word})[:300]
+    runs = {f"▁{word[:size]}" for word in words for size in range(1, len(word) + 1)}
+    runs |= {word[:size] for word in words for size in range(2, len(word) + 1)} | {"▁▁", "▁▁▁▁", "▁"}
+    characters = {character for character in text if character > " "} | {"😀", "日"}
+    pieces = [*sorted(runs), *sorted(characters - runs)]
+    scores = np.random.default_rng(2).permutation(len(pieces)) / -7.0
+    scores[::5] = -1.5  # equals
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|im_end|>", "User:", "User"]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + scores.tolist() + [0.0] * 3,
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces) + [3, 4, 4],
+    }
+
+
+@pytest.mark.parametrize("has_bytes", [True, False])
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_sentencepiece_texts_get_the_ids_that_python_gives_them(
+    engine: Engine, has_bytes: bool, has_prefix: bool
+) -> None:
+    metadata = {**sentencepiece_vocabulary(TEXT), "tokenizer.ggml.add_space_prefix": has_prefix}
+    if not has_bytes:
+        metadata["tokenizer.ggml.tokens"][100] = "<another>"
+    tokenizer = from_gguf_metadata(metadata, "test")
+    texts = [*TEXTS, "User: User:x User", "<s></s><|im_end|> a", "<0x41>", "   x"]
+    (answers,) = engine.ask(vocabularies=[{"metadata": list(metadata.items()), "texts": texts}])
+    for text, answer in zip(texts, answers, strict=True):
+        ids = tokenizer.encode(text)
+        assert answer["ids"] == ids, text
+        assert answer["special"] == tokenizer.encode(text, parse_special=True)
+        assert answer["text"] == tokenizer.decode(ids, skip_special_tokens=False)
+        assert answer["pieces"] == [tokenizer.token_text(i) for i in ids]
+
+
+def test_words_get_the_ids_that_python_gives_them(engine: Engine) -> None:
+    words = [" I", " love", " dogs", "'", " don’t", "\n", ",", " 42", " Ünï", "\x85", " (", ")"]
+    tokenizer = make_words(words_pipeline(words), "test")
+    metadata = list(longest_match_metadata(tokenizer, 20).items())
+    texts = ["I love dogs, I don’t\n 42 Ünï\x85 I", " I", "", "I love cats"]
+    *known, unknown = engine.ask(vocabularies=[{"metadata": metadata, "texts": texts}])[0]
+    for text, answer in zip(texts, known, strict=False):
+        assert answer["ids"] == tokenizer.encode(text), text
+        assert answer["text"] == text
+        assert answer["pieces"] == [tokenizer.token_text(i) for i in answer["ids"]]
+    assert unknown["error"] == "input"
+
+
 def test_the_pages_cutters_are_those_of_python() -> None:
     import importlib.util
 
@@ -510,7 +561,7 @@ def test_bad_arguments_are_refused_and_the_model_goes_on(engine: Engine, tiny: P
 
 def test_a_vocabulary_that_is_not_read_leaves_ids(engine: Engine, tmp_path: Path, vocabulary: dict[str, Any]) -> None:
     path = tmp_path / "llama.gguf"
-    write_model(path, ("Q8_0",), {**vocabulary, "tokenizer.ggml.model": "llama"}, 405)
+    write_model(path, ("Q8_0",), {**vocabulary, "tokenizer.ggml.model": "t5"}, 405)
     config, refused, run = engine.call(path, ("config",), ("encode", "a"), ("run", {"ids": [1], "start": 0}))
     assert config["tokens"] is None
     assert "tokenizer.ggml.model" in config["warnings"][0]

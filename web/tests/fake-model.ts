@@ -50,7 +50,7 @@ export class FakeModel implements Model {
     this.config = {
       name: "fake", hidden: D, intermediate: F, layers: L, heads: N, kvHeads: K, headDim: H, vocab: V, context: CONTEXT, maxContext: CONTEXT, window: null,
       normEps: 1e-5, ropeTheta: 10000, frequencies: Float32Array.of(1, 0.01), attentionFactor: 1, tied: true, weights, names: Object.keys(weights),
-      kvDtype: "float32", inputBits: 8, tokens: "characters", bosId: null, eosId: null, padId: null, endIds: [], chatTemplate: null, kernels: "fake", threads: 1, warnings: [],
+      kvDtype: "float32", inputBits: 8, tokens: "characters", hasPrefix: false, bosId: null, eosId: null, padId: null, endIds: [], chatTemplate: null, kernels: "fake", threads: 1, warnings: [],
     };
   }
 
@@ -75,6 +75,10 @@ export class FakeModel implements Model {
 
   tokenBytes(id: number): Uint8Array {
     return new TextEncoder().encode(CHARACTERS[id]);
+  }
+
+  isHidden(): boolean {
+    return false;
   }
 
   piece(id: number): string {

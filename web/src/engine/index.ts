@@ -44,7 +44,7 @@ export const openModel: OpenModel = async (source: Source, given: Given, options
       context: Math.max(1, Math.min(context ?? USUAL_CONTEXT, shape.maxContext)), maxContext: shape.maxContext, window: shape.window,
       normEps: shape.normEps, ropeTheta: shape.ropeTheta, frequencies: rotation.frequencies, attentionFactor: rotation.attentionFactor,
       tied: shape.tied, names, weights: Object.fromEntries([...weights].map(([key, { shape: own, type, bytes }]) => [key, { shape: own, type, bytes }])),
-      kvDtype: norm?.type === "BF16" ? "bfloat16" : "float32", inputBits: 8, tokens: tokenizer?.kind ?? null, bosId: tokenizer?.named.bos ?? null,
+      kvDtype: norm?.type === "BF16" ? "bfloat16" : "float32", inputBits: 8, tokens: tokenizer?.kind ?? null, hasPrefix: tokenizer?.hasPrefix ?? false, bosId: tokenizer?.named.bos ?? null,
       eosId: tokenizer?.named.eos ?? null, padId: tokenizer?.named.pad ?? null,
       endIds: tokenizer?.ends ?? [], chatTemplate: metadata.text("tokenizer.chat_template"), kernels: kernels.name, threads: kernels.threads,
       warnings: [...kernels.warnings, ...metadata.warnings, ...warnings],

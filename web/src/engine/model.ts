@@ -102,6 +102,10 @@ export class NativeModel implements Model {
     return this.vocabulary.bytes(checkIndex("an id", id, this.shape.vocab)) ?? new Uint8Array();
   }
 
+  isHidden(id: number): boolean {
+    return this.vocabulary.isHidden(id);
+  }
+
   piece(id: number): string {
     return this.vocabulary.piece(checkIndex("an id", id, this.shape.vocab));
   }

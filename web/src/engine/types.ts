@@ -113,7 +113,9 @@ export interface ModelConfig {
   /** What inputs of packed weights are rounded to. */
   inputBits: 8;
   /** What a token is; null: a vocabulary that is not read here, so that only ids can be run, and a warning says why. */
-  tokens: "characters" | "bpe" | null;
+  tokens: "characters" | "bpe" | "sentencepiece" | "words" | null;
+  /** Whether a space is put before a text, which a new text does not show. */
+  hasPrefix: boolean;
   bosId: number | null;
   eosId: number | null;
   padId: number | null;
@@ -211,6 +213,8 @@ export interface Model {
   decode(ids: readonly number[], options?: { special?: boolean }): string;
   /** The bytes of one token: for streams, which hold back incomplete characters. */
   tokenBytes(id: number): Uint8Array;
+  /** Whether a text does not show this token: a control token. */
+  isHidden(id: number): boolean;
   /** A printable piece for one id. */
   piece(id: number): string;
   /** Run tokens through the model, over the KV cache. */

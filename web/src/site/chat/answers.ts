@@ -92,10 +92,20 @@ async function* told(passes: Passes, prompt: readonly number[], ends: readonly n
     yield null;
   }
   yield form.first(prompt);
-  for (const token of tokensOf(passes, prompt, new Set([...config.endIds, ...ends]), most, body)) yield form.token(model, token);
+  const strips = form === DIALOG && config.hasPrefix; // an answer is a text of its own
+  for (const token of tokensOf(passes, { prompt, ends: new Set([...config.endIds, ...ends]), most, strips }, body)) yield form.token(model, token);
 }
 
-function* tokensOf(passes: Passes, prompt: readonly number[], ends: ReadonlySet<number>, most: number, body: Fields): Generator<Token> {
+interface Wanted {
+  prompt: readonly number[];
+  ends: ReadonlySet<number>;
+  /** Tokens. */
+  most: number;
+  /** Whether the space before the answer is left out. */
+  strips: boolean;
+}
+
+function* tokensOf(passes: Passes, { prompt, ends, most, strips }: Wanted, body: Fields): Generator<Token> {
   const { model } = passes, ids = [...prompt], text = new TextDecoder("utf-8", { ignoreBOM: true });
   const seed = body.whole("seed", Math.floor(Math.random() * 2 ** 32), { below: 2 ** 53 });
   const sampling = { temperature: body.number("temperature", 1), topP: body.number("top_p", 1), topK: body.whole("top_k", 0), minP: body.number("min_p", 0), seed };
@@ -104,8 +114,9 @@ function* tokensOf(passes: Passes, prompt: readonly number[], ends: ReadonlySet<
     const id = model.sample(penaltiesOf(logits, body, ids, prompt.length), { ...sampling, step });
     ids.push(id);
     const isEnd = ends.has(id), reason = isEnd ? "stop" : step + 1 === most ? "length" : null;
-    const isShown = !isEnd && model.decode([id]) !== "";
-    const shown = text.decode(isShown ? model.tokenBytes(id) : new Uint8Array(), { stream: reason === null });
+    const isShown = !isEnd && !model.isHidden(id);
+    let shown = text.decode(isShown ? model.tokenBytes(id) : new Uint8Array(), { stream: reason === null });
+    if (strips && shown) [shown, strips] = [shown.replace(/^ /, ""), false];
     yield { id, text: shown, logprob: logSoftmax(logits)[id] as number, reason };
     if (isEnd) return;
   }

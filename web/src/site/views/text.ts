@@ -10,7 +10,7 @@ const UNEXPLAINED = "the merges are shown by a local server: run `llamarium insp
 
 export function tokenOf(model: Model, id: number): TokenView {
   const bytes = [...model.tokenBytes(id)];
-  return { id, text: model.piece(id), bytes, is_special: bytes.length > 0 && model.decode([id]) === "" };
+  return { id, text: model.piece(id), bytes, is_special: model.isHidden(id) };
 }
 
 export function viewOf({ model }: Passes, { id, ids }: Pass): PassView {
