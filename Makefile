@@ -1,6 +1,7 @@
 # make demo   answer a question with the built-in model
 # make dev    install what working on it needs
-# make test   run the suite          make check  lint, types, layers
+# make quick  run the quick tests, in under a minute     make test   run the suite
+# make check  lint, types, layers
 # make test-clients run real programs against the server: CLIENTS="--install aider dspy" installs and chooses
 # make native compile the CPU kernels, if they have changed
 # make site   write the page as a folder for any static host: site/
@@ -18,7 +19,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 DEPENDENCIES := "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')"
 SAY = @echo "[make $(or $(MAKECMDGOALS),demo)]"
 
-.PHONY: demo dev test test-clients check format mutants native page site docs peers wheels clean
+.PHONY: demo dev quick test test-clients check format mutants native page site docs peers wheels clean
 
 demo: .venv/.run
 	$(SAY) "Asking the built-in model; the first time it is fetched (98 MB) ..."
@@ -29,6 +30,10 @@ demo: .venv/.run
 	@echo "  $(BIN)/llamarium pretrain    # train a small model of your own, in minutes"
 
 dev: .venv/.dev
+
+# The core: tokenizers, sampling, grammars, the engine, and C against NumPy. It needs neither PyTorch nor `make dev`.
+quick: .venv-light/.test
+	OMP_NUM_THREADS=1 .venv-light/bin/python -m pytest -q -n $(WORKERS) --dist loadfile -m quick
 
 # What the suite takes on two quiet cores: the one place where that stands.
 MINUTES := 14

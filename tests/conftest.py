@@ -3,7 +3,7 @@
 The built-in model's file and the built-in tokenizer's; `model_files` where PyTorch is.
 
 Tests with the mark `torch` need PyTorch or another package of the dev extra. `make test` runs them in .venv, and all
-others in .venv-light, where there is none of these.
+others in .venv-light, where there is none of these. `make quick` runs the core: the mark `quick`.
 """
 
 import gc
@@ -37,7 +37,7 @@ if _HAS_TORCH:
     model_files = importlib.import_module("model_files")._model_files
 FORKS = ("test_train_checkpoint.py",)  # a hundred times: each copies the map of all memory that the process has by then
 FIRST = ("test_native_build.py", "test_wheels.py", *FORKS, "test_docs.py", "test_native_runner.py", "test_python_o.py")
-MARKS = ("alone", "slow", "torch")
+MARKS = ("alone", "quick", "torch")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,6 +13,8 @@ from llamarium.sampling.params import SamplingParams
 from llamarium.sampling.row import SamplingRow
 from llamarium.sampling.sampler import Sampler
 
+pytestmark = pytest.mark.quick
+
 FORM = Grammar.regex("a")  # what it says is no matter here: the tests' constraints have their own masks
 INF = math.inf
 

@@ -18,6 +18,8 @@ from llamarium.runtime.runner import Cache
 from llamarium.runtime.taps import Taps
 from llamarium.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.quick
+
 PROMPT = [5, 6, 7, 8, 9, 10, 4, 5, 6]
 
 

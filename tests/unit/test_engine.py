@@ -23,6 +23,8 @@ from llamarium.runtime.taps import Taps
 from llamarium.sampling.constraint import NoToken
 from llamarium.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [(400, 64), (30, 64), (20, 3), (400, 1)])
 def test_everybody_gets_the_tokens_that_they_get_alone(num_blocks: int, max_num_seqs: int) -> None:

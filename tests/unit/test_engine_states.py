@@ -1,10 +1,14 @@
 """What an engine is doing, as plain data: who has which blocks, who shares them, and what comes next."""
 
+import pytest
+
 from hash_runner import SLOTS, HashRunner, alone, answers
 from llamarium.engine.counts import BlockRun, open_sequence, states_of
 from llamarium.engine.engine import Engine
 from llamarium.engine.request import Request
 from llamarium.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.quick
 
 BEGINNING = list(range(10, 22))  # three blocks
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)

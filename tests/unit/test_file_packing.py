@@ -18,7 +18,7 @@ from llamarium.kernels import native
 from llamarium.quant.formats import FORMATS, PACKED_FORMATS
 from llamarium.quant.packing import count_nonfinite_tiles, pack_blocks
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="needs the C kernels")
+pytestmark = [pytest.mark.quick, pytest.mark.skipif(native.library() is None, reason="needs the C kernels")]
 HALF_NAN, HALF_INFINITY = 0x7E00, 0xFC00
 
 

@@ -20,6 +20,8 @@ from llamarium.sampling.grammar.schema.reading import MAX_SCHEMAS
 from llamarium.sampling.params import SamplingParams
 from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
+pytestmark = pytest.mark.quick
+
 ASCII = "".join(map(chr, range(32, 127)))
 
 

@@ -11,6 +11,8 @@ from llamarium.io import atomic_file, atomic_folder, unwritable
 from llamarium.tokenizer.backends.files import write_text
 from llamarium.train.state.checkpoint import save_checkpoint
 
+pytestmark = pytest.mark.quick
+
 FULL = os.strerror(errno.ENOSPC)
 
 

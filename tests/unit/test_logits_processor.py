@@ -14,6 +14,8 @@ from llamarium.engine.request import Request
 from llamarium.errors import AnswerError, LogitsProcessorError, SamplingError
 from llamarium.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.quick
+
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "seed": 1}
 
 

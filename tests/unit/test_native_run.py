@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from llamarium.errors import InputError
 from llamarium.kernels import native
 
+pytestmark = pytest.mark.quick
+
 L, D, F, N, K, H, V = 2, 64, 96, 4, 2, 32, 75
 EPS = 1e-5
 SHAPES = {

@@ -16,6 +16,8 @@ from llamarium.options.keywords import LoadKeywords
 from llamarium.options.loading import LoadOptions
 from llamarium.server.settings import Settings
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[2]
 
 

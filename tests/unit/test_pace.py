@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hash_runner import CONFIG, HashRunner
 from llamarium.engine.engine import Engine
@@ -13,6 +14,8 @@ from llamarium.runtime.batch import Batch
 from llamarium.runtime.runner import Cache
 from llamarium.runtime.taps import Taps
 from llamarium.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.quick
 
 GIANT = [50_000]
 

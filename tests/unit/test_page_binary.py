@@ -8,6 +8,8 @@ from llamarium.page import binary
 from llamarium.page.binary import Numbers, respond
 from llamarium.server.errors import of_library
 
+pytestmark = pytest.mark.quick
+
 VALUES = np.array([[0.1, -2.0, 3.25], [1e-30, 65504.0, 0.0]], np.float32)
 
 

@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from llamarium.engine.prefix import PrefixIndex, root_key
+
+pytestmark = pytest.mark.quick
 
 ROOT = root_key(-1, "")
 

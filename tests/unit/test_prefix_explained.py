@@ -19,6 +19,8 @@ from llamarium.server.prefix.explanation import Explanation, Prompt, PromptRecor
 from llamarium.server.prefix.fields import PromptParts, digest_fields, pack, unpack
 from llamarium.tokenizer.base import Tokenizer
 
+pytestmark = pytest.mark.quick
+
 SIZE = 32
 DIALOG = [
     {"role": "system", "content": "You help in a garden. " * 8},

@@ -9,6 +9,8 @@ import pytest
 from llamarium.kernels import ranks
 from llamarium.kernels.ranks import find_merges
 
+pytestmark = pytest.mark.quick
+
 BYTES = b"abc "
 
 

@@ -16,6 +16,8 @@ from llamarium.tokenizer.special import SpecialTokens
 from llamarium.train.data.dialogs import Example, read_dialogs
 from llamarium.train.data.survey import survey
 
+pytestmark = pytest.mark.quick
+
 CHARACTERS = [chr(c) for c in range(32, 127)] + ["\n"]
 
 # The tools of these rows are written into the messages, as the templates have no place for them.

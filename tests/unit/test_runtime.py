@@ -10,6 +10,8 @@ from llamarium.errors import MemoryBudgetError
 from llamarium.kernels.memory import reserve
 from llamarium.runtime.batch import BLOCK_SIZE, BlockPool, BlockTable, Span, blocks_for, pack
 
+pytestmark = pytest.mark.quick
+
 
 def test_spans_are_packed_in_order() -> None:
     batch = pack([Span([5, 6, 7], 60, [3, 1]), Span([8], 0, [0]), Span([9, 9], 10, [2], num_logits=0, adapter=4)])

@@ -18,6 +18,8 @@ from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
 from llamarium.sampling.parameter import Parameter
 from llamarium.sampling.params import GenerationOptions, SamplingParams, parameters_of
 
+pytestmark = pytest.mark.quick
+
 NAN, INF = math.nan, math.inf
 
 # --- ranges -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from llamarium.sampling.grammar.schema.reading import MAX_LOWERED
 from llamarium.tokenizer.tools.definition import read_tools
 from llamarium.tokenizer.tools.request import ToolRequest
 
+pytestmark = pytest.mark.quick
+
 LIMIT_S = 2.0
 
 

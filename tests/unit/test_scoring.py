@@ -18,6 +18,8 @@ from llamarium.runtime.taps import Taps
 from llamarium.sampling.constraint import NoToken
 from llamarium.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.quick
+
 MOST = 3  # tokens of prompts whose logits are there at once
 
 

@@ -16,6 +16,8 @@ from llamarium.tokenizer.backends.characters import CharacterTokenizer
 from llamarium.tokenizer.backends.gguf import from_gguf_metadata
 from llamarium.tokenizer.load import load_tokenizer_file
 
+pytestmark = pytest.mark.quick
+
 BOS, EOS, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|pad|>"
 
 

@@ -5,6 +5,8 @@ import pytest
 from llamarium.errors import SamplingError
 from llamarium.tokenizer.streaming import StopStringFilter
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_stop_string_over_two_pieces_is_never_shown():
     stops = StopStringFilter(["<end>"])

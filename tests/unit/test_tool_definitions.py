@@ -15,6 +15,8 @@ from llamarium.tokenizer.tools.definition import (
 )
 from llamarium.tokenizer.tools.request import ToolRequest
 
+pytestmark = pytest.mark.quick
+
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 

@@ -22,6 +22,8 @@ from llamarium.tokenizer.tools.deltas import calls_of, text_of
 from llamarium.tokenizer.tools.forms import ToolForm, tag_ids
 from llamarium.tokenizer.tools.request import ToolRequest
 
+pytestmark = pytest.mark.quick
+
 WEATHER = ToolDefinition(
     "get_weather", "Weather now", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 )

@@ -9,6 +9,8 @@ from llamarium.errors import ToolError
 from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.functions import definition_of, described
 
+pytestmark = pytest.mark.quick
+
 
 def book(
     city: str,

@@ -17,6 +17,8 @@ from llamarium.tokenizer.tools.forms import ToolForm, write_calls
 from llamarium.tokenizer.tools.parser import ToolCallParser
 from llamarium.tokenizer.tools.request import ToolRequest
 
+pytestmark = pytest.mark.quick
+
 FORMS: tuple[ToolForm, ...] = ("llama3_json", "pythonic", "hermes")
 COMPILER = character_compiler()
 BYTES = LLTokenizer("byte")  # a token for each byte

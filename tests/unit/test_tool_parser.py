@@ -10,6 +10,8 @@ from llamarium.tokenizer.tools.definition import ToolDefinition
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta, Delta
 from llamarium.tokenizer.tools.parser import ToolCallParser
 
+pytestmark = pytest.mark.quick
+
 NAMES = ("f", "g", "get_weather", "trending_songs", "get_user_info", "brave_search")
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from llamarium.kernels.turns import MOST_PIECE_S, SHARE, Turns, pause
 
+pytestmark = pytest.mark.quick
+
 
 class Clock:
     """Stands still but for what is computed; `seconds` is now."""
