@@ -122,6 +122,8 @@ FRAMES = """
 """
 """JavaScript: clicks at a place, and gives the milliseconds of each frame since and of each long task."""
 
+NEXT_CARD = 'button[aria-label="Next card"]'
+
 
 def frames(browser: Browser, link: str, rounds: int) -> dict[str, dict[str, float]]:
     """Fly through the picture; return its frames' median, 95th percentile and longest task in milliseconds."""
@@ -139,6 +141,43 @@ def frames(browser: Browser, link: str, rounds: int) -> dict[str, dict[str, floa
             flying.append(page.evaluate(f"({FRAMES})({json.dumps(place)})"))
     page.close()
     return {"rising": _of_frames(rising), "flying": _of_frames(flying)}
+
+
+def story_frames(browser: Browser, link: str) -> dict[str, float]:
+    """Go through the cards of the story one after the other; return what `frames` returns."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(link.replace("stage=map", "stage=story"))
+    page.wait_for_selector("main[data-ready] .scroller")
+    cards = page.locator("section.page").count() - 1
+    seen = [page.evaluate(f"({FRAMES})({json.dumps(NEXT_CARD)})") for _ in range(cards)]
+    page.close()
+    return _of_frames(seen)
+
+
+def long_text(page: Page, link: str) -> dict[str, float]:
+    """Ask for the picture of 2,000 tokens; return the milliseconds to its first piece, and those that stopping takes.
+
+    It has stopped when another text of a few tokens is answered, as passes are computed one at a time.
+    """
+    page.goto("about:blank")
+    page.goto(link)
+    until_settled(page)
+    page.get_by_label("Text", exact=True).fill(WORDS * 170)
+    begin = time.perf_counter()
+    page.get_by_role("button", name="Run").click()
+    page.wait_for_function("() => (document.querySelector('.coming progress')?.value ?? 0) > 0", timeout=60_000)
+    first = time.perf_counter() - begin
+    page.wait_for_timeout(500)  # the second piece is under way
+    begin = time.perf_counter()
+    page.locator(".coming").get_by_role("button", name="Stop").click()
+    page.wait_for_selector(".coming >> text=Stopped at")
+    stopped = time.perf_counter() - begin
+    page.get_by_label("Text", exact=True).fill(SENTENCE + " and")
+    begin = time.perf_counter()
+    page.get_by_role("button", name="Run").click()
+    page.wait_for_selector(".picture[data-far]:not(:has(.coming))")
+    free = time.perf_counter() - begin
+    return {"first piece": 1000 * first, "stopped": 1000 * stopped, "another text then": 1000 * free}
 
 
 def _of_frames(seen: list[dict[str, list[float]]]) -> dict[str, float]:
@@ -245,6 +284,8 @@ def measure(browser: Browser, link: str, rounds: int) -> dict[str, Any]:
     results: dict[str, Any] = {"opening": {"first": opened[0], "later": statistics.median(opened)}}
     results["picture"] = {"first": drawn[0], "later": statistics.median(drawn)}
     results["frames"] = frames(browser, with_text(link, " ".join((WORDS * 3).split()[:32])), rounds)
+    results["frames"]["story"] = story_frames(browser, link)
+    results["2,000 tokens, picture"] = long_text(page, link)
     results["bundle kB"] = bundle_kb()
     results["views"] = walk(page, rounds)
     results["growing"] = growing(page, rounds)
@@ -274,6 +315,8 @@ def main() -> None:
     rows += [{"view": name, "later": value} for name, value in (results["growing"] | results["256 tokens"]).items()]
     for name, times in results["frames"].items():
         rows += [{"view": f"frames, {name}: {what}", "later": value} for what, value in times.items()]
+    for name, value in results["2,000 tokens, picture"].items():
+        rows.append({"view": f"2,000 tokens, picture: {name}", "later": value})
     rows += [{"view": name, "later": results[name]} for name in ("2,000 tokens, attention", "heap MB", "bundle kB")]
     name = "page" if options.model is None else f"page-{Path(options.model).stem}"
     common.report(name, options, rows, results)

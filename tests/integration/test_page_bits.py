@@ -55,7 +55,7 @@ def test_packed_weights_are_no_reference_of_themselves(client: httpx.Client) -> 
     ids = [one["id"] for one in told["sides"]]
     assert not {"NF4", "Q8_0", "Q4_1"} & set(ids), "which would be rounded a second time"
     assert "llamarium inspect -m smollm2-135m --reference HuggingFaceTB/SmolLM2-135M-Instruct" in told["note"]
-    assert (told["side"], told["against"]) == ("model", "float32")
+    assert (told["side"], told["against"]) == ("stored", "model"), "it is served unpacked to float32"
     assert told["in_bits"] == [], "a model of letters is not the model that is shown"
 
 
@@ -211,3 +211,22 @@ def test_a_models_own_reference_shows_what_its_bits_cost(tmp_path: Path) -> None
     assert shown["kl"] == pytest.approx(told["kl"]) and 4.5 < shown["bits"] < 9
     original = llamarium.load("shakespeare-char", dtype="float32", device="cpu")
     assert shown["kl"] == pytest.approx(served.inspect.compare(TEXT, original).kl, rel=1e-3)
+
+
+def test_a_quantized_model_in_float32_is_compared_with_its_packed_weights(tmp_path: Path) -> None:
+    """Not with itself: unpacked to float32 it is the model that is shown."""
+    folder = tmp_path / "four"
+    main(["quantize", "-m", "shakespeare-char", "--type", "q4_1", "--out", str(folder)])
+    served = llamarium.load(folder, device="cpu", dtype="float32")
+    packed = llamarium.load(folder, device="cpu")
+    with serving(served, extensions=[page()]) as found, httpx.Client(base_url=found.url, timeout=120) as client:
+        path = f"/inspect/passes/{client.post('/inspect/passes', json={'text': TEXT}).json()['id']}"
+        listed = ask(client, "/inspect/compare")
+        pair = {name: listed[name] for name in ("side", "against")}
+        told = ask(client, f"{path}/compare", **pair)
+    assert pair == {"side": "stored", "against": "model"}
+    assert told["kl"] == pytest.approx(packed.inspect.compare(TEXT, served).kl, rel=1e-3) and told["kl"] > 0
+    with serving(packed, extensions=[page()]) as found, httpx.Client(base_url=found.url, timeout=120) as client:
+        listed = ask(client, "/inspect/compare")
+    assert (listed["side"], listed["against"]) == ("model", "float32")
+    assert "stored" not in {one["id"] for one in listed["sides"]}

@@ -276,14 +276,19 @@ def test_a_picture_in_blocks_has_every_token(
     client: httpx.Client, llama: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces, as memory has them; only the picture has blocks."""
+    columns = range(7, 200, 24)
+    asked = {"start": 7, "stop": 200, "stride": 24, "blocks": True}
+    others = [(5 * i) % 400 for i in range(200)]  # of a text that is run as a whole
+    path = f"/inspect/passes/{client.post('/inspect/passes', json={'ids': others}).json()['id']}"
+    found = np.frombuffer(client.get(f"{path}/picture", params=asked).content, "<f4")
+    seen = [llama.trace(others, names=names) for names in (picture.OF_ALL, picture.OF_A_TOKEN)]
+    np.testing.assert_allclose(found, picture.far_view(seen[:1], seen[1:], columns, in_blocks=True), rtol=1e-5)
     ids = [(7 * i) % 400 for i in range(200)]
     path = f"/inspect/passes/{client.post('/inspect/passes', json={'ids': ids}).json()['id']}"
     config = llama.config
     of_a_token = config.num_attention_heads * len(ids) + len(picture.OF_A_TOKEN) * config.hidden_size
     num_bytes = 4 * config.num_hidden_layers * of_a_token * 70  # of 70 tokens
     monkeypatch.setattr("llamarium.page.probes.layers._STEP_BYTES", num_bytes)
-    columns = range(7, 200, 24)
-    asked = {"start": 7, "stop": 200, "stride": 24, "blocks": True}
     found = np.frombuffer(client.get(f"{path}/picture", params=asked).content, "<f4")
     seen = [llama.trace(ids, names=names) for names in (picture.OF_ALL, picture.OF_A_TOKEN)]
     expected = picture.far_view(seen[:1], seen[1:], columns, in_blocks=True)

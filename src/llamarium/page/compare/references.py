@@ -93,6 +93,28 @@ def side_id(name: str, kind: VariantName) -> str:
     return f"reference:{name}:{kind}"
 
 
+def as_stored(llama: "Llama") -> Side | None:
+    """Return a model as its files have it, packed, where it was unpacked when it was loaded; else None."""
+    packed = sorted({source.stored_dtype for source in llama.sources} - set(FLOATS))
+    in_memory = {weight.type_name for weight in llama.runner.weights.values()}
+    files = {source.file for source in llama.sources}
+    if not packed or in_memory - set(FLOATS) or not all(file.is_file() for file in files):
+        return None
+    words = (
+        f"The same weights as they are stored, in {' and '.join(packed)}: products of packed weights round their "
+        "inputs, as in `llamarium serve`. The shown model has them unpacked."
+    )
+    num_bytes = sum(file.stat().st_size for file in files)
+    return Side("stored", f"packed, {' and '.join(packed)}", words, num_bytes, lambda: _load_stored(files))
+
+
+def _load_stored(files: set[Path]) -> Runner:
+    from llamarium.api import load
+
+    file = min(files)
+    return load(file if file.suffix == ".gguf" else file.parent, device="cpu").runner
+
+
 class OwnTokenizers:
     """Tokenizers by their models' names, compared with the served model's once."""
 

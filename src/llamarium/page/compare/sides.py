@@ -13,7 +13,7 @@ from llamarium.hub.builtin import BUILTINS
 from llamarium.inspect.interventions import variants
 from llamarium.inspect.interventions.variants import BITS, VariantName
 from llamarium.page.compare.others import Side
-from llamarium.page.compare.references import References, side_id
+from llamarium.page.compare.references import References, as_stored, side_id
 from llamarium.page.compare.runs import Runs
 from llamarium.quant.formats import FORMATS, METHODS
 from llamarium.runtime.runner import Runner
@@ -42,7 +42,9 @@ _HEADS = {
 def sides_of(llama: "Llama", engine: TextEngine, references: References, runs: Runs) -> list[Side]:
     """Return what can be compared; the first is the model as it answers."""
     own = _variants(llama, engine) if llama.loaded.has_modules else ()
-    return [*_at_hand(llama, engine), *own, *references.sides(llama), *runs.sides(llama)]
+    stored = as_stored(llama)
+    packed = () if stored is None else (stored,)
+    return [*_at_hand(llama, engine), *packed, *own, *references.sides(llama), *runs.sides(llama)]
 
 
 def find_side(sides: list[Side], side_id: str, field: str) -> Side:
@@ -60,6 +62,8 @@ def first_pair(llama: "Llama", references: References) -> tuple[str, str]:
         return "NF4", "model"
     if names := references.of_model(llama):
         return "model", side_id(names[0], "float32")
+    if as_stored(llama) is not None:  # unpacked to float32 it is the model that is shown
+        return "stored", "model"
     return "model", "float32"
 
 

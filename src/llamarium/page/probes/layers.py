@@ -159,6 +159,10 @@ def picture(known: OpenPass, start: Index = 0, stop: Stop = None, stride: Count 
     pattern, streams = config.num_attention_heads * len(known.one.ids), len(pictures.OF_A_TOKEN) * config.hidden_size
     of_a_token = 4 * len(known.layers) * (pattern + streams)
     step = max(1, _STEP_BYTES // of_a_token // (columns.step if blocks else 1))
+    every = range(len(known.one.ids))
+    if (pictures.tokens_of(columns) if blocks else columns) == every and len(every) * of_a_token <= _STEP_BYTES:
+        whole = known.trace((*pictures.OF_ALL, *pictures.OF_A_TOKEN), known.layers)  # in one run of the text
+        return Numbers(pictures.far_view([whole], [whole], columns, in_blocks=blocks), "P")
     kept = [known.trace(pictures.OF_ALL, [layer]) for layer in known.layers]
     some = (columns[at : at + step] for at in range(0, len(columns), step))
     rows = map(pictures.tokens_of, some) if blocks else some
