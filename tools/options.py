@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from llamarium.options.declare import Option, declared
 from llamarium.options.loading import LoadOptions
-from llamarium.options.serving import AccessOptions, DraftOptions
+from llamarium.options.serving import AccessOptions, DraftOptions, EngineOptions
 from llamarium.server.ray_serve.options import RayOptions
 from llamarium.server.settings import Settings
 from llamarium.train.config import DPOConfig, FinetuneConfig, GRPOConfig, PretrainConfig
@@ -35,12 +35,13 @@ def main() -> None:
 def files() -> dict[Path, str]:
     """Return the content of each file."""
     loading = declared(LoadOptions)
-    of_loading = {
+    of_models = {
         "LoadKeywords": ("Options of `load`; `LoadOptions` declares them.", loading),
         "WeightKeywords": (
             "Options of `load` that `merge` has, too.",
             {name: one for name, one in loading.items() if one.part == "weights"},
         ),
+        "EngineKeywords": ("Options of an engine; `EngineOptions` declares them.", declared(EngineOptions)),
     }
     of_training = {
         name: (f"Settings of `{kind.__name__}`, which declares them.", declared(kind))
@@ -53,7 +54,7 @@ def files() -> dict[Path, str]:
     }
     own = "from llamarium.train.choices import Examples"
     return {
-        SOURCE / "options/keywords.py": _module(of_loading, {}),
+        SOURCE / "options/keywords.py": _module(of_models, {}),
         SOURCE / "train/keywords.py": _module(of_training, WIDER, own),
         ROOT / "docs/reference/options.md": _page(),
     }

@@ -26,7 +26,7 @@ from llamarium.generation.conversation import Conversation
 from llamarium.generation.dialog import CHAT_MAX_TOKENS, ChatOptions, read_dialog, split_dialog_options
 from llamarium.generation.embedding import embed_prompts
 from llamarium.generation.loop import DialogEngine
-from llamarium.generation.options import AnswerOptions, EngineOptions, PassOptions, split_options, with_params
+from llamarium.generation.options import AnswerOptions, EngineArguments, PassOptions, split_options, with_params
 from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_methods import TextMethods
 from llamarium.hub.folders import is_learner_folder
@@ -34,6 +34,7 @@ from llamarium.inspect.methods import Measured
 from llamarium.keywords import shows_options
 from llamarium.options.keywords import LoadKeywords
 from llamarium.options.loading import LoadOptions
+from llamarium.options.serving import EngineOptions
 from llamarium.runtime.device import choose_device
 from llamarium.runtime.loaded_model import LoadedModel
 from llamarium.runtime.runner import Runner
@@ -322,9 +323,9 @@ class Llama(TextMethods, Measured):
         """
         return Conversation(self, system, disk_cache)
 
-    @shows_options(TextEngine)
+    @shows_options(TextEngine, EngineOptions)
     def engine(
-        self, *, adapters: Mapping[str, str | Path] | None = None, **options: Unpack[EngineOptions]
+        self, *, adapters: Mapping[str, str | Path] | None = None, **options: Unpack[EngineArguments]
     ) -> TextEngine:
         """Return an engine that answers many requests at once, in any thread or event loop; close it after use.
 
@@ -334,7 +335,7 @@ class Llama(TextMethods, Measured):
 
         Args:
             adapters: Folders of LoRA adapters by name; each request may choose one.
-            **options: kv_memory, max_num_seqs, kv_cache_dtype, draft_model, disk_cache; see `EngineOptions`.
+            **options: prompt_lookup, draft_model and disk_cache as in `EngineArguments`, and the following.
 
         Raises:
             LlamariumError: If an option is out of range, an adapter has another base, or there is no memory.

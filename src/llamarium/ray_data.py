@@ -26,7 +26,7 @@ from llamarium.engine.request import check_timeout
 from llamarium.errors import EngineStoppedError, InputError, LlamariumError, show_value, warn_caller
 from llamarium.generation.answers import Answers
 from llamarium.generation.dialog import DialogOptions
-from llamarium.generation.options import EngineOptions, StreamOptions, split_request
+from llamarium.generation.options import EngineArguments, StreamOptions, split_request
 from llamarium.generation.text_engine import TextEngine
 from llamarium.generation.text_model import compiled
 from llamarium.options.keywords import LoadKeywords
@@ -72,7 +72,7 @@ class AnswerRows:
         model: str | None = None,
         *,
         loading: LoadKeywords | None = None,
-        engine: EngineOptions | None = None,
+        engine: EngineArguments | None = None,
         **options: Unpack[StreamOptions],
     ) -> None:
         _check(options)  # before the model is loaded
@@ -81,7 +81,7 @@ class AnswerRows:
         given = options.copy()
         check_timeout(split_request(given).get("timeout_s"))
         compiled(llama, llama.sampling_params(**given))
-        self._engine = llama.engine(**(engine or EngineOptions()))
+        self._engine = llama.engine(**(engine or EngineArguments()))
 
     def __call__(self, batch: Table) -> Table:
         """Return the batch with the columns of `Answered`.
@@ -137,11 +137,11 @@ class AnswerLines:
         model: str | None = None,
         *,
         loading: LoadKeywords | None = None,
-        engine: EngineOptions | None = None,
+        engine: EngineArguments | None = None,
         served_model_name: str | None = None,
     ) -> None:
         llama = llamarium.load(model, **(loading or {}))
-        how = engine or EngineOptions()
+        how = engine or EngineArguments()
         self._engine = llama.engine(**how)
         given = ModelLoader[tuple[ServedModel, TextEngine]](lambda _: (llama, self._engine))
         given.wait()

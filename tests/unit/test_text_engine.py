@@ -417,7 +417,7 @@ def test_an_edited_model_wants_another_engine() -> None:
 def test_options_are_checked(llama: llamarium.Llama) -> None:
     for options, message in (
         ({"kv_memory": 100}, "kv_memory is 100 bytes; expected at least"),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0; expected at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0; expected a whole number from 1"),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is 'fp4'; expected auto, int8"),
     ):
         with pytest.raises(OptionError, match=message):

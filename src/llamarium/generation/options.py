@@ -11,6 +11,7 @@ from llamarium.engine.proposers.lookup import PromptLookup
 from llamarium.engine.tiers.disk_cache import DiskCache
 from llamarium.errors import OptionError, SamplingError, check_choice, show_value
 from llamarium.generation.text_model import TextModel
+from llamarium.options.keywords import EngineKeywords
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.grammar.description import OPTIONS as GRAMMAR_OPTIONS
@@ -69,21 +70,15 @@ class StreamOptions(GenerationOptions, RequestOptions, total=False):
     """The options of `TextEngine.stream`."""
 
 
-class EngineOptions(TypedDict, total=False):
-    """The options of `Llama.engine`.
+class EngineArguments(EngineKeywords, total=False):
+    """The options of `Llama.engine`: those of `EngineOptions`, and objects.
 
     Attributes:
-        kv_memory: Bytes of keys and values; None is a quarter of the memory that is free now, 4 GiB at most.
-        max_num_seqs: How many answers run side by side at most; the others wait.
-        kv_cache_dtype: KV cache dtype; "int8" takes about half of bfloat16's memory, "int4" under a third.
-        prompt_lookup: As in `AnswerOptions`, for all answers; what one has shown of the costs serves the next.
-        draft_model: As in `AnswerOptions`; its keys and values are part of `kv_memory`.
-        disk_cache: A folder in which beginnings of prompts are kept, too, and found again by the next process.
+        prompt_lookup: As in `AnswerOptions`, for all answers; measured costs of one answer serve the next.
+        draft_model: As in `AnswerOptions`; its KV cache is part of `kv_memory`.
+        disk_cache: A folder in which the KV cache of prefixes is kept, and found again by the next process.
     """
 
-    kv_memory: int | None
-    max_num_seqs: int
-    kv_cache_dtype: CacheDtype
     prompt_lookup: bool | PromptLookup
     draft_model: TextModel | DraftModel | None
     disk_cache: DiskCache | None

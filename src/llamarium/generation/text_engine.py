@@ -17,7 +17,7 @@ from typing import Any, Self, Unpack, get_args
 
 from llamarium.adapters.load import read_beside
 from llamarium.engine.counts import EngineSnapshot
-from llamarium.engine.engine import MAX_NUM_SEQS, Engine
+from llamarium.engine.engine import Engine
 from llamarium.engine.memory import num_blocks_for
 from llamarium.engine.pooling import Places, Pooling, Vector
 from llamarium.engine.prefix import PrefixIndex
@@ -42,6 +42,8 @@ from llamarium.generation.options import (
 )
 from llamarium.generation.text_model import TextModel, begins_text, compiled
 from llamarium.keywords import shows_options
+from llamarium.options.keywords import EngineKeywords
+from llamarium.options.serving import EngineOptions
 from llamarium.runtime.intervention import Edit
 from llamarium.runtime.runner import CacheDtype, Runner
 from llamarium.sampling.constraint import CompiledGrammar
@@ -58,7 +60,7 @@ MAX_DIRECTIONS = 64
 class TextEngine:
     """Answers many requests at once; close it, or use it in a `with`.
 
-    `adapters` are folders by name. The other options are those of `EngineOptions`. `max_tokens` is the most of a
+    `adapters` are folders by name. The other options are those of `EngineArguments`. `max_tokens` is the most of a
     request, prompt and answer; `read` and `turns` are those of `EngineThread`. `prefix_index` is the prefix
     cache's; any thread may call its `ids_of`.
 
@@ -69,21 +71,20 @@ class TextEngine:
         TokenizerError: If the model came without a tokenizer.
     """
 
+    @shows_options(EngineOptions)
     def __init__(
         self,
         model: TextModel,
         *,
         adapters: Mapping[str, str | Path] | None = None,
-        kv_memory: int | None = None,
-        max_num_seqs: int = MAX_NUM_SEQS,
-        kv_cache_dtype: CacheDtype = "auto",
         prompt_lookup: bool | PromptLookup = False,
         draft_model: TextModel | DraftModel | None = None,
         disk_cache: DiskCache | None = None,
+        **options: Unpack[EngineKeywords],
     ) -> None:
         self._model, self.tokenizer = model, model.tokenizer
-        check_choice("kv_cache_dtype", kv_cache_dtype, get_args(CacheDtype))
-        self.kv_cache_dtype: CacheDtype = kv_cache_dtype
+        chosen = EngineOptions(**options)
+        self.kv_cache_dtype: CacheDtype = chosen.kv_cache_dtype
         self._base = model.runner
         adapters_read = {
             name: read_beside(Path(folder), model.loaded, model.tokenizer) for name, folder in (adapters or {}).items()
@@ -95,9 +96,9 @@ class TextEngine:
         )
         self.proposer = policy = proposer_of(model, proposer_choice(prompt_lookup, draft_model), runner)
         draft_runner = policy.runner if isinstance(policy, DraftModel) else None
-        num_blocks = num_blocks_for(runner, kv_memory, max_num_seqs, kv_cache_dtype, draft_runner)
+        num_blocks = num_blocks_for(runner, chosen.kv_memory, chosen.max_num_seqs, self.kv_cache_dtype, draft_runner)
         engine = Engine(
-            runner, num_blocks, kv_cache_dtype=kv_cache_dtype, max_num_seqs=max_num_seqs, proposer=policy,
+            runner, num_blocks, kv_cache_dtype=self.kv_cache_dtype, max_num_seqs=chosen.max_num_seqs, proposer=policy,
             disk=disk_cache,
         )  # fmt: skip
         self._thread = EngineThread(engine)

@@ -26,3 +26,11 @@ class WeightKeywords(TypedDict, total=False):
     quantize: str | None
     dequantize: Literal["auto", "load", "use"]
     strict: bool
+
+
+class EngineKeywords(TypedDict, total=False):
+    """Options of an engine; `EngineOptions` declares them."""
+
+    max_num_seqs: int
+    kv_memory: int | None
+    kv_cache_dtype: Literal["auto", "int8", "int8-k/int4-v", "int4"]
