@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llamarium.engine.prefix import PrefixIndex, root_key
+from llamarium.engine.prefix import PrefixIndex, block_key, block_keys, root_key
 
 pytestmark = pytest.mark.quick
 
@@ -54,3 +54,30 @@ def test_what_is_taken_for_something_else_is_forgotten() -> None:
     index.pool.take(2)
     assert index.find(ROOT, [1, 2, 3]).partial is None
     assert not index._children and not index._contents
+
+
+def test_a_key_depends_on_everything_before_its_block() -> None:
+    ids = list(range(12))
+    keys = block_keys(ROOT, ids, 4)
+    assert keys == [
+        first := block_key(ROOT, ids[:4]),
+        second := block_key(first, ids[4:8]),
+        block_key(second, ids[8:]),
+    ]
+    assert block_key(first, [1, 2, 3, 4]) != block_key(second, [1, 2, 3, 4])
+    assert block_keys(ROOT, [9, *ids[1:]], 4)[2] != keys[2]
+
+
+def test_tokens_after_another_beginning_are_no_hit() -> None:
+    index = filled([[1, 2, 3, 4]])
+    assert index.find(ROOT, [1, 2, 3, 4]).blocks == [0]
+    other = index.find(root_key(-1, "another"), [1, 2, 3, 4])
+    assert (other.blocks, other.partial) == ([], None)
+
+
+def test_a_hash_collision_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamarium.engine.prefix.block_key", lambda parent, _: parent)
+    index = filled([[1, 2, 3, 4]])
+    assert index.find(ROOT, [1, 2, 3, 4]).blocks == [0]
+    found = index.find(ROOT, [1, 2, 3, 5])
+    assert (found.blocks, found.partial, found.num_partial) == ([], 0, 3)

@@ -154,9 +154,10 @@ def test_a_penalty_that_overflows_fails_its_row():
     assert draws(params, [3e38, 1.0], 1) == [-1]
 
 
-def test_log_probabilities_are_the_models_own():
+@pytest.mark.parametrize("temperature", [0, 0.01])
+def test_log_probabilities_are_the_models_own(temperature):
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    params = SamplingParams(temperature=0, logit_bias={3: 100.0}, logprobs=2, repetition_penalty=2)
+    params = SamplingParams(temperature=temperature, logit_bias={3: 100.0}, logprobs=2, repetition_penalty=2)
     (chosen,) = sample(rows_of(params, vocab_size=4), logits)
     expected = logits.double().log_softmax(-1)[0].tolist()
     assert chosen.token_id == 3 and chosen.logprob == pytest.approx(expected[3], rel=1e-6)
