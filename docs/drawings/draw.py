@@ -58,6 +58,7 @@ COLUMNS = {
         "kv_codes": "KV cache in 8 and 4 bits",
         "extras": "what to install",
         "leftovers": "of killed writers",
+        "collector": "garbage, later",
     },
     "learn": {
         "course": "write a Llama, step by step",

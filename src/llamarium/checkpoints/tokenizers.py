@@ -1,12 +1,11 @@
 """Finding a model's tokenizer without torch: what `llamarium tokenize` and `load_tokenizer` use."""
 
-import gc
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llamarium.checkpoints.gguf.split import read_gguf_metadata
+from llamarium.collector import collector_paused
 from llamarium.config import ModelConfig
 from llamarium.errors import CheckpointError, TokenizerError
 from llamarium.file_names import CONFIG, VOCABULARIES
@@ -41,20 +40,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     return tokenizer
 
 
-@contextmanager
-def _without_collections() -> Generator[None]:
-    """Let no garbage be collected: each of some collections would go through all 280,000 merges of Llama 3."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@_without_collections()
+@collector_paused()
 def find_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> Tokenizer | None:
     """Return the tokenizer in a folder or file, or None if it holds none; `metadata`: a GGUF file's, if read."""
     if (gguf := _gguf_of(path)) is not None:

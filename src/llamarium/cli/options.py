@@ -1,13 +1,12 @@
 """Options that several commands share, each declared once, and what is made of them."""
 
 import argparse
-import gc
 import math
 import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from llamarium.cli.errors import UsageError
 from llamarium.cli.flags import Group, add_flags, given_options, number
 from llamarium.cli.output import share_done, warn
 from llamarium.cli.threads import set_threads
+from llamarium.collector import collector_paused
 from llamarium.errors import DownloadError
 from llamarium.extras import need_torch
 from llamarium.options.declare import declared
@@ -160,7 +160,7 @@ def load_llama(
         need_torch("--quantize" if args.quantize is not None else f"--device {args.device}")
     args.model, path = _find(args.model, falls_back)  # first, as a download shows its own progress
     shown = share_done(f"loading {args.model}") if report is None else nullcontext(report)
-    with shown as progress, _collector_resting():
+    with shown as progress, _collector_paused():
         with importing_torch():
             from llamarium.api import load
 
@@ -209,7 +209,7 @@ def importing_torch() -> Generator[None]:
 
     Ctrl-C is held back, since the import would swallow it or be left half done, and the garbage collector rests.
     """
-    with _interrupts_held(), _collector_resting():
+    with _interrupts_held(), _collector_paused():
         yield
 
 
@@ -228,22 +228,9 @@ def _interrupts_held() -> Generator[None]:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def _collector_resting() -> Generator[None]:
-    """Keep the garbage collector from what is made in the body, then and later (`gc.freeze`).
-
-    An import of torch makes a quarter of a million objects, Llama 3's tokenizer.json half a million. The collector
-    would look through them again and again, a tenth of the time, and find few to free.
-    """
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
+def _collector_paused() -> AbstractContextManager[None]:
+    """Pause the garbage collector before torch's first import; nothing where torch is there already."""
+    return nullcontext() if "torch" in sys.modules else collector_paused(freeze=True)
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:
