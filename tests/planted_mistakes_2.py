@@ -285,7 +285,7 @@ def choose(logits, temperature, top_p, u):
     p = np.exp((logits - logits.max()).astype(float) / temperature)
     return int(np.random.choice(len(p), p=p / p.sum()))
 """,
-        "Each call returns something else",
+        "Two calls with the same arguments return different results",
     ),
     (
         "swiglu",
@@ -303,6 +303,6 @@ def swiglu(x, gate, up, down):
 def rms_norm(x, gamma, eps):
     return x / np.sqrt((x ** 2).mean(-1, keepdims=True, dtype=np.float16).astype(np.float32) + eps) * gamma
 """,
-        "All numbers are nearly right",
+        "All numbers are almost right",
     ),
 )

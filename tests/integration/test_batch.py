@@ -131,7 +131,7 @@ def test_a_bad_line_harms_nobody(llama: Llama, tmp_path: Path) -> None:
     mixed = [line for pair in zip([*good, *[b"\n"] * 10], bad, strict=True) for line in pair]
     found = Answered(llama, lines_of(mixed, tmp_path / "in"), num_lines=22)
     assert (found.tally.num_answered, found.tally.num_failed, found.tally.share) == (22, 16, 1)
-    assert found.tally.first_failure.startswith("line 2: the line cannot be read as JSON")
+    assert found.tally.first_failure.startswith("line 2: the line is not valid JSON")
     assert found.warnings == []
     for name, answer in alone.items():
         assert plain(found.by_id[name]["response"]["body"]) == plain(answer["response"]["body"])
@@ -171,7 +171,7 @@ def test_a_bug_of_ours_fails_its_own_line(llama: Llama, tmp_path: Path, monkeypa
     assert (response["status_code"], response["body"]["error"]["code"]) == (500, "internal_error")
     assert found.by_id["good"]["response"]["status_code"] == 200
     (warning,) = found.warnings
-    assert warning.startswith("line 1 met a bug in llamarium: ZeroDivisionError in broken")
+    assert warning.startswith("line 1: internal error in llamarium: ZeroDivisionError in broken")
     assert "secret" not in warning + json.dumps(found.answers)
 
 
@@ -381,23 +381,23 @@ def test_lines_that_failed_are_the_exit_code(tmp_path: Path, capsys: pytest.Capt
     source.write_bytes(stories(2) + b"garbage\n")
     assert main(words) == 1
     told = capsys.readouterr()
-    assert "3 of 3 lines answered, 1 failed; 80 tokens" in told.err and "line 3: the line cannot be read" in told.err
+    assert "3 of 3 lines answered, 1 failed; 80 tokens" in told.err and "line 3: the line is not valid" in told.err
     assert told.out == ""
     before = out.read_bytes()
     assert main(words) == 1
-    assert "--resume runs what it does not answer yet, --force replaces it" in capsys.readouterr().err
+    assert "use --resume to run the remaining requests, or --force to replace it" in capsys.readouterr().err
     assert main([*words, "--resume"]) == 1  # nothing is asked, and the error is still there
     assert "3 of 3 lines answered, 1 failed, all of them before" in capsys.readouterr().err
     assert out.read_bytes() == before
     source.write_bytes(stories(3))
     assert main([*words, "--resume"]) == 1
-    assert "a line without a custom_id that was answered is not at its place" in capsys.readouterr().err
+    assert "an answered line without a custom_id has moved" in capsys.readouterr().err
     assert out.read_bytes() == before
     assert main([*words, "--force"]) == 0
     assert len(answers_of(out)) == 3
     source.write_bytes(stories(4))
     assert main([*words, "--resume", "--served-model-name", "other"]) == 1
-    assert "shakespeare-char has answered, and other would go on" in capsys.readouterr().err
+    assert "the earlier run used shakespeare-char, this one uses other" in capsys.readouterr().err
     assert main([*words, "--resume"]) == 0
     assert "4 of 4 lines answered, 0 failed (3 before); 40 tokens" in capsys.readouterr().err
 
@@ -408,7 +408,7 @@ def test_nothing_is_asked_or_written_where_a_name_stands_twice(
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_bytes(stories(2) + stories(1))
     assert main(["batch", str(source), str(out), *TINY]) == 1
-    assert "line 3: custom_id 0 is that of line 1, too" in capsys.readouterr().err
+    assert "line 3: custom_id 0 is also used in line 1" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -439,7 +439,7 @@ def test_a_file_that_is_changed_meanwhile_is_told_of(
         (["in", "in", "--force"], 1, "in: is the input, too"),
         (["in", "link", "--force"], 1, "link: is the input, too"),
         (["in", "missing/out"], 1, "cannot be written"),
-        (["empty", "out"], 1, "holds no requests"),
+        (["empty", "out"], 1, "contains no requests"),
         (["in", "out", "--force", "--resume"], 2, "give one of them"),
         (["in", "-", "--resume"], 2, "standard output keeps no answers"),
         (["in"], 2, "OUT"),

@@ -182,7 +182,7 @@ def test_what_came_before_a_stop_stays_and_frees_the_server(page: Page, served: 
 
 
 REFUSALS = (
-    (401, "invalid_api_key", "no valid API key"),
+    (401, "invalid_api_key", "missing or invalid API key"),
     (429, "rate_limit_exceeded", "3 answers are under way"),
     (503, "loading", "the model is still loading"),
     (400, "context_length_exceeded", "messages is too long"),
@@ -222,7 +222,7 @@ def test_a_stream_that_breaks_is_marked_and_what_came_is_kept(page: Page, served
     said = chunk("Because", [5], prompt_token_ids=[1, 2]) + ": ping\n\n" + chunk(" of", [6])
     error = {
         "error": {
-            "message": "there was no memory for all answers",
+            "message": "memory ran out for all running requests",
             "type": "server_error",
             "param": None,
             "code": "overloaded",
@@ -230,7 +230,7 @@ def test_a_stream_that_breaks_is_marked_and_what_came_is_kept(page: Page, served
     }
     chat = Intercepted(page, f"**{CHAT}")
     opened(page, served)
-    ends = (f"data: {json.dumps(error)}\n\n", "there was no memory"), ("", "the stream ended before the answer did")
+    ends = (f"data: {json.dumps(error)}\n\n", "memory ran out"), ("", "the stream ended before the answer did")
     for end, why in ends:
         chat.answer = broken(said + end)
         say(page, "Why?")

@@ -71,7 +71,7 @@ def test_code_runs_only_with_the_key_and_only_a_step_of_the_course(served: Runni
         code = client.post("/inspect/build/checks", json=asked | {"code": "print(1)"})
         assert "def attend(" in steps_of(client)["attend"]["code"]
     assert (unknown.status_code, code.status_code) == (404, 400)
-    assert "no step ../../etc" in unknown.json()["error"]["message"]
+    assert "step ../../etc does not exist" in unknown.json()["error"]["message"]
 
 
 def steps_of(client: httpx.Client) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def test_every_route_knows_the_names(running: Running, path: str, body: dict[str
     refused = running.post(path, **body | {"model": "three"})
     assert refused.status_code == 404
     error = refused.json()["error"]
-    assert error["message"] == "no model 'three' is served here; there is: small, alias, one, two"
+    assert error["message"] == "model 'three' does not exist; available: small, alias, one, two"
     if "messages" not in path:
         assert (error["code"], error["param"]) == ("model_not_found", "model")
 

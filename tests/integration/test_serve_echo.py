@@ -114,7 +114,7 @@ def test_a_prompt_of_the_whole_context_is_scored(running: Running, llama: Llama)
 @pytest.mark.parametrize(
     ("more", "param", "message"),
     [
-        ({"echo": False}, "max_tokens", "max_tokens is 0; expected at least 1, or echo besides"),
+        ({"echo": False}, "max_tokens", "max_tokens is 0; expected at least 1, or echo set to true"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"max_tokens": -2}, "max_tokens", "max_tokens is -2"),
     ],
@@ -132,7 +132,7 @@ def test_how_much_is_told_is_bounded(running: Running, monkeypatch: pytest.Monke
     for more in ({"prompt": [7] * 34}, {"prompt": [[7] * 17] * 2}, {"prompt": [7] * 17, "n": 2, "temperature": 1}):
         refused = running.post(PATH, **asked(**more))
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "logprobs"
-        assert "102 log-probabilities of prompts are requested, and an answer reports 100" in refused.text
+        assert "102 log-probabilities of prompts are requested, and the maximum is 100" in refused.text
     running.wait(running.is_idle)
 
 

@@ -130,7 +130,7 @@ def test_an_object_that_says_nothing_of_others_is_closed_by_strict_and_opened_by
         (
             {"response_format": {"type": "json_object", "json_schema": {"name": "x", "schema": {}}}},
             "response_format.json_schema",
-            "is given, and response_format.type is json_object",
+            "is set, but response_format.type is json_object",
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
@@ -151,10 +151,10 @@ def test_an_object_that_says_nothing_of_others_is_closed_by_strict_and_opened_by
         (
             {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"name": "x", "schema": {}}}},
             "response_format.schema",
-            "give one",
+            "set only one",
         ),
         ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format.schema", "compiled"),
-        ({"structured_outputs": {"regex": "(", "choice": ["a"]}}, "structured_outputs", "2 are given"),
+        ({"structured_outputs": {"regex": "(", "choice": ["a"]}}, "structured_outputs", "2 are set"),
         ({"json_schema": {"not": {}}}, "json_schema", "cannot be compiled"),
         ({"grammar": "root"}, "grammar", "cannot be read"),
         (
@@ -162,14 +162,14 @@ def test_an_object_that_says_nothing_of_others_is_closed_by_strict_and_opened_by
             "grammar",
             "response_format and grammar",
         ),
-        ({"json_schema": {}, "response_format": {"type": "json_object"}}, "json_schema", "give one"),
+        ({"json_schema": {}, "response_format": {"type": "json_object"}}, "json_schema", "set only one"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group, at ("),
         ({"structured_outputs": {"grammar": 'root ::= ("a"?){x}'}}, "structured_outputs.grammar", "Expected integer"),
         ({"structured_outputs": {"json": '{"type": "object", "type": "object"}'}}, "structured_outputs.json", "twice"),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs",
-            "give one",
+            "set only one",
         ),
     ],
 )

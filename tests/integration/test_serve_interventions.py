@@ -137,10 +137,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"steer": GIVEN | {"strength": 1e9}}, "steer.strength", "less than"),
     ({"steer": GIVEN | {"strenght": 1}}, "steer.strenght", "strength"),
     ({"steer": []}, "steer", "steer has 0 items; expected at least 1"),
-    ({"ablate": {}}, "ablate", "neither heads nor mlps; expected at least one"),
-    ({"ablate": {"heads": []}}, "ablate", "neither heads nor mlps"),
-    ({"ablate": {"heads": ["0.2"]}}, "ablate.heads[0]", "its head, is 2"),
-    ({"ablate": {"heads": ["2.0"]}}, "ablate.heads[0]", "its layer, is 2"),
+    ({"ablate": {}}, "ablate", "no heads and no mlps; expected at least one"),
+    ({"ablate": {"heads": []}}, "ablate", "no heads and no mlps"),
+    ({"ablate": {"heads": ["0.2"]}}, "ablate.heads[0]", "the head of ablate.heads[0] is 2"),
+    ({"ablate": {"heads": ["2.0"]}}, "ablate.heads[0]", "the layer of ablate.heads[0] is 2"),
     ({"ablate": {"heads": ["mlp"]}}, "ablate.heads[0]", "pattern"),
     ({"ablate": {"mlps": [7]}}, "ablate.mlps[0]", "expected 0 to 1"),
     ({"hidden_states": {"layers": [2]}}, "hidden_states.layers[0]", "expected 0 to 1"),
@@ -149,8 +149,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"lens": {"layers": [0], "positions": [-500]}}, "lens.positions[0]", "is -500; expected -37 to 45"),
     ({"steer": [GIVEN] * 17}, "steer", "steer has 17 items; expected at most 16"),
     ({"lens": {"layers": [0], "k": 51}}, "lens.k", "less than or equal to 50"),
-    ({"lens": {"layers": [0] * 200, "positions": [0, 1]}}, "lens", "a reply has 256 at most"),
-    ({"hidden_states": {"layers": [0] * 200, "positions": list(range(30))}}, "hidden_states", "ask for fewer"),
+    ({"lens": {"layers": [0] * 200, "positions": [0, 1]}}, "lens", "the maximum is 256"),
+    ({"hidden_states": {"layers": [0] * 200, "positions": list(range(30))}}, "hidden_states", "request fewer"),
 ]
 
 

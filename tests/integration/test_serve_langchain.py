@@ -127,7 +127,7 @@ def test_errors_keep_their_class_and_message(chat: ChatOpenAI, at: dict[str, Any
     assert isinstance(error.value, openai.BadRequestError) and error.value.code == "context_length_exceeded"
     with pytest.raises(ContextOverflowError, match=r"length is 512 tokens"):
         chat.invoke("word " * 10**5)
-    with pytest.raises(ModelNotFoundError, match="no model 'large' is served here; there is: small, alias"):
+    with pytest.raises(ModelNotFoundError, match="model 'large' does not exist; available: small, alias"):
         ChatOpenAI(**at | {"model": "large"}).invoke(QUESTION)
     with pytest.raises(ModelInvalidRequestError, match=r"top_p is 7\.0; expected a number, above 0 to 1"):
         chat.invoke(QUESTION, top_p=7)

@@ -428,7 +428,7 @@ def test_answers_that_never_have_room_are_refused(llama: Llama) -> None:
         assert running.post(**asked).status_code == 200
         refused = running.post(**asked | {"n": 4})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
-        assert "4 answers are asked for, and 3 may run and wait" in refused.json()["error"]["message"]
+        assert "4 answers are requested, and the server accepts 3" in refused.json()["error"]["message"]
 
 
 def test_answers_that_have_no_room_now_are_told_to_come_again(llama: Llama, slowly: Slowly) -> None:

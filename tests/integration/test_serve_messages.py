@@ -483,13 +483,13 @@ def test_a_refusal_names_the_field(running: Running, fields: dict[str, Any], par
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages has the beginning of an answer alone; "),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages contains only the beginning of an answer; "),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
         ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice: expected an object"),
         ({"messages": [5]}, "messages[0]: expected an object"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "any", "name": "plot"}},
-            "tool_choice.name is given, and tool_choice.type is any",
+            "tool_choice.name is set, but tool_choice.type is any",
         ),
         ({"tools": [TOOLS[0] | {"input_schema": DEEP}]}, f"{DEEP_PATH[:199]}… is nested deeper"),
     ],

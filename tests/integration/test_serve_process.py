@@ -123,7 +123,7 @@ def test_after_the_time_to_drain_a_stream_ends_with_an_error(smollm2_path: Path)
     (line,) = (line for line in lines if line["event"] == "request" and line["path"] == "/v1/completions")
     assert line["status"] == 200
     assert line["error"] == "unavailable"
-    assert "stopping; answers under way: 1 (waits 0.1 s at most; a second signal ends it at once)" in (
+    assert "stopping; running answers: 1 (waits up to 0.1 s; a second signal stops at once)" in (
         line["event"] for line in lines
     )
     assert line["prompt"] > 0 and line["generated"] > 0
@@ -135,7 +135,7 @@ def test_a_second_signal_ends_it_at_once(smollm2_path: Path) -> None:
         told: list[str] = []
         thread = server.stream(told, max_tokens=5000)
         server.process.send_signal(signal.SIGINT)
-        server.find(r"(stopping; answers under way: 1 \(waits 30 s at most; a second signal ends it at once\))$")
+        server.find(r"(stopping; running answers: 1 \(waits up to 30 s; a second signal stops at once\))$")
         server.process.send_signal(signal.SIGINT)
         wait(lambda: server.process.poll() is not None, 10)  # the stream would have 30 s
         assert server.end() == 130
@@ -148,7 +148,7 @@ def test_ctrl_c_while_it_does_nothing(smollm2_path: Path) -> None:
         server.find(r"(ready) after")
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 130
-        assert sum(line.endswith("stopping; answers under way: 0\n") for line in server.lines) == 1
+        assert sum(line.endswith("stopping; running answers: 0\n") for line in server.lines) == 1
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:

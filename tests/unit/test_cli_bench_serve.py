@@ -233,7 +233,7 @@ def test_a_wrong_command_line(words: list[str], message: str, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--url", "localhost"], "--url is localhost; expected an address as http://127.0.0.1:8080"),
+        (["--url", "localhost"], "--url is localhost; expected an address such as http://127.0.0.1:8080"),
         (["--url", "http://127.0.0.1:1"], "http://127.0.0.1:1/v1/models: "),
         (["--url", "http://127.0.0.1:1", "-m", "x"], "http://127.0.0.1:1 fails at the first request: connection: "),
         (["--url", "http://127.0.0.1:1", "--wait", "0"], "http://127.0.0.1:1 is not ready after 0 s: "),

@@ -209,7 +209,7 @@ def test_check_takes_a_folder_as_build_does(run: Run) -> None:
     Path("rotate").mkdir()  # no folder of this command: the step is meant
     assert ", rotate: is still empty" in run("check", "rotate", "--folder", "mine")[1]
     code, _, err = run("check", "nothing")
-    assert code == 1 and "no step nothing; there are 1 to 18: merge, embed" in err
+    assert code == 1 and "step nothing does not exist; expected 1 to 18 or a name: merge, embed" in err
 
 
 def test_hints_come_one_by_one_and_are_counted(run: Run) -> None:
@@ -257,7 +257,7 @@ def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
     for damaged, words in (
         ("{", "no course"), ('{"format": 9}', "no course of format 1"), ('{"format": 1}', "steps is None"),
         ('{"format": 1, "steps": ["embed"], "texts": ["a b c d"], "model": 3}', "model is 3; expected a name"),
-        ('{"format": 1, "steps": ["fly"], "texts": ["a b c d"], "model": "x"}', "no step fly"),
+        ('{"format": 1, "steps": ["fly"], "texts": ["a b c d"], "model": "x"}', "step fly does not exist"),
     ):  # fmt: skip
         Path("my_llama/course.json").write_text(damaged)
         code, out, err = run("check")
@@ -267,20 +267,20 @@ def test_a_damaged_folder_is_said_or_begun_anew(run: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("full",), "full holds other files; name a new folder"),
-        (("file",), "file is a file; name a folder"),
+        (("full",), "full contains other files; choose a new directory"),
+        (("file",), "file is a file; choose a directory"),
         (("check", "--folder", "full"), "full is no folder of `llamarium build`"),
         (("hint", "embed"), "my_llama is no folder of `llamarium build`"),
-        (("hint", "walk"), "no step walk; there are 1 to 18: merge, embed"),
-        (("check", "19", "--folder", "mine"), "no step 19; there are"),
+        (("hint", "walk"), "step walk does not exist; expected 1 to 18 or a name: merge, embed"),
+        (("check", "19", "--folder", "mine"), "step 19 does not exist"),
         (("check", "lora", "--folder", "mine"), "the course of mine has no step lora; it has embed"),
-        (("mine", "--course", "other.json"), "mine belongs to another course; name a new folder"),
-        (("pack", "new.json", "--steps", "embed", "walk"), "no step walk; there are"),
+        (("mine", "--course", "other.json"), "mine belongs to another course; choose a new directory"),
+        (("pack", "new.json", "--steps", "embed", "walk"), "step walk does not exist"),
         (("pack", "new.json", "--texts", "short.txt"), "short.txt: the text 'too short' is too short"),
         (("pack", "new.json", "--texts", "empty.txt"), "empty.txt: empty; expected text"),
         (("pack", "new.json", "--texts", "blank.txt"), "blank.txt: texts is []; expected a list of texts"),
         (("pack", "new.json", "--texts", "none.txt"), "none.txt: cannot be read: No such file"),
-        (("pack", "course.json"), "course.json exists; give --force, or another name"),
+        (("pack", "course.json"), "course.json exists; use --force to replace it, or choose another name"),
         (("again", "--course", "none.json"), "none.json: no course"),
     ],
 )

@@ -100,4 +100,4 @@ def test_a_check_of_the_course() -> None:
     assert (shape_problem(["x *", "y *"], [one], [one, one]) or "").startswith("returned 1 result; expected 2")
     for wrong, words in ((1, "1 number that is"), (2, "2 numbers that are")):
         mine = np.array([np.nan] * wrong + [0.0] * (3 - wrong), np.float32)
-        assert f"holds {words} NaN or infinite" in (shape_problem(["x *"], [mine], [np.zeros(3, np.float32)]) or "")
+        assert f"has {words} NaN or infinite" in (shape_problem(["x *"], [mine], [np.zeros(3, np.float32)]) or "")

@@ -175,13 +175,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Llama:
     ("num_tokens", "words"),
     [
         (2, r"rms_norm, layer 0: raises ValueError: no\\x1b\[31m \(line 7: .*\)"),
-        (3, r"layer 0, step03_rms_norm.py, line 9: does not end within 2 s"),
-        (4, r"layer 0, step03_rms_norm.py, line 10: does not end within 2 s"),
+        (3, r"layer 0, step03_rms_norm.py, line 9: takes longer than 2 s"),
+        (4, r"layer 0, step03_rms_norm.py, line 10: takes longer than 2 s"),
         (5, r"layer 0, step03_rms_norm.py, line 11: crashes the process \(SIGSEGV\)"),
         (6, r"layer 0, ends the process \(exit code 3\)"),
         (7, r"rms_norm, layer 0: y has shape \(7, \d+\); expected \(7, \d+\) \(T, D\)"),
-        (8, r"rms_norm, layer 0: y holds [\d,]+ numbers that are NaN or infinite.*"),
-        (9, r"rms_norm, layer 0: asks for more memory than .* \(line 15: .*\)"),
+        (8, r"rms_norm, layer 0: y has [\d,]+ numbers that are NaN or infinite.*"),
+        (9, r"rms_norm, layer 0: needs more memory than .* \(line 15: .*\)"),
         (10, r"rms_norm, layer 0: reads the file /etc/passwd; .*"),
         (11, r"layer 0, sends an invalid answer"),
         (12, r".*sends an invalid answer"),
@@ -212,13 +212,13 @@ def test_an_engine_ends_the_requests_of_the_step_and_goes_on(hostile: Llama) -> 
     [
         ("swiglu", "import nothing_there\n", "swiglu: imports nothing_there"),
         ("swiglu", "def swiglu(:\n", "swiglu: step08_swiglu.py, line 1"),
-        ("swiglu", "x = 1\n", "step08_swiglu.py has no function swiglu"),
+        ("swiglu", "x = 1\n", "step08_swiglu.py does not define swiglu"),
         ("swiglu", "import os\nos._exit(7)\n", "ends the process (exit code 7)"),
         ("trunk", "def trunk(ids, embed, layers, norm):\n    x = embed(ids)\n    while True: x = layers[0](x)\n",
-         "trunk: runs the layers over and over"),
+         "trunk: runs the layers too many times"),
         ("layer", "def layer(x, a, b, c, d):\n    return x\n", "layer, layer 0: does not call attention"),
         ("attend_cached", changed_source("attend_cached", "[k_past_SKH, k_TKH]", "[2 * k_past_SKH, k_TKH]"),
-         "attend_cached, layer 0: changes keys or values that were kept"),
+         "attend_cached, layer 0: changes cached keys or values"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, source: str, words: str) -> None:
@@ -263,7 +263,7 @@ def test_a_folder_from_elsewhere_is_refused_until_it_is_checked(tmp_path: Path, 
 def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="could not be noted"):
+    with pytest.warns(UserWarning, match="cannot save progress"):
         start(tmp_path / "my_llama")
     assert not folders.is_trusted(tmp_path / "my_llama")
 
@@ -298,7 +298,7 @@ def test_rope_scaling_is_refused_by_a_check_and_as_a_model(tmp_path: Path) -> No
     start(folder, Course(model=str(tmp_path / "scaled"), texts=(PROMPT,)))
     for step in STEPS:
         (folder / file_of(step)).write_text(solution(step))
-    words = "the course's model has RoPE scaling, which no step does; name another model"
+    words = "the course's model has RoPE scaling, which no step implements; use another model"
     with pytest.raises(InputError, match=words):
         check_step(folder, "rotate")
     with pytest.raises(FunctionError, match=words):

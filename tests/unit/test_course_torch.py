@@ -157,7 +157,7 @@ def test_what_torch_functions_do_wrong_is_said(tmp_path: Path) -> None:
         ("x.numpy()[0] = 0; return x", "changed", "changes its input x_TD"),
         ("return x.bfloat16()", "shape", "returned a tensor of dtype bfloat16; expected float32"),
         ("return x.to('meta')", "raised", "raises "),
-        ("return torch.empty(1 << 50)", "memory", "asks for more memory than a check gives"),
+        ("return torch.empty(1 << 50)", "memory", "needs more memory than a check allows"),
     ):
         result = check_source(tmp_path, "rms_norm", f"{HEAD}def rms_norm(x, gamma, eps):\n    {body}\n")
         assert (result.status, words in result.message) == (status, True), result

@@ -107,7 +107,7 @@ def test_the_key_is_in_no_representation() -> None:
     ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(InputError, match=r"--url is .*expected an address as http://"):
+    with pytest.raises(InputError, match=r"--url is .*expected an address such as http://"):
         base_url(url)
 
 
@@ -272,14 +272,14 @@ FAILURES = {
     "a cut connection": (saying(head(), text("a"), CUT), "broken stream: the server closed the connection"),
     "a cut after the headers": (saying(head(), 0.05, CUT), "broken stream: the server closed the connection"),
     "no answer at all": (saying(CUT), "connection: the server closed the connection"),
-    "another protocol": (saying(b"SSH-2.0-OpenSSH\r\n", 0.2), "connection: no HTTP: "),
+    "another protocol": (saying(b"SSH-2.0-OpenSSH\r\n", 0.2), "connection: not HTTP: "),
     "an event that is no JSON": (saying(head(), part(event(b"{oops")), END), "not JSON: an event is {oops"),
     "an event that is no object": (saying(head(), part(event([1])), END), "not JSON: an event is [1]"),
     "an answer in one piece": (
         saying(full(200, {"choices": [{"text": "a"}]})),
         'no stream: application/json: {"choices"',
     ),
-    "no text": (saying(head(), text("", "stop"), END), "empty answer: the answer has no text"),
+    "no text": (saying(head(), text("", "stop"), END), "empty answer: the answer is empty"),
 }
 
 
@@ -354,7 +354,7 @@ def test_a_timeout_ends_the_request_alone_and_its_connection() -> None:
 
     with StandIn(answer) as server:
         late, good = asyncio.run(run(server.url))
-    assert str(late.failure) == "timeout: no end within 0.3 s"
+    assert str(late.failure) == "timeout: not complete within 0.3 s"
     assert 0.3 <= late.e2e_s < 5
     assert good.failure is None
     assert server.num_connections == 2  # nothing of the first answer reaches the second
@@ -395,8 +395,8 @@ def test_the_only_model() -> None:
         (saying(full(200, {"data": [{"id": "a"}, {"id": "b"}]})), r"lists 2 models \(a, b\); choose one with --model"),
         (saying(full(200, {"data": []})), "lists 0 models; choose"),
         (saying(full(200, ["a"])), "lists 0 models"),
-        (saying(full(404, {"detail": "Not Found"})), "http 404: Not Found; --model names"),
-        (saying(CUT), "the server closed the connection; --model names"),
+        (saying(full(404, {"detail": "Not Found"})), "http 404: Not Found; set --model"),
+        (saying(CUT), "the server closed the connection; set --model"),
     ],
 )
 def test_no_model_can_be_named(answer: Answer, message: str) -> None:

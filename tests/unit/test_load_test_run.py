@@ -169,7 +169,7 @@ def test_a_run_worked_out_by_hand() -> None:
         answered(101.0, 102.0, 102.1, counts=ReportedUsage(30, 2, 0)),
         failed(100.0, 103.0, "http 429", "slow down"),
         failed(103.0, 104.0, "http 429", "slower"),
-        failed(100.0, 110.0, "timeout", "no end within 10 s"),
+        failed(100.0, 110.0, "timeout", "not complete within 10 s"),
     ]
     run = LoadRun(exchanges, start=100.0, end=110.0, cpu_s=0.3, num_started=6)
     found = summarize(run, Goal(ttft_s=0.6))

@@ -109,7 +109,7 @@ def test_a_files_lines_in_their_order(tmp_path: Path) -> None:
         ('{"prompt": [true]}', "line 2: expected a prompt"),
         ('{"messages": ["a"]}', "line 2: expected a prompt"),
         ('{"prompt": "a", "messages": [{}]}', "line 2: expected a prompt"),
-        ('{"prompt": "a", "max_tokens": 0}', "line 2: max_tokens is 0; expected a whole number of at least 1"),
+        ('{"prompt": "a", "max_tokens": 0}', "line 2: max_tokens is 0; expected an integer of at least 1"),
         ('{"prompt": "a", "max_tokens": "3"}', "line 2: max_tokens is '3'"),
         ('{"prompt": "a", "max_tokens": null}', "line 2: max_tokens is None"),
     ],
@@ -124,7 +124,7 @@ def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path) -> None:
 def test_a_file_without_requests_or_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "asked.jsonl"
     path.write_text("\n\n")
-    with pytest.raises(InputError, match="has no requests"):
+    with pytest.raises(InputError, match="contains no requests"):
         from_file(path, FOUR)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="not UTF-8"):

@@ -139,12 +139,12 @@ def test_lines_are_counted() -> None:
 
 
 def test_a_name_stands_once() -> None:
-    with pytest.raises(InputError, match="IN, line 4: custom_id b is that of line 2, too"):
+    with pytest.raises(InputError, match="IN, line 4: custom_id b is also used in line 2"):
         check_lines(lines_of(text("a"), text("b"), text("c"), text("b", body={})), "IN", Kept())
 
 
 def test_a_file_without_requests_is_refused() -> None:
-    with pytest.raises(InputError, match="holds no requests"):
+    with pytest.raises(InputError, match="contains no requests"):
         check_lines(lines_of(b"\n", b"  \n"), "IN", Kept())
 
 
@@ -157,10 +157,10 @@ def test_new_lines_and_another_order_are_no_change() -> None:
 @pytest.mark.parametrize(
     ("now", "why"),
     [
-        ([text("a"), text("b", body={"n": 2}), b"garbage\n"], "line 2, b, is not the one that was answered"),
-        ([text("a"), b"garbage\n", text("c")], "b, which was answered, is not asked any more"),
-        ([text("a"), text("b"), text("c"), b"garbage\n"], "a line without a custom_id that was answered"),
-        ([text("a"), text("b"), b"garbage, mended\n"], "a line without a custom_id that was answered"),
+        ([text("a"), text("b", body={"n": 2}), b"garbage\n"], "line 2, b, has changed since it was answered"),
+        ([text("a"), b"garbage\n", text("c")], "b, which was answered, is missing"),
+        ([text("a"), text("b"), text("c"), b"garbage\n"], "an answered line without a custom_id"),
+        ([text("a"), text("b"), b"garbage, mended\n"], "an answered line without a custom_id"),
     ],
 )
 def test_what_was_answered_must_still_be_asked(now: list[bytes], why: str) -> None:
@@ -170,7 +170,7 @@ def test_what_was_answered_must_still_be_asked(now: list[bytes], why: str) -> No
 
 def test_another_model_does_not_go_on() -> None:
     check_model(Kept(models={"small", "alias"}), ("small", "alias"), "OUT")
-    with pytest.raises(OutputError, match="OUT: other has answered, and small would go on"):
+    with pytest.raises(OutputError, match="OUT: the earlier run used other, this one uses small"):
         check_model(Kept(models={"small", "other"}), ("small",), "OUT")
 
 
@@ -243,7 +243,7 @@ def test_what_is_no_answer_is_not_gone_on_with(tmp_path: Path, there: bytes) -> 
     path = tmp_path / "out"
     (line,) = lines_of(text("a"))
     path.write_bytes(answer(line) + there)
-    with pytest.raises(OutputError, match=r"out, line 2: is no answer of a batch"):
+    with pytest.raises(OutputError, match=r"out, line 2: is not a batch result"):
         OutputFile(path, resumes=True)
     assert path.read_bytes() == answer(line) + there
 
@@ -252,7 +252,7 @@ def test_a_request_that_was_answered_twice_is_said(tmp_path: Path) -> None:
     path = tmp_path / "out"
     (line,) = lines_of(text("a"))
     path.write_bytes(answer(line) * 2)
-    with pytest.raises(OutputError, match="line 2: custom_id a is answered twice"):
+    with pytest.raises(OutputError, match="line 2: custom_id a appears twice"):
         OutputFile(path, resumes=True)
 
 
@@ -271,5 +271,5 @@ def test_what_cannot_be_written_is_one_error(tmp_path: Path) -> None:
 def test_a_pipe_has_nothing_to_resume(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(OutputError, match="is no regular file"):
+    with pytest.raises(OutputError, match="is not a regular file"):
         OutputFile(path, resumes=True)

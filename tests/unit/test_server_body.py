@@ -69,7 +69,7 @@ def test_anything_else_is_refused(body: bytes) -> None:
     ],
 )
 def test_each_kind_of_refusal_says_why(body: bytes, why: str) -> None:
-    with pytest.raises(ApiError, match=r"^400: the body cannot be read as JSON: .*") as error:
+    with pytest.raises(ApiError, match=r"^400: the body is not valid JSON: .*") as error:
         read_json(body)
     assert any(word in error.value.message for word in why.split("|"))
 

@@ -239,9 +239,7 @@ def test_an_empty_variable_or_file_is_no_key(
     assert capsys.readouterr().err.count("API key") == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "why"), [(None, "No such file or directory"), (b"caf\xe9\n", "it is not in UTF-8")]
-)
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file or directory"), (b"caf\xe9\n", "it is not UTF-8")])
 def test_a_file_with_keys_that_cannot_be_read_is_refused(
     content: bytes | None, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,7 +247,7 @@ def test_a_file_with_keys_that_cannot_be_read_is_refused(
     if content is not None:
         path.write_bytes(content)
     assert main(["serve", "--api-key-file", str(path)]) == 2
-    assert f"{path}: cannot be read: {why}; expected API keys, one a line" in " ".join(capsys.readouterr().err.split())
+    assert f"{path}: cannot be read: {why}; expected one API key per line" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(OptionError, match=why):
         options_of({"num_cpus": 1, "api_key_file": path}).settings()
 
@@ -284,7 +282,7 @@ def test_a_file_of_keys_may_have_comments_and_blank_lines(tmp_path: Path) -> Non
     assert access_keys(path) == KEYS
 
 
-@pytest.mark.parametrize(("text", "said"), [("\n# none\n", "holds no API key"), ("a\n\nschlüssel\n", "line 3: ")])
+@pytest.mark.parametrize(("text", "said"), [("\n# none\n", "contains no API key"), ("a\n\nschlüssel\n", "line 3: ")])
 def test_a_file_of_keys_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(text, encoding="utf-8")

@@ -105,7 +105,7 @@ def test_dropped_blocks_are_a_line_at_most_once_a_minute(
     dropped.look(None)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line["blocks"], line["reason"]) for line in lines] == [
-        (3, "No space left on device"), (6, "the disk is too slow, or their memory was needed"),
+        (3, "No space left on device"), (6, "the disk is too slow, or memory ran out"),
     ]  # fmt: skip
     assert all("dropped blocks" in line["event"] for line in lines)
 

@@ -75,14 +75,14 @@ def _checked(folder: Path, steps: Sequence[str], seed: int, limit_s: float) -> I
         try:
             keep(folder, result)
         except OSError as error:  # what was found is worth more than its note
-            warn_caller(f"what was reached could not be noted in {escape(folder)} ({escape(error)})")
+            warn_caller(f"cannot save progress in {escape(folder)} ({escape(error)})")
         yield result
 
 
 def _course(folder: Path) -> Course:
     """Return the course of a folder whose code can be run here."""
     if sys.platform == "win32":
-        raise OptionError("the process of a check is bounded as Linux and macOS do it; use one of them")
+        raise OptionError("checks need process limits that Windows does not have; use Linux or macOS")
     return course_of(folder)
 
 

@@ -60,8 +60,8 @@ class Source:
             try:
                 self.tokenizer.encode(text)
             except TokenizerError as error:
-                words = "the course's model cannot read it; make a course of other texts with `llamarium build pack`"
-                raise InputError(f"the text {escape(text)!r}: {words} ({escape(error)})") from None
+                advice = "the course's model cannot encode it; pack a course with other texts (`llamarium build pack`)"
+                raise InputError(f"the text {escape(text)!r}: {advice} ({escape(error)})") from None
 
     def sentences(self, rng: np.random.Generator, count: int = 2) -> list[list[int]]:
         """Return ids of some of the texts, at most 12 each."""

@@ -53,7 +53,7 @@ class Calls:
         """Note what it returned; LearnerError if that is where the call before has its result, which is changed now."""
         self._all[-1] = replace(self._all[-1], yours=yours)
         if len(self._all) > 1 and self._all[-2].is_right and _is_overwritten(self._step, self._all[-2], yours):
-            words = "writes into the array that it returned in the call before; return a new array each time"
+            words = "overwrites the array that it returned in the previous call; return a new array each time"
             raise LearnerError("changed", words)
 
     def was_right(self) -> None:
@@ -76,7 +76,7 @@ class Calls:
         if failed.yours is None:
             return "", ""
         if self._is_random(learner, failed):
-            return "Each call returns something else: there are random numbers in it, and a step has none.", ""
+            return "Two calls with the same arguments return different results: remove the random numbers.", ""
         return self._of_precision(returned), ""
 
     def _was_made(self, wrong: Callable[..., Any]) -> bool:
@@ -138,8 +138,8 @@ class Calls:
             if all(np.array_equal(rounded(mine), mine) for mine, _ in pairs):
                 return f"The results are rounded to {name}; compute in float32."
         return (
-            "All numbers are nearly right, as if a part were computed in float16; compute in float32, and see whether "
-            "a small term is missing."
+            "All numbers are almost right, as if something were computed in float16; compute in float32, and check "
+            "whether a small term is missing."
         )
 
 

@@ -117,7 +117,7 @@ def _array_problem(output: str, mine: Any, expected: NDArray[Any]) -> str | None
         wrong = np.argwhere(~np.isfinite(mine))
         at = ", ".join(map(str, wrong[0].tolist()))
         what = f"{counted(len(wrong), 'number that is', 'numbers that are')} NaN or infinite"
-        return f"{name} holds {what}, first at [{at}]"
+        return f"{name} has {what}, first at [{at}]"
     return None
 
 
@@ -126,12 +126,16 @@ def _why(mine: NDArray[Any], expected: NDArray[Any], axes: str) -> str:
     if axes != "*" and len(set(expected.shape)) == expected.ndim == mine.ndim:
         order = [expected.shape.index(size) for size in mine.shape if size in expected.shape]
         if len(set(order)) == expected.ndim:
-            return f": the axes lie as ({', '.join(axes[i] for i in order)})"
+            return f": the axes are in the order ({', '.join(axes[i] for i in order)})"
     if mine.size == expected.size and [n for n in mine.shape if n > 1] == [n for n in expected.shape if n > 1]:
-        more = mine.ndim > expected.ndim
-        return f": there is an axis of size 1 too {'many; there is no batch' if more else 'few'}"
+        has_more = mine.ndim > expected.ndim
+        return (
+            ": remove the extra axis of size 1; there is no batch axis"
+            if has_more
+            else ": an axis of size 1 is missing"
+        )
     if mine.size == expected.size:
-        return ": the numbers are as many, their axes are not these"
+        return ": the number of elements is right, the axes are not"
     return ""
 
 
@@ -142,14 +146,14 @@ def _value_problem(mine: Any, expected: Any) -> str | None:
         if not isinstance(mine, (list, tuple)):
             return f"returned {_kind(mine)}; expected a list of {kind}"
         odd = [item for item in mine if not (isinstance(item, bytes) if has_bytes else _is_whole(item))]  # pyright: ignore[reportUnknownVariableType]
-        return f"returned a list with {_kind(odd[0])} in it; expected a list of {kind}" if odd else None
+        return f"returned a list that contains {_kind(odd[0])}; expected a list of {kind}" if odd else None
     if isinstance(mine, np.ndarray) and mine.ndim:
         return f"returned an array of shape {mine.shape}; expected one number"
     if isinstance(expected, int):
         return None if _is_whole(mine) else f"returned {_kind(mine)}; expected an id (int)"
     if isinstance(mine, bool) or not isinstance(mine, (float, int, np.number, np.ndarray)) or np.iscomplexobj(mine):
         return f"returned {_kind(mine)}; expected a number (float)"
-    return None if np.isfinite(float(mine)) else f"returned {float(mine)}, which is no finite number"
+    return None if np.isfinite(float(mine)) else f"returned {float(mine)}, which is not finite"
 
 
 def _is_whole(item: Any) -> bool:
@@ -214,4 +218,4 @@ def _kind(value: Any) -> str:
         return "None: is `return` missing?"
     kind = type(value).__name__
     article = "" if kind == "bytes" else "an " if kind[0] in "aeiou" else "a "
-    return f"{article}{kind}" + (": is `yield` meant as `return`?" if kind == "generator" else "")
+    return f"{article}{kind}" + (": did you mean `return` instead of `yield`?" if kind == "generator" else "")

@@ -65,13 +65,13 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not _guard:
         return
     if event in _REFUSED:
-        raise LearnerError("files", f"does more than compute ({event}); a step needs its arguments alone")
+        raise LearnerError("files", f"does more than compute ({event}); use only the function's arguments")
     if event == "open" and isinstance(args[0], (str, bytes)):
         path = args[0].decode("utf-8", "replace") if isinstance(args[0], bytes) else args[0]
         writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if writes or not _is_readable(path):
             how = "writes" if writes else "reads"
-            raise LearnerError("files", f"{how} the file {escape(path)}; a step needs its arguments alone")
+            raise LearnerError("files", f"{how} the file {escape(path)}; use only the function's arguments")
 
 
 def _is_readable(path: str) -> bool:

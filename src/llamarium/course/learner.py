@@ -40,7 +40,7 @@ class Learner:
         code = step.right.__code__
         self.names: Sequence[str] = code.co_varnames[: code.co_argcount]
         if not path.is_file():
-            raise LearnerError("missing", f"{path.name} is not there; `llamarium build` writes it anew")
+            raise LearnerError("missing", f"{path.name} does not exist; `llamarium build` writes it anew")
         with self._explained():
             if (uses_torch := _imports_torch(path)) and importlib.util.find_spec("torch") is not None:
                 importlib.import_module("torch")  # whose first import writes files
@@ -77,14 +77,14 @@ class Learner:
         found = getattr(module, name, None)
         if not callable(found):
             raise LearnerError(
-                "missing", f"{self.path.name} has no function {name}; the file of the step began with it"
+                "missing", f"{self.path.name} does not define {name}; restore the function that was in the file"
             )
         try:
             inspect.signature(found).bind(*self.names)
         except TypeError:
             wanted = f"{name}({', '.join(self.names)})"
             raise LearnerError(
-                "missing", f"{name}{inspect.signature(found)} takes other arguments than {wanted}"
+                "missing", f"{name}{inspect.signature(found)} has the wrong arguments; expected {wanted}"
             ) from None
         except ValueError:  # what has no signature shows when it is called
             pass
@@ -160,13 +160,13 @@ def _described(error: BaseException) -> tuple[str, str]:
     if isinstance(error, NotImplementedError) and said in ("", EMPTY):
         return "empty", EMPTY
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in said):
-        return "memory", "asks for more memory than a check gives"
+        return "memory", "needs more memory than a check allows"
     if isinstance(error, ValueError) and "read-only" in said:
         return "changed", _CHANGED.format("")
     if isinstance(error, RecursionError):
-        return "raised", "calls itself without an end"
+        return "raised", "recurses without end"
     if isinstance(error, ModuleNotFoundError):
-        return "raised", f"imports {escape(error.name)}, which is not installed here; NumPy alone is enough"
+        return "raised", f"imports {escape(error.name)}, which is not installed; NumPy is enough"
     return "raised", f"raises {type(error).__name__}" + (f": {escape(said)}" if said else "")
 
 

@@ -61,7 +61,7 @@ def limited(limits: Limits) -> Generator[None]:
 
 def _computes_too_long(limits: Limits) -> Callable[..., None]:
     def stop(*_: object) -> None:
-        raise OvertimeError(f"does not end within {limits.call_s:g} s of processor time")
+        raise OvertimeError(f"takes longer than {limits.call_s:g} s of CPU time")
 
     return stop
 
@@ -82,7 +82,7 @@ def _waits_too_long(limits: Limits) -> Callable[..., None]:
         num_idle = num_idle + 1 if now - before < _IDLE_S else 0
         before = now
         if num_idle >= most_idle:
-            raise OvertimeError("waits without an end, for time to pass, a lock or input; a step only computes")
+            raise OvertimeError("waits for time, a lock or input; a step only computes")
 
     return tick
 

@@ -63,7 +63,7 @@ class Course:
     def write(self, path: Path, *, force: bool = False) -> None:
         """Write the course; OutputError if there is something and `force` is not given."""
         if path.exists() and not force:
-            raise OutputError(f"{escape(path)} exists; give --force, or another name")
+            raise OutputError(f"{escape(path)} exists; use --force to replace it, or choose another name")
         write_json(path, {"format": FORMAT, **asdict(self)})
 
 
@@ -72,7 +72,8 @@ def step_named(name: str) -> Step:
     for step in STEPS:
         if name in (step.name, str(_NUMBERS[step.name])):
             return step
-    raise UnknownNameError(f"no step {escape(name)}; there are 1 to {len(STEPS)}: {', '.join(_NUMBERS)}", param="step")
+    expected = f"expected 1 to {len(STEPS)} or a name: {', '.join(_NUMBERS)}"
+    raise UnknownNameError(f"step {escape(name)} does not exist; {expected}", param="step")
 
 
 def number_of(step: Step) -> int:

@@ -30,11 +30,11 @@ class Weights:
 
     def __init__(self, config: ModelConfig, read: Callable[[str], Floats]) -> None:
         if config.rope_scaling is not None:
-            raise OptionError("the course's model has RoPE scaling, which no step does; name another model")
+            raise OptionError("the course's model has RoPE scaling, which no step implements; use another model")
         if config.sliding_window is not None:
-            raise OptionError("the course's model has a sliding window, which no step does; name another model")
+            raise OptionError("the course's model has a sliding window, which no step implements; use another model")
         if config.attention_bias or config.mlp_bias:
-            raise OptionError("the course's model has biases, which no step adds; name another model")
+            raise OptionError("the course's model has biases, which no step implements; use another model")
         self.config, self._read = config, read
         self._found: dict[str, Floats] = {}
 

@@ -18,7 +18,7 @@ LAST_S = 600.0
 """How long an answer may take by the clock: for what waits, and is interrupted by nothing. A check takes seconds of the
 processor's time, and a busy machine has them within this."""
 
-_DISTURBED = "ended", "writes to a descriptor that it did not open, or closes it; a step returns a result"
+_DISTURBED = "ended", "writes to or closes a file descriptor that it did not open; a step only returns a result"
 
 _Found = TypeVar("_Found", Result, Whole)
 
@@ -90,7 +90,7 @@ class _Checks:
             answer = process.begin()
         except EndedError as ended:
             words = "it takes too long" if ended.is_late else ended.words()
-            raise InputError(f"the model could not be loaded for a check: {words}") from None
+            raise InputError(f"cannot load the model for a check: {words}") from None
         if "error" in answer:
             raise InputError(answer["error"])
         return process
@@ -98,12 +98,12 @@ class _Checks:
     def _why(self, ended: EndedError) -> tuple[str, str]:
         """Return a status and words for a process that did not answer."""
         if ended.is_late:
-            return "time", f"does not end within {LAST_S:g} s"
+            return "time", f"takes longer than {LAST_S:g} s"
         if ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
-            return "time", f"does not end within {self._limit_s:g} s of processor time"
+            return "time", f"takes longer than {self._limit_s:g} s of CPU time"
         if ended.code is None:
             return _DISTURBED
         said = ended.stderr.strip().splitlines()
         if ended.code == 1 and said:
-            return "ended", f"disturbs the check itself: {escape(said[-1])}"
-        return "ended", f"{ended.words()}; a step returns a result"
+            return "ended", f"interferes with the check: {escape(said[-1])}"
+        return "ended", f"{ended.words()}; a step only returns a result"

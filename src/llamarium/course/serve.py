@@ -54,7 +54,7 @@ def read_weights(model: str) -> Weights:
     weights = Weights(checkpoint.config, read.__getitem__)  # refuses a model before its weights are read
     found = native_weights(checkpoint, LoadOptions(dtype="float32", device="cpu", strict=True))
     if found is None:
-        raise OptionError(f"the weights of {escape(model)} are NF4, or the C kernels are missing; name another model")
+        raise OptionError(f"the weights of {escape(model)} are NF4, or the C kernels are missing; use another model")
     read.update({key: weight.data for key, weight in found.items()})
     return weights
 
@@ -158,7 +158,7 @@ class Answering:
                 if len(new) != num_all:
                     raise PlacedError("layer", layer, "does not call attention")
                 if not np.array_equal(old, new[:start]):
-                    raise PlacedError("attend_cached", layer, "changes keys or values that were kept")
+                    raise PlacedError("attend_cached", layer, "changes cached keys or values")
                 cache[blocks_T, layer, part, slots_T] = new[start:]
 
     def _tapped(self, taps: Taps, key: Key) -> Floats:
@@ -186,7 +186,7 @@ class Answering:
             self._place[0] = -1 if layer is None else layer
             self._num_layers += step.name == "layer"
             if self._num_layers > 4 * self._config.num_hidden_layers:
-                raise PlacedError("trunk", None, "runs the layers over and over")
+                raise PlacedError("trunk", None, "runs the layers too many times")
             try:
                 found = function(*args)
             except PlacedError:

@@ -196,7 +196,7 @@ class _Writing:
     def _next_logits(self, ids: list[int]) -> Any:
         ids = list(map(int, ids))
         if ids[: len(self._ids)] != self._ids or len(ids) == len(self._ids):
-            raise LearnerError("differs", "generate: the model is asked for other tokens than those of its text so far")
+            raise LearnerError("differs", "generate: calls the model with ids that do not continue the text so far")
         logits_TV, self._past = self._running.logits(np.array(ids[len(self._ids) :]), self._past)
         self._ids = ids
         self._logits.append(logits_TV)

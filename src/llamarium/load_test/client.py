@@ -50,7 +50,9 @@ def base_url(text: str) -> str:
         parts, port = urlsplit(""), None
     is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
     if not is_address or "@" in parts.netloc or parts.query or parts.fragment or re.search(r"[^!-~]", text):
-        raise InputError(f"--url is {escape(text.rpartition('@')[2])}; expected an address as http://127.0.0.1:8080")
+        raise InputError(
+            f"--url is {escape(text.rpartition('@')[2])}; expected an address such as http://127.0.0.1:8080"
+        )
     return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -62,7 +64,7 @@ class Client:
         headers = {"Content-Type": "application/json", "User-Agent": "llamarium"}
         if target.api_key:
             if not (target.api_key.isascii() and target.api_key.isprintable()):
-                raise InputError("the API key has characters that no key has; is a line's end among them?")
+                raise InputError("the API key has characters that are not allowed in an HTTP header, such as a newline")
             headers["Authorization"] = f"Bearer {target.api_key}"
         self._connections = Connections(target.url, headers)
 
@@ -82,7 +84,7 @@ class Client:
             async with asyncio.timeout(self.target.timeout_s):
                 await self._exchange(exchange)
         except TimeoutError:
-            exchange.failure = Failure("timeout", f"no end within {self.target.timeout_s:g} s")
+            exchange.failure = Failure("timeout", f"not complete within {self.target.timeout_s:g} s")
         except Failure as failure:
             exchange.failure = Failure(failure.kind, self._without_key(failure.message))
         if exchange.failure is not None:
@@ -114,7 +116,7 @@ class Client:
         """Return the name of the server's only model."""
         status, said = await self._get("/v1/models")
         if status != 200:
-            raise ServerError(f"{self.target.url}/v1/models: {self._described(status, said)}; --model names a model")
+            raise ServerError(f"{self.target.url}/v1/models: {self._described(status, said)}; set --model")
         names = listed_models(said)
         if len(names) != 1:
             listed = f" ({escape(', '.join(names))})" if names else ""
@@ -194,7 +196,7 @@ class _Answer:
                 "broken stream", f"it ended after {counted(num_pieces, 'piece')}, without a finish_reason or [DONE]"
             )
         if not num_pieces:
-            raise Failure("empty answer", "the answer has no text")
+            raise Failure("empty answer", "the answer is empty")
 
 
 def _is_stream(response: Response) -> bool:

@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             self._fail(error.__context__ or error)
         except httptools.HttpParserError as error:
-            self._fail(ConnectionError(f"no HTTP: {error}"))
+            self._fail(ConnectionError(f"not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange; an answer without a length is complete then."""

@@ -111,7 +111,7 @@ def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[LoadReq
     """Read a JSONL file's requests: `messages`, or a `prompt` (a text or token ids), and optionally `max_tokens`."""
     lines = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
     if not lines:
-        raise InputError(f"{path} has no requests; expected lines of JSON with prompt or messages")
+        raise InputError(f"{path} contains no requests; expected one JSON object per line, with prompt or messages")
     source = random.Random(seed)
     return [_parsed(f"{path}, line {number}", line, max_tokens, source) for number, line in lines]
 
@@ -138,7 +138,7 @@ def _parsed(where: str, line: str, lengths: Lengths, source: random.Random) -> L
         )
     max_tokens = fields.get("max_tokens", lengths.draw(source))
     if type(max_tokens) is not int or max_tokens < 1:
-        raise InputError(f"{where}: max_tokens is {show_value(max_tokens)}; expected a whole number of at least 1")
+        raise InputError(f"{where}: max_tokens is {show_value(max_tokens)}; expected an integer of at least 1")
     return LoadRequest(prompt, max_tokens)
 
 

@@ -92,8 +92,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         assert isinstance(error, HTTPException)
         message, code = {
-            404: (f"there is nothing at {request.url.path}", "not_found"),
-            405: (f"{request.url.path} does not take {request.method}", "method_not_allowed"),
+            404: (f"{request.url.path} does not exist", "not_found"),
+            405: (f"{request.url.path} does not support {request.method}", "method_not_allowed"),
         }.get(error.status_code, (error.detail, None))
         error = ApiError(error.status_code, message, code=code, headers=error.headers)
     return _refuse(request, error)

@@ -112,7 +112,7 @@ def encode_dialog(
         raise ApiError(400, message, code="unsupported_parameter", param="documents")
     if documents is not None and "documents" in read:
         if "documents" in given:
-            raise misplaced("documents", "is also in chat_template_kwargs; give one")
+            raise misplaced("documents", "is also set in chat_template_kwargs; set only one")
         given["documents"] = checked
     if effort is not None and "reasoning_effort" in read:
         given.setdefault("reasoning_effort", effort)
@@ -128,7 +128,7 @@ def _variables(variables: Mapping[str, Any], read: frozenset[str], *, is_strict:
     """Return the variables that a template reads; others are hints (`server/hints.py`)."""
     for name in variables:
         if name in OF_DIALOGS:
-            reason = "the request's other fields and the model's files say what it is"
+            reason = "it is set by other fields of the request or by the model's files"
         elif name not in read and (is_strict or name == "documents"):
             reason = "the model's chat template does not read it"
         else:
@@ -169,11 +169,12 @@ def _strings(value: Any) -> Iterator[str]:
 def check_begun(where: str, form: str | None, tools: ToolRequest | None, *, is_alone: bool) -> None:
     """Refuse a last message that is the beginning of an answer, beside tools, a form's field, or without a dialog."""
     if tools is not None and tools.offered:
-        raise misplaced(where, "is the beginning of an answer, which is not supported beside tools")
+        raise misplaced(where, "is the beginning of an answer, which cannot be combined with tools")
     if is_alone:
-        raise misplaced("messages", "has the beginning of an answer alone; expected what it answers before it")
+        raise misplaced("messages", "contains only the beginning of an answer; expected a message before it")
     if form is not None:
-        raise misplaced(form, "asks for a form, and the last message is the beginning of an answer; give one")
+        reason = "constrains the answer, and the last message is the beginning of an answer; use only one of them"
+        raise misplaced(form, reason)
 
 
 def misplaced(param: str, reason: str) -> ApiError:

@@ -24,10 +24,10 @@ _ANTHROPIC_KINDS = {
     500: "api_error",
     503: "overloaded_error",
 }
-_NO_MEMORY = "there was no memory for all answers that were run, and this one was ended; ask again"
+_NO_MEMORY = "memory ran out for all running requests and this one was aborted; try again later"
 _FAILURES: tuple[tuple[type[errors.LlamariumError], int, str, str], ...] = (
     (errors.RequestTimeoutError, 408, "request_timeout", ""),
-    (errors.EngineStoppedError, 503, "unavailable", "the server is stopping, and the answer has not come to its end"),
+    (errors.EngineStoppedError, 503, "unavailable", "the server stopped before the answer was complete"),
     (errors.OverloadedError, 503, "overloaded", _NO_MEMORY),
     (errors.SlowReaderError, 408, "slow_reader", ""),
     (errors.AnswerError, 500, "model_error", ""),
@@ -79,8 +79,8 @@ class AnthropicErrorBody(BaseModel):
 def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return a route's error responses, for the OpenAPI description."""
     return {
-        "4XX": {"model": body, "description": "Refused: the request is at fault."},
-        "5XX": {"model": body, "description": "Failed, or not ready."},
+        "4XX": {"model": body, "description": "The request is invalid or was rejected."},
+        "5XX": {"model": body, "description": "The server failed or is not ready."},
     }
 
 
@@ -135,7 +135,7 @@ def is_anthropic(path: str) -> bool:
 
 def internal_error() -> ApiError:
     """Return the error of a bug in the server."""
-    return ApiError(500, "the server failed to answer this request; its log says where", code="internal_error")
+    return ApiError(500, "internal server error; see the server's log", code="internal_error")
 
 
 class JSON(Response):

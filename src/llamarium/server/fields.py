@@ -98,8 +98,8 @@ class Body(BaseModel):
         count = _count(cast("dict[str, Any]", value).get(cls.dialog))
         if count > most:
             message = (
-                f"{cls.dialog} is too long: it has {count:,} messages, parts and calls, each of which takes a token at "
-                f"least; this model's maximum context length is {most} tokens: send fewer"
+                f"{cls.dialog} is too long: it has {count:,} messages, parts and calls, and each takes at least "
+                f"one token; this model's maximum context length is {most} tokens: send fewer"
             )
             raise ApiError(400, message, code="context_length_exceeded", param=cls.dialog)
 
@@ -197,7 +197,7 @@ def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any])
     elsewhere = _honoured_elsewhere(body)
     unknown = [name for name in others if not (name in body.refused or name in body.hints or name in elsewhere)]
     if len(unknown) > _MOST_UNKNOWN and not body.is_closed:
-        advice = f"; there are {len(unknown):,} such names, and {_MOST_UNKNOWN:,} may be unknown"
+        advice = f"; there are {len(unknown):,} unknown fields; at most {_MOST_UNKNOWN:,} are accepted"
         raise PydanticCustomError(UNKNOWN, "", {"field": unknown[_MOST_UNKNOWN], "advice": advice})
     for name in others:
         value = given[name]
@@ -210,7 +210,7 @@ def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any])
             pass
         elif name in elsewhere:
             if not _is_off(name, value):
-                raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": "; another kind of request has it"})
+                raise PydanticCustomError(UNKNOWN, "", {"field": name, "advice": "; it belongs to another endpoint"})
         elif len(name) <= _LONGEST_NAME:
             right = _meant_by(body, name)
             if right is not None and given.get(right) != value:

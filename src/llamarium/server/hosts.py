@@ -49,7 +49,8 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         place = f"{settings.host}, port {settings.port}"
-        raise OptionError(f"cannot listen at {place}: {error.strerror or error}; choose another") from None
+        reason = error.strerror or error
+        raise OptionError(f"cannot listen at {place}: {reason}; choose another address or port") from None
     return listener
 
 

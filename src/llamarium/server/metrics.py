@@ -26,15 +26,15 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"llamarium:{name}", text, label, registry=registry, buckets=buckets)
 
-        self._first = histogram("time_to_first_token_seconds", "From the request to its first token.", _FIRST_S)
-        self._between = histogram("inter_token_latency_seconds", "From one token to the next.", _BETWEEN_S)
-        self._whole = histogram("e2e_request_latency_seconds", "From the request to its end.", _WHOLE_S)
+        self._first = histogram("time_to_first_token_seconds", "Time to first token.", _FIRST_S)
+        self._between = histogram("inter_token_latency_seconds", "Time between two tokens.", _BETWEEN_S)
+        self._whole = histogram("e2e_request_latency_seconds", "End-to-end latency of a request.", _WHOLE_S)
 
         def counter(name: str, text: str, reason: str) -> Counter:
             return Counter(f"llamarium:{name}", text, [*label, reason], registry=registry)
 
-        self._success = counter("request_success", "Answers that came to their end.", "finished_reason")
-        self._aborted = counter("request_aborted", "Requests that did not.", "reason")
+        self._success = counter("request_success", "Completed answers.", "finished_reason")
+        self._aborted = counter("request_aborted", "Requests that were aborted or failed.", "reason")
         registry.register(_EngineCollector(service, model_name))
         self._of = dict[str | None, RequestMetrics]()
         self.of(None)  # exported before the first request
@@ -112,24 +112,24 @@ class _EngineCollector:
         num_kept = 0 if engine.proposer is None else engine.proposer.num_pool_tokens
         counts, share = seen.counts, seen.used_blocks / seen.num_blocks
         gauges = (
-            ("num_requests_running", "Answers that are being run.", seen.running),
-            ("num_requests_waiting", "Answers that wait.", seen.waiting),
-            ("kv_cache_usage_perc", "Share of the cache's blocks that answers have.", share),
-            ("prefix_cache_disk_bytes", "What the prefix cache takes on disk.", disk.num_bytes),
-            ("spec_decode_ngram_pool_tokens", "Tokens kept to draft from.", num_kept),
+            ("num_requests_running", "Running sequences.", seen.running),
+            ("num_requests_waiting", "Waiting sequences.", seen.waiting),
+            ("kv_cache_usage_perc", "Share of KV cache blocks in use.", share),
+            ("prefix_cache_disk_bytes", "Size of the prefix cache on disk, in bytes.", disk.num_bytes),
+            ("spec_decode_ngram_pool_tokens", "Tokens kept for n-gram drafts.", num_kept),
         )
         counters = (
-            ("prefix_cache_queries", "Prompt tokens that were looked for in the cache.", counts.sought_tokens),
-            ("prefix_cache_hits", "Prompt tokens that were there.", counts.cached_tokens),
-            ("prompt_tokens", "Tokens of prompts.", counts.prompt_tokens),
-            ("generation_tokens", "Tokens of answers.", counts.generated_tokens),
-            ("model_pass_seconds", "Seconds in passes over the model.", counts.pass_s),
-            ("spec_decode_num_draft_tokens", "Guessed tokens that were run.", counts.drafted_tokens),
-            ("spec_decode_num_accepted_tokens", "Guessed tokens that came.", counts.accepted_tokens),
-            ("num_preemptions", "How often an answer had to give its blocks back.", counts.preempted),
-            ("prefix_cache_disk_hits", "Prompt tokens that were there, on disk.", counts.disk_tokens),
-            ("prefix_cache_disk_written_blocks", "Blocks that were written to disk.", disk.num_written),
-            ("prefix_cache_disk_dropped_blocks", "Blocks that were not, without time or room.", disk.num_dropped),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", counts.sought_tokens),
+            ("prefix_cache_hits", "Prompt tokens read from the prefix cache.", counts.cached_tokens),
+            ("prompt_tokens", "Prompt tokens.", counts.prompt_tokens),
+            ("generation_tokens", "Generated tokens.", counts.generated_tokens),
+            ("model_pass_seconds", "Seconds spent in forward passes.", counts.pass_s),
+            ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", counts.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", counts.accepted_tokens),
+            ("num_preemptions", "Preemptions of sequences.", counts.preempted),
+            ("prefix_cache_disk_hits", "Prompt tokens read from the prefix cache on disk.", counts.disk_tokens),
+            ("prefix_cache_disk_written_blocks", "KV cache blocks written to disk.", disk.num_written),
+            ("prefix_cache_disk_dropped_blocks", "KV cache blocks not written to disk.", disk.num_dropped),
         )
         for family, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, text, value in rows:
@@ -139,9 +139,7 @@ class _EngineCollector:
         yield self._prefixes()
 
     def _prefixes(self) -> Metric:
-        text = (
-            "Prompts, by the place of their API key, why they were not cached as a whole, and the field that differs."
-        )
+        text = "Prompts by API key, reason why they were not fully cached, and the field that differs."
         labels = ["model_name", "key", "reason", "field"]
         metric = CounterMetricFamily("llamarium:prefix_cache_prompts", text, labels=labels)
         for names, count in self._service.explainer.counts.items():

@@ -19,9 +19,9 @@ def start(folder: Path, course: Course | None = None) -> list[Path]:
     OutputError if the folder holds something else.
     """
     if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{escape(folder)} is a file; name a folder")
+        raise OutputError(f"{escape(folder)} is a file; choose a directory")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / COURSE).is_file():
-        raise OutputError(f"{escape(folder)} holds other files; name a new folder")
+        raise OutputError(f"{escape(folder)} contains other files; choose a new directory")
     folder.mkdir(parents=True, exist_ok=True)
     if course is None:
         course = Course.read(folder / COURSE) if (folder / COURSE).is_file() else Course()
@@ -29,7 +29,7 @@ def start(folder: Path, course: Course | None = None) -> list[Path]:
         course.write(folder / COURSE)
         trust(folder)
     elif Course.read(folder / COURSE) != course:
-        raise OutputError(f"{escape(folder)} belongs to another course; name a new folder")
+        raise OutputError(f"{escape(folder)} belongs to another course; choose a new directory")
     written = [folder / file_of(step) for step in map(step_named, course.steps)]
     missing = [path for path in written if not path.exists()]
     for path in missing:

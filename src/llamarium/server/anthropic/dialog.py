@@ -79,7 +79,7 @@ def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
 
 def _check_role(message: requests.MessageParam, role: str, where: str) -> None:
     if message.role != role:
-        raise misplaced(f"{where}.type", f"belongs to the role {role}; this is {message.role}")
+        raise misplaced(f"{where}.type", f"is only allowed with role {role}; this message has role {message.role}")
 
 
 def _text(content: str | Sequence[requests.Block]) -> str:
@@ -100,7 +100,7 @@ def _begun(message: requests.MessageParam, where: str) -> str:
     if not isinstance(message.content, str):
         for k, block in enumerate(message.content):
             if not isinstance(block, requests.TextBlock | requests.ThinkingBlock):
-                raise misplaced(f"{where}.content[{k}]", "ends the dialog; expected the call's result after it")
+                raise misplaced(f"{where}.content[{k}]", "is the last message; expected the call's result after it")
     return _text(message.content)
 
 
@@ -111,10 +111,10 @@ def _choice(choice: requests.AnthropicToolChoice | None) -> tuple[object, bool |
     if choice.type == "tool" and choice.name is None:
         raise missing("tool_choice.name")
     if choice.type != "tool" and choice.name is not None:
-        raise misplaced("tool_choice.name", f"is given, and tool_choice.type is {choice.type}")
+        raise misplaced("tool_choice.name", f"is set, but tool_choice.type is {choice.type}")
     if choice.type == "none" and choice.disable_parallel_tool_use is not None:
         param = "tool_choice.disable_parallel_tool_use"
-        raise misplaced(param, "belongs to a choice of calls; tool_choice.type is none")
+        raise misplaced(param, "has no effect; tool_choice.type is none")
     named = {"type": "function", "function": {"name": choice.name}}
     parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
     return (named if choice.type == "tool" else _CHOICES[choice.type]), parallel

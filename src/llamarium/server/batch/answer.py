@@ -101,9 +101,9 @@ class BatchRun:
         _, engine = self._service.loaded or (None, None)
         if reply.status == 503 and (engine is None or engine.state != "ready"):  # else it was aborted for others
             failure = None if engine is None else engine.failure
-            raise EngineStoppedError(f"the engine has broken, and not all lines are answered: {failure}")
+            raise EngineStoppedError(f"the engine failed before all requests were answered: {failure}")
         if reply.bug is not None:
-            self._warn(f"line {line.number} met a bug in llamarium: {reply.bug}")
+            self._warn(f"line {line.number}: internal error in llamarium: {reply.bug}")
         head = encode({"status_code": reply.status, "request_id": new_request_id()})
         failure = "" if reply.status == 200 else f"{reply.status}, {error_message(reply.body.encode())}"
         self._put(line, f'{head[:-1]},"body":{reply.body}}}', "null", failure=failure)

@@ -19,25 +19,25 @@ def check_lines(lines: Iterable[Line], name: str, kept: Kept) -> int:
         before = places.setdefault(line.custom_id, line.number)
         if before != line.number:
             raise InputError(
-                f"{name}, line {line.number}: custom_id {escape(line.custom_id)} is that of line {before}, too; "
-                "expected each once; nothing was asked"
+                f"{name}, line {line.number}: custom_id {escape(line.custom_id)} is also used in line {before}; "
+                "custom_ids must be unique; no request was run"
             )
         if kept.named.get(line.custom_id, line.id) != line.id:
-            raise _changed(f"line {line.number}, {escape(line.custom_id)}, is not the one that was answered", name)
+            raise _changed(f"line {line.number}, {escape(line.custom_id)}, has changed since it was answered", name)
     if number == 0:
-        raise InputError(f"{name}: holds no requests; expected a line of JSON for each")
+        raise InputError(f"{name}: contains no requests; expected one JSON object per line")
     missing = next((one for one in kept.named if one not in places), None)
     if missing is not None:
-        raise _changed(f"{escape(missing)}, which was answered, is not asked any more", name)
+        raise _changed(f"{escape(missing)}, which was answered, is missing", name)
     if nameless:
-        raise _changed("a line without a custom_id that was answered is not at its place any more", name)
+        raise _changed("an answered line without a custom_id has moved", name)
     return number
 
 
-def _changed(what: str, name: str) -> OutputError:
+def _changed(change: str, name: str) -> OutputError:
     return OutputError(
-        f"{name} is not what an earlier run was asked: {what}; new lines may be added, none changed or removed: choose "
-        "another output, or --force to ask all anew"
+        f"{name} differs from the input of the earlier run: {change}; lines may be added, but not changed or removed; "
+        "choose another output, or use --force to run all requests again"
     )
 
 
@@ -46,6 +46,6 @@ def check_model(kept: Kept, names: Sequence[str], path: str) -> None:
     others = sorted(kept.models.difference(names))
     if others:
         raise OutputError(
-            f"{path}: {escape(others[0])} has answered, and {escape(names[0])} would go on; name the same model (-m, "
-            "--served-model-name), choose another output, or --force to ask all anew"
+            f"{path}: the earlier run used {escape(others[0])}, this one uses {escape(names[0])}; use the same model "
+            "(-m, --served-model-name), choose another output, or use --force to run all requests again"
         )

@@ -36,10 +36,10 @@ class Routes:
     def check(self, asked: BatchRequest) -> None:
         """Refuse a request that cannot be part of a batch."""
         if asked.url not in self._paths:
-            message = f"url: nothing takes POST at {show_value(asked.url)}; there is: {', '.join(self._paths)}"
+            message = f"url: {show_value(asked.url)} is not a supported endpoint; available: {', '.join(self._paths)}"
             raise ApiError(404, message, code="not_found", param="url")
         if asked.body.get("stream") is True:
-            message = "body.stream is not supported: an answer is one line of a file; leave it out"
+            message = "body.stream is not supported in a batch; leave it out"
             raise ApiError(400, message, code="unsupported_parameter", param="body.stream")
 
     async def post(self, asked: BatchRequest) -> RouteReply:

@@ -105,11 +105,11 @@ def _name_of(text: bytes) -> str | None:
 def parse(line: Line) -> BatchRequest:
     """Return a line's request."""
     if not line.text:
-        raise ApiError(413, "the line is longer than a request may be", code="request_too_large")
+        raise ApiError(413, "the line exceeds the maximum size of a request", code="request_too_large")
     try:
         value = parse_json(line.text, max_values=MAX_VALUES, max_levels=MAX_LEVELS + 1, portable=True)
     except NotJson as error:
-        raise ApiError(400, f"the line cannot be read as JSON: {error}", code="invalid_json") from None
+        raise ApiError(400, f"the line is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, "expected a JSON object with custom_id, method, url and body", code="invalid_json")
     return validated(BatchRequest, value)

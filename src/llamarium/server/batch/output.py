@@ -96,11 +96,11 @@ class OutputFile(Output):
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             if resumes:
-                raise OutputError(f"{escape(self._path)}: is no regular file, so there is nothing to resume")
+                raise OutputError(f"{escape(self._path)}: is not a regular file, so the run cannot be resumed")
             return 0
         if status.st_size and not (resumes or replaces):
-            what = "--resume runs what it does not answer yet, --force replaces it"
-            raise OutputError(f"{escape(self._path)}: is there already; {what}")
+            what = "use --resume to run the remaining requests, or --force to replace it"
+            raise OutputError(f"{escape(self._path)}: already exists; {what}")
         return status.st_size
 
     def _read(self) -> Kept:
@@ -148,11 +148,12 @@ def _keep(kept: Kept, line: bytes, where: str) -> None:
     except (ValueError, TypeError, KeyError, RecursionError):
         name = found_id = response = status = None
     if not isinstance(found_id, str) or not isinstance(name, str | None):
-        raise OutputError(f"{where}: is no answer of a batch, so there is nothing to resume; --force replaces the file")
+        reason = "is not a batch result, so the run cannot be resumed"
+        raise OutputError(f"{where}: {reason}; use --force to replace the file")
     if name is None:
         kept.nameless.add(found_id)
     elif name in kept.named:
-        raise OutputError(f"{where}: custom_id {escape(name)} is answered twice; remove one of both lines")
+        raise OutputError(f"{where}: custom_id {escape(name)} appears twice; remove one of the two lines")
     else:
         kept.named[name] = found_id
     kept.num_failed += status != 200

@@ -210,11 +210,11 @@ class Guard:
         """Refuse other host names: a page's own name can be made to point here (DNS rebinding)."""
         name = host_name(hosts[0]) if len(hosts) == 1 else ""
         if not name:
-            message = "a request needs one Host header: a name or an address, and perhaps a port"
+            message = "expected one Host header: a name or an address, with an optional port"
             raise ApiError(400, message, code="invalid_http")
         if self._settings.uds is not None or name in self._names or (self._any_address and is_address(name)):
             return
-        message = "this host name is not the server's own; start it with --allowed-host to allow it"
+        message = "the Host header does not name this server; start it with --allowed-host to allow it"
         raise ApiError(403, message, code="host_not_allowed")
 
     def _check_origin(self, origin: str, hosts: list[str]) -> None:
@@ -223,16 +223,16 @@ class Guard:
         own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
         if origin in own or origin in allowed or "*" in allowed:
             return
-        message = "pages of this origin may not ask; start the server with --cors-origin to let them"
+        message = "requests from this origin are not allowed; start the server with --cors-origin to allow them"
         raise ApiError(403, message, code="origin_not_allowed")
 
     def _check_key(self, given: list[tuple[bytes, str]]) -> None:
         """Refuse a request without a key or with a wrong one; a proxy may read another header than this server."""
         if len(dict(given)) < len(given):
-            raise ApiError(400, "a key's header stands twice; send one", code="invalid_http")
+            raise ApiError(400, "the API key header is repeated; send it once", code="invalid_http")
         if given and all(self._is_key(value) for _, value in given):
             return
-        message = "no valid API key was given, or another one beside it; send the header Authorization: Bearer KEY"
+        message = "missing or invalid API key; send exactly one, in the header Authorization: Bearer KEY"
         raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _is_key(self, value: str) -> bool:

@@ -21,9 +21,10 @@ def access_keys(file: Path | None, given: Iterable[str] = ()) -> tuple[str, ...]
     keys = [*(("the option", key) for key in given), *of_environment, *of_file]
     for place, key in keys:
         if not key.strip():
-            raise OptionError(f"{place}: an API key is empty; give one, or leave it out")
+            raise OptionError(f"{place}: the API key is empty; set one, or leave it out")
         if not key.strip().isascii() or not key.strip().isprintable():
-            raise OptionError(f"{place}: an API key has characters that no HTTP header holds; expected printable ASCII")
+            reason = "has characters that are not allowed in an HTTP header"
+            raise OptionError(f"{place}: the API key {reason}; expected printable ASCII")
     return tuple(key.strip() for _, key in keys)
 
 
@@ -33,7 +34,7 @@ def _keys_of_file(file: Path) -> list[tuple[str, str]]:
     keys = [(f"{escape(file)}, line {number}", line) for number, line in lines]
     keys = [(place, line) for place, line in keys if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise OptionError(f"{escape(file)}: holds no API key; expected one a line")
+        raise OptionError(f"{escape(file)}: contains no API key; expected one per line")
     return keys
 
 
@@ -44,8 +45,8 @@ def _read(file: Path) -> str:
             _warn_of_others(file, os.fstat(opened.fileno()))
             return text
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not in UTF-8"
-        raise OptionError(f"{escape(file)}: cannot be read: {why}; expected API keys, one a line") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise OptionError(f"{escape(file)}: cannot be read: {why}; expected one API key per line") from None
 
 
 def _warn_of_others(file: Path, found: os.stat_result) -> None:

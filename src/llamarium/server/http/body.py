@@ -51,7 +51,7 @@ class Held:
         if self.num_bytes > most:
             raise _too_large(most)
         if self._bodies.num_bytes > MAX_BYTES_AT_ONCE:
-            message = "too much has been sent at once; try again later"
+            message = "too much request data at once; try again later"
             raise ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ async def read_bounded(parts: AsyncIterator[bytes], settings: Settings, held: He
 
 
 def _too_large(most: int) -> ApiError:
-    message = f"the body has more than {most:,} bytes, which is the most that is read"
+    message = f"the body exceeds the maximum of {most:,} bytes"
     return ApiError(413, message, code="request_too_large")
 
 
@@ -148,7 +148,8 @@ def check_json_type(content_type: str, content_encoding: str) -> None:
     if kind != "application/json" or parameters.replace('"', "").replace(" ", "") not in ("", "charset=utf-8"):
         raise ApiError(415, "expected the content-type application/json", code="unsupported_media_type")
     if content_encoding.strip().lower() not in ("", "identity"):
-        raise ApiError(415, "a body with a content-encoding is not read", code="unsupported_media_type")
+        message = "content-encoding is not supported; send the body uncompressed"
+        raise ApiError(415, message, code="unsupported_media_type")
 
 
 def read_json(body: bytes) -> Any:
@@ -156,4 +157,4 @@ def read_json(body: bytes) -> Any:
     try:
         return parse_json(body, **BOUNDS)
     except NotJson as error:
-        raise ApiError(400, f"the body cannot be read as JSON: {error}", code="invalid_json") from None
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None

@@ -19,9 +19,9 @@ MAX_REQUESTS_AHEAD = 8
 
 _WHOLE_URL = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _LINGER_S = 1.0  # for a client to end its body, or to read the error
-_BAD = ApiError(400, "this is no HTTP request", code="invalid_http")
-_ELSEWHERE = ApiError(400, "a whole URL is requested that does not name the host of the header", code="invalid_http")
-_CODED = ApiError(400, "of transfer codings chunked alone is read, once, in HTTP/1.1", code="invalid_http")
+_BAD = ApiError(400, "this is not an HTTP request", code="invalid_http")
+_ELSEWHERE = ApiError(400, "the host in the request's URL does not match the Host header", code="invalid_http")
+_CODED = ApiError(400, "the only supported transfer coding is chunked, once, in HTTP/1.1", code="invalid_http")
 _LARGE = ApiError(431, "the headers or trailers are too large", code="headers_too_large")
 _LATE = ApiError(408, "the headers did not arrive in time", code="request_timeout")
 _CROWDED = ApiError(503, "there are too many connections; try again later", code="too_many_connections")

@@ -21,7 +21,7 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """JSON in ASCII, so that no reader of lines splits an event at U+2028."""
 
 STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The answer, or its events.", "content": {"text/event-stream": {}}}
+    200: {"description": "The answer, or a stream of events.", "content": {"text/event-stream": {}}}
 }
 """Both kinds of replies, for the OpenAPI description."""
 

@@ -26,8 +26,8 @@ from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
 _LOOK_S = 0.05  # between two looks at the engine
 _BREAKING_S = 0.5  # for clients to receive the errors of a broken engine
 _BITS = {
-    True: "the same bits alone or beside other requests",
-    False: "last bits that depend on other requests, so that a near tie may change",
+    True: "logits do not depend on other requests",
+    False: "logits may differ in the last bits when other requests run",
 }
 """What `Runner.is_row_exact` promises of a request's logits."""
 _CLOSING_S = 2  # for connections to send what was written
@@ -116,13 +116,13 @@ class Server(uvicorn.Server):
             if state == "ready" and not is_logged:
                 is_logged = True
                 model, _ = service.require()
-                runner = f"runner: {model.runner.name}, with {_BITS[model.runner.is_row_exact]}"
+                runner = f"runner: {model.runner.name}, {_BITS[model.runner.is_row_exact]}"
                 took = f"ready after {service.loading.seconds:.2f} s"
                 self._log.event(f"{took}; {runner}", max_context=service.max_tokens)
             disk = service.loaded and service.loaded[1].disk_use
             before, failure = failure, disk.failure if disk else ""
             if failure and not before:
-                self._log.event(f"warning: the prefix cache on disk cannot be written, so nothing is kept: {failure}")
+                self._log.event(f"warning: the prefix cache on disk cannot be written and is disabled: {failure}")
             dropped.look(disk)
             self._look_at_record()
             self._live.show()
@@ -130,7 +130,7 @@ class Server(uvicorn.Server):
         self._log.status("")
         if service.state == "broken":
             self.exit_code = 1
-            self._log.event("the engine has failed" if service.loaded else "the server cannot start")
+            self._log.event("the engine failed" if service.loaded else "the server failed to start")
             await asyncio.sleep(_BREAKING_S)
         else:
             await self._drain()
@@ -140,18 +140,18 @@ class Server(uvicorn.Server):
         recorder = self._service.settings.recorder
         if recorder is not None and recorder.is_full and not self._knows_full_record:
             self._knows_full_record = True
-            self._log.event("warning: the record of answers has its full size, and nothing more is recorded")
+            self._log.event("warning: the record of answers is full; nothing more is recorded")
 
     async def _drain(self) -> None:
         service, limit_s, num_answers = self._service, self._service.settings.drain_timeout_s, self._service.in_flight
-        waits = f" (waits {limit_s:g} s at most; a second signal ends it at once)" if num_answers else ""
-        self._log.event(f"stopping; answers under way: {num_answers}{waits}")
+        waits = f" (waits up to {limit_s:g} s; a second signal stops at once)" if num_answers else ""
+        self._log.event(f"stopping; running answers: {num_answers}{waits}")
         end = time.monotonic() + limit_s
         while service.in_flight and time.monotonic() < end:
             await asyncio.sleep(_LOOK_S)
         if service.state == "broken":
             self.exit_code = 1
-            self._log.event("the engine has failed")
+            self._log.event("the engine failed")
         await in_own_thread(service.close)
 
 
@@ -165,7 +165,7 @@ class DroppedBlocks:
         """Log the blocks that were dropped since the last line."""
         now, dropped = time.monotonic(), 0 if disk is None else disk.num_dropped - self._num_logged
         if disk is not None and dropped > 0 and now >= self._next_s:
-            why = disk.failure or "the disk is too slow, or their memory was needed"
+            why = disk.failure or "the disk is too slow, or memory ran out"
             self._log.event("warning: the prefix cache on disk dropped blocks", blocks=dropped, reason=why)
             self._num_logged, self._next_s = disk.num_dropped, now + _DROPPED_S
 

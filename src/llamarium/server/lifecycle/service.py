@@ -26,8 +26,8 @@ def check_context(engine: TextEngine, max_context: int | None) -> None:
     """Refuse a limit of tokens per request that is above what model and cache hold."""
     if max_context is not None and max_context > engine.max_tokens:
         raise OptionError(
-            f"max_context is {max_context}; the model's context and its cache (kv_memory) hold {engine.max_tokens} "
-            "tokens of one request"
+            f"max_context is {max_context}; the model's context length and the KV cache (kv_memory) allow "
+            f"{engine.max_tokens} tokens per request"
         )
 
 
@@ -82,9 +82,9 @@ class Service:
         if state == "ready" and loaded is not None:
             return loaded
         message = {
-            "loading": "the model is still loading; ask again in a moment (/health says when it is ready)",
-            "draining": "the server is stopping and takes no more requests",
-        }.get(state, "the model has failed, and the server is stopping")
+            "loading": "the model is still loading; try again in a moment (/health reports when it is ready)",
+            "draining": "the server is stopping and accepts no more requests",
+        }.get(state, "the model failed and the server is stopping")
         raise ApiError(503, message, code=state, headers={"retry-after": "1"})
 
     @property
@@ -119,10 +119,10 @@ class Service:
         """
         self.require()
         if num_answers > self.capacity:
-            most = f"{self.capacity} may run and wait (--max-num-seqs, --max-queue)"
-            raise ApiError(400, f"{num_answers} answers are asked for, and {most}; ask for fewer at once", param=field)
+            most = f"the server accepts {self.capacity} (--max-num-seqs, --max-queue)"
+            raise ApiError(400, f"{num_answers} answers are requested, and {most}; request fewer at once", param=field)
         if num_answers > MAX_ANSWERS:
-            message = f"{num_answers} answers are asked for; a request has {MAX_ANSWERS} at most"
+            message = f"{num_answers} answers are requested; the maximum per request is {MAX_ANSWERS}"
             raise ApiError(400, message, param=field)
         if self.in_flight + num_answers > self.capacity:
             message = (
@@ -156,7 +156,7 @@ def chosen_model(request: Request, name: str | None) -> ModelChoice:
         return ModelChoice(name or names[0])
     service: Service = request.app.state.service
     if name not in service.adapters:
-        message = f"no model {show_value(name)} is served here; there is: {', '.join((*names, *service.adapters))}"
+        message = f"model {show_value(name)} does not exist; available: {', '.join((*names, *service.adapters))}"
         raise ApiError(404, message, code="model_not_found", param="model")
     request.scope["notes"]["adapter"] = name
     return ModelChoice(name, name)

@@ -100,7 +100,7 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
     model = chosen_model(request, body.model)
     lengths = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(lengths) > 1:
-        message = "max_tokens and max_completion_tokens are the same, and differ here; give one"
+        message = "max_tokens and max_completion_tokens differ; set only one"
         raise ApiError(400, message, param="max_tokens")
     service: Service = request.app.state.service
     tools, path_of = None, str
@@ -160,11 +160,11 @@ def _prompts(service: Service, body: ChatRequest, constraint: Constraint | None)
 def _begun(body: ChatRequest, constraint: Constraint | None) -> str:
     """Return the text of the last message, where the answer goes on."""
     if body.add_generation_prompt:
-        raise misplaced("continue_final_message", "is true beside add_generation_prompt; give one")
+        raise misplaced("continue_final_message", "and add_generation_prompt are both true; set only one")
     place, last = len(body.messages) - 1, body.messages[-1]
     text = joined(last.plain(f"messages[{place}]")["content"])
     if last.role != "assistant" or last.tool_calls:
-        raise misplaced("continue_final_message", "is true, and the last message is no text of the assistant")
+        raise misplaced("continue_final_message", "is true, but the last message is not text of the assistant")
     form, tools = (None, None) if constraint is None else (constraint.form, constraint.tools)
     check_begun(f"messages[{place}]", form and form[0], tools, is_alone=place == 0)
     return text
@@ -172,7 +172,7 @@ def _begun(body: ChatRequest, constraint: Constraint | None) -> str:
 
 def _options(body: ChatRequest) -> GenerationOptions:
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
+        raise ApiError(400, "top_logprobs requires logprobs; set logprobs to true", param="top_logprobs")
     options = sampler_options(body)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0

@@ -175,11 +175,12 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, most: int) -> list[int]:
 
 def _options(body: CompletionRequest) -> GenerationOptions:
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, f"best_of is {body.best_of}; answers are not ranked: expected n, or none", param="best_of")
+        reason = "ranking answers is not implemented; set it to n, or leave it out"
+        raise ApiError(400, f"best_of is {body.best_of}; {reason}", param="best_of")
     if body.max_tokens == 0 and not body.echo:
-        raise ApiError(400, "max_tokens is 0; expected at least 1, or echo besides", param="max_tokens")
+        raise ApiError(400, "max_tokens is 0; expected at least 1, or echo set to true", param="max_tokens")
     if body.echo and body.prompt_logprobs is not None:
-        raise ApiError(400, "prompt_logprobs are given beside echo; give one of them", param="prompt_logprobs")
+        raise ApiError(400, "prompt_logprobs and echo are both set; set only one", param="prompt_logprobs")
     options = sampler_options(body)
     options["logprobs"] = body.logprobs
     if body.echo and (body.logprobs is not None or body.max_tokens == 0):

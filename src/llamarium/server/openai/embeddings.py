@@ -50,7 +50,7 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     service: Service = request.app.state.service
     model, _ = service.require()
     if body.dimensions not in (None, width := model.config.hidden_size):
-        reason = f"the model's vectors have {width}, and it was not made so that parts of them tell as much"
+        reason = f"the model's vectors have {width} dimensions and cannot be shortened"
         raise ApiError(400, f"dimensions is {body.dimensions}; {reason}", param="dimensions")
     prompts = await _prompts(request, body)
     with service.place(1):
@@ -67,7 +67,7 @@ async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
     """Return the ids of a request's texts, or refuse one by its path."""
     given = prompts_of(body.input, "input")
     if len(given) > MAX_INPUTS:
-        raise ApiError(400, f"input has {len(given)} texts; a request has {MAX_INPUTS} at most", param="input")
+        raise ApiError(400, f"input has {len(given)} texts; the maximum is {MAX_INPUTS}", param="input")
     service: Service = request.app.state.service
     model, most = service.require()[0], service.max_tokens
 

@@ -52,11 +52,11 @@ def sampler_options(body: Sampling) -> GenerationOptions:
     options["n"], options["stop"], options["stop_token_ids"] = body.n, body.stop, body.stop_token_ids
     options["prompt_logprobs"] = body.prompt_logprobs
     if body.prompt_logprobs is not None and body.stream:
-        raise ApiError(400, "prompt_logprobs are part of a whole answer; leave stream out", param="prompt_logprobs")
+        raise ApiError(400, "prompt_logprobs cannot be streamed; leave stream out", param="prompt_logprobs")
     if body.logit_bias is not None:
         keys = body.logit_bias.keys()
         if not all(key.isascii() and key.isdigit() and len(key) < _MAX_DIGITS for key in keys):
-            raise ApiError(400, "logit_bias has a key that is no token id", param="logit_bias")
+            raise ApiError(400, "logit_bias has a key that is not a token id", param="logit_bias")
         options["logit_bias"] = {int(key): bias for key, bias in body.logit_bias.items()}
     return options
 
@@ -65,7 +65,7 @@ def shows_usage(body: Sampling) -> bool:
     """Whether a stream with options ends with the token counts."""
     assert body.stream_options is not None
     if not body.stream:
-        raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
+        raise ApiError(400, "stream_options requires stream; set stream to true", param="stream_options")
     return body.stream_options.include_usage or False
 
 
@@ -111,7 +111,8 @@ class Message(Body):
             raise missing(f"{where}.tool_call_id")
         for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
             if self.role != role and getattr(self, name) is not None:
-                raise misplaced(f"{where}.{name}", f"belongs to the role {role}; this is {self.role}")
+                reason = f"is only allowed with role {role}; this message has role {self.role}"
+                raise misplaced(f"{where}.{name}", reason)
 
         content = self.content
         if isinstance(content, list):

@@ -69,11 +69,11 @@ def form_of(body: Formed) -> Form | None:
     given = {name: value for name in _FORMS if (value := getattr(body, name)) not in (None, "")}
     if body.response_format is not None and body.response_format.type == "text":
         for name in _schemas_in(body.response_format):
-            raise misplaced(f"response_format.{name}", "is given, and response_format.type is text")
+            raise misplaced(f"response_format.{name}", "is set, but response_format.type is text")
         del given["response_format"]
     if len(given) > 1:
         one, other = [*given][:2]
-        raise ApiError(400, f"{one} and {other} both ask for a form; give one", param=other)
+        raise ApiError(400, f"{one} and {other} both constrain the answer; set only one", param=other)
     if not given:
         return None
     ((name, value),) = given.items()
@@ -91,7 +91,7 @@ def _schemas_in(asked: ResponseFormat) -> list[str]:
 
 def _of_openai(asked: ResponseFormat) -> Form:
     if len(_schemas_in(asked)) > 1:
-        raise misplaced("response_format.schema", "is given beside response_format.json_schema; give one")
+        raise misplaced("response_format.schema", "and response_format.json_schema are both set; set only one")
     if asked.schema_ is not None:
         return "response_format.schema", schema_reader(asked.schema_)
     if asked.json_schema is None:
@@ -99,7 +99,7 @@ def _of_openai(asked: ResponseFormat) -> Form:
             raise missing("response_format.json_schema")
         return "response_format", lambda _: Grammar.json_object()
     if asked.type != "json_schema":
-        raise misplaced("response_format.json_schema", f"is given, and response_format.type is {asked.type}")
+        raise misplaced("response_format.json_schema", f"is set, but response_format.type is {asked.type}")
     schema = asked.json_schema.schema_
     if schema is None:
         raise missing("response_format.json_schema.schema")
@@ -149,6 +149,7 @@ def _only_one(wanted: StructuredOutputs) -> Form:
     names = {field.alias or name: name for name, field in StructuredOutputs.model_fields.items()}
     given = [(name, value) for name, attribute in names.items() if (value := getattr(wanted, attribute)) is not None]
     if len(given) != 1:
-        raise ApiError(400, f"expected one of {', '.join(names)}; {len(given)} are given", param="structured_outputs")
+        message = f"expected exactly one of {', '.join(names)}; {len(given)} are set"
+        raise ApiError(400, message, param="structured_outputs")
     ((name, value),) = given
     return f"structured_outputs.{name}", _READERS[name](value)

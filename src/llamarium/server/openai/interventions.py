@@ -96,7 +96,7 @@ def inside_of(service: Service, body: Intervened, choice: ModelChoice, num_answe
     if not given:
         return None
     if not service.settings.allow_interventions:
-        message = f"{given[0]} is off on this server; it is on with --allow-interventions"
+        message = f"{given[0]} is disabled on this server; start it with --allow-interventions to enable it"
         raise ApiError(400, message, code="unsupported_parameter", param=given[0])
     return Inside(service, body, choice, num_answers)
 
@@ -156,12 +156,12 @@ class Inside:
         if asked is None:
             return
         if not (asked.heads or asked.mlps):
-            raise ApiError(400, "ablate has neither heads nor mlps; expected at least one", param="ablate")
+            raise ApiError(400, "ablate has no heads and no mlps; expected at least one", param="ablate")
         for i, name in enumerate(asked.heads):
             layer, head = map(int, name.split("."))
             path = f"ablate.heads[{i}]"
-            _check(f"{path}, its layer,", layer, config.num_hidden_layers, path)
-            _check(f"{path}, its head,", head, config.num_attention_heads, path)
+            _check(f"the layer of {path}", layer, config.num_hidden_layers, path)
+            _check(f"the head of {path}", head, config.num_attention_heads, path)
             yield Edit("head", layer, head, factor=0.0)
         for i, layer in enumerate(asked.mlps):
             _check(f"ablate.mlps[{i}]", layer, config.num_hidden_layers)
@@ -179,8 +179,8 @@ class Inside:
             for i, position in enumerate(wanted.positions):
                 _check(f"{name}.positions[{i}]", position, max(num_tokens - 1, num_prompt), least=-num_prompt)
             if (count := len(places.layers) * len(places.positions) * size * self._num_answers) > most:
-                message = f"{name} asks for {count:,} numbers" if size > 1 else f"{name} asks for {count:,} places"
-                raise ApiError(400, f"{message}; a reply has {most:,} at most: ask for fewer", param=name)
+                message = f"{name} requests {count:,} numbers" if size > 1 else f"{name} requests {count:,} positions"
+                raise ApiError(400, f"{message}; the maximum is {most:,}: request fewer", param=name)
             layers.update(places.layers)
             positions.update(places.positions)
         return Places(sorted(layers), sorted(positions)) if layers else None

@@ -46,7 +46,7 @@ def for_prompt(tokenizer: Tokenizer, tokens: PromptLogprobs) -> list[dict[str, A
 def check_reported(num_tokens: int, num_top: int, times: int, field: str) -> None:
     """Refuse more log-probabilities of prompts than a reply may have; `field` asks for them."""
     if (num_reported := num_tokens * (num_top + 1) * times) > MAX_OF_PROMPTS:
-        most = f"an answer reports {MAX_OF_PROMPTS:,} at most: their tokens times n times {field} + 1; ask for fewer"
+        most = f"the maximum is {MAX_OF_PROMPTS:,} (prompt tokens times n times {field} + 1); request fewer"
         message = f"{num_reported:,} log-probabilities of prompts are requested, and {most}"
         raise ApiError(400, message, param=field)
 

@@ -75,13 +75,13 @@ async def load_adapter(request: Request, body: LoadRequest) -> PlainTextResponse
     folder, name = _folder(service, body.lora_path), body.lora_name
     _, engine = service.require()
     if name in request.app.state.names:
-        raise ApiError(400, f"{name} is what the model itself is called; choose another name", param="lora_name")
+        raise ApiError(400, f"{name} is the model's own name; choose another name", param="lora_name")
     async with request.app.state.loading_adapter:
         if name in engine.adapters and not body.load_inplace:
             message = f"the lora adapter '{name}' has already been loaded; unload it, or set load_inplace to true"
             raise ApiError(400, message, param="lora_name")
         if name not in engine.adapters and len(engine.adapters) >= MAX_ADAPTERS:
-            message = f"{MAX_ADAPTERS} adapters are loaded, and no more may be; unload one"
+            message = f"{MAX_ADAPTERS} adapters are loaded, which is the maximum; unload one"
             raise ApiError(400, message, param="lora_name")
         try:
             await in_own_thread(lambda: engine.add_adapter(name, folder))
@@ -100,7 +100,7 @@ async def unload_adapter(request: Request, body: UnloadRequest) -> PlainTextResp
     try:
         await in_own_thread(lambda: engine.choices.remove(body.lora_name))
     except OptionError:
-        message = f"no adapter {show_value(body.lora_name)} is loaded; GET /v1/models lists them"
+        message = f"adapter {show_value(body.lora_name)} is not loaded; GET /v1/models lists the loaded ones"
         raise ApiError(404, message, code="model_not_found", param="lora_name") from None
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -108,7 +108,7 @@ async def unload_adapter(request: Request, body: UnloadRequest) -> PlainTextResp
 def _check_allowed(service: Service) -> Path:
     root = service.settings.adapter_dir
     if root is None:
-        message = "adapters are not loaded by request on this server; they are with --adapter-dir"
+        message = "loading adapters is disabled on this server; start it with --adapter-dir to enable it"
         raise ApiError(400, message, code="unsupported_parameter", param="lora_name")
     return root.resolve()
 
@@ -124,8 +124,8 @@ def _folder(service: Service, path: str) -> Path:
         is_inside = folder != root and all(place.is_relative_to(root) for place in places)
     shown = show_value(path)
     if not is_inside:
-        message = f"lora_path is {shown}, which does not lie below the folder of --adapter-dir, links followed"
+        message = f"lora_path is {shown}, which is outside of --adapter-dir (symbolic links are followed)"
         raise ApiError(400, message, code="invalid_adapter", param="lora_path")
     if not is_folder:
-        raise ApiError(404, f"no adapter is found at lora_path {shown}", code="model_not_found", param="lora_path")
+        raise ApiError(404, f"lora_path {shown} is not an adapter folder", code="model_not_found", param="lora_path")
     return folder

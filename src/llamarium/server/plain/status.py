@@ -11,7 +11,7 @@ from llamarium.server.lifecycle.service import Service
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.get("/health", responses={503: {"description": "Loading, draining or broken."}})
+@router.get("/health", responses={503: {"description": "The server is loading, draining or broken."}})
 async def health(request: Request) -> Response:
     """Return whether requests are answered: 200 if they are, else 503."""
     service: Service = request.app.state.service

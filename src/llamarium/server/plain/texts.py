@@ -35,13 +35,14 @@ class TokenizeRequest(Body):
     def check(self) -> None:
         """Refuse fields without effect."""
         if (self.prompt is None) == (self.messages is None):
-            raise ApiError(400, "expected prompt or messages, one of them", param="prompt")
+            raise ApiError(400, "expected exactly one of prompt and messages", param="prompt")
         if self.prompt is not None:
             for name in ("tools", "add_generation_prompt"):
                 if getattr(self, name) is not None:
-                    raise ApiError(400, f"{name} belongs to messages, and prompt is given; leave it out", param=name)
+                    message = f"{name} is only allowed with messages, not with prompt; leave it out"
+                    raise ApiError(400, message, param=name)
         elif self.add_special_tokens is not None:
-            reason = "belongs to prompt, and messages are given, whose format has its own; leave it out"
+            reason = "is only allowed with prompt; the chat template of messages adds its own; leave it out"
             raise ApiError(400, f"add_special_tokens {reason}", param="add_special_tokens")
 
 

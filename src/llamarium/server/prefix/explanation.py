@@ -69,26 +69,26 @@ class Explanation:
         if self.is_time and self.reason == "changed":
             return f"a date or time in {where} changed{after}"
         if self.is_time:
-            return f"a date or time that the chat template writes changed{after}"
+            return f"a date or time written by the chat template changed{after}"
         match self.reason:
             case "first":
-                return "no earlier prompt of this key is known"
+                return "there is no earlier prompt with this API key"
             case "extended":
-                return f"it continues an earlier prompt, with which it shares {counted(self.matched_tokens, 'token')}"
+                return f"it continues an earlier prompt and shares {counted(self.matched_tokens, 'token')}"
             case "contained":
-                return "it is the beginning of an earlier prompt"
+                return "it is a prefix of an earlier prompt"
             case "model" | "cache_salt" | "interventions":
-                return f"{self.path} changed, on which all keys and values depend"
+                return f"{self.path} changed, which invalidates the whole prefix"
             case "whitespace":
                 return f"white space in {where} changed{after}"
             case "rendering":
-                return f"{where} has the same JSON values in another spelling{after}"
+                return f"{where} has the same JSON values, written differently{after}"
             case "reasoning_dropped":
                 return f"the reasoning in {where} was dropped{after}"
             case "retokenized":
-                return f"{where} came back as other tokens with the same text{after}"
+                return f"{where} has the same text, but other tokens{after}"
             case "template":
-                return f"the chat template writes other text{after}"
+                return f"the chat template wrote different text{after}"
             case "changed" | "added" | "removed" | "reordered":
                 verb = "was " if self.reason != "changed" else ""
                 return f"{where} {verb}{self.reason}{after}"

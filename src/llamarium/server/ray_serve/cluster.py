@@ -52,7 +52,7 @@ class Cluster:
         try:
             found = await asked.results_async(timeout_s=_ASKING_S)
         except (TimeoutError, RayServeException):
-            raise ApiError(503, "not all replicas tell their metrics", code="unavailable") from None
+            raise ApiError(503, "not all replicas report their metrics", code="unavailable") from None
         text = generate_latest(_Merged(dict(found)))  # pyright: ignore[reportArgumentType] - what it calls is collect()
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

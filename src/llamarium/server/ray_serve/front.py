@@ -135,14 +135,14 @@ def _conversation(path: str, body: bytes) -> str | None:
 
 def _refusal(error: Exception) -> ApiError:
     if isinstance(error, BackPressureError):
-        message = f"as many requests wait as may, {error.args[1]}; try again later"
+        message = f"the queue is full ({error.args[1]} requests); try again later"
         return ApiError(429, message, code="rate_limit_exceeded", headers={"retry-after": "1"})
     if isinstance(error, TimeoutError):
-        message = "the answer did not come to its end in the time that the request had"
+        message = "the request timed out before the answer was complete"
         return ApiError(408, message, code="request_timeout")
     if isinstance(error, DeploymentUnavailableError):
-        return ApiError(503, "no replica can be started; the cluster's log says why", code="unavailable")
+        return ApiError(503, "no replica could be started; see the cluster's log", code="unavailable")
     if isinstance(error, RayActorError | RequestCancelledError):
-        message = "the replica that was answering has failed or was stopped; ask again"
+        message = "the replica failed or was stopped while answering; try again"
         return ApiError(503, message, code="unavailable", headers={"retry-after": "1"})
     return internal_error()

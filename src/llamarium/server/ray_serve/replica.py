@@ -59,7 +59,7 @@ class Replica:
         """End the process when its engine has failed; Ray starts another."""
         while self._service.state == "ready":
             await asyncio.sleep(_LOOK_S)
-        Log(self._service.settings.log_format).event("the engine has failed")
+        Log(self._service.settings.log_format).event("the engine failed")
         await asyncio.sleep(_BREAKING_S)
         sys.stderr.flush()
         os._exit(1)
@@ -107,7 +107,7 @@ class RoutedRequest:
     async def _next(self) -> Message:
         message = await self._outbox.get()
         if message is None:
-            raise EngineStoppedError("the answer broke off; the replica's log says where")
+            raise EngineStoppedError("the answer was interrupted; see the replica's log")
         return message
 
     async def _receive(self) -> Message:

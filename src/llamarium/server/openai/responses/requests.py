@@ -152,7 +152,7 @@ def form_of(body: ResponseRequest) -> Form | None:
         for name, value in own.items():
             if value is not None:
                 param = f"text.format.{name}"
-                raise ApiError(400, f"{param} is given, and text.format.type is {asked.type}", param=param)
+                raise ApiError(400, f"{param} is set, but text.format.type is {asked.type}", param=param)
         return None if asked.type == "text" else ("text.format", lambda _: Grammar.json_object())
     if asked.schema_ is None:
         raise missing("text.format.schema")

@@ -32,11 +32,11 @@ async def responses(request: Request, body: ResponseRequest) -> Response:
     """Answer a dialog."""
     model = chosen_model(request, body.model)
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options is given without stream; set stream to true", param="stream_options")
+        raise ApiError(400, "stream_options requires stream; set stream to true", param="stream_options")
     service: Service = request.app.state.service
     store, owner, before = service.settings.responses, owner_of(request), list[dict[str, Any]]()
     if body.store and store is None:
-        raise misplaced("store", "is true, and nothing is stored here (--store-responses); leave it out")
+        raise misplaced("store", "is true, but this server does not store responses (--store-responses); leave it out")
     if (previous := body.previous_response_id) is not None:
         before = (await _in_store(request, previous, "get", param="previous_response_id"))["items"]
     dialog, tools = await asyncio.to_thread(_read, body, before)
@@ -85,7 +85,7 @@ async def _in_store(request: Request, name: str, what: Literal["get", "delete"],
     store: ResponseStore | None = request.app.state.service.settings.responses
     found = store and await asyncio.to_thread(getattr(store, what), name, owner_of(request))
     if not found:
-        why = "start the server with --store-responses" if store is None else "it may have given way to newer ones"
+        why = "start the server with --store-responses" if store is None else "it may have been replaced by newer ones"
         message = f"no response {show_value(name)} is stored for this key: {why}"
         raise ApiError(404, message, code="response_not_found", param=param)
     return found
@@ -114,7 +114,7 @@ def _items(given: str | list[Item]) -> list[Item]:
 def _options(body: ResponseRequest) -> GenerationOptions:
     has_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs and not has_logprobs:
-        message = f"top_logprobs is given without log-probabilities; include {LOGPROBS}"
+        message = f"top_logprobs requires log-probabilities; add {LOGPROBS} to include"
         raise ApiError(400, message, param="top_logprobs")
     options = parameters_in(body, "responses")
     if has_logprobs:
