@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 import page_bundle
 from llamarium.page import bundle
@@ -330,6 +330,95 @@ def test_it_opens_without_a_network_after_the_first_visit(address: str, browser:
         page.goto(f"{address}?model=letters")
         page.wait_for_selector("main[data-ready]")
         expect(page.locator(".site")).to_contain_text("letters, computed in this browser")
+
+
+DROP = """async ([name, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([Uint8Array.from(bytes)], name));
+    document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+
+
+def test_a_dropped_file_is_opened_and_a_damaged_one_leaves_the_model_that_is_open(
+    address: str, site: Path, browser: Browser
+) -> None:
+    model = (site / "models/letters.gguf").read_bytes()
+    with browser.new_page() as page:
+        page.goto(address)
+        page.wait_for_selector("main[data-ready]")
+        told, bars = page.locator(".site [role=status]"), page.locator(".bars .share")
+        before = bars.all_inner_texts()
+        page.evaluate(DROP, ["cut.gguf", list(model[:90_000])])
+        expect(told).to_contain_text("the file is damaged or was cut short. shakespeare-char stays open.")
+        assert bars.all_inner_texts() == before
+        page.evaluate(DROP, ["mine.gguf", list(model)])
+        expect(told).to_have_text("mine, computed in this browser. Nothing is sent.")
+        expect(bars.first).not_to_have_text(before[0])
+        told_of = page.evaluate("async () => (await llamariumBackend('/inspect/model', {})).json()")
+        assert told_of["shape"]["L"] == 2
+        assert page.get_by_label("Text", exact=True).input_value() == TEXT
+
+
+def test_a_site_whose_model_is_missing_says_so_and_opens_another(address: str, site: Path, browser: Browser) -> None:
+    with browser.new_page() as page:
+        page.route("**/models/shakespeare-char.gguf", lambda route: route.fulfill(status=404))
+        page.goto(address)
+        expect(page.get_by_role("alert")).to_contain_text("the server answers 404")
+        page.set_input_files(".site input", site / "models/letters.gguf")
+        page.wait_for_selector("main[data-ready]")
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_browser_without_simd_or_storage_is_told_or_goes_on(address: str, browser: Browser) -> None:
+    def without_simd(route: Route) -> None:
+        script = route.fetch()
+        body = f"WebAssembly.validate = () => false;{script.text()}"
+        route.fulfill(response=script, body=body)
+
+    with browser.new_page() as page:
+        page.route("**/worker.js", without_simd)
+        page.goto(address)
+        expect(page.get_by_role("alert")).to_contain_text("no WebAssembly with SIMD")
+    with browser.new_page() as page:
+        page.add_init_script(
+            "for (const name of ['sessionStorage', 'localStorage'])"
+            " Object.defineProperty(window, name, { get() { throw new DOMException('denied', 'SecurityError'); } });"
+            "navigator.serviceWorker.register = async () => { throw new Error('denied'); };"
+        )
+        page.goto(address)
+        page.wait_for_selector("main[data-ready]")
+
+
+class Elsewhere(Quiet):
+    """Another host, which lets other sites' pages read its files, in ranges whose size it does not tell them."""
+
+    def do_GET(self) -> None:
+        data = Path(self.translate_path(self.path)).read_bytes()
+        asked = self.headers["Range"]
+        first, last = map(int, (asked or f"bytes=0-{len(data)}").removeprefix("bytes=").split("-"))
+        part = data[first : last + 1]
+        self.send_response(206 if asked else 200)
+        self.send_header("Access-Control-Allow-Origin", "*")
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+
+def test_a_file_of_another_host_is_opened_where_the_site_allows_it(address: str, site: Path, browser: Browser) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Elsewhere, directory=site / "models")) as host:
+        threading.Thread(target=host.serve_forever, daemon=True).start()
+        other = f"http://127.0.0.1:{host.server_port}"
+        site_folder.write_site(site.with_name("open"), origins=[other])
+        with browser.new_page() as page:
+            asked = list[str]()
+            page.on("request", lambda request: asked.append(request.url))
+            for place, name in ((address, "shakespeare-char"), (address.replace(PLACE, "class/open"), "letters")):
+                page.goto(f"{place}?model={other}/letters.gguf")
+                page.wait_for_selector("main[data-ready]")
+                expect(page.locator(".site")).to_contain_text(f"{name}, computed in this browser")
+                assert any(url.startswith(other) for url in asked) == (name == "letters")
+        host.shutdown()
 
 
 def test_a_view_that_needs_more_names_the_command(opened: Page) -> None:

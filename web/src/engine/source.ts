@@ -69,9 +69,11 @@ function failed(name: string, error: unknown, signal: AbortSignal | undefined): 
   return new EngineError("network", `${shown(name)}: cannot be read: ${shown(error)}; check the address, and that its server allows this page (CORS)`);
 }
 
-/** Ask for a range, some times where the server fails. */
-async function request(url: URL, name: string, offset: number, length: number, signal: AbortSignal | undefined): Promise<Response> {
-  const init: RequestInit = { headers: { Range: `bytes=${offset}-${offset + length - 1}` }, ...(signal === undefined ? {} : { signal }) };
+const rangeOf = (offset: number, length: number): string => `bytes=${offset}-${offset + length - 1}`;
+
+/** Ask for a range, or for the whole file, some times where the server fails. */
+async function request(url: URL, name: string, range: string | null, signal: AbortSignal | undefined): Promise<Response> {
+  const init: RequestInit = { ...(range === null ? {} : { headers: { Range: range } }), ...(signal === undefined ? {} : { signal }) };
   for (let tries = 1; ; tries++) {
     let problem: EngineError;
     try {
@@ -103,7 +105,7 @@ function ofRanges(url: URL, name: string, signal: AbortSignal | undefined, size:
       kept = null;
       return { begin, bytes };
     }
-    const answer = await request(url, name, begin, length, signal);
+    const answer = await request(url, name, rangeOf(begin, length), signal);
     if (answer.status !== 206) throw new EngineError("network", `${shown(name)}: the server answers ${answer.status} to a range; try again`);
     return { begin, bytes: new Uint8Array(await bodyOf(answer, name, signal)) };
   });
@@ -124,9 +126,13 @@ function ofStream(stream: ReadableStreamDefaultReader<Uint8Array>, name: string,
 }
 
 async function ofAddress(url: URL, name: string, signal: AbortSignal | undefined): Promise<Reader> {
-  const answer = await request(url, name, 0, WINDOW, signal);
+  let answer = await request(url, name, rangeOf(0, WINDOW), signal);
   const size = /\/(\d+)$/.exec(answer.headers.get("Content-Range") ?? "")?.[1];
   if (answer.status === 206 && size !== undefined) return ofRanges(url, name, signal, Number(size), await bodyOf(answer, name, signal));
+  if (answer.status === 206) {
+    void answer.body?.cancel().catch(() => undefined); // a host that does not tell other sites' pages of which size the file is
+    answer = await request(url, name, null, signal);
+  }
   const said = Number(answer.headers.get("Content-Length") ?? "");
   const isPacked = answer.headers.has("Content-Encoding"); // then the length is that of what is packed
   if (answer.status === 200 && said > 0 && !isPacked && answer.body !== null) return ofStream(answer.body.getReader(), name, signal, said);

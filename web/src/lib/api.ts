@@ -2,6 +2,7 @@
 
 import { send } from "./backend";
 import { Kept, type Sized } from "./kept";
+import { recall, remember } from "./memory";
 import { decode, type Numbers } from "./numbers";
 import type { ActivationQuery, ClassLesson, OfModel, OfPass, PassRequest, PassView, TicketRequest, TicketView } from "../schema";
 
@@ -29,10 +30,13 @@ export const heard = {
   replaced: (): void => undefined,
 };
 
+const ofTab = (): Storage => sessionStorage;
+let unstored = ""; // the key, where the browser stores nothing
+
 export const key = {
-  get: (): string => sessionStorage.getItem(KEY) ?? "",
+  get: (): string => recall(KEY, ofTab) ?? unstored,
   set: (value: string): void => {
-    sessionStorage.setItem(KEY, value);
+    unstored = remember(KEY, value, ofTab) ? "" : value;
     kept.clear();
   },
 };

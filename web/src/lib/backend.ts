@@ -12,4 +12,7 @@ declare global {
   var llamariumBackend: Backend | undefined;
 }
 
+/** An event of the window: another model answers from now on. */
+export const REPLACED = "llamarium-replaced";
+
 export const send: Backend = (path, init) => (globalThis.llamariumBackend ?? fetch)(path, init);

@@ -16,7 +16,9 @@ export class Answers {
   #failure: string | undefined;
 
   constructor(private readonly worker: Port) {
-    worker.addEventListener("message", ({ data }) => this.#take(data as FromWorker));
+    worker.addEventListener("message", ({ data }) => {
+      if (typeof (data as Partial<FromWorker>).id === "number") this.#take(data as FromWorker);
+    });
     worker.addEventListener("error", ({ message }) => this.fail(`the engine has stopped (${message ?? "no reason given"}); reload the page`));
   }
 

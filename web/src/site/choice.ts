@@ -1,28 +1,57 @@
-/** A line below the page: which model is open, the site's others, and a file of the reader's own. */
-import type { Entry } from "./messages";
+/** A line below the page: which model is open, the site's others, and a file of the reader's own, chosen or dropped. */
+import type { Entry, Opening } from "./messages";
 
-export function choice(models: readonly Entry[], opened: Entry, take: (file: File) => void): HTMLElement {
-  const line = element("footer", "site");
-  line.append(`${opened.name}, computed in this browser. Nothing is sent. `);
-  const others = models.filter((one) => one !== opened);
-  for (const { name, bytes } of others) {
-    const link = element("a");
-    link.href = `?model=${encodeURIComponent(name)}`;
-    link.textContent = `Open ${name} (${(bytes / 1e6).toFixed(1)} MB)`;
-    line.append(link, " ");
+/** What the line leads to. */
+export interface Chosen {
+  open(file: File): void;
+  /** Stop the opening that is under way. */
+  cancel(): void;
+}
+
+export class Choice {
+  readonly element = element("footer", "site");
+  readonly #told = element("span");
+  readonly #stop = element("button");
+  /** The model that answers. */
+  #open = "";
+
+  constructor(models: readonly Entry[], opened: Entry, { open, cancel }: Chosen) {
+    this.#told.setAttribute("role", "status");
+    Object.assign(this.#stop, { type: "button", textContent: "Cancel", onclick: cancel, hidden: true });
+    this.element.append(this.#told, " ", this.#stop, " ");
+    for (const { name, bytes } of models.filter((one) => one !== opened)) {
+      const link = element("a");
+      link.href = `?model=${encodeURIComponent(name)}`;
+      link.textContent = `Open ${name} (${(bytes / 1e6).toFixed(1)} MB)`;
+      this.element.append(link, " ");
+    }
+    const label = element("label");
+    const input = Object.assign(element("input"), { type: "file", accept: ".gguf" });
+    label.append("Open a GGUF file, or drop one here: ", input);
+    this.element.append(label);
+    const take = (files: FileList | null | undefined): void => {
+      const [file] = files ?? [];
+      if (file) open(file);
+    };
+    input.addEventListener("change", () => take(input.files));
+    addEventListener("dragover", (event) => event.preventDefault()); // else a browser leaves the page for the file
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      take(event.dataTransfer?.files);
+    });
   }
-  const label = element("label");
-  const input = element("input");
-  Object.assign(input, { type: "file", accept: ".gguf" });
-  label.append("Open a GGUF file: ", input);
-  line.append(label);
-  input.addEventListener("change", () => {
-    const [file] = input.files ?? [];
-    if (!file) return;
-    line.firstChild?.replaceWith(`${file.name}, computed in this browser. Nothing is sent. `);
-    take(file);
-  });
-  return line;
+
+  /** Say how the opening of a model goes on. */
+  show({ name, state, progress, message }: Opening): void {
+    if (state === "open") this.#open = name;
+    const stays = this.#open ? ` ${this.#open} stays open.` : " Open another model:";
+    this.#told.textContent = {
+      loading: `Opening ${name}: ${Math.round(100 * progress)} %.`,
+      open: `${name}, computed in this browser. Nothing is sent.`,
+      failed: `${message}.${stays}`,
+    }[state];
+    this.#stop.hidden = state !== "loading" || !this.#open;
+  }
 }
 
 /** After the first visit the page can be opened with the headers that threads need. */

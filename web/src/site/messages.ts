@@ -21,7 +21,7 @@ export interface Models {
   readonly lesson: ClassLesson | null;
 }
 
-/** Open a model, in place of the one that is open. */
+/** Open a model, which takes the place of the one that is open once it can answer. */
 export interface Open {
   readonly kind: "open";
   readonly name: string;
@@ -33,6 +33,11 @@ export interface Open {
   readonly lesson: ClassLesson | null;
   /** How many threads the page's address asks for. */
   readonly threads: number | undefined;
+}
+
+/** Stop the opening that is under way. */
+export interface Cancel {
+  readonly kind: "cancel";
 }
 
 export interface Ask {
@@ -59,4 +64,15 @@ export interface FromWorker {
   readonly goesOn: boolean;
   /** Which of the opened models has answered. */
   readonly instance: string;
+}
+
+/** How the opening of a model goes on. */
+export interface Opening {
+  readonly kind: "opening";
+  readonly name: string;
+  readonly state: "loading" | "open" | "failed";
+  /** 0 to 1. */
+  readonly progress: number;
+  /** Why it failed. */
+  readonly message: string;
 }

@@ -1,9 +1,9 @@
 /** Starts the engine in a worker, and sets it as what the page asks. The site's index.html runs it before the page. */
 import { threadsFor } from "../engine/threads";
-import type { Backend } from "../lib/backend";
+import { REPLACED, type Backend } from "../lib/backend";
 import { Answers } from "./answers";
-import { choice, offerThreads } from "./choice";
-import type { Entry, Models, Open } from "./messages";
+import { Choice, offerThreads } from "./choice";
+import type { Cancel, Entry, Models, Open, Opening } from "./messages";
 import "./site.css";
 
 const site = new URL("..", import.meta.url); // this script is in a folder of the site
@@ -46,13 +46,21 @@ async function begin(): Promise<void> {
   lesson = told.lesson;
   const wanted = new URLSearchParams(location.search).get("model") ?? "";
   const entry = models.find(({ name }) => name === wanted) ?? elsewhere(wanted, origins) ?? (models[0] as Entry);
-  open(entry, at(entry.file));
-  const line = choice(models, entry, (file) => {
-    open({ name: file.name.replace(/\.gguf$/, ""), file: "", bytes: file.size, command: `llamarium inspect -m ${file.name}` }, file);
+  const line = new Choice(models, entry, {
+    open: (file) => open({ name: file.name.replace(/\.gguf$/, ""), file: "", bytes: file.size, command: `llamarium inspect -m ${file.name}` }, file),
+    cancel: () => worker.postMessage({ kind: "cancel" } satisfies Cancel),
   });
-  document.body.append(line);
+  document.body.append(line.element);
+  let isFirst = true;
+  worker.addEventListener("message", ({ data }: MessageEvent<Partial<Opening>>) => {
+    if (data.kind !== "opening") return;
+    line.show(data as Opening);
+    if (data.state === "open" && !isFirst) dispatchEvent(new Event(REPLACED));
+    isFirst &&= data.state === "loading";
+  });
+  open(entry, at(entry.file));
   const count = threadsFor({ isIsolated: true, processors: navigator.hardwareConcurrency, wanted: threads });
-  if (isFirstVisit && !crossOriginIsolated && count > 1) void navigator.serviceWorker.ready.then(() => offerThreads(line, count));
+  if (isFirstVisit && !crossOriginIsolated && count > 1) void navigator.serviceWorker.ready.then(() => offerThreads(line.element, count));
 }
 
 begin().catch((error: unknown) => answers.fail(`the site is incomplete: ${String(error)}`));

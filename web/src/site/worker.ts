@@ -5,7 +5,7 @@ import type { Thread, Threading } from "../engine/types";
 import { Refused, type Answer, type Events } from "./asked";
 import type { Rendering, Written } from "./chat/jinja";
 import { ChatTemplate, templateOf } from "./chat/template";
-import type { Ask, FromWorker, Leave, Open } from "./messages";
+import type { Ask, Cancel, FromWorker, Leave, Open, Opening } from "./messages";
 import { Passes } from "./passes";
 import { answer, type Opened } from "./routes";
 
@@ -19,23 +19,33 @@ type Reply = Pick<FromWorker, "status" | "headers" | "body">;
 const JSON_TYPE = { "content-type": "application/json" };
 
 let state: State = { kind: "loading", progress: 0 };
-/** How many models have been opened. */
-let instance = 0;
+/** How many models have been open. */
+let instance = 1;
 /** Stops the opening that is under way. */
 let opening = new AbortController();
+/** A question waits so long for the first model: a small one is there by then, and of others the page shows the progress. */
+const PATIENCE_MS = 1000;
+let endFirst = (): void => undefined;
+const firstHasEnded = new Promise<void>((done) => (endFirst = done));
 /** Questions that wait; each is answered in a turn of its own, so that those that were left meanwhile are not. */
 const waiting = new Map<number, Ask>();
 
-const port = self as unknown as { postMessage: (reply: FromWorker, transfer: Transferable[]) => void };
+const port = self as unknown as { postMessage: (reply: FromWorker | Opening, transfer: Transferable[]) => void };
 
-self.addEventListener("message", ({ data }: MessageEvent<Open | Ask | Leave>) => {
+self.addEventListener("message", ({ data }: MessageEvent<Open | Cancel | Ask | Leave>) => {
   if (data.kind === "open") void open(data);
+  else if (data.kind === "cancel") opening.abort();
   else if (data.kind === "leave") waiting.delete(data.id);
   else {
     waiting.set(data.id, data);
-    setTimeout(() => take(data.id));
+    void ready(data).then(() => setTimeout(() => take(data.id)));
   }
 });
+
+async function ready({ path }: Ask): Promise<void> {
+  if (state.kind !== "loading" || path === "/health") return;
+  await Promise.race([firstHasEnded, new Promise((done) => setTimeout(done, PATIENCE_MS))]);
+}
 
 /** The other threads: workers of this one. */
 function threading({ sharedKernels, threads }: Open): Threading {
@@ -55,7 +65,7 @@ function newThread(): Thread {
   };
 }
 
-const PATIENCE_MS = 5000; // of a template; published ones take some milliseconds
+const TEMPLATE_MS = 5000; // of a template; published ones take some milliseconds
 
 /** Render a chat template, which may be anybody's, in a worker that is ended. */
 async function render(rendering: Rendering): Promise<readonly Written[]> {
@@ -66,7 +76,7 @@ async function render(rendering: Rendering): Promise<readonly Written[]> {
     return await new Promise<readonly Written[]>((take) => {
       worker.addEventListener("message", ({ data }: MessageEvent<Written[]>) => take(data));
       worker.addEventListener("error", ({ message }) => take(ended(message || "its worker cannot be loaded")));
-      timer = setTimeout(() => take(ended(`it was stopped after ${PATIENCE_MS / 1000} s`)), PATIENCE_MS);
+      timer = setTimeout(() => take(ended(`it was stopped after ${TEMPLATE_MS / 1000} s`)), TEMPLATE_MS);
       worker.postMessage(rendering);
     });
   } finally {
@@ -75,27 +85,39 @@ async function render(rendering: Rendering): Promise<readonly Written[]> {
   }
 }
 
+/** Open a model. One that is open answers until the next one does, and stays where that fails. */
 async function open(told: Open): Promise<void> {
   const { name, command, file, kernels, lesson } = told;
   opening.abort();
-  const { signal } = (opening = new AbortController());
-  if (state.kind === "open") state.opened.passes.model.close();
-  instance++;
-  const set = (now: State): void => {
-    if (!signal.aborted) state = now;
+  const mine = (opening = new AbortController());
+  let shown = -1;
+  const say = (now: Opening["state"], progress = 1, message = ""): void => port.postMessage({ kind: "opening", name, state: now, progress, message }, []);
+  const onProgress = ({ done, total }: { done: number; total: number }): void => {
+    const progress = total ? done / total : 0;
+    if (opening !== mine || Math.floor(100 * progress) === shown) return;
+    shown = Math.floor(100 * progress);
+    if (state.kind !== "open") state = { kind: "loading", progress };
+    say("loading", progress);
   };
-  set({ kind: "loading", progress: 0 });
+  onProgress({ done: 0, total: 1 });
   try {
-    const onProgress = ({ done, total }: { done: number; total: number }): void => set({ kind: "loading", progress: total ? done / total : 0 });
     const source = typeof file === "string" ? new URL(file) : file;
-    const model = await openModel(source, new URL(kernels), { onProgress, signal, name, threading: threading(told) });
-    if (signal.aborted) model.close();
+    const model = await openModel(source, new URL(kernels), { onProgress, signal: mine.signal, name, threading: threading(told) });
+    if (opening !== mine) return model.close();
+    if (state.kind === "open") {
+      state.opened.passes.model.close();
+      instance++;
+    }
     const template = templateOf(model);
     const chat = template === null ? null : new ChatTemplate(model, template, render);
-    set({ kind: "open", opened: { passes: new Passes(model), command, chat, lesson } });
+    state = { kind: "open", opened: { passes: new Passes(model), command, chat, lesson } };
+    say("open");
   } catch (error) {
-    set({ kind: "failed", error });
+    if (opening !== mine) return;
+    if (state.kind !== "open") state = { kind: "failed", error };
+    say("failed", 1, (error as Error).message);
   }
+  endFirst();
 }
 
 function take(id: number): void {
