@@ -3,7 +3,7 @@
 import type { Far, Shape } from "./data";
 import type { Window } from "./far";
 
-const FIRST = 64; // tokens of the first piece: it is there at once
+const FIRST = 32; // tokens of the first piece: it is there at once
 const PIECE_BYTES = 120e6; // of the shares of all heads in a later piece, which the server holds at a time
 
 /** The windows of a text in blocks, one after the other: each is the columns that are new in a text that ends with it. */
