@@ -14,8 +14,8 @@ static atomic_int arrived;
 
 #if defined(__wasm_atomics__)
 
-/* Some 20 to 50 microseconds: most stages end sooner, and to wake a thread takes about as long. */
-#define SPINS 20000
+/* Some tenths of a millisecond: to be woken takes longer than most stages, and a waiting thread cannot yield its core here. */
+#define SPINS 400000
 
 static atomic_int sleepers;
 
