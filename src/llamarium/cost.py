@@ -1,6 +1,6 @@
-"""What a model costs, from its config alone: parameters, operations, bytes.
+"""The cost of a model, from its config: parameters, operations, bytes.
 
-A multiply and an add are two operations. Softmax, norms and rotations are left out: they are under one percent.
+A multiply-add counts as two operations. Softmax, norms and RoPE are not counted, as they are below one percent.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class ParameterCount:
     Attributes:
         embedding: V·D.
         attention: q, k, v and o of all layers, with their biases.
-        mlp: gate, up and down of all layers, with theirs.
+        mlp: gate, up and down of all layers, with their biases.
         norms: 2·L + 1 vectors of D.
         head: V·D, or 0 when tied.
     """
@@ -29,12 +29,12 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all parts."""
         return self.embedding + self.attention + self.mlp + self.norms + self.head
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
-    """Count the parameters of a model of this shape."""
+    """Return the number of parameters of a model, by part."""
     c = config
     attention, mlp = _biases(c)
     return ParameterCount(
@@ -56,14 +56,14 @@ def _mlp_weights(c: ModelConfig) -> int:
 
 
 def _biases(c: ModelConfig) -> tuple[int, int]:
-    """Return the numbers in the biases of attention and of the MLP, of all layers."""
+    """Return the sizes of the biases of attention and of the MLP, over all layers."""
     of_attention = (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim + c.hidden_size
     of_mlp = 2 * c.intermediate_size + c.hidden_size
     return c.num_hidden_layers * of_attention * c.attention_bias, c.num_hidden_layers * of_mlp * c.mlp_bias
 
 
 def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits: int = 1) -> int:
-    """Return the operations of a pass over a row: of `num_new` tokens after `num_cached`, with `num_logits` logits."""
+    """Return the operations of a pass over `num_new` tokens after `num_cached` ones, with `num_logits` logits."""
     matmuls = 2 * num_new * (_attention_weights(config) + _mlp_weights(config))
     head = 2 * num_logits * config.vocab_size * config.hidden_size
     seen = _pairs(num_cached + num_new, config.sliding_window) - _pairs(num_cached, config.sliding_window)
@@ -72,15 +72,15 @@ def flops(config: ModelConfig, num_new: int, num_cached: int = 0, *, num_logits:
 
 
 def _pairs(num_tokens: int, window: int | None) -> int:
-    """Return the query-key pairs of a text under the causal mask: each token sees those up to itself, or a window."""
+    """Return the number of query-key pairs of a text under the causal mask, with or without a sliding window."""
     reach = num_tokens if window is None else min(window, num_tokens)
     return reach * (reach + 1) // 2 + (num_tokens - reach) * reach
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: str = "bfloat16") -> int:
-    """Bytes that one cached token occupies: a key and a value, and their scales, for every layer and key-value head.
+    """Return the size of a token in the KV cache in bytes, scales included.
 
-    `kv_dtype` is a floating-point dtype, or a `CacheDtype` of codes.
+    `kv_dtype` is a floating-point dtype or a quantized `CacheDtype`.
     """
     bytes_per_pair = sum(vector_bytes(kind, config.head_dim) for kind in kinds_of(kv_dtype))
     return config.num_hidden_layers * config.num_key_value_heads * bytes_per_pair

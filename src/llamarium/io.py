@@ -1,4 +1,4 @@
-"""Opening files that came from outside, and writing files that are complete or absent."""
+"""Validate files before they are read, and write files and directories atomically."""
 
 import contextlib
 import hashlib
@@ -16,11 +16,11 @@ from llamarium.leftovers import held, remove_leftovers
 
 
 def regular_size(path: Path) -> int:
-    """Return the size in bytes of the regular file at `path`; a symbolic link is followed, as the hub's cache needs.
+    """Return the size in bytes of a regular file; symbolic links are followed, as the hub's cache needs.
 
     Raises:
-        ModelNotFoundError: If nothing is there, or a link leads nowhere.
-        CheckpointError: If it cannot be looked at, or is a folder, a pipe or a device, which reading might block on.
+        ModelNotFoundError: If it does not exist, or is a broken link.
+        CheckpointError: If it cannot be accessed, or is not a regular file: reading a pipe or a device could block.
     """
     try:
         status = path.stat()
@@ -36,7 +36,7 @@ def regular_size(path: Path) -> int:
 
 
 def read_small(path: Path, most_bytes: int = 1 << 20) -> bytes:
-    """Return the content of a regular file; OSError if it is another kind of file, or has more bytes."""
+    """Return the content of a regular file of up to `most_bytes`; OSError for other kinds of files and larger ones."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError("not a regular file")
@@ -46,16 +46,16 @@ def read_small(path: Path, most_bytes: int = 1 << 20) -> bytes:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, hex; OSError if it cannot be read."""
+    """Return the hex SHA-256 of a file; OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Generator[BinaryIO]:
-    """Write `path` so that it is complete or untouched: a temporary file beside it, synced, then renamed over it.
+    """Write a file atomically: to a temporary file next to it, which is synced and renamed.
 
-    After an OSError, as the file system says, the temporary file is gone and `path` is what it was.
+    After an OSError, the temporary file is gone and `path` is unchanged.
     """
     remove_leftovers(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -74,14 +74,14 @@ def atomic_file(path: Path) -> Generator[BinaryIO]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON object as `atomic_file` does; ValueError for a NaN or an infinity, which JSON lacks."""
+    """Write a JSON object atomically; ValueError for NaN and infinities, which JSON does not support."""
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     with atomic_file(path) as file:
-        file.write(text.encode(errors="backslashreplace"))  # half a surrogate pair as JSON's \udcff
+        file.write(text.encode(errors="backslashreplace"))  # lone surrogates become JSON's \udcff
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on the disk."""
+    """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -90,7 +90,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Sync all files below `folder`, then the folders, the innermost first."""
+    """Sync all files in a directory tree, and its directories, innermost first."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             sync(Path(parent, name))
@@ -101,16 +101,17 @@ def sync_tree(folder: Path) -> None:
 def atomic_folder(
     target: Path, *, replace: bool, others: Callable[[Path], Iterable[Path]] = other_files, whose: str = "a model's"
 ) -> Generator[Path]:
-    """Fill a folder so that it is complete or untouched: a temporary one beside it, synced, then renamed.
+    """Write a directory atomically: to a temporary one next to it, which is synced and renamed.
 
     Args:
-        target: The folder.
-        replace: Allow that it exists and holds nothing else.
-        others: Returns what else a folder holds; by default all but the files of a model (`file_names.MODEL_FILES`).
+        target: The directory.
+        replace: Whether it may exist, if it contains no other files.
+        others: Returns the other files of a directory; by default all except those of a model
+            (`file_names.MODEL_FILES`).
         whose: Whose files may be replaced, for messages.
 
     Yields:
-        The folder to fill.
+        The directory to fill.
 
     Raises:
         OutputError: If `target` may not be replaced, or cannot be written.
@@ -139,7 +140,7 @@ def atomic_folder(
             sync(target.parent)
     except OSError as error:
         raise unwritable(target, error) from error
-    except OutputError as error:  # of the writer, and names a file in the temporary folder
+    except OutputError as error:  # from the writer; it names a file in the temporary directory
         if not isinstance(error.__cause__, OSError):
             raise
         raise unwritable(target, error.__cause__) from error
@@ -148,9 +149,10 @@ def atomic_folder(
 def check_replaceable(
     folder: Path, *, replace: bool, others: Callable[[Path], Iterable[Path]] = other_files, whose: str = "a model's"
 ) -> None:
-    """Check that an existing folder may be replaced; arguments as of `atomic_folder`.
+    """Validate that an existing directory may be replaced; arguments as in `atomic_folder`.
 
-    OutputError without `replace`, or if it holds other files, which would be lost.
+    Raises:
+        OutputError: Without `replace`, or if other files would be lost.
     """
     if not replace:
         raise OutputError(f"{escape(folder)}: exists already; --force replaces it")
@@ -164,7 +166,7 @@ def check_replaceable(
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:
-    """Say that something cannot be written, and why; without the temporary file's name."""
+    """Return the error for a path that cannot be written, without the name of a temporary file."""
     named = str(error.filename or path)
     is_temporary = f"{os.sep}.{path.name}." in named or named.endswith(".part") or f"{os.sep}.saving-" in named
     where = "" if is_temporary or named == str(path) else f" ({escape(named)})"

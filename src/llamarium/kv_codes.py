@@ -1,15 +1,16 @@
-"""Cached keys and values as codes of 8 or 4 bits: what is kept of a vector, and what it is read as. Never torch.
+"""Formats of the quantized KV cache, 8 or 4 bits. Torch-free.
 
-A vector of head_dim (H) is rotated by a Hadamard matrix first, where H is a power of two. Scores do not change, since
-queries are rotated alike, and what attention mixes is rotated back; but a vector's outliers are spread over all of its
-numbers, which then need a smaller scale. After that:
+If the head dimension H is a power of two, a vector is first rotated by a Hadamard matrix. Queries are rotated in the
+same way, so scores do not change, and the output of attention is rotated back. The rotation spreads outliers over all
+elements, which then need a smaller scale. After that:
 
-- int8: codes of -127 to 127 and one scale, float32, for the vector: 68 bytes for 64 numbers.
-- int4: codes of -8 to 7 in groups of 32, each with a scale in bfloat16: 36 bytes for 64 numbers. Byte i of a group has
-  code i, plus 8, in its low half, and code 16 + i in its high one. The last group of another H is padded with zeros.
+- int8: codes of -127 to 127 and one float32 scale per vector: 68 bytes for 64 elements.
+- int4: codes of -8 to 7 in groups of 32, each with a bfloat16 scale: 36 bytes for 64 elements. Byte i of a group has
+  code i, plus 8, in its low half and code 16 + i in its high half. If H is not a multiple of 32, the last group is
+  padded with zeros.
 
-The C kernels (`native/attention.h`) and the modules (`attention/codes.py`) keep the same codes. The functions here take
-arrays of numpy or torch, and the module that they are of.
+The C kernels (`native/attention.h`) and the PyTorch modules (`attention/codes.py`) use the same codes. The functions
+here accept numpy arrays or torch tensors, together with the module, numpy or torch.
 
 Source: Ashkboos et al. 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs"; docs/decisions/0058.
 """
@@ -18,32 +19,32 @@ import math
 from typing import Any, Literal
 
 CacheDtype = Literal["auto", "int8", "int8-k/int4-v", "int4"]
-"""KV cache dtype: the model's own, or codes of 8 or 4 bits for keys and values."""
+"""KV cache dtype: the model's ("auto"), or 8 or 4 bits for keys and values."""
 
 GROUP = 32
-"""Codes of 4 bits that share a scale."""
+"""Number of 4-bit codes that share a scale."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of the dtypes that keys and values are kept in, codes apart."""
+"""Bytes per element of the KV cache dtypes that are not quantized."""
 
 
 def kinds_of(dtype: str) -> tuple[str, str]:
-    """Return the dtypes of keys and of values in a cache: "int8-k/int4-v" is ("int8", "int4")."""
+    """Return the dtypes of keys and values: ("int8", "int4") for "int8-k/int4-v"."""
     return ("int8", "int4") if dtype == "int8-k/int4-v" else (dtype, dtype)
 
 
 def is_codes(kind: str) -> bool:
-    """Return whether a key's or value's dtype is one of codes with scales."""
+    """Return whether a dtype of keys or values is quantized."""
     return kind in ("int8", "int4")
 
 
 def num_groups(head_dim: int) -> int:
-    """Return how many scales a vector has in 4 bits."""
+    """Return how many scales a 4-bit vector has."""
     return math.ceil(head_dim / GROUP)
 
 
 def vector_bytes(kind: str, head_dim: int) -> int:
-    """Return the bytes of a key or value, its scales included."""
+    """Return the size of a key or value vector in bytes, scales included."""
     if kind == "int4":
         return num_groups(head_dim) * (GROUP // 2 + 2)
     return head_dim + 4 if kind == "int8" else head_dim * DTYPE_BYTES[kind]
@@ -52,7 +53,8 @@ def vector_bytes(kind: str, head_dim: int) -> int:
 def hadamard(xp: Any, x: Any) -> Any:
     """Multiply vectors (..., H), float32, by the orthonormal Hadamard matrix of H, its own inverse.
 
-    Sizes that are no power of two from 4 on stay as they are. Sums are in the order of `spread` in native/attention.h.
+    If H is not a power of two of at least 4, x is returned unchanged. The order of additions is that of `spread` in
+    native/attention.h.
     """
     size = x.shape[-1]
     if size < 4 or size & (size - 1):
@@ -65,7 +67,7 @@ def hadamard(xp: Any, x: Any) -> Any:
 
 
 def values_of(xp: Any, codes: Any, scales: Any, head_dim: int) -> Any:
-    """Return what codes are, still rotated: (..., H), float32.
+    """Dequantize vectors, without undoing the rotation: (..., H), float32.
 
     Args:
         xp: numpy or torch.

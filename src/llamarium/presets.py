@@ -1,4 +1,4 @@
-"""The shapes of published Llamas and of small ones to train, by name.
+"""Configurations of published Llama models, and of small ones for training, by name.
 
 Source: the publishers' `config.json` files.
 """
@@ -57,7 +57,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """Return the preset called `name`; ConfigError if there is none, with the names that there are.
+    """Return a preset by name; ConfigError, which lists the names, if there is none.
 
     >>> llamarium.preset("llama-3.1-8b").hidden_size
     4096

@@ -1,7 +1,7 @@
-"""The frequencies of RoPE: how far each pair of features turns per position, with a model's scaling.
+"""RoPE frequencies: the rotation of each pair of features per position, with a model's scaling.
 
-Computed once per model, in float32 and in the order of operations of transformers, whose last bit is seen at position
-131,071. Both runners use these numbers: `model/rope.py` and the C kernels.
+They are computed once per model, in float32, with the same order of operations as in transformers, because a difference
+in the last bit is visible at position 131,071. Both `model/rope.py` and the C kernels use them.
 
 Source: Su et al. 2021, "RoFormer"; llama-models, `llama3/model.py`, for Llama 3.1's scaling; Peng et al. 2023, "YaRN";
 transformers, `modeling_rope_utils.py`.
@@ -22,13 +22,13 @@ _ONE = np.float32(1)
 def rope_frequencies(config: ModelConfig) -> Frequencies:
     """Return theta^(-2i/H) for i < H/2, with the config's scaling: (H/2,) float32, radians per position.
 
-    The power is rounded to float32 correctly; torch's own may be off by one in the last bit for a few widths of heads.
+    The power is correctly rounded to float32; torch's is off by one bit for a few head dimensions.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     powers = np.power(np.float64(np.float32(config.rope_theta)), exponents.astype(np.float64))
     waves = powers.astype(np.float32)
     scaling = config.rope_scaling
-    if scaling is None or scaling.rope_type == "dynamic":  # which scales nothing within the context
+    if scaling is None or scaling.rope_type == "dynamic":  # "dynamic" changes nothing within the context
         return _ONE / waves
     if scaling.rope_type == "linear":
         return _ONE / waves / np.float32(scaling.factor)
@@ -36,18 +36,18 @@ def rope_frequencies(config: ModelConfig) -> Frequencies:
 
 
 def attention_factor(config: ModelConfig) -> float:
-    """Return what cosines and sines are multiplied with, rounded to float32: 1 except for Yarn."""
+    """Return the factor of cosines and sines, rounded to float32: 1 except for YaRN."""
     scaling = config.rope_scaling
     return float(np.float32(1.0 if scaling is None else scaling.attention_factor or 1.0))
 
 
 def _llama3(frequencies: Frequencies, scaling: RopeScaling) -> Frequencies:
-    """Llama 3.1's scaling: long waves divided by the factor, short ones kept, a linear blend between."""
+    """Apply Llama 3.1's scaling: low frequencies divided by the factor, high ones kept, a linear blend in between."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     original = scaling.original_max_position_embeddings
     assert low is not None and high is not None and original is not None
 
-    # torch divides a number by a tensor by way of the reciprocal
+    # torch divides a scalar by a tensor as scalar * reciprocal, so do the same for equal bits.
     wavelengths = _ONE / frequencies * np.float32(2 * math.pi)
     kept = (_ONE / wavelengths * np.float32(original) - np.float32(low)) / np.float32(high - low)
     kept = np.clip(kept, np.float32(0), _ONE).astype(np.float32, copy=False)
@@ -56,7 +56,7 @@ def _llama3(frequencies: Frequencies, scaling: RopeScaling) -> Frequencies:
 
 
 def _yarn(waves: Frequencies, config: ModelConfig, scaling: RopeScaling) -> Frequencies:
-    """Yarn's: pairs with many turns over the original context kept, those with few divided, a blend between.
+    """Apply YaRN: pairs with many turns over the original context kept, those with few divided, a blend in between.
 
     `waves` is theta^(2i/H).
     """
@@ -70,13 +70,13 @@ def _yarn(waves: Frequencies, config: ModelConfig, scaling: RopeScaling) -> Freq
 
 
 def _blended_pairs(config: ModelConfig, scaling: RopeScaling) -> tuple[float, float]:
-    """Return where the blend begins and ends, counted in pairs."""
+    """Return the first and the last pair of the blend."""
     original, fast, slow = scaling.original_max_position_embeddings, scaling.beta_fast, scaling.beta_slow
     assert original is not None and fast is not None and slow is not None
     dim, base = config.head_dim, config.rope_theta
 
     def pair(turns: float) -> float:
-        """Return which pair turns so often over the original context."""
+        """Return the pair that makes `turns` turns over the original context."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = pair(fast), pair(slow)

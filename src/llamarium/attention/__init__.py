@@ -1,4 +1,4 @@
-"""The one place where past tokens exist: objects that take q, k and v and return what the queries see."""
+"""Attention: objects that take q, k and v, keep what they need, and return the attention output."""
 
 from llamarium.attention.base import Attend, Context, attend_eagerly
 from llamarium.attention.causal import CausalAttend

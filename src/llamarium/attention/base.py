@@ -1,4 +1,4 @@
-"""The seam of the whole project, and the definition of attention that every implementation is held to.
+"""The `Attend` protocol, and the reference definition of attention.
 
 Shape suffixes: B batch, T tokens, N query heads, K key-value heads, G = N / K query heads per key-value head,
 H head_dim, S keys that a query may see.
@@ -15,10 +15,12 @@ from llamarium.errors import InputError
 
 
 class Context(NamedTuple):
-    """What the queries of one call look at.
+    """The keys, values and mask of one attention call.
 
     Attributes:
-        visible_BTS: bool; True where a query may see a key. The batch axis may be 1 for all rows alike.
+        k_BSKH: The keys.
+        v_BSKH: The values.
+        visible_BTS: bool; True where a query may see a key. The batch axis may be 1.
     """
 
     k_BSKH: Tensor
@@ -27,10 +29,10 @@ class Context(NamedTuple):
 
 
 class Attend(Protocol):
-    """Keep k and v if you keep them; return what the queries see.
+    """Computes attention for one layer, and may store k and v.
 
-    The model calls it once a layer, with q and k already rotated. What differs between training, generation,
-    serving and inspection is which object is passed, never the model.
+    The model calls it once per layer, with q and k already rotated. Training, generation, serving and inspection differ
+    only in the object that is passed to the model.
     """
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
@@ -40,12 +42,12 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Eager:
-    """Attention written out.
+    """The intermediate results of attention.
 
     Attributes:
-        scores_BNTS: float32; q·k / sqrt(H), -inf where a query may not look.
-        pattern_BNTS: float32; the softmax of the scores over S; zero in a row that sees nothing.
-        out_BTNH: The mixture of the values, in q's dtype.
+        scores_BNTS: float32; q·k / sqrt(H), -inf where masked.
+        pattern_BNTS: float32; attention weights: softmax of the scores over S, zero in rows without visible keys.
+        out_BTNH: The weighted sum of the values, in q's dtype.
     """
 
     scores_BNTS: Tensor
@@ -54,7 +56,7 @@ class Eager:
 
 
 def attend_eagerly(q_BTNH: Tensor, context: Context) -> Eager:
-    """Attention by its definition: softmax(q·k / sqrt(H)) · v, in float32, head n reading key-value head n // G.
+    """Compute attention by its definition, softmax(q·k / sqrt(H)) · v, in float32; head n uses key-value head n // G.
 
     Source: Vaswani et al. 2017, section 3.2.1; Ainslie et al. 2023 for the groups.
     """
@@ -71,19 +73,19 @@ def attend_eagerly(q_BTNH: Tensor, context: Context) -> Eager:
 def attend_fused(
     q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, mask: Tensor | None, *, is_causal: bool = False
 ) -> Tensor:
-    """Return (B, T, N, H) of PyTorch's fused kernels; `mask` is bool and broadcasts to (B, N, T, S)."""
+    """Return attention (B, T, N, H) by PyTorch's fused kernels; `mask` is bool and broadcasts to (B, N, T, S)."""
     q_BNTH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BTNH, k_BSKH, v_BSKH))
     out_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BKSH, v_BKSH, mask, is_causal=is_causal, enable_gqa=True)
     return out_BNTH.transpose(1, 2)
 
 
 def causal_mask(positions_T: Tensor, keys_S: Tensor, window: int | None = None) -> Tensor:
-    """Return (T, S): True where the query at a position sees the key at another.
+    """Return the causal mask, bool (T, S): True where a query sees a key.
 
     Args:
-        positions_T: int; of the queries.
-        keys_S: int; of the keys.
-        window: How many positions a query sees, the last one its own; None for all up to its own.
+        positions_T: int; positions of the queries.
+        keys_S: int; positions of the keys.
+        window: Sliding window: how many positions a query sees, including its own; None for no limit.
 
     Source: transformers, `masking_utils.py`, `sliding_window_overlay`.
     """
@@ -94,7 +96,7 @@ def causal_mask(positions_T: Tensor, keys_S: Tensor, window: int | None = None) 
 def visible_in_row(
     num_tokens: int, segments_BT: Tensor | None, bidirectional: bool, device: torch.device, window: int | None = None
 ) -> Tensor:
-    """Return the (1 or B, T, T) mask of a call that sees only its own T tokens; the others as in `RowAttend`."""
+    """Return the mask, (1 or B, T, T), for T tokens without a cache; other arguments as in `RowAttend`."""
     positions_T = torch.arange(num_tokens, device=device)
     visible_BTT = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool, device=device)
     if not bidirectional:
@@ -105,16 +107,16 @@ def visible_in_row(
 
 
 class RowAttend:
-    """What a call over its own tokens alone sees; keeps nothing.
+    """The base of attention without a cache.
 
     Args:
-        segments_BT: int; tokens of different numbers do not see each other. For packed rows number the documents;
-            for padding give the padding a number of its own. None means one segment.
-        bidirectional: Every token sees its whole segment, as in an encoder.
-        window: How many tokens each sees, the last one itself: a model's `sliding_window`. None means all up to itself.
+        segments_BT: int; tokens of different segments do not see each other. Use one number per document in packed
+            rows, and a separate number for padding. None means one segment.
+        bidirectional: Whether every token sees its whole segment, as in an encoder.
+        window: A model's `sliding_window`: how many tokens each token sees, including itself. None for no limit.
 
     Raises:
-        InputError: If `window` is below 1, or given beside `bidirectional`.
+        InputError: If `window` is less than 1, or combined with `bidirectional`.
     """
 
     def __init__(
@@ -128,6 +130,6 @@ class RowAttend:
         self.window = window
 
     def context(self, layer_idx: int, k_BTKH: Tensor, v_BTKH: Tensor) -> Context:
-        """Return the call's own keys and values, and which of them each query sees."""
+        """Return the keys, values and mask of a call."""
         mask = visible_in_row(k_BTKH.shape[1], self.segments_BT, self.bidirectional, k_BTKH.device, self.window)
         return Context(k_BTKH, v_BTKH, mask)

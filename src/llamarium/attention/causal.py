@@ -1,4 +1,4 @@
-"""Attention without a past: training, scoring, and the model's default."""
+"""Fused attention without a cache: for scoring, and the model's default."""
 
 from torch import Tensor
 
@@ -12,9 +12,9 @@ class CausalAttend(RowAttend):
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         """Return (B, T, N, H)."""
-        num_tokens, known = q_BTNH.shape[1], self._mask_B1TT
-        hides = self.segments_BT is not None or (self.window is not None and self.window < num_tokens)
-        if hides and (known is None or known.shape[-1] != num_tokens):  # once for all layers
+        num_tokens, mask_B1TT = q_BTNH.shape[1], self._mask_B1TT
+        is_masked = self.segments_BT is not None or (self.window is not None and self.window < num_tokens)
+        if is_masked and (mask_B1TT is None or mask_B1TT.shape[-1] != num_tokens):  # built once for all layers
             self._mask_B1TT = self.context(layer_idx, k_BTKH, v_BTKH).visible_BTS.unsqueeze(1)
-        mask = self._mask_B1TT if hides else None
-        return attend_fused(q_BTNH, k_BTKH, v_BTKH, mask, is_causal=not hides and not self.bidirectional)
+        mask = self._mask_B1TT if is_masked else None
+        return attend_fused(q_BTNH, k_BTKH, v_BTKH, mask, is_causal=not is_masked and not self.bidirectional)

@@ -1,4 +1,4 @@
-"""Keys and values to codes of 8 or 4 bits, as a `PagedCache` keeps them; `kv_codes.py` says what they are."""
+"""Quantization of keys and values to 8 or 4 bits, as in `PagedCache`; `kv_codes.py` defines the formats."""
 
 import torch
 import torch.nn.functional as F
@@ -10,33 +10,33 @@ SCALE_DTYPES = {"int8": torch.float32, "int4": torch.bfloat16}
 
 
 def spread(x: Tensor) -> Tensor:
-    """Rotate vectors (..., H) by the Hadamard matrix, in float32; the same dtype. Twice is the vector again."""
+    """Rotate vectors (..., H) by the Hadamard matrix, its own inverse, in float32; return the same dtype."""
     return hadamard(torch, x.float()).to(x.dtype)
 
 
 def shapes_of(kind: str, head_dim: int) -> tuple[int, torch.dtype, int]:
-    """Return how many numbers of which dtype a vector's codes are, and how many scales it has."""
+    """Return the size and dtype of a vector's codes, and its number of scales."""
     if kind == "int4":
         return num_groups(head_dim) * GROUP // 2, torch.uint8, num_groups(head_dim)
     return head_dim, torch.int8, 1
 
 
 def encode(kind: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate vectors (..., H) and round them to codes and scales."""
+    """Rotate vectors (..., H) and quantize them to codes and scales."""
     rotated = hadamard(torch, x.float())
     return to_bytes(rotated) if kind == "int8" else to_nibbles(rotated)
 
 
 def decode(codes: Tensor, scales: Tensor, head_dim: int) -> Tensor:
-    """Return the vectors that codes are, still rotated: (..., H), float32."""
+    """Dequantize vectors, without undoing the rotation: (..., H), float32."""
     return values_of(torch, codes, scales.float(), head_dim)
 
 
 def to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round vectors (..., H) to codes (..., H), int8, and scales (..., 1), float32, so that x is about codes * scale.
+    """Quantize vectors (..., H) to codes (..., H), int8, and scales (..., 1), float32: x is about codes * scale.
 
-    The scale is the largest magnitude over 127; codes are rounded to the nearest, ties to even. A vector with NaN or
-    infinity gets NaN for its scale, so that whatever sees it is NaN.
+    The scale is the largest magnitude divided by 127; codes are rounded to nearest, ties to even. A vector with NaN or
+    infinity gets a NaN scale, so that its effects are NaN, too.
     """
     numbers = x.float()
     scale = numbers.abs().amax(dim=-1, keepdim=True) / 127
@@ -46,10 +46,10 @@ def to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_nibbles(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round vectors (..., H) to 4 bits: the bytes of their codes, uint8 (..., 16 * groups), and scales, bfloat16.
+    """Quantize vectors (..., H) to 4 bits: codes as bytes, uint8 (..., 16 * groups), and scales, bfloat16.
 
-    In each group of 32 the number of the largest magnitude, the first of equals, becomes -8 before its scale is
-    rounded. NaN and infinities make the scale NaN.
+    In each group of 32, the scale maps the element of the largest magnitude (the first of equals) to -8. NaN and
+    infinities make the scale NaN.
     """
     padded = F.pad(x.float(), (0, num_groups(x.shape[-1]) * GROUP - x.shape[-1]))
     groups = padded.unflatten(-1, (-1, GROUP))

@@ -1,4 +1,4 @@
-"""Attention to another sequence: the decoder's queries, the encoder's keys and values."""
+"""Cross-attention: the decoder's queries, the encoder's keys and values."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from llamarium.attention.base import attend_fused
 
 
 class CrossAttend:
-    """Every query sees the whole memory; the k and v of the call itself are not used.
+    """Cross-attention to a fixed memory; the k and v of the call itself are ignored.
 
-    The memory comes from the same attention module: `attention.project(encoder_hidden)` gives its k and
-    v for the encoder's hidden states, without rotation.
+    The memory comes from the same attention modules: `attention.project(encoder_hidden)` returns k and v of the
+    encoder's hidden states, without RoPE.
 
     Args:
-        memory: One (k, v) pair of (B, S, K, H) for each layer.
-        visible_BS: bool; False where the memory is padding. None means all of it is real.
+        memory: A (k, v) pair of (B, S, K, H) per layer.
+        visible_BS: bool; False at padding. None means no padding.
     """
 
     def __init__(self, memory: Sequence[tuple[Tensor, Tensor]], visible_BS: Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The oracle: attention as the paper writes it, in float32, with nothing fused."""
+"""The reference implementation of attention: as in the paper, in float32, nothing fused."""
 
 from torch import Tensor
 

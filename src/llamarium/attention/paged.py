@@ -1,12 +1,12 @@
-"""Attention over a paged cache: sequences of any lengths, packed into one row of tokens.
+"""Paged attention in PyTorch: sequences of any lengths, packed into one row of tokens.
 
-A cache is a number of slots, in blocks; a sequence's position p lies in the slot that its block table names. So
-sequences grow without being moved, share what they have in common, and leave without a gap. The model sees one row of
-M tokens, whichever sequences they belong to; each sequence's queries see its own slots, and nothing else.
+A KV cache consists of blocks of slots; a sequence's block table maps positions to slots. So sequences can grow without
+being moved, share prefixes, and end without leaving gaps. The model sees one row of M tokens of any sequences; the
+queries of each sequence see only its own slots.
 
-At a long context it is the cache that a token's time goes into: 8,000 tokens of Llama 3.2 1B are 262 MB in bfloat16,
-and every new token reads all of it. Kept as codes of 8 or 4 bits it is little more than a half or a quarter
-(`kv_codes.py`). Keys are rounded after RoPE has rotated them.
+With a long context, decoding mostly reads the cache: 8,000 tokens of Llama 3.2 1B take 262 MB in bfloat16, and every
+new token reads all of it. Quantized to 8 or 4 bits it takes slightly more than a half or a quarter (`kv_codes.py`).
+Keys are quantized after RoPE.
 """
 
 import copy
@@ -28,21 +28,25 @@ from llamarium.kv_codes import CacheDtype, is_codes, kinds_of
 
 
 class PagedCache:
-    """Keys and values of every layer, in blocks of slots.
+    """A paged KV cache for all layers.
 
     Args:
-        dtype: What keys and values are computed in.
-        kept: What they are kept in: "auto" is `dtype`, the others are codes and scales.
+        num_layers: L.
+        num_blocks: Number of blocks.
+        block_size: Slots per block.
+        num_key_value_heads: K.
+        head_dim: H.
+        dtype: Compute dtype of keys and values.
+        kept: KV cache dtype; "auto" is `dtype`, the others are quantized.
+        device: The device.
 
     Raises:
-        MemoryBudgetError: If there is not that much memory.
+        MemoryBudgetError: If there is not enough memory.
 
     Attributes:
-        k: L tensors of (slots, K, H): a sequence whose blocks lie side by side is read where it lies. Codes of 4 bits
-            are bytes, two codes in each.
-        v: The same for the values.
-        k_scales: Of codes, L tensors of (slots, K, scales of a vector). Else nothing.
-        v_scales: The same for the values.
+        k, v: L tensors (slots, K, H); a sequence whose blocks are adjacent is read without a copy. Two 4-bit codes
+            share a byte.
+        k_scales, v_scales: If quantized, L tensors (slots, K, scales of a vector); else empty.
     """
 
     def __init__(
@@ -75,40 +79,41 @@ class PagedCache:
         self.num_blocks = num_blocks
 
     def _parts(self) -> list[tuple[tuple[int, torch.dtype], tuple[int, torch.dtype]]]:
-        """Return, for keys and for values, how many numbers of which dtype a vector is, and how many its scales are."""
-        head_dim, found = self._heads[1], list[tuple[tuple[int, torch.dtype], tuple[int, torch.dtype]]]()
+        """Return for keys and for values: size and dtype of a vector, and number and dtype of its scales."""
+        head_dim, parts = self._heads[1], list[tuple[tuple[int, torch.dtype], tuple[int, torch.dtype]]]()
         for kind in kinds_of(self.kept):
             if is_codes(kind):
                 width, dtype, num_scales = shapes_of(kind, head_dim)
-                found.append(((width, dtype), (num_scales, SCALE_DTYPES[kind])))
+                parts.append(((width, dtype), (num_scales, SCALE_DTYPES[kind])))
             else:
-                found.append(((head_dim, self.dtype), (0, self.dtype)))
-        return found
+                parts.append(((head_dim, self.dtype), (0, self.dtype)))
+        return parts
 
     def _zeros(self, slots: int, heads: int, width: int, dtype: torch.dtype) -> Tensor:
         if self.device.type != "cpu" or slots == 0:
             return torch.zeros(slots, heads, width, dtype=dtype, device=self.device)
-        taken = torch.from_numpy(reserve((slots * heads * width * dtype.itemsize,), np.uint8))
-        return taken.view(dtype).view(slots, heads, width)
+        memory = torch.from_numpy(reserve((slots * heads * width * dtype.itemsize,), np.uint8))
+        return memory.view(dtype).view(slots, heads, width)
 
     @property
     def num_bytes(self) -> int:
-        """What keys and values together occupy once all slots are used, scales included."""
+        """Size in bytes once all slots are used, scales included."""
         return sum(t.numel() * t.element_size() for t in self._tensors())
 
     def _tensors(self) -> list[Tensor]:
         return [*self.k, *self.v, *self.k_scales, *self.v_scales]
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block's content to another, in all layers."""
+        """Copy a block to another one, in all layers."""
         for tensor in self._tensors():
             blocks = tensor.unflatten(0, (-1, self.block_size))
             blocks[target] = blocks[source]
 
     def grow(self, num_blocks: int) -> None:
-        """Become larger; what the blocks hold stays. Where that fails or is interrupted, the cache is as it was.
+        """Grow to `num_blocks` blocks, keeping their contents; a failure or an interrupt leaves the cache unchanged.
 
-        MemoryBudgetError if there is not that much memory.
+        Raises:
+            MemoryBudgetError: If there is not enough memory.
         """
         larger = copy.copy(self)
         larger._allocate(num_blocks)
@@ -119,15 +124,15 @@ class PagedCache:
     def read(
         self, layer_idx: int, blocks: Sequence[int], num_slots: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the keys and values of a sequence's first positions: (S, K, H) each, float32."""
+        """Return the keys and values of a sequence's first positions, dequantized: (S, K, H) each, float32."""
         slots = find_slots(blocks, self.block_size, num_slots, self.device)
         k_SKH, v_SKH = self.at(layer_idx, slots, torch.float32)
         if self.k_scales:
             k_SKH, v_SKH = spread(k_SKH), spread(v_SKH)
-        return k_SKH.float().cpu().numpy(), v_SKH.float().cpu().numpy()  # sync: to hand out
+        return k_SKH.float().cpu().numpy(), v_SKH.float().cpu().numpy()  # sync: the caller needs the values
 
     def at(self, layer_idx: int, slots: slice | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return keys and values of some slots, (S, K, H) each; codes as numbers of `dtype`, rotated (`spread`)."""
+        """Return keys and values of some slots, (S, K, H) each; dequantized ones in `dtype`, still rotated."""
         k_SKH, v_SKH = self.k[layer_idx][slots], self.v[layer_idx][slots]
         if not self.k_scales:
             return k_SKH, v_SKH
@@ -137,7 +142,7 @@ class PagedCache:
         return k_SKH.to(dtype), v_SKH.to(dtype)
 
     def put(self, layer_idx: int, slots: slice | Tensor, k_MKH: Tensor, v_MKH: Tensor) -> None:
-        """Keep keys and values of M tokens in these slots."""
+        """Store keys and values of M tokens in the given slots."""
         parts = ((self.k, self.k_scales, k_MKH), (self.v, self.v_scales, v_MKH))
         for kind, (kept, scales, new_MKH) in zip(kinds_of(self.kept), parts, strict=True):
             if scales:
@@ -150,9 +155,9 @@ class Segment:
     """The tokens of one sequence in a packed row.
 
     Attributes:
-        rows: Where they are in the row.
-        start: The first one's position; the others follow it.
-        slots: Of all positions of the sequence, up to the last of these tokens: (S,), or the slice that they are.
+        rows: Their place in the row.
+        start: Position of the first token.
+        slots: Slots of all positions up to the last of these tokens: (S,), or a slice if they are contiguous.
     """
 
     rows: slice
@@ -161,14 +166,14 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """S: positions that the last of them sees."""
+        """S, the number of positions up to the last token."""
         return self.start + self.rows.stop - self.rows.start
 
 
 class PagedAttend:
-    """Attention of one packed row, with a segment for each sequence, over a `PagedCache`; holds for one pass.
+    """Attention of a packed row over a `PagedCache`, with one segment per sequence; used for one pass.
 
-    Earlier passes have filled all positions before the segments that a window, where there is one, leaves in sight.
+    Earlier passes must have filled all visible positions before the segments.
     """
 
     def __init__(self, cache: PagedCache, segments: Sequence[Segment], window: int | None = None) -> None:
@@ -177,22 +182,21 @@ class PagedAttend:
         self._masks: dict[int, Tensor] = {}
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
-        """Store k and v, then return (1, M, N, H).
-
-        InputError if the tokens are not one packed row of the segments' tokens.
-        """
+        """Store k and v, then return attention (1, M, N, H); InputError unless the tokens match the segments."""
         if q_BTNH.shape[:2] != (1, self.segments[-1].rows.stop):
             expected = (1, self.segments[-1].rows.stop)
             raise InputError(f"{tuple(q_BTNH.shape[:2])} tokens; expected {expected}, as the segments have")
         for segment, slots in zip(self.segments, self._new, strict=True):
             self.cache.put(layer_idx, slots, k_BTKH[0, segment.rows], v_BTKH[0, segment.rows])
         q_BTNH = spread(q_BTNH) if self.cache.k_scales else q_BTNH
-        parts = [self._attend(layer_idx, i, one, q_BTNH[:, one.rows]) for i, one in enumerate(self.segments)]
+        parts = [self._attend(layer_idx, i, part, q_BTNH[:, part.rows]) for i, part in enumerate(self.segments)]
         out_BTNH = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return spread(out_BTNH) if self.cache.v_scales else out_BTNH
 
     def _attend(self, layer_idx: int, i: int, segment: Segment, q_1TNH: Tensor) -> Tensor:
-        first = 0 if self.window is None else max(0, segment.start + 1 - self.window)  # what the first query sees
+        first = (
+            0 if self.window is None else max(0, segment.start + 1 - self.window)
+        )  # first position that the first query sees
         slots = _from(segment.slots, first, segment.end)
         k_1SKH, v_1SKH = (kept.unsqueeze(0) for kept in self.cache.at(layer_idx, slots, q_1TNH.dtype))
         if segment.end == segment.start + 1:
@@ -205,13 +209,13 @@ class PagedAttend:
 
 
 def _decode(q_11NH: Tensor, k_1KSH: Tensor, v_1KSH: Tensor) -> Tensor:
-    """One token: the G query heads of a group stand where tokens stand, so no key is read twice."""
+    """Attend from one token, with the G query heads of a group on the token axis, so that each key is read once."""
     q_1KGH = q_11NH.view(1, k_1KSH.shape[1], -1, q_11NH.shape[-1])
     return F.scaled_dot_product_attention(q_1KGH, k_1KSH, v_1KSH).reshape(q_11NH.shape)
 
 
 def find_slots(blocks: Sequence[int], block_size: int, num_slots: int, device: torch.device | str) -> slice | Tensor:
-    """Return the slots of a sequence's first positions; a slice where its blocks lie side by side."""
+    """Return the slots of a sequence's first positions, as a slice if its blocks are adjacent."""
     used = list(blocks[: math.ceil(num_slots / block_size)])
     if used == list(range(used[0], used[0] + len(used))):
         return slice(used[0] * block_size, used[0] * block_size + num_slots)

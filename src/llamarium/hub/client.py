@@ -1,8 +1,8 @@
-"""The Hugging Face hub: the only place that imports `huggingface_hub`, and only when a file is wanted from it.
+"""Access to the Hugging Face hub; the only module that imports `huggingface_hub`, and only when it is needed.
 
 Downloads, the cache under `$HF_HOME`, tokens, mirrors and the offline mode are huggingface_hub's, with its environment
-variables (`HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, ...). Here its many exceptions become three
-explanations: gated, not found, not reachable.
+variables (`HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`, ...). Its exceptions are mapped to three errors:
+gated, not found, not reachable.
 """
 
 import glob
@@ -15,9 +15,12 @@ from llamarium.hub.gguf_names import part_name
 
 
 def download_file(repo: str, file: str) -> Path:
-    """Return one file of a repository, from huggingface_hub's cache or the hub; a part of a split one with all others.
+    """Return the path of a file of a repository, downloading it if necessary; for a split file, all of its parts.
 
-    GatedModelError, ModelNotFoundError, or DownloadError if the hub cannot be reached or the disk cannot be written.
+    Raises:
+        GatedModelError: If the repository requires access.
+        ModelNotFoundError: If the repository or the file does not exist.
+        DownloadError: If the hub is not reachable, or the disk is not writable.
     """
     # Not hf_hub_download: without a network it retries for 23 seconds, where a snapshot's first request fails at once.
     part = part_name(file)
@@ -30,9 +33,9 @@ def download_file(repo: str, file: str) -> Path:
 
 
 def download_snapshot(repo: str, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
-    """Return the folder that holds the files of a repository whose names match `allow` and not `ignore`.
+    """Download the files of a repository that match `allow` and not `ignore`; return their directory.
 
-    Names are matched with fnmatch, where `*` also matches `/`. The folder lacks what the repository does not hold.
+    Patterns are those of fnmatch, where `*` also matches `/`. Patterns without a match are ignored.
     """
     with _explained(repo):
         from huggingface_hub import snapshot_download
@@ -70,7 +73,7 @@ def cached_snapshots() -> list[tuple[str, Path]]:
 
 @contextmanager
 def _explained(repo: str) -> Generator[None]:
-    """Turn what huggingface_hub raises into an error that says what to do."""
+    """Turn exceptions of huggingface_hub into errors that say what to do."""
     try:
         yield
     except Exception as error:  # whatever HTTP library huggingface_hub uses, its failures end here
@@ -80,8 +83,8 @@ def _explained(repo: str) -> Generator[None]:
 def _explain(error: BaseException, repo: str) -> ModelNotFoundError:
     causes = list(_chain(error))
     names = {cls.__name__ for cause in causes for cls in type(cause).__mro__}
-    found = (getattr(getattr(cause, "response", None), "status_code", None) for cause in causes)
-    status = next((code for code in found if isinstance(code, int)), None)
+    status_codes = (getattr(getattr(cause, "response", None), "status_code", None) for cause in causes)
+    status = next((code for code in status_codes if isinstance(code, int)), None)
     if "GatedRepoError" in names:
         return GatedModelError(
             f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then set HF_TOKEN to a token of "

@@ -1,4 +1,4 @@
-"""The Llama itself: one readable definition that is read, run, trained, served and inspected."""
+"""The Llama model: one readable definition for running, training, serving and inspecting."""
 
 from types import FunctionType
 
@@ -24,4 +24,4 @@ __all__ = [
 
 _KINDS = nn.Linear, LlamaAttention, LlamaMLP, SiLUActivation, LlamaRMSNorm, Rotary
 METHODS = [(kind, name, f) for kind in _KINDS for name, f in vars(kind).items() if isinstance(f, FunctionType)]
-"""What the classes of a layer's parts compute with, as imported: what stands there later may be a caller's."""
+"""The methods of a layer's classes at import, to detect whether a caller has patched one."""

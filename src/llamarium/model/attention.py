@@ -8,7 +8,7 @@ from llamarium.model.rope import Rotary
 
 
 class LlamaAttention(nn.Module):
-    """N query heads share K key-value heads; what the queries see is the business of the `attend` object.
+    """Grouped-query attention: N query heads share K key-value heads. The `attend` object has the mask and the cache.
 
     Source: Ainslie et al. 2023, "GQA"; K = N is multi-head attention, K = 1 multi-query.
     """

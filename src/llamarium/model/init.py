@@ -1,4 +1,4 @@
-"""Fresh weights for a model that is to be trained, or measured."""
+"""Random initial weights, for training and for benchmarks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from llamarium.config import ModelConfig
 from llamarium.model.llama import LlamaForCausalLM
 from llamarium.model.norm import LlamaRMSNorm
 
-_PIECE_ROWS = 8192  # of a table that are drawn at a time: 64 MB for Llama 3.2 1B
+_PIECE_ROWS = 8192  # rows of a table that are drawn at a time: 64 MB for Llama 3.2 1B
 
 
 @torch.no_grad()
@@ -19,7 +19,7 @@ def init_weights(model: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
 
     Args:
         model: On a real device.
-        seed: Of a generator of its own; the process's random state is not touched.
+        seed: Seed of a separate generator; the process's random state does not change.
 
     Source: transformers' `LlamaPreTrainedModel._init_weights`.
     """
@@ -35,15 +35,15 @@ def init_weights(model: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
 
 
 class FreshEmbedding(nn.Module):
-    """The embedding table that `init_weights` gives a model, without the model: rows are drawn again when looked up.
+    """The embedding table of `init_weights` without the model: rows are drawn again when they are looked up.
 
-    What is kept are the generator's states, one for every 8,192 rows, so that a table of any size takes no memory. To
-    the bit it is the table of `init_weights(LlamaForCausalLM(config), seed)` on a CPU. That of a tied model is drawn
-    last, as the head, so all other weights are drawn once before it.
+    It stores only the generator's states, one per 8,192 rows. The rows equal those of
+    `init_weights(LlamaForCausalLM(config), seed)` on a CPU to the bit. A tied table is drawn last, as the head, so all
+    other weights are drawn once before it.
 
     Args:
-        config: The model's.
-        seed: As for `init_weights`.
+        config: The model configuration.
+        seed: As in `init_weights`.
     """
 
     states: Tensor
@@ -64,7 +64,7 @@ class FreshEmbedding(nn.Module):
         self.register_buffer("states", torch.stack(states))
 
     def rows(self, ids: Any) -> Any:
-        """Draw the rows of ids of numpy, as `inspect.neighbors` reads them."""
+        """Draw the rows of ids given as a numpy array, as `inspect.neighbors` needs them."""
         return self(torch.from_numpy(ids)).numpy()
 
     def forward(self, ids: Tensor) -> Tensor:

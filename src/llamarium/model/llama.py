@@ -1,10 +1,10 @@
-"""The Llama, whole: embed, L times (attend, transform), normalise, project onto the vocabulary.
+"""The Llama model: embedding, L decoder layers (attention, MLP), final norm, projection onto the vocabulary.
 
 Shape suffixes, the one legend of the project: B batch, T tokens, D hidden_size, N query heads, K key-value heads,
 H head_dim, F intermediate_size, V vocab, L layers, S cached positions.
 
-Names are Hugging Face's, so that `print(model)` and state-dict keys are those of the ecosystem. There is no cache,
-no quantization and no hook in here: the past lives in the `attend` object, 4-bit Linears are swapped in by the loader.
+Names are Hugging Face's, so `print(model)` and state-dict keys look as in the ecosystem. There is no KV cache, no
+quantization and no hook here: the `attend` object has the cache, and the loader replaces Linears by quantized ones.
 """
 
 import torch
@@ -22,7 +22,7 @@ from llamarium.model.rope import LlamaRotaryEmbedding, Rotary
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Tokens exchange what they know, then each thinks for itself; both are added to the residual stream."""
+    """Self-attention, then the MLP, each added to the residual stream."""
 
     def __init__(self, config: ModelConfig, layer_idx: int) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """The trunk: token ids in, hidden states out."""
+    """The model without its head: token ids to hidden states."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         weight_VD = torch.empty(config.vocab_size, config.hidden_size)
-        if not weight_VD.is_meta:  # there, drawing nothing from a normal distribution makes torch import sympy: 1.8 s
+        if not weight_VD.is_meta:  # on the meta device, normal_ would only make torch import sympy, which takes 1.8 s
             nn.init.normal_(weight_VD)
         self.embed_tokens = nn.Embedding.from_pretrained(weight_VD, freeze=False)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
@@ -56,8 +56,8 @@ class LlamaModel(nn.Module):
 
         Args:
             ids_BT: int, token ids.
-            positions_BT: int, (B, T) or (1, T); where each token stands in its own sequence.
-            attend: What the queries see, and where keys and values are kept.
+            positions_BT: int, (B, T) or (1, T); the position of each token in its sequence.
+            attend: Computes attention, and stores keys and values if it has a cache.
         """
         x_BTD = self.embed_tokens(ids_BT)
         rotary = self.rotary_emb(positions_BT, x_BTD.dtype)
@@ -67,14 +67,14 @@ class LlamaModel(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """The trunk and its head. New ones know nothing: load weights into them, or call `init_weights`.
+    """The model with its language-model head. It is not initialized: load weights, or call `init_weights`.
 
     >>> import torch
     >>> llama.model(torch.tensor([llama.encode("To be")])).shape
     torch.Size([1, 5, 65])
 
     Args:
-        config: The shape; with `tie_word_embeddings` the head's weight is the embedding table itself.
+        config: The model configuration; with `tie_word_embeddings`, the head's weight is the embedding table.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -89,13 +89,12 @@ class LlamaForCausalLM(nn.Module):
 
         Args:
             ids_BT: int, token ids.
-            positions: int, (B, T) or (1, T); 0, 1, 2, ... where left out.
-            attend: What the queries see; causal attention over this call's own tokens where left out, with the
-                config's window.
+            positions: int, (B, T) or (1, T); None for 0, 1, 2, ...
+            attend: Computes attention; None for causal attention over this call's tokens, with the config's window.
 
         Raises:
-            InputError: If the ids are no (B, T) of integers within the vocabulary, or the positions do not fit.
-            ContextLengthError: If positions are left out and there are more tokens than the context holds.
+            InputError: If the ids are not integers (B, T) within the vocabulary, or the positions have another shape.
+            ContextLengthError: If `positions` is None and there are more tokens than the context length.
         """
         self._check_ids(ids_BT)
         if positions is None:
@@ -107,12 +106,12 @@ class LlamaForCausalLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device of the model."""
         return self.model.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in; packed weights are unpacked into it."""
+        """Compute dtype, to which packed weights are dequantized."""
         return self.model.norm.weight.dtype
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -120,17 +119,17 @@ class LlamaForCausalLM(nn.Module):
         return self.lm_head(hidden)
 
     def tie_weights(self) -> None:
-        """Make the head's weight the embedding's own Parameter, if the config says so."""
+        """Share the embedding's Parameter with the head, if the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def _check_ids(self, ids_BT: Tensor) -> None:
-        if not isinstance(ids_BT, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's list, say
+        if not isinstance(ids_BT, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance] - such as a list
             kind = type(ids_BT).__name__
             raise InputError(f"token ids are a {kind}; expected a tensor (B, T) of int64: torch.tensor([[1, 2, 3]])")
         if ids_BT.ndim != 2 or ids_BT.numel() == 0 or ids_BT.dtype not in (torch.int64, torch.int32):
-            found = f"{tuple(ids_BT.shape)} of {ids_BT.dtype}"
-            raise InputError(f"token ids are {found}; expected a non-empty (B, T) of int64 or int32")
+            shape_and_dtype = f"{tuple(ids_BT.shape)} of {ids_BT.dtype}"
+            raise InputError(f"token ids are {shape_and_dtype}; expected a non-empty (B, T) of int64 or int32")
         if ids_BT.device.type == "cpu":  # on a GPU this would be a synchronisation; there the kernel asserts
             low, high = int(ids_BT.min()), int(ids_BT.max())
             if low < 0 or high >= self.config.vocab_size:

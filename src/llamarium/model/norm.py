@@ -10,8 +10,8 @@ from llamarium.model.replaceable import replaceable
 class LlamaRMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) · weight, over the last axis.
 
-    The division is done in float32 and rounded to x's dtype before the weight is applied: in bfloat16 the order
-    of the two shows, and published weights were trained with this one.
+    The division is done in float32 and rounded to x's dtype before the weight is applied. In bfloat16 this order
+    affects the result, and published weights were trained with it.
 
     Args:
         hidden_size: D.

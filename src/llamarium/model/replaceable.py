@@ -1,4 +1,4 @@
-"""Methods that a torch function mode may compute otherwise, as `train/step.py` does in C; the method defines them."""
+"""Methods that a torch function mode may replace by a faster implementation, as training does with C kernels."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -9,11 +9,11 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def replaceable(method: _Method) -> _Method:
-    """Show the method and its arguments to the mode that is active, if there is one."""
+    """Let the active torch function mode, if any, replace calls of the method, which defines the semantics."""
     shown = cast(Any, wrap_torch_function(_inputs)(method))
     shown.replaceable = method
     return shown
 
 
-def _inputs(*given: Any, **_: Any) -> tuple[Any, ...]:
-    return given[1:]
+def _inputs(*arguments: Any, **_: Any) -> tuple[Any, ...]:
+    return arguments[1:]

@@ -1,8 +1,8 @@
-"""RoPE: a token's position turns its queries and keys, so that q·k depends on the distance between two tokens.
+"""RoPE: queries and keys are rotated by their positions, so that q·k depends on the distance between two tokens.
 
-Feature i and feature i + H/2 form a pair (the half-split order). At position p the pair is turned by the angle
-p · theta^(-2i/H): fast pairs tell neighbours apart, slow ones tell far from near. The frequencies, and how a scaling
-stretches the context that a model was trained on, are in `llamarium/rope.py`.
+Feature i and feature i + H/2 form a pair (half-split order). At position p, the pair is rotated by the angle
+p · theta^(-2i/H): fast pairs distinguish neighbouring tokens, slow ones distant from near ones. `llamarium/rope.py` has
+the frequencies, and the scalings that extend a model's context.
 
 Source: Su et al. 2021, "RoFormer".
 """
@@ -22,8 +22,8 @@ class Rotary:
     """The rotation for one forward pass's positions.
 
     Attributes:
-        cos_BT1H: The cosine of each pair's angle, for both halves; with Yarn, times its attention factor.
-        sin_BT1H: Its sine, likewise, negated in the first half: what the partner feature is multiplied by.
+        cos_BT1H: Cosine of each pair's angle, for both halves; times the attention factor with YaRN.
+        sin_BT1H: Sine, likewise, negated in the first half: the factor of the partner feature.
     """
 
     cos_BT1H: Tensor
@@ -31,16 +31,15 @@ class Rotary:
 
     @replaceable
     def rotate(self, x_BTNH: Tensor) -> Tensor:
-        """Turn every pair (x_i, x_{i + H/2}) by its angle; shape and dtype stay."""
+        """Rotate every pair (x_i, x_{i + H/2}) by its angle; shape and dtype are kept."""
         partner_BTNH = x_BTNH.roll(x_BTNH.shape[-1] // 2, dims=-1)
         return torch.addcmul(x_BTNH * self.cos_BT1H, partner_BTNH, self.sin_BT1H)
 
 
 class LlamaRotaryEmbedding(nn.Module):
-    """Makes a `Rotary` from positions.
+    """Creates a `Rotary` from positions.
 
-    The frequencies are a constant of the config, not a weight: neither loading onto the meta device nor casting the
-    model to bfloat16 can touch them.
+    The frequencies are not a buffer, so neither the meta device nor casting the model to bfloat16 affects them.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -67,9 +66,9 @@ class LlamaRotaryEmbedding(nn.Module):
 
 
 def rotate_complex(x_BTNH: Tensor, positions_BT: Tensor, frequencies: Tensor, factor: float = 1.0) -> Tensor:
-    """RoPE as the paper writes it, each pair a complex number times factor · e^(i·angle); float32.
+    """Apply RoPE as in the paper, each pair as a complex number times factor · e^(i·angle), in float32.
 
-    The reference that `Rotary.rotate` is tested against, and the shorter one to read.
+    The reference for tests of `Rotary.rotate`.
     """
     first, second = x_BTNH.float().chunk(2, dim=-1)
     angles_BT1P = positions_BT[..., None, None].float() * frequencies
