@@ -211,7 +211,7 @@ def test_the_length_of_an_answer(smollm2: llamarium.Llama) -> None:
 def test_a_cache_that_cannot_be_had_says_what_it_takes() -> None:
     for dtype, gigabytes in (("bfloat16", "196,608,000.0"), ("float32", "393,216,000.0")):
         llama = llamarium.load("shakespeare-char", dtype=dtype, device="cpu")
-        with pytest.raises(MemoryBudgetError, match=f"of {BLOCK_SIZE}0{{12}} positions take {gigabytes} GB"):
+        with pytest.raises(MemoryBudgetError, match=f"for {BLOCK_SIZE}0{{12}} tokens takes {gigabytes} GB"):
             llama.runner.new_cache(10**12)
 
 

@@ -146,12 +146,12 @@ def test_sequences_grow_fork_and_stand_at_different_places() -> None:
 def test_memory_of_blocks_is_counted_with_its_scales() -> None:
     vectors = 2 * K * 8 * P
     assert paged(8).num_bytes == vectors * (H + 4) and paged(8, "auto").num_bytes == vectors * 4 * H
-    with pytest.raises(MemoryBudgetError, match=r"positions take 192,000,000\.0 GB"):
+    with pytest.raises(MemoryBudgetError, match=r"tokens takes 192,000,000\.0 GB"):
         paged(10**15)
     config = config_of(32, 4, 2, layers=3)
     assert NativeCache(config, 5, "int8").num_bytes == 2 * 3 * 2 * 5 * BLOCK_SIZE * (32 + 4)
     with pytest.raises(
-        MemoryBudgetError, match=f"values of {BLOCK_SIZE * 10**15} positions take 55,296,000,000\\.0 GB"
+        MemoryBudgetError, match=f"KV cache for {BLOCK_SIZE * 10**15} tokens takes 55,296,000,000\\.0 GB"
     ):
         NativeCache(config, 10**15, "int8")
 
