@@ -36,6 +36,8 @@ describe("a long text's picture", () => {
       if (i) expect(one.start - (pieces[i - 1]?.stop ?? 0)).toBe(31); // the next column is named by its last token
       expect(4 * 30 * 9 * one.stop * (one.stop - one.start + 31)).toBeLessThan(128 * 2 ** 20);
     }
-    expect([...piecesOf(window, 3, shape)].length).toBe(1);
+    const { start, block } = window;
+    expect([...piecesOf({ ...window, stop: start + 7 * block + 1 }, 3, shape)].length).toBe(1); // eight columns of four tokens
+    expect([...piecesOf({ ...window, stop: start + 8 * block + 1 }, 3, shape)].length).toBe(2);
   });
 });
