@@ -214,9 +214,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     from llamarium.server.openai.responses.store import ResponseStore
     from llamarium.server.recorder import MAX_BYTES, Recorder
 
-    given = [name for name in ("host", "port") if getattr(args, name) is not None]
-    if args.uds is not None and given:
-        raise UsageError(f"argument --{given[0]}: not allowed with argument --uds; a Unix socket is its path alone")
+    tcp_flags = [name for name in ("host", "port") if getattr(args, name) is not None]
+    if args.uds is not None and tcp_flags:
+        raise UsageError(f"argument --{tcp_flags[0]}: not allowed with argument --uds")
     keys = _keys(args, args.host or _DEFAULTS.host)
     if args.store_file is not None and args.store_responses is None:
         raise UsageError("argument --store-file: say how large it may become, by --store-responses")
@@ -224,8 +224,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         raise UsageError("argument --record-size: say which file, by --record")
     responses = None if args.store_responses is None else ResponseStore(args.store_responses, args.store_file)
     recorder = None if args.record is None else Recorder(args.record, args.record_size or MAX_BYTES)
-    given: dict[str, Any] = {**given_options(args, Settings), "api_keys": keys}
-    return Settings(**given, responses=responses, recorder=recorder)
+    options: dict[str, Any] = {**given_options(args, Settings), "api_keys": keys}
+    return Settings(**options, responses=responses, recorder=recorder)
 
 
 def _keys(args: argparse.Namespace, host: str) -> tuple[str, ...]:
