@@ -91,7 +91,7 @@ def test_the_warning_of_skipped_rows(skipped: int, others: int, expected: str) -
 def test_errors_and_explanations(number: int, expected: str) -> None:
     assert f"it has {expected} and asks for" in str(too_long(number, 600, 512))
     assert "maximum context length is 512 tokens" in str(too_long(number, 600, 512)), "as clients look for"
-    assert Explanation("extended", 9, number).sentence().endswith(f"it shares {expected}")
+    assert Explanation("extended", 9, number).sentence().endswith(f"shares {expected}")
 
 
 def test_a_check_of_the_course() -> None:

@@ -263,7 +263,7 @@ def test_a_folder_from_elsewhere_is_refused_until_it_is_checked(tmp_path: Path, 
 def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLAMARIUM_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="cannot save progress"):
+    with pytest.warns(UserWarning, match="cannot record that"):
         start(tmp_path / "my_llama")
     assert not folders.is_trusted(tmp_path / "my_llama")
 

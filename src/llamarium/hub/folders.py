@@ -91,7 +91,7 @@ def trust(folder: Path) -> None:
         with atomic_file(path) as file:
             file.write("".join(f"{line}\n" for line in (*kept, json.dumps(str(folder.resolve())))).encode())
     except (OSError, ValueError, TypeError, LlamariumError) as error:
-        warn_caller(f"that {escape(folder)} is yours could not be noted ({escape(error)}), so -m will refuse it")
+        warn_caller(f"cannot record that {escape(folder)} is yours ({escape(error)}); -m will refuse it")
 
 
 def is_trusted(folder: Path) -> bool:
