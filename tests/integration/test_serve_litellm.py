@@ -118,5 +118,5 @@ def test_errors_keep_their_class_and_message(litellm: Any, asked: dict[str, Any]
         litellm.completion(**asked | {"messages": [{"role": "user", "content": "word " * 10**5}]})
     with pytest.raises(litellm.NotFoundError, match="model 'large' does not exist; available: small, alias"):
         litellm.completion(**asked | {"model": "openai/large"})
-    with pytest.raises(litellm.BadRequestError, match="functions is not supported: give tools"):
+    with pytest.raises(litellm.BadRequestError, match="functions is not supported: use tools"):
         litellm.completion(**asked, extra_body={"functions": [{"name": "paint"}]})
