@@ -1,4 +1,4 @@
-"""From a request's fields to the engine's answers: prompts, lengths, forms, and metrics."""
+"""Turns protocol-independent requests into engine requests: prompts, lengths, grammars, and metrics."""
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
@@ -35,14 +35,19 @@ from llamarium.tokenizer.tools.request import ToolRequest
 T = TypeVar("T")
 
 Encode = Callable[[Tokenizer], list[list[int]]]
-"""Returns the ids of a request's prompts; called outside the event loop."""
+"""Returns the token ids of each of a request's prompts; called in a thread, not in the event loop."""
 
 Form = tuple[str, Callable[[bool], Grammar]]
-"""The field with the form of an answer, and its reader, by whether objects are open; a large schema takes time."""
+"""The path of the field that sets the output format, and a function that returns its grammar.
+
+The function's argument is True if objects may have properties that the schema does not list. A large schema takes time.
+"""
 
 Inside = Callable[[ServedModel, TextEngine, int, int], tuple[tuple[Edit, ...], Places | None]]
-"""Returns the edits for a prompt, and the places of its hidden states that are wanted, by the tokens of the prompt, and
-the most that it has with an answer."""
+"""Returns a prompt's interventions and the positions whose hidden states are requested, if any.
+
+The integers are the number of prompt tokens, and the maximum number of tokens of prompt and answer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +55,11 @@ class Prompts:
     """The prompts of a request.
 
     Attributes:
-        encode: Returns their ids.
-        count: How many there are.
-        messages: The dialog, as OpenAI's API has it, or nothing.
-        variables: Of the chat template.
-        begun: The beginning of the answer, which the prompt ends with.
+        encode: Returns their token ids.
+        count: Number of prompts.
+        messages: The dialog in OpenAI's format; empty if the prompts are not a dialog.
+        variables: Variables for the chat template.
+        begun: Beginning of the answer, which the prompt ends with.
     """
 
     encode: Encode
@@ -66,13 +71,14 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """How the tokens of each answer are chosen, and where it ends.
+    """Sampling options and stop conditions of a request's answers.
 
     Attributes:
-        sampler: Of the sampler, without `max_tokens`.
-        max_tokens: None is the model's generation config's, else the rest of the context.
-        ignore_eos: Only the client's own stops end an answer.
-        new_text: The answer is a text of its own.
+        sampler: Sampling options, without `max_tokens`.
+        max_tokens: Maximum number of generated tokens. None is the model's `max_new_tokens`, or the rest of the
+            context.
+        ignore_eos: Whether only the client's own stop strings and stop tokens end an answer.
+        new_text: Whether the answer starts a new text instead of continuing the prompt's.
     """
 
     sampler: GenerationOptions
@@ -83,14 +89,14 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer may be: a form, calls of tools (which are part of the prompt's ids), or either."""
+    """A constraint on the answer: an output format, tool calls, or either. Tools are also part of the prompt."""
 
     form: Form | None
     tools: ToolRequest
 
     @classmethod
     def of(cls, form: Form | None, tools: ToolRequest | None) -> "Constraint | None":
-        """Return the constraint of a request; None without a form and tools: then nothing is read of either."""
+        """Return the constraint of a request, or None if it has neither an output format nor tools."""
         if form is None and (tools is None or not tools.tools):
             return None
         return cls(form, tools or ToolRequest())
@@ -98,12 +104,12 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """A protocol's names of fields, for errors.
+    """A protocol's field names, for error messages.
 
     Attributes:
-        prompt: The field with the prompts.
-        length: The field with the answer's length.
-        path_of: Translates a path from OpenAI's chat completions, as in `tools[0].function.parameters`.
+        prompt: Field with the prompts.
+        length: Field with the maximum number of generated tokens.
+        path_of: Translates a path in OpenAI's chat completions, e.g. `tools[0].function.parameters`.
     """
 
     prompt: str
@@ -113,13 +119,13 @@ class FieldNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """A request for answers, of any protocol.
+    """A protocol-independent generation request.
 
     Attributes:
-        constraint: None is any text.
-        salt: Keys and values are shared only with requests of the same salt.
-        is_kept: It may be recorded (`--record`), and kept to find later drafts in.
-        inside: What is done inside of the model, or looked at; None is nothing.
+        constraint: Constraint on the answer; None allows any text.
+        salt: Cache salt: cached prefixes are shared only between requests with the same salt.
+        is_kept: Whether the answer may be recorded (`--record`) and kept as a source of n-gram drafts.
+        inside: Interventions and requested hidden states; None without either.
     """
 
     model: ModelChoice
@@ -132,7 +138,7 @@ class AnswerRequest:
     inside: Inside | None = None
 
     def parts(self, edits: tuple[Edit, ...]) -> PromptParts:
-        """Return what its prompts are made of, with the edits of one of them."""
+        """Return the parts of a prompt, for prefix explanations; `edits` are the prompt's interventions."""
         changed = edits_key(edits).hex() if edits else ""
         adapter, prompts = self.model.adapter or "", self.prompts
         offered = () if self.constraint is None else self.constraint.tools.offered
@@ -142,7 +148,7 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The answers to each prompt of a request, on their way, and what the prompts share with earlier ones."""
+    """The running answers to each prompt of a request, and the prefix explanation of each prompt."""
 
     answers: list[Answers]
     explained: list[Explained]
@@ -151,15 +157,25 @@ class Submitted:
 def variables_of(
     given: Mapping[str, Any] | None = None, effort: str | None = None, documents: object = None
 ) -> dict[str, Any]:
-    """Return what a request gives the chat template besides its dialog."""
+    """Return a request's chat template variables, including `reasoning_effort` and `documents` if given."""
     more = {"reasoning_effort": effort, "documents": documents}
     return {**(given or {}), **{name: value for name, value in more.items() if value is not None}}
 
 
 async def submit(service: Service, asked: AnswerRequest, owner: str, scope: MutableMapping[str, Any]) -> Submitted:
-    """Submit a request's prompts to the engine in a thread; one that compiles a grammar has a thread of its own.
+    """Submit a request's prompts to the engine, in a thread.
 
-    `owner` is the request's API key, or "". What of the request turns out to have no effect is noted in its `scope`.
+    A request with a grammar, interventions or hidden states may take long to prepare. It gets a dedicated thread, so
+    that other requests do not queue behind it in asyncio's thread pool.
+
+    Args:
+        service: The served model and its engine.
+        asked: The request.
+        owner: The request's API key, or "".
+        scope: The request's ASGI scope, which collects the fields that have no effect.
+
+    Raises:
+        ApiError: If the request is invalid or the engine rejects it.
     """
     held = asked.constraint
     is_slow = held is not None and (held.form is not None or held.tools.is_held)
@@ -169,7 +185,7 @@ async def submit(service: Service, asked: AnswerRequest, owner: str, scope: Muta
 
 
 def place_of(field: str, place: int, count: int) -> str:
-    """Return the path of one of a request's prompts; of a single one it is the field."""
+    """Return the path of the prompt at index `place`; a single prompt's path is the field itself."""
     return field if count == 1 else f"{field}[{place}]"
 
 
@@ -187,7 +203,7 @@ def _submit(service: Service, asked: AnswerRequest, owner: str, scope: MutableMa
                 field = place_of(asked.names.prompt, place, len(prompts))
             check_prompt(
                 model.config, ids, room=0 if asked.options.max_tokens == 0 else 1
-            )  # before a token is looked up
+            )  # before the ids are used as indices
             params = _params(model, asked, held.form, len(ids), service.max_tokens, scope)
             num_tokens = len(ids) + params.max_tokens
             edits, places = ((), None) if asked.inside is None else asked.inside(model, engine, len(ids), num_tokens)
@@ -219,7 +235,7 @@ def _submit(service: Service, asked: AnswerRequest, owner: str, scope: MutableMa
 
 
 class _Held(NamedTuple):
-    """What an answer is held to: a grammar and its compiled form, and the tools that it may call."""
+    """A compiled constraint: the grammar, its compiled form, and the tools that the answer may call."""
 
     form: Grammar | None = None
     grammar: CompiledGrammar | None = None
@@ -232,7 +248,7 @@ _NOTHING_HELD = _Held()
 def _held(
     asked: AnswerRequest, model: ServedModel, engine: TextEngine, settings: Settings, scope: MutableMapping[str, Any]
 ) -> _Held:
-    """Compile a request's constraint; what it does not enforce is noted in the request's `scope`."""
+    """Compile a request's constraint, and note unenforced schema keywords in the request's `scope`."""
     assert asked.constraint is not None
     form, tools = asked.constraint.form, asked.constraint.tools
     tools = tools if form is None else tools.after(asked.prompts.messages)
@@ -247,7 +263,12 @@ def _held(
 def held_form(
     model: ServedModel, form: Form | None, tools: ToolRequest, settings: Settings
 ) -> tuple[Grammar, CompiledGrammar] | tuple[None, None]:
-    """Return the grammar of an answer and its compiled form, if it has one."""
+    """Return an answer's grammar and its compiled form, or (None, None) if any text is allowed.
+
+    Raises:
+        ApiError: If the output format or the tools cannot be compiled together; names the field of the output format.
+        GrammarError: If the tools cannot be compiled and there is no output format.
+    """
     tool_form, is_open = settings.tool_form or own_tool_form(model.tokenizer), settings.open_objects
     try:
         answer = None if form is None else form[1](is_open)
@@ -260,7 +281,10 @@ def held_form(
 def wanted_forms(
     tokenizer: Tokenizer, form: Form | None, tools: ToolRequest, settings: Settings
 ) -> tuple[Grammar | None, Grammar | None]:
-    """Return the grammar of a request's form, and that of its whole answer, if any; they are not compiled."""
+    """Return the grammar of the output format and that of the whole answer, each None if absent; neither is compiled.
+
+    Raises: as `held_form`.
+    """
     tool_form, is_open = settings.tool_form or own_tool_form(tokenizer), settings.open_objects
     try:
         answer = None if form is None else form[1](is_open)
@@ -276,7 +300,14 @@ def _of_form(error: GrammarError, field: str) -> ApiError:
 
 
 def refusal_of(error: LlamariumError, asked: AnswerRequest, source: str, field: str | None = None) -> ApiError:
-    """Translate an error of the library, by the client's field; `field` is that of one of several prompts."""
+    """Translate a library error to the client's field names.
+
+    Args:
+        error: The error.
+        asked: The request.
+        source: The tokenizer's path, which is not shown to clients.
+        field: Path of the prompt, if there are several; defaults to the field with the prompts.
+    """
     names, held = asked.names, asked.constraint
     if isinstance(error, GrammarError) and held is not None and held.form is not None:
         return _of_form(error, held.form[0])
@@ -292,7 +323,7 @@ def _params(
     most: int,
     scope: MutableMapping[str, Any],
 ) -> SamplingParams:
-    """Return the parameters of a prompt's answers; stop strings within a form have no effect."""
+    """Return the sampling parameters of a prompt's answers; a grammar without free text drops stop strings."""
     options, wanted = asked.options.sampler.copy(), asked.options.max_tokens
     if form is not None:
         options["grammar"] = form
@@ -319,9 +350,9 @@ def close(answers: Iterable[Answers]) -> None:
 
 @contextmanager
 def recording(metrics: RequestMetrics, field: str | None = None, *, is_edited: bool = False) -> Generator[None]:
-    """Translate errors of the library in the body, as `of_library`, and count a request that breaks off.
+    """Count a request that fails or is aborted in the body, and translate library errors with `of_library`.
 
-    Logits that are not finite are the client's fault where the request `is_edited`.
+    If the request `is_edited` (has interventions), non-finite logits are a client error: status 400.
     """
     reason = "disconnected"
     try:
@@ -341,7 +372,17 @@ def recording(metrics: RequestMetrics, field: str | None = None, *, is_edited: b
 async def with_tokenizer(
     request: Request, field: str, work: Callable[[Tokenizer], T], path_of: Callable[[str], str] = str
 ) -> T:
-    """Call `work` with the tokenizer in a thread, since texts may be long; `field` and `path_of` are for errors."""
+    """Return `work(tokenizer)`, computed in a thread, as texts may be long.
+
+    Args:
+        request: The request, for the service.
+        field: Field with the text, for errors.
+        work: Uses the tokenizer.
+        path_of: Translates the paths in errors.
+
+    Raises:
+        ApiError: 503 if the model is not ready; for errors of `work`, as `of_library`.
+    """
     model, _ = request.app.state.service.require()
     tokenizer: Tokenizer = model.tokenizer
     try:
@@ -351,7 +392,7 @@ async def with_tokenizer(
 
 
 async def side_by_side(work: Sequence[Any]) -> None:
-    """Run coroutines concurrently; the first error cancels the others, and is raised."""
+    """Run coroutines concurrently; the first error cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for one in work:

@@ -1,7 +1,7 @@
-"""The application: its routes, and the layers around them.
+"""The ASGI application: routes and middleware.
 
-From the outside in: `Access` (a request's id and its line in the log), CORS where an origin is allowed, `Guard` (host
-names, origins, keys), and the routes of each protocol.
+From outermost to innermost: `Access` (request ids and the access log), CORS if origins are allowed, `Guard` (host
+names, origins, API keys), and the routes of each protocol.
 """
 
 import asyncio
@@ -34,19 +34,24 @@ from llamarium.server.settings import Settings
 
 _OPENAI = (status, texts, explain, models, chat, completions, embeddings, responses)
 _ROUTERS = (*((module.router, ErrorBody) for module in _OPENAI), (messages.router, AnthropicErrorBody))
-"""The routes, and the form of their errors."""
+"""Routers, and the format of their errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Routes from outside this package: a function that adds them, and those that need no key, as public files."""
+    """Routes from outside this package.
+
+    Attributes:
+        add: Adds the routes to an application.
+        open_paths: Paths that need no API key, e.g. those of public files.
+    """
 
     add: Callable[[FastAPI], None]
     open_paths: frozenset[str] = frozenset()
 
 
 def create_app(service: Service, names: tuple[str, ...], log: Log, extensions: Sequence[Extension] = ()) -> ASGIApp:
-    """Return the application; arguments as for `run`."""
+    """Return the application with its middleware; arguments as for `run`."""
     app = create_routes(service, names)
     for extension in extensions:
         extension.add(app)
@@ -54,7 +59,7 @@ def create_app(service: Service, names: tuple[str, ...], log: Log, extensions: S
 
 
 def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[str] = frozenset()) -> ASGIApp:
-    """Return an application with the layers around it; `open_paths` need no key."""
+    """Wrap an application in the server's middleware; `open_paths` need no API key."""
     app = Guard(app, settings, open_paths)
     if settings.cors_origins:
         app = CORSMiddleware(
@@ -68,8 +73,8 @@ def layered(app: ASGIApp, settings: Settings, log: Log, open_paths: frozenset[st
 
 
 def create_routes(service: Service, names: tuple[str, ...]) -> FastAPI:
-    """Return the routes without the layers around them; a request's scope needs `notes`, `request_id` and `began`."""
-    app = FastAPI(title="Llamarium", docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
+    """Return the routes without middleware; a request's scope needs `notes`, `request_id` and `began`."""
+    app = FastAPI(title="Llamarium", docs_url=None, redoc_url=None)  # FastAPI's pages load scripts from a CDN
     app.state.service, app.state.names, app.state.created = service, names, int(time.time())
     app.state.bodies, app.state.loading_adapter = Bodies(), asyncio.Lock()
     app.state.metrics = Metrics(service, names[0])
@@ -82,7 +87,7 @@ def create_routes(service: Service, names: tuple[str, ...]) -> FastAPI:
 
 
 def post_paths() -> tuple[str, ...]:
-    """Return the paths of POST routes."""
+    """Return the paths of all POST routes."""
     routes = (route for router, _ in _ROUTERS for route in router.routes)
     return tuple(route.path for route in routes if isinstance(route, APIRoute) and "POST" in (route.methods or ()))
 

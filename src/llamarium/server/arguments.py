@@ -1,4 +1,4 @@
-"""The arguments of calls as JSON objects, also where an answer broke off within them."""
+"""Parses tool call arguments, including those of truncated answers."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(parse_constant=_
 
 
 def is_whole(text: str) -> bool:
-    """Whether a prompt can have arguments as they are: their text did not break off."""
+    """Whether arguments are valid JSON, i.e. not truncated; an empty text is valid."""
     try:
         parse_json(text or "{}")
     except NotJson:
@@ -26,10 +26,10 @@ def is_whole(text: str) -> bool:
 
 
 def as_object(text: str) -> str:
-    """Return arguments as a prompt has them: as they are, or the members that came whole.
+    """Return arguments for a prompt: unchanged if they are valid JSON, else an object with the complete members.
 
-    An empty text stays, and null is `{}`: clients send either to functions without parameters. Any other JSON value
-    stays, too, for the reader of dialogs to refuse: a prompt without it would be wrong.
+    Clients send an empty text or null for functions without parameters: an empty text is unchanged, and null becomes
+    `{}`. Other JSON values are unchanged, so that the dialog's validation rejects those that are not objects.
     """
     try:
         whole = parse_json(text or "{}")
@@ -39,7 +39,7 @@ def as_object(text: str) -> str:
 
 
 def members(text: str) -> dict[str, Any]:
-    """Return the members of an answer's arguments; if it ends within them the complete members."""
+    """Return the members of an answer's arguments; of truncated arguments only the complete members."""
     try:
         whole = parse_json(text or "{}")
     except NotJson:
@@ -65,7 +65,7 @@ def _first_members(text: str) -> dict[str, Any]:
 
 
 def _after(text: str, place: int, mark: str) -> int | None:
-    """Return the place after white space and a mark, or None without the mark."""
+    """Return the index after white space and `mark`, or None if the mark is missing."""
     place = _skip(text, place)
     return place + 1 if text.startswith(mark, place) else None
 

@@ -1,4 +1,4 @@
-"""Dialogs of any protocol: to the model's ids, and from an error back to the client's field."""
+"""Encodes dialogs of any protocol, and translates errors back to the client's field names."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ class Dialog:
     """A dialog in the form of OpenAI's chat completions, converted from another protocol.
 
     Args:
-        names: Patterns of the beginning of OpenAI's field paths, and their replacements in the client's protocol. The
-            first that matches is used; what follows, as in a client's schema, stays.
+        names: Regular expressions for prefixes of OpenAI's field paths, and their replacements in the client's
+            protocol. The first match is replaced; the rest of the path is unchanged.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -37,7 +37,7 @@ class Dialog:
         self.messages.append(message)
 
     def add_call(self, where: str, call_id: str, name: str, arguments: str) -> None:
-        """Append a call to the last message, which is the assistant's."""
+        """Append a tool call to the last message, which must be the assistant's; `where` is its path in the request."""
         calls: list[dict[str, Any]] = self.messages[-1].setdefault("tool_calls", [])
         self._places[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = where
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
@@ -61,9 +61,16 @@ class Dialog:
         parallel: object,
         path_of_tool: Callable[[str], str] = str,
     ) -> ToolRequest:
-        """Read a request's fields about tools; choice and `parallel` are as OpenAI's chat completions have them.
+        """Parse a request's tool fields.
 
-        `path_of_tool` translates the places of tools where some of the client's were left out.
+        Args:
+            functions: The function tools.
+            choice: `tool_choice`, as in OpenAI's chat completions.
+            parallel: `parallel_tool_calls`, as in OpenAI's chat completions.
+            path_of_tool: Translates tool indices if some of the client's tools were left out.
+
+        Raises:
+            ApiError: If the tools are invalid, with the client's field path.
         """
         self._path_of_tool = path_of_tool
         try:
@@ -73,7 +80,7 @@ class Dialog:
 
 
 def renamed(refusal: ApiError, path_of: Callable[[str], str]) -> ApiError:
-    """Translate the field that an error names; a message shows only the beginning of a long path."""
+    """Translate the field path in an error and its message; a message may contain a shortened path."""
     if (name := refusal.param) is not None:
         refusal.param = path_of(name)
         refusal.message = refusal.message.replace(escape(name), escape(refusal.param), 1)
@@ -91,18 +98,28 @@ def encode_dialog(
     variables: Mapping[str, Any] | None = None,
     effort: str | None = None,
 ) -> list[int]:
-    """Return the ids of a dialog, given as `ChatFormat.encode` takes it.
+    """Return the token ids of a dialog.
 
-    `begun` is the beginning of the answer. A chat template gets the request's `documents`, those of its `variables`
-    that it reads, and its `effort` as `reasoning_effort`. ApiError for documents that it does not read, for a variable
-    that is the server's to set, and with `--strict-fields` for one that the template does not read.
+    Args:
+        service: The served model.
+        messages: The dialog, as for `ChatFormat.encode`.
+        tools: Tool definitions.
+        add_generation_prompt: Whether the assistant's header ends the prompt.
+        begun: Beginning of the answer, which is appended to the prompt.
+        documents: Documents for the chat template.
+        variables: Variables for the chat template; those that it does not read are ignored.
+        effort: The template's `reasoning_effort`, if it reads that.
+
+    Raises:
+        ApiError: If the dialog is too long or invalid; if the template does not read documents; for a variable that
+            only the server may set; with `--strict-fields` also for a variable that the template does not read.
     """
     tokenizer, tool_form = service.tokenizer, service.settings.tool_form
     checked = _checked(documents) if documents else []
     given_texts = _strings(checked) if checked else ()
     tokenizer.check_length("".join((*_texts(messages), *given_texts)), service.max_tokens)
     form = tokenizer.chat_format
-    if form is not None:  # the keys that it does not read are hints
+    if form is not None:  # keys that the template does not read are hints
         read = form.message_keys.union(_KEYS)
         messages = [{key: said for key, said in one.items() if key in read} for one in messages]
     read = frozenset[str]() if form is None else form.variables
@@ -125,7 +142,7 @@ def encode_dialog(
 
 
 def _variables(variables: Mapping[str, Any], read: frozenset[str], *, is_strict: bool) -> dict[str, Any]:
-    """Return the variables that a template reads; others are hints (`server/hints.py`)."""
+    """Return the variables that a template reads; the others are hints (`server/hints.py`)."""
     for name in variables:
         if name in OF_DIALOGS:
             reason = "it is set by other fields of the request or by the model's files"
@@ -140,7 +157,7 @@ def _variables(variables: Mapping[str, Any], read: frozenset[str], *, is_strict:
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the texts of a dialog, and the arguments of its calls."""
+    """Yield the texts of a dialog, including tool call arguments."""
     for message in messages:
         content = message["content"]
         yield content if isinstance(content, str) else joined(content) or ""
@@ -157,7 +174,7 @@ def _checked(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value; not its keys."""
+    """Yield all strings in a JSON value, except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -167,7 +184,17 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def check_begun(where: str, form: str | None, tools: ToolRequest | None, *, is_alone: bool) -> None:
-    """Refuse a last message that is the beginning of an answer, beside tools, a form's field, or without a dialog."""
+    """Validate a request whose last message is the beginning of the answer.
+
+    Args:
+        where: Path of the last message.
+        form: Path of the field that sets the output format, or None.
+        tools: The request's tools, or None.
+        is_alone: Whether it is the only message.
+
+    Raises:
+        ApiError: If it is combined with tools or an output format, or is the only message.
+    """
     if tools is not None and tools.offered:
         raise misplaced(where, "is the beginning of an answer, which cannot be combined with tools")
     if is_alone:
@@ -178,10 +205,10 @@ def check_begun(where: str, form: str | None, tools: ToolRequest | None, *, is_a
 
 
 def misplaced(param: str, reason: str) -> ApiError:
-    """Return the error of a part of a dialog at a place where it cannot be."""
+    """Return the error for a field that is not allowed where it is, or in this combination."""
     return ApiError(400, f"{param} {reason}", code="invalid_parameter", param=param)
 
 
 def missing(param: str) -> ApiError:
-    """Return the error of a request without a required field."""
+    """Return the error for a missing required field."""
     return ApiError(400, f"{param} is missing", code="missing_parameter", param=param)

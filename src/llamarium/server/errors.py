@@ -1,6 +1,6 @@
-"""Errors as responses: message, status and code, in the form of the path's protocol.
+"""Error responses: message, status and code, in the format of the path's protocol.
 
-Paths at or below `/v1/messages` are Anthropic's, all others OpenAI's.
+Paths at or below `/v1/messages` use Anthropic's format, all others OpenAI's.
 """
 
 import json
@@ -35,7 +35,7 @@ _FAILURES: tuple[tuple[type[errors.LlamariumError], int, str, str], ...] = (
     (errors.MissingPackageError, 501, "missing_package", ""),
     (errors.NoModulesError, 501, "no_modules", ""),
 )
-"""Errors of answers under way: status, code, and a message in place of the error's own."""
+"""Errors while an answer is generated: status, code, and a message that replaces the error's own unless empty."""
 
 
 class Detail(BaseModel):
@@ -85,12 +85,14 @@ def documented(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 class ApiError(HTTPException):
-    """A request that is refused, or has failed; raised by whatever reads or answers requests, and not listed there.
+    """A request that was rejected or failed.
+
+    Any code that reads or answers requests may raise it, so not every docstring lists it.
 
     Attributes:
-        message: What was found, what was expected and what to do.
-        code: The error's name for programs, or None.
-        param: The path of the field that is at fault, as in `messages[0].content`, or None.
+        message: What is wrong, what was expected and what to do.
+        code: Machine-readable error code, or None.
+        param: Path of the invalid field, e.g. `messages[0].content`, or None.
     """
 
     def __init__(
@@ -107,12 +109,12 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's form."""
+        """The error in OpenAI's format."""
         kind = "server_error" if self.status_code >= 500 else _KINDS.get(self.status_code, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
-        """Return the error in Anthropic's form."""
+        """Return the error in Anthropic's format."""
         kind = _ANTHROPIC_KINDS.get(self.status_code, "invalid_request_error")
         detail: dict[str, Any] = {"type": kind, "message": self.message}
         if self.code or self.param:
@@ -120,16 +122,16 @@ class ApiError(HTTPException):
         return {"type": "error", "error": detail, "request_id": request_id}
 
     def body_at(self, path: str, request_id: str | None) -> dict[str, Any]:
-        """Return the error in the form of a path's protocol; the request may have no id yet."""
+        """Return the error in the format of a path's protocol; `request_id` is None if the request has no id yet."""
         return self.anthropic_body(request_id) if is_anthropic(path) else self.body
 
     def response(self, path: str, request_id: str | None) -> Response:
-        """Return the error as a response; arguments as of `body_at`."""
+        """Return the error as a response; arguments as for `body_at`."""
         return JSON(self.body_at(path, request_id), self.status_code, self.headers)
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path is one of Anthropic's protocol."""
+    """Whether a path belongs to Anthropic's protocol."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
@@ -139,7 +141,7 @@ def internal_error() -> ApiError:
 
 
 class JSON(Response):
-    """A value as JSON, in ASCII: some readers of lines split them at U+2028."""
+    """A JSON response in ASCII, as some line readers split lines at U+2028."""
 
     media_type = "application/json"
 
@@ -148,7 +150,13 @@ class JSON(Response):
 
 
 def of_library(error: errors.LlamariumError, *, field: str | None = None, source: str = "") -> ApiError:
-    """Translate an error of the library; `field` holds the prompt, and `source`, the tokenizer's path, is not shown."""
+    """Translate a library error to an API error.
+
+    Args:
+        error: The error.
+        field: Field with the prompt or text, for errors about it.
+        source: The tokenizer's path, which is removed from the message.
+    """
     message = str(error).removeprefix(f"{source}: ")
     message = message.replace(source, "the tokenizer") if source else message
     if isinstance(error, errors.ContextLengthError | errors.MemoryBudgetError):
@@ -167,4 +175,4 @@ def of_library(error: errors.LlamariumError, *, field: str | None = None, source
         if isinstance(error, kind):
             headers = {"retry-after": "1"} if kind is errors.OverloadedError else None
             return ApiError(status, text or message, code=code, headers=headers)
-    return internal_error()  # as of the model's files, whose paths are not shown to clients
+    return internal_error()  # e.g. errors of the model's files, as clients must not see their paths

@@ -1,4 +1,4 @@
-"""Translates pydantic's errors about a body into one error, which names the field as the client wrote it."""
+"""Translates pydantic's errors about a body to a single error with the client's field path."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -7,19 +7,26 @@ from llamarium.errors import counted, escape, show_value
 from llamarium.server.errors import ApiError
 
 REFUSED = "refused_field"
-"""The type of pydantic's error for a field that is known and not honoured; its context has `field` and `reason`."""
+"""Type of the pydantic error for a known field that is not supported; its context has `field` and `reason`."""
 
 UNKNOWN = "unknown_field"
-"""The type of pydantic's error for a field that is not known; its context has `field` and `advice`."""
+"""Type of the pydantic error for an unknown field; its context has `field` and `advice`."""
 
 _NO_OBJECT = ("model_type", "model_attributes_type", "dict_type")
-"""Types of pydantic's errors whose messages name Python's classes."""
+"""Types of pydantic errors whose messages contain names of Python classes."""
 
 Path = tuple[str | int, ...]
 
 
 def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
-    """Return one error for pydantic's faults: of the deepest ones, which are of the kind that was meant."""
+    """Return a single error for pydantic's faults.
+
+    In a union, each alternative reports faults. The deepest faults belong to the alternative that the client meant.
+
+    Args:
+        faults: Pydantic's error dictionaries; `loc` starts with "body" or "query".
+        body: The body as JSON, or the query's parameters.
+    """
     if not isinstance(body, dict):
         return ApiError(400, "expected a JSON object as the body", code="invalid_json")
     paths = [path_in(fault, body) for fault in faults]
@@ -55,7 +62,7 @@ def refusal_of(faults: Sequence[dict[str, Any]], body: Any) -> ApiError:
 
 
 def unknown(path: Path, advice: str = "") -> ApiError:
-    """Return the error of a field that does not exist; `advice` ends its message."""
+    """Return the error for an unknown field; `advice` is appended to the message."""
     param = spelled(path)
     return ApiError(
         400, f"{escape(param)} is not a field of this request{advice}", code="unknown_parameter", param=param
@@ -63,7 +70,10 @@ def unknown(path: Path, advice: str = "") -> ApiError:
 
 
 def _meant(faults: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Leave out faults of kinds that were not meant: only an object has a `type`, and only a list a length."""
+    """Drop the faults of union alternatives that the client did not mean.
+
+    A wrong length means a list, and a wrong or missing `type` of an object means an object.
+    """
     if sized := [fault for fault in faults if fault["type"] in ("too_long", "too_short")]:
         return sized
     tagged = [fault for fault in faults if fault["type"].startswith("union_tag_")]
@@ -73,7 +83,7 @@ def _meant(faults: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
 
 
 def path_in(fault: Mapping[str, Any], body: Any) -> Path:
-    """Return a fault's path in the body, without the names of kinds that pydantic puts between."""
+    """Return a fault's path in the body, without the names of union alternatives that pydantic inserts."""
     path: list[str | int] = []
     for part in fault["loc"][1:]:
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and part in range(len(body))):
@@ -83,6 +93,6 @@ def path_in(fault: Mapping[str, Any], body: Any) -> Path:
 
 
 def spelled(path: Path, *, numbers: bool = True) -> str:
-    """Return a path as in `messages[0].content`, or without its numbers."""
+    """Return a path as text, e.g. `messages[0].content`, or `messages[].content` without numbers."""
     parts = [f".{part}" if isinstance(part, str) else f"[{part}]" if numbers else "[]" for part in path]
     return "".join(parts).removeprefix(".")

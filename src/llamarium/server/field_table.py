@@ -1,9 +1,9 @@
-"""The table of fields that requests have and this server does not honour, by the object that holds them.
+"""The table of known request fields that this server does not support, by the object that contains them.
 
-A field of a request is honoured, a hint, refused, or unknown. Those that are honoured are declared by the bodies
-(`Body`). The others of which something is known stand here: a **hint** has no effect, and the answer is not wrong for
-it; a **refused** one would have changed the answer, unless its value is one that switches it off. What neither a
-body nor this table has is unknown, and taken like a hint. docs/reference/server.md lists the table.
+A request field is supported, a hint, rejected, or unknown. Supported fields are declared by the bodies (`Body`). This
+table lists the others: a **hint** has no effect and can safely be ignored; a **rejected** field would change the
+answer, so it is an error unless its value disables it. Names in neither place are unknown and treated like hints.
+docs/reference/server.md lists the table.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A field without effect, unless `server/hints.py` says that this model or server gives it one.
+    """A field without effect, except where `server/hints.py` finds that this model or server uses it.
 
     Attributes:
-        kind: The type of its values, where something reads them; None is a field whose values nothing looks at.
+        kind: Type of its values; None if they are never read.
     """
 
     kind: Any = None
@@ -27,8 +27,8 @@ class Refused:
     """A field that would change the answer.
 
     Attributes:
-        reason: Why it is not honoured, or what to give instead.
-        off: The values that change nothing, for which it is a hint.
+        reason: Why it is not supported, or what to use instead.
+        off: Values that disable the field; with one of these it is a hint.
     """
 
     reason: str
@@ -243,4 +243,4 @@ TABLE: Mapping[str, Row] = {
         "function": Refused("set its name and description at the top level of the tool"),
     },
 }
-"""What is known of each name, by the object that holds it."""
+"""Known fields by name, for each containing object."""

@@ -1,10 +1,9 @@
-"""The fields of a request's body, whatever the protocol: honoured, hints, refused, or unknown.
+"""The fields of request bodies, for all protocols: supported, hints, rejected, or unknown.
 
-A field that a body declares is checked strictly, and null is as if it were not given. What is known of other names
-stands in one table (`server/field_table.py`). An unknown name is taken as if it were not there and reported
-(`server/hints.py`), unless it looks like a misspelling of a name that has an effect: that is refused with the right
-name. So is a name that another request of this server honours, and this one does not: the answer would be another
-one than was asked for. `docs/reference/server.md` lists all of them.
+Declared fields are validated strictly; null means not given. Known names that are not declared are listed in
+`server/field_table.py`. An unknown name is ignored and reported (`server/hints.py`), with two exceptions: a likely
+misspelling of a field that has an effect is rejected with the right name, and so is a field that only other endpoints
+of this server support, as ignoring it would change the answer. `docs/reference/server.md` lists all fields.
 """
 
 import re
@@ -33,11 +32,11 @@ from llamarium.server.faults import REFUSED, UNKNOWN, refusal_of
 from llamarium.server.field_table import TABLE, Hint, Refused
 
 _NESTED = ("content", "tool_calls", "output")  # lists within messages
-_MOST_UNKNOWN = 1000  # names of one object that may be unknown, each of which is compared with the right ones
-_LONGEST_NAME = 32  # of a name that may be a misspelling
-_FEWEST_LETTERS, _FEWEST_FOR_TWO = 5, 10  # of names in which one letter may be wrong, and two
+_MOST_UNKNOWN = 1000  # maximum number of unknown names per object; each is compared with all valid names
+_LONGEST_NAME = 32  # characters; longer names are not checked for misspellings
+_FEWEST_LETTERS, _FEWEST_FOR_TWO = 5, 10  # minimum length of a name with one wrong letter, and with two
 _OFF_ELSEWHERE: Mapping[str, int] = {"top_k": -1, "seed": -1}
-"""What other servers document as "off" of a sampling parameter, beside this server's neutral value."""
+"""Values that other servers document as disabling a sampling parameter, besides this server's neutral value."""
 
 _DEFAULTS: Mapping[str, Sequence[object]] = {
     "add_generation_prompt": (True,),
@@ -47,7 +46,7 @@ _DEFAULTS: Mapping[str, Sequence[object]] = {
     "text": ({"format": {"type": "text"}},),
     "tool_choice": ("auto", "none"),
 }
-"""Values that say what is so without the field, beside a parameter's neutral one; a choice is without tools here."""
+"""Values equal to omitting the field, besides a parameter's neutral value; `tool_choice` is without tools here."""
 
 _generating: dict[str, type["Body"]] = {}
 
@@ -58,19 +57,19 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     refused: ClassVar[Mapping[str, Refused]] = {}
-    """Fields that are known and not honoured (`of_table`)."""
+    """Known fields that are not supported (`of_table`)."""
 
     hints: ClassVar[frozenset[str]] = frozenset()
     """Fields that have no effect (`of_table`)."""
 
     dialog: ClassVar[str | None] = None
-    """The field that holds a dialog, if one does."""
+    """The field with the dialog, if any."""
 
     is_closed: ClassVar[bool] = False
-    """Whether unknown names are refused, since nothing but this project sends such a body."""
+    """Whether unknown names are rejected, as only this project defines and sends such a body."""
 
     generates: ClassVar[bool] = False
-    """Whether it asks for text, so that what others of this kind honour would change its answer."""
+    """Whether the request generates text, so that fields of the other generating requests would change its answer."""
 
     _without_effect: tuple[str, ...] = ()
 
@@ -80,19 +79,29 @@ class Body(BaseModel):
             _generating[cls.__name__] = cls
 
     has_no_effect: ClassVar[bool] = False
-    """Whether a whole object of this kind has none."""
+    """Whether objects of this class have no effect at all."""
 
     may_have_no_effect: ClassVar[frozenset[str]] = frozenset({"chat_template_kwargs", "arguments"})
-    """Fields without effect, and those whose values tell whether they have one."""
+    """Fields without effect, and fields that may have none, depending on their value."""
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """The names that were given and are no fields of this model: hints, fields that are off, unknown names."""
+        """The given names that this model does not declare: hints, disabled fields, and unknown names."""
         return self._without_effect
 
     @classmethod
     def check_length(cls, value: Any, most: int) -> None:
-        """Refuse a dialog with more messages, parts and calls than `most`, the tokens that fit, before reading them."""
+        """Reject an overlong dialog before it is validated.
+
+        Each message, part and call takes at least one token.
+
+        Args:
+            value: The body as JSON.
+            most: Maximum number of tokens per request.
+
+        Raises:
+            ApiError: 400, if there are more messages, parts and calls than `most`.
+        """
         if cls.dialog is None or not isinstance(value, dict):
             return
         count = _count(cast("dict[str, Any]", value).get(cls.dialog))
@@ -106,9 +115,9 @@ class Body(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Take the fields that are declared, note the others, and refuse those that would change the answer.
+        """Validate declared fields, note the others, and reject those that would change the answer.
 
-        A context is a list, to which this class is appended if some of the fields may have no effect.
+        If the context is a list, this class is appended to it when some of the fields may have no effect.
         """
         if not isinstance(value, dict):
             return handler(value)
@@ -131,9 +140,15 @@ AnyModelT = TypeVar("AnyModelT", bound=BaseModel)
 
 
 def validated(kind: type[AnyModelT], body: Any, doubtful: list[type[Body]] | None = None) -> AnyModelT:
-    """Return the validated body; ApiError 400 that names a field.
+    """Return the validated body.
 
-    `doubtful` gets the kind of each of its objects that has fields which may have no effect.
+    Args:
+        kind: The model class.
+        body: The body as JSON.
+        doubtful: Receives the class of each object in the body with fields that may have no effect.
+
+    Raises:
+        ApiError: 400, with the path of the invalid field.
     """
     try:
         return kind.model_validate(body, context=doubtful)
@@ -143,7 +158,10 @@ def validated(kind: type[AnyModelT], body: Any, doubtful: list[type[Body]] | Non
 
 
 def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
-    """Return a decorator that adds the table's rows of some holders: hints whose values are read become fields."""
+    """Return a decorator that adds the rows of `TABLE[holder]` to a model, for each holder.
+
+    Hints with a `kind` become fields; the others extend `hints` and `refused`.
+    """
     rows = {name: known for holder in holders for name, known in TABLE[holder].items()}
 
     def extended(model: type[ModelT]) -> type[ModelT]:
@@ -165,7 +183,12 @@ def of_table(*holders: str) -> Callable[[type[ModelT]], type[ModelT]]:
 def with_parameters(
     taker: Taker, field_of: Callable[[Parameter], tuple[Any, Any]] = lambda one: (one.kind | None, None)
 ) -> Callable[[type[AnyModelT]], type[AnyModelT]]:
-    """Return a decorator that adds a field for each of a taker's parameters, optional unless `field_of` says more."""
+    """Return a decorator that adds a field for each sampling parameter of a taker.
+
+    Args:
+        taker: The interface whose parameters are added.
+        field_of: Returns a field's type and default; by default fields are optional.
+    """
 
     def extended(model: type[AnyModelT]) -> type[AnyModelT]:
         added: dict[str, Any] = {one.name: field_of(one) for one in parameters_of(taker)}
@@ -175,7 +198,7 @@ def with_parameters(
 
 
 def parameters_in(body: BaseModel, taker: Taker) -> GenerationOptions:
-    """Return the values of the fields that `with_parameters` has added."""
+    """Return the sampling parameters in a body, i.e. the fields added by `with_parameters`."""
     values = {one.name: getattr(body, one.name) for one in parameters_of(taker)}
     for name, off in _OFF_ELSEWHERE.items():
         if name in values and values[name] == off:
@@ -193,7 +216,11 @@ def _declared(body: type[Body]) -> frozenset[str]:
 
 
 def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any]) -> None:
-    """Refuse names that are no fields of a body: by the table, as a misspelling, or as another request's field."""
+    """Reject undeclared names: unsupported fields, misspellings, and fields of other endpoints.
+
+    Raises:
+        PydanticCustomError: `REFUSED` or `UNKNOWN`, with the name in its context.
+    """
     elsewhere = _honoured_elsewhere(body)
     unknown = [name for name in others if not (name in body.refused or name in body.hints or name in elsewhere)]
     if len(unknown) > _MOST_UNKNOWN and not body.is_closed:
@@ -218,7 +245,7 @@ def _check_others(body: type[Body], others: list[str], given: Mapping[str, Any])
 
 
 def _honoured_elsewhere(body: type[Body]) -> frozenset[str]:
-    """Return the names that change the answers of other requests, if the body asks for an answer as well."""
+    """Return the fields that have an effect in any generating request; empty unless this body generates text."""
     return _honoured_by_any(len(_generating)) if body.generates else frozenset()
 
 
@@ -228,7 +255,7 @@ def _honoured_by_any(_: int) -> frozenset[str]:
 
 
 def _is_off(name: str, value: object) -> bool:
-    """Whether a value of a field that other requests honour changes nothing there."""
+    """Whether a value has no effect even where the field is supported."""
     if value is False or value in ("", [], {}) or (name in _DEFAULTS and value in _DEFAULTS[name]):
         return True
     parameter = PARAMETERS.get(name)
@@ -237,16 +264,17 @@ def _is_off(name: str, value: object) -> bool:
 
 @lru_cache(4096)
 def _meant_by(body: type[Body], name: str) -> str | None:
-    """Return the name that an unknown one looks like a misspelling of: one with an effect here, or in other requests.
+    """Return the field that an unknown name is probably a misspelling of, or None.
 
-    Case, `-` and `_` do not count; in longer names a letter or two may be missing, wrong, too many or exchanged.
+    Candidates have an effect here or in other generating requests. Case, `-` and `_` are ignored. Names of 5 letters
+    may have one edit, names of 10 letters two: a missing, wrong, extra or swapped letter.
     """
     letters = _letters(name)
     length, present = len(letters), _present(letters)
     distances: dict[str, int] = {}
     for right, right_letters, right_present in _right_names(body, len(_generating)):
         most = _may_be_wrong(right_letters) if length >= _FEWEST_LETTERS else 0
-        # a wrong letter changes the length by one at most, and two of the letters that are present
+        # cheap filter: an edit changes the length by up to one, and the set of letters by up to two
         if abs(len(right_letters) - length) <= most and (present ^ right_present).bit_count() <= 2 * most:
             distance = _distance(letters, right_letters)
             if distance <= most:
@@ -256,7 +284,7 @@ def _meant_by(body: type[Body], name: str) -> str | None:
 
 @cache
 def _right_names(body: type[Body], _: int) -> list[tuple[str, str, int]]:
-    """Return the names with an effect, each with its letters and which ones are present."""
+    """Return the fields with an effect: name, letters, and the set of letters as bits."""
     names = sorted((_declared(body) - body.hints) | body.refused.keys() | _honoured_elsewhere(body))
     return [(name, letters, _present(letters)) for name in names for letters in [_letters(name)]]
 
@@ -270,12 +298,12 @@ def _may_be_wrong(letters: str) -> int:
 
 
 def _present(letters: str) -> int:
-    """Return which letters and digits a name has, as bits."""
+    """Return the set of a name's letters and digits as bits."""
     return sum(1 << (ord(letter) - ord("0")) for letter in set(letters))
 
 
 def _distance(one: str, other: str) -> int:
-    """Return how many letters have to be added, left out, changed, or exchanged with the next one."""
+    """Return the edit distance with insertions, deletions, substitutions and swaps of adjacent letters."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one):
@@ -292,7 +320,7 @@ def _distance(one: str, other: str) -> int:
 
 
 def _count(said: Any) -> int:
-    """Count the objects in a list and in the lists of those objects; of anything else return 0."""
+    """Count the objects in a list and in their nested lists; 0 for other values."""
     if not isinstance(said, list):
         return 0
     objects = [cast("dict[str, Any]", one) for one in cast("list[Any]", said) if isinstance(one, dict)]
@@ -300,12 +328,12 @@ def _count(said: Any) -> int:
 
 
 def of_type(name: str) -> Tag:
-    """Return the tag of a kind of object; in brackets, unlike any field's name."""
+    """Return the tag of an object type; the brackets keep it distinct from field names in error paths."""
     return Tag(f"<{name}>")
 
 
 def by_type(default: str | None = None) -> Discriminator:
-    """Return a discriminator of kinds of objects by their `type`, with an optional default."""
+    """Return a discriminator by the objects' `type`; objects without one have type `default`."""
 
     def name(value: Any) -> str | None:
         found = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)

@@ -1,7 +1,7 @@
-"""What of a request had no effect: named in the answer's header and in the log, or refused by `--strict-fields`.
+"""Fields without effect: reported in a response header and the log, or rejected with `--strict-fields`.
 
-These are the hints of the table (`server/field_table.py`), unknown names, and what turned out to have no
-effect while the request was read: tools of a kind that does not run here, schemas that cannot be enforced.
+These are the table's hints (`server/field_table.py`), unknown names, and fields found to have no effect while the
+request is read, such as tools that do not run here and schema keywords that cannot be enforced.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -18,36 +18,36 @@ from llamarium.server.lifecycle.service import Service
 from llamarium.server.other_tools import OtherTool
 
 HEADER = "x-llamarium-no-effect"
-"""The header of an answer that names what of the request had no effect."""
+"""Response header with the request's fields that had no effect."""
 
 HINT_HEADERS = frozenset(name.encode() for name in TABLE["headers"])
-"""Headers of requests without effect."""
+"""Request headers without effect."""
 
 MAX_NAMES = 20
-"""Of names that are no hints of the table; a request may have any number of them."""
+"""Maximum number of reported names that are not in the table; a request may have any number of them."""
 
 MAX_NAME_CHARACTERS = 64
-"""Of a name in the header and the log."""
+"""Maximum length of a name in the header and the log."""
 
 _MAX_PATH_CHARACTERS = 160
 
 LOGPROBS = "message.output_text.logprobs"
-"""What a response may include; other names have no effect."""
+"""The only value of `include` that has an effect."""
 
 
 class NoEffect:
-    """What of one request had no effect, for its answer's header and its line in the log."""
+    """The fields of one request that had no effect, for the response header and the log."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
         self._others: set[int] = set()  # hashes, as there may be many names
 
     def add(self, path: str) -> None:
-        """Note the path of a field."""
+        """Add a field by its path as text."""
         self._put(escaped(path, _MAX_PATH_CHARACTERS), is_known=False)
 
     def add_field(self, path: Path, *, is_known: bool) -> None:
-        """Note a field by its path; `is_known` if the table has it, else its name is a client's own."""
+        """Add a field by its path; `is_known` if it is in the table, otherwise its name is the client's."""
         *holder, name = path
         self._put(spelled((*holder, escaped(str(name), MAX_NAME_CHARACTERS)), numbers=False), is_known=is_known)
 
@@ -64,12 +64,16 @@ class NoEffect:
 
 
 def no_effect_of(scope: MutableMapping[str, Any]) -> NoEffect:
-    """Return what is noted of the request with this scope."""
+    """Return the fields without effect of the request with this scope."""
     return scope.setdefault("no_effect", NoEffect())
 
 
 def note_hints(body: Body, scope: MutableMapping[str, Any], service: Service) -> None:
-    """Note a request's fields without effect; with `strict_fields` ApiError 400 for the first of them."""
+    """Add a request's fields without effect to its scope.
+
+    Raises:
+        ApiError: 400 for the first of them, with `strict_fields`.
+    """
     noted, is_strict = no_effect_of(scope), service.settings.strict_fields
     sent = {name.decode("latin-1") for name, _ in scope["headers"]}
     for name in TABLE["headers"]:
@@ -90,7 +94,7 @@ def _note(noted: NoEffect, path: Path, is_strict: bool, *, is_known: bool) -> No
 
 
 def _idle(value: Any, service: Service, path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the paths of a validated value's fields without effect, and whether they are known ones."""
+    """Yield the path of each field without effect in a validated value, and whether it is in the table."""
     if isinstance(value, list) and value and isinstance(value[0], Body):
         for i, item in enumerate(value):
             yield from _idle(item, service, (*path, i))
@@ -116,7 +120,7 @@ def _idle(value: Any, service: Service, path: Path) -> Iterator[tuple[Path, bool
 
 
 def _unread_variables(variables: Mapping[str, Any], service: Service) -> list[str]:
-    """Return the variables that the model's chat template does not read; `strict_fields` refuses them elsewhere."""
+    """Return the variables that the chat template does not read; with `strict_fields`, `encode_dialog` rejects them."""
     if service.loaded is None or service.settings.strict_fields:
         return []
     form = service.tokenizer.chat_format
@@ -124,7 +128,7 @@ def _unread_variables(variables: Mapping[str, Any], service: Service) -> list[st
 
 
 def _has_effect(name: str, value: Any, service: Service) -> bool:
-    """Whether a hint has an effect after all, since the model's chat template reads it, say."""
+    """Whether a hint has an effect on this server, e.g. because the chat template reads it."""
     form = None if service.loaded is None else service.tokenizer.chat_format
     match name:
         case "include":
@@ -133,11 +137,11 @@ def _has_effect(name: str, value: Any, service: Service) -> bool:
             return form is not None and "reasoning_effort" in form.variables
         case "store":
             proposer = None if service.loaded is None else service.loaded[1].proposer
-            is_kept = proposer is not None and proposer.keeps_texts  # to draft from
+            is_kept = proposer is not None and proposer.keeps_texts  # for n-gram drafts
             is_kept = is_kept or service.settings.recorder is not None
             return service.settings.responses is not None or (value is False and is_kept)
         case "return":
-            return True  # of a tool: given to the chat template with the rest of it
+            return True  # a tool's `return` is passed to the chat template
         case "name" | "reasoning_content":
             return form is not None and name in form.message_keys
         case _:
@@ -145,6 +149,6 @@ def _has_effect(name: str, value: Any, service: Service) -> bool:
 
 
 def escaped(name: str, limit: int) -> str:
-    """Return a client's name in printable ASCII without commas, as a header's list may hold it; shortened."""
+    """Return a name in printable ASCII without commas, for a list in a header, shortened to `limit` characters."""
     shown = name[: limit + 1].encode("unicode_escape").decode("ascii").replace(",", "\\x2c")
     return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."

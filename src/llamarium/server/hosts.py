@@ -1,4 +1,4 @@
-"""The server's address, and the host names that it accepts. Imports nothing heavy."""
+"""The server's socket, address and accepted host names. Imports nothing heavy."""
 
 import errno
 import ipaddress
@@ -12,17 +12,17 @@ from llamarium.server.settings import Settings
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_UNREAD_BYTES = 2**18  # buffered by the system for a client that does not read
+_UNREAD_BYTES = 2**18  # size of the system's send buffer, which limits what is buffered for a client that does not read
 
 
 def own_names(host: str, allowed: Iterable[str]) -> frozenset[str]:
-    """Return the host names that a server accepts: those of its address, and `allowed`."""
+    """Return the host names that a server accepts: local names, its address, and `allowed`."""
     here = (socket.gethostname(),) if is_everywhere(host) else ()
     return LOCAL_NAMES | {name.strip("[]").lower() for name in (host, *allowed, *here)}
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether a host stands for every address of the machine."""
+    """Whether a host is the unspecified address, i.e. every address of the machine."""
     return is_address(host) and ipaddress.ip_address(host).is_unspecified
 
 
@@ -36,14 +36,18 @@ def is_address(name: str) -> bool:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Return a socket that listens: connections wait in it until the server takes them."""
+    """Return a listening socket; connections queue in it until the server accepts them.
+
+    Raises:
+        OptionError: If the address cannot be used.
+    """
     if settings.uds is not None:
         return _listen_here(settings.uds)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # its connections have the same
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)  # inherited by connections
         listener.bind((settings.host, settings.port))
         listener.listen()
     except OSError as error:
@@ -55,7 +59,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _listen_here(path: str) -> socket.socket:
-    """Return a Unix socket for its owner alone; a stale one is replaced."""
+    """Return a Unix socket that only its owner can use; a stale socket is replaced."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if Path(path).is_socket() and listener.connect_ex(path) == errno.ECONNREFUSED:
@@ -75,7 +79,7 @@ def _listen_here(path: str) -> socket.socket:
 
 
 def address(settings: Settings, listener: socket.socket) -> str:
-    """Return the server's address for clients."""
+    """Return the server's URL, or `unix:` and the path of its socket."""
     if settings.uds is not None:
         return f"unix:{settings.uds}"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

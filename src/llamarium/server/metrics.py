@@ -1,4 +1,4 @@
-"""Counts and times, as Prometheus reads them: in vLLM's shape, with `llamarium:` before the names."""
+"""Prometheus metrics, with vLLM's names after the prefix `llamarium:`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _WHOLE_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
 class Metrics:
-    """The content of `/metrics`; the label `model_name` has an adapter's name for requests to it."""
+    """The metrics of `/metrics`; requests to an adapter have its name as label `model_name`."""
 
     def __init__(self, service: Service, model_name: str) -> None:
         registry = self._registry = CollectorRegistry()
@@ -54,7 +54,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """The metrics of requests to one model name: times to first token, between tokens and to the end, and counts."""
+    """The metrics of requests to one model name: TTFT, inter-token and end-to-end latency, and counts."""
 
     name: str
     first: Histogram
@@ -64,24 +64,29 @@ class RequestMetrics:
     num_aborted: Counter
 
     def finished(self, reason: str) -> None:
-        """Count an answer."""
+        """Count a completed answer."""
         self.num_finished.labels(self.name, reason).inc()
 
     def aborted(self, reason: str) -> None:
-        """Count a request that broke off."""
+        """Count a request that was aborted or failed."""
         self.num_aborted.labels(self.name, reason).inc()
 
 
 @dataclass(slots=True)
 class Timer:
-    """Times the tokens of one request, which began at `began` of the monotonic clock."""
+    """Measures the token latencies of one request.
+
+    Attributes:
+        metrics: Receives the measurements.
+        began: Start of the request on the monotonic clock, in seconds.
+    """
 
     metrics: RequestMetrics
     began: float
     _last: float = 0.0
 
     def step(self, pieces: Sequence[Piece]) -> None:
-        """Record the arrival of a step's tokens, and the answers that end with it."""
+        """Record the arrival of a step's tokens, and count the answers that end with it."""
         now = time.monotonic()
         if self._last:
             self.metrics.between.observe(now - self._last)
@@ -93,18 +98,18 @@ class Timer:
                 self.metrics.finished(piece.finish_reason)
 
     def end(self) -> None:
-        """Record the end."""
+        """Record the end-to-end latency."""
         self.metrics.whole.observe(time.monotonic() - self.began)
 
 
 class _EngineCollector:
-    """The engine's state after its last step, read on each request."""
+    """Collects the engine's state after its last step, on each request for metrics."""
 
     def __init__(self, service: Service, model_name: str) -> None:
         self._service, self._label = service, model_name
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the engine's metrics, if there is one."""
+        """Yield the engine's metrics, once it is loaded."""
         if self._service.loaded is None:
             return
         engine = self._service.loaded[1]

@@ -1,6 +1,6 @@
-"""Tools of kinds that run on a provider's servers, or that no local model was made for: they are left out and named.
+"""Tools that are not functions, e.g. those hosted by a provider: they are left out, and reported as without effect.
 
-A request that forces one is refused by its `tool_choice`; any other has the rest of its tools.
+A request whose `tool_choice` forces such a tool is rejected; other requests keep their functions.
 """
 
 import re
@@ -31,15 +31,18 @@ class OtherTool(Body):
 
     @property
     def label(self) -> str:
-        """The kind, which the answer's header names."""
+        """The tool's type, for the response header."""
         return self.type or "unknown"
 
 
 def by_kind(*functions: str | None) -> Discriminator:
-    """Return a discriminator of functions, which have one of some types (None: without any), and other tools.
+    """Return a discriminator between functions and other tools.
 
-    A function that is spelled as another protocol has it counts as a function: it is refused with the right spelling,
-    where leaving it out would answer without the client's tools.
+    A function in another protocol's format also counts as a function: validation then rejects it with the right
+    format, while leaving it out would silently answer without the client's tool.
+
+    Args:
+        functions: Types of functions; None for tools without a type.
     """
 
     def kind(value: Any) -> str | None:
@@ -53,7 +56,7 @@ def by_kind(*functions: str | None) -> Discriminator:
 
 
 def _looks_like_function(tool: dict[str, Any]) -> bool:
-    """Whether a tool is a function in any spelling."""
+    """Whether a tool is a function in any protocol's format."""
     found = tool.get("type")
     if found is None:
         return not tool.keys().isdisjoint(_OF_UNTYPED_FUNCTIONS)
@@ -66,12 +69,16 @@ class FunctionTool(Protocol):
     """A tool of any protocol that is a function."""
 
     def function_object(self) -> Mapping[str, Any]:
-        """Return OpenAI's object of the function; None is a field that is not there."""
+        """Return the function as OpenAI's object; None values are missing fields."""
         ...
 
 
 def definitions_of(functions: Sequence[FunctionTool] | None) -> list[ToolDefinition] | None:
-    """Read the functions among a request's tools; ToolError by the path in chat completions, as `ToolRequest.read`."""
+    """Return the definitions of a request's functions; None if it has no tools.
+
+    Raises:
+        ToolError: If a function is invalid, with its path in chat completions.
+    """
     if functions is None:
         return None
     check_number(len(functions))
@@ -85,9 +92,9 @@ def definitions_of(functions: Sequence[FunctionTool] | None) -> list[ToolDefinit
 
 
 def functions_of(tools: Sequence[ToolT | OtherTool] | None) -> tuple[list[ToolT] | None, Callable[[str], str]]:
-    """Return the functions among some tools, and what translates a path among these to the client's own.
+    """Return the functions among the tools, and a function that translates their paths to the client's.
 
-    A place that this request does not have is an earlier request's, and stays.
+    Paths with an index beyond this request's functions belong to an earlier request's tools and are unchanged.
     """
     if tools is None:
         return None, str

@@ -1,4 +1,4 @@
-"""The record of answers, for `llamarium replay`: a file that its owner alone can read, appended to line by line."""
+"""Records answers for `llamarium replay`, line by line, in a file that only its owner can read."""
 
 import errno
 import os
@@ -17,23 +17,30 @@ if TYPE_CHECKING:
     from llamarium.generation.text_model import TextModel
 
 MAX_BYTES = 2**30
-"""Of a record, by default: some 150 million tokens."""
+"""Default maximum size of a record: about 150 million tokens."""
 
 _BEGINNING = b'{"llamarium_record":'
 
 
 class _RecordFullError(Exception):
-    """A line would make the record longer than it may become."""
+    """A line would exceed the record's maximum size."""
 
 
 class Recorder:
-    """Appends answers to `file`. OptionError if it cannot be written, or is something else than a record.
+    """Appends answers to a record file.
 
-    A full disk loses lines, and no answer. With the first line that would make the file longer than `max_bytes` the
-    recording ends.
+    Recording stops before the first line that would exceed `max_bytes`. If the disk is full, lines are lost, but
+    clients still get their answers.
+
+    Args:
+        file: The record; created if it does not exist.
+        max_bytes: Maximum size of the record.
 
     Attributes:
-        is_full: It has ended so.
+        is_full: Whether recording has stopped because of `max_bytes`.
+
+    Raises:
+        OptionError: If the file cannot be written or is not a record.
     """
 
     def __init__(self, file: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -53,7 +60,17 @@ class Recorder:
         self._ends_line = seen.st_size == 0 or os.pread(self._descriptor, 1, seen.st_size - 1) == b"\n"
 
     def write(self, name: str, answers: "Answers", model: "TextModel", engine: "TextEngine") -> str:
-        """Append a prompt with its answers, and return why that failed, or ""; `name` is the request's id."""
+        """Append a prompt and its answers.
+
+        Args:
+            name: The request's id.
+            answers: The prompt's answers.
+            model: The served model.
+            engine: The model's engine.
+
+        Returns:
+            An error message if the line could not be written, else "".
+        """
         if self.is_full or (line := prompt_line(name, answers)) is None:
             return ""
         with self._lock:

@@ -1,4 +1,4 @@
-"""One request, answered as a whole or as a stream, in the format of any protocol."""
+"""Replies to a generation request, streaming or complete, in any protocol's format."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -29,10 +29,10 @@ class TokenCounts(NamedTuple):
     """The tokens of one HTTP request.
 
     Attributes:
-        prompt: Tokens of prompts.
-        generated: Tokens of answers so far.
-        cached: Tokens of prompts whose keys and values were cached.
-        disk: How many of those came from disk.
+        prompt: Prompt tokens.
+        generated: Generated tokens so far.
+        cached: Prompt tokens read from the prefix cache.
+        disk: Cached tokens that were read from disk.
     """
 
     prompt: int
@@ -43,9 +43,12 @@ class TokenCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one HTTP request used; `answers` are those to each of its prompts, `explained` is of a single one.
+    """The usage of one HTTP request.
 
-    `prefix` is the explanation as a member of a prompt's details, if texts may be shown.
+    Attributes:
+        answers: The answers to each prompt.
+        explained: Prefix explanation; None if there are several prompts.
+        prefix: The explanation as a member of `prompt_tokens_details`; empty unless texts may be shown.
     """
 
     answers: Sequence[Answers]
@@ -53,7 +56,7 @@ class Usage:
     prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def counts(self) -> TokenCounts:
-        """Return the tokens so far."""
+        """Return the token counts so far."""
         return TokenCounts(
             sum(len(one.prompt_ids) for one in self.answers),
             sum(len(row.token_ids) for one in self.answers for row in one.rows),
@@ -63,20 +66,21 @@ class Usage:
 
 
 class ReplyFormatter(ABC):
-    """The format of a protocol's reply to one request.
+    """Formats the reply to one request in a protocol's format.
 
-    For a stream `begin`, `events` for each step of each prompt, and `end` return its events, or `failure` in place of
-    what is left. For a whole answer `take` gets each step instead, and `whole` returns the body.
+    A stream consists of the events returned by `begin`, by `events` for each step of each prompt, and by `end`; after
+    an error, `failure` returns the last events. For a complete answer, `take` receives each step and `whole` returns
+    the body.
     """
 
     ping = COMMENT
     """The event that keeps an idle stream open."""
 
     stores = False
-    """Whether `end` and `whole` take long, since they store the answer."""
+    """Whether `end` and `whole` store the answer; if so, they run in a thread."""
 
     needs_steps = True
-    """Whether a whole answer is made of its steps; otherwise `take` is not called."""
+    """Whether a complete answer is built from its steps; otherwise `take` is not called."""
 
     def begin(self) -> str:
         """Return the events before the first step; none by default."""
@@ -95,16 +99,26 @@ class ReplyFormatter(ABC):
         """Return the last events of a stream that fails."""
 
     def take(self, prompt: int, pieces: Pieces, usage: Usage) -> None:
-        """Take one step of a prompt's answers."""
+        """Process one step of a prompt's answers."""
         self.events(prompt, pieces, usage)
 
     @abstractmethod
     def whole(self, usage: Usage) -> dict[str, Any]:
-        """Return the body of a whole answer, after its last step."""
+        """Return the body of a complete answer, after its last step."""
 
 
 async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatter, *, streams: bool) -> Response:
-    """Answer a request."""
+    """Run a generation request and return its response.
+
+    Args:
+        request: The HTTP request.
+        asked: The generation request.
+        formatter: The format of the reply.
+        streams: Whether to stream server-sent events.
+
+    Raises:
+        ApiError: If the request is rejected, or fails before the response has started.
+    """
     service: Service = request.app.state.service
     owner = owner_of(request) if service.settings.api_keys else ""
     n = asked.options.sampler.get("n") or 1
@@ -125,7 +139,7 @@ async def reply(request: Request, asked: AnswerRequest, formatter: ReplyFormatte
 
 
 class _Reply:
-    """The answers to one request, on their way to its client."""
+    """The running answers to one request."""
 
     def __init__(self, request: Request, asked: AnswerRequest, submitted: Submitted, formatter: ReplyFormatter) -> None:
         self._request, self._formatter, self._is_kept = request, formatter, asked.is_kept
@@ -133,11 +147,11 @@ class _Reply:
         single = submitted.explained[0] if len(submitted.explained) == 1 else None
         prefix = {"prefix": single.explanation.to_json()} if single is not None and single.shows_texts else {}
         self.usage = Usage(submitted.answers, single, prefix)
-        # log-probabilities of a prompt and hidden states take long to format
+        # prompt log-probabilities and hidden states take long to format
         self._is_long = asked.options.sampler.get("prompt_logprobs") is not None or asked.inside is not None
 
     async def stream(self, write: Write) -> None:
-        """Write all events."""
+        """Write all events to the stream."""
         formatter, usage = self._formatter, self.usage
 
         async def write_step(prompt: int, pieces: Pieces) -> None:
@@ -151,14 +165,14 @@ class _Reply:
         await write(await asyncio.to_thread(formatter.end, usage) if formatter.stores else formatter.end(usage))
 
     async def whole(self) -> Response:
-        """Return the whole answer, when it is complete."""
+        """Wait for the answers, and return the complete response."""
         await self._follow_all(None)
         if self._is_long or self._formatter.stores:
             return await asyncio.to_thread(lambda: JSON(self._formatter.whole(self.usage)))
         return JSON(self._formatter.whole(self.usage))
 
     async def _follow_all(self, write_step: WriteStep | None) -> None:
-        """Follow the answers to all prompts side by side; note what was used, and keep it."""
+        """Consume the answers to all prompts concurrently; at the end, log the usage and call `_keep`."""
         try:
             all_answers = self.usage.answers
             if len(all_answers) == 1:
@@ -176,7 +190,7 @@ class _Reply:
                 self._keep(service)
 
     async def _follow(self, prompt: int, answers: Answers, write_step: WriteStep | None) -> None:
-        """Pass each step of a prompt's answers on: to `write_step`, or to the formatter of a whole answer."""
+        """Pass each step of a prompt's answers to `write_step`, or to the formatter of a complete answer."""
         noted = self._request.app.state.metrics.of(answers.adapter)
         timer, formatter = Timer(noted, self._request.scope["began"]), self._formatter
         with recording(noted, is_edited=answers.is_edited):
@@ -189,7 +203,7 @@ class _Reply:
             timer.end()
 
     def _keep(self, service: Service) -> None:
-        """Keep what later prompts are compared with, and record the answers, if that is wanted."""
+        """Store the answers for prefix explanations, and record them if recording is enabled."""
         for explained, answers in zip(self._explained, self.usage.answers, strict=True):
             service.explainer.finished(explained, answers)
 

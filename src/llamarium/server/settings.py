@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(ServingOptions):
-    """A server's settings; those that users can give say themselves what they are.
+    """A server's settings. Options are described where they are declared.
 
     Attributes:
-        responses: Where responses are stored; None stores none.
-        recorder: Where answers are recorded for `llamarium replay`; None records none.
-        max_header_bytes: Of a request line and its headers.
-        header_timeout_s: Seconds from a connection's first byte, or its opening, to the end of the headers.
-        body_timeout_s: Seconds that a body has to arrive.
-        read_timeout_s: Seconds until written data has to be read.
-        ping_s: Seconds without an event after which a stream gets a comment.
+        responses: Store for responses; None disables storing.
+        recorder: Records answers for `llamarium replay`; None disables recording.
+        max_body_bytes: Maximum size of a request body.
+        max_header_bytes: Maximum size of a request line with its headers.
+        header_timeout_s: Maximum time to receive the headers, in seconds.
+        body_timeout_s: Maximum time to receive a body, in seconds.
+        read_timeout_s: Maximum time for a client to read written data, in seconds.
+        max_connections: Maximum number of open connections.
+        ping_s: Seconds without an event after which a stream sends a ping.
     """
 
     host: str = option(
