@@ -11,11 +11,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all)."""
+"""Called with (bytes read, total bytes)."""
 
 
 class ModelLoader(Generic[T]):
-    """A model and its engine, being loaded; `progress` is (bytes read, bytes in all)."""
+    """Loads a model and its engine in a daemon thread, which starts at once.
+
+    Args:
+        load: Loads the model and reports its progress.
+
+    Attributes:
+        progress: (bytes read, total bytes).
+        result: The result of `load`, once it has returned.
+        failure: The error of `load`, if it has failed.
+        seconds: How long `load` took.
+    """
 
     def __init__(self, load: Callable[[Progress], T]) -> None:
         self.progress = (0, 0)
@@ -32,7 +42,7 @@ class ModelLoader(Generic[T]):
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait for the end of `load`."""
+        """Wait until `load` has returned or failed."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -41,7 +51,7 @@ class ModelLoader(Generic[T]):
             found = self._load(self._report)
             self.seconds = time.monotonic() - began
             self.result = found
-        except Exception as error:  # noqa: BLE001 - whatever it was, the server reports it and ends
+        except Exception as error:  # noqa: BLE001 - the server reports any error and exits
             self.failure = error
 
     def _report(self, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Running a server: its socket, its signals, its status line on the terminal, and how it ends."""
+"""Runs a server: signals, warnings, the status line on the terminal, and graceful shutdown."""
 
 import asyncio
 import logging
@@ -23,20 +23,30 @@ from llamarium.server.http.protocol import connection_class
 from llamarium.server.lifecycle.service import Service
 from llamarium.server.lifecycle.threads import are_at_work, in_own_thread
 
-_LOOK_S = 0.05  # between two looks at the engine
-_BREAKING_S = 0.5  # for clients to receive the errors of a broken engine
+_LOOK_S = 0.05  # interval between checks of the engine's state
+_BREAKING_S = 0.5  # time for clients to receive the errors of a failed engine
 _BITS = {
     True: "logits do not depend on other requests",
     False: "logits may differ in the last bits when other requests run",
 }
-"""What `Runner.is_row_exact` promises of a request's logits."""
-_CLOSING_S = 2  # for connections to send what was written
-_DROPPED_S = 60.0  # between two lines about blocks that were dropped
-_SHOWN_S = 0.5  # between two updates of the status line
+"""Log texts for the values of `Runner.is_row_exact`."""
+_CLOSING_S = 2  # time for connections to send buffered data
+_DROPPED_S = 60.0  # minimum interval between log lines about dropped blocks
+_SHOWN_S = 0.5  # interval between updates of the status line
 
 
 def run(service: Service, names: tuple[str, ...], listener: socket.socket, extensions: Sequence[Extension] = ()) -> int:
-    """Serve until a signal, and return the exit code; `names` are the model's, `extensions` add routes."""
+    """Serve until a signal arrives, and return the exit code.
+
+    Args:
+        service: The model, which may still be loading.
+        names: The model's served names.
+        listener: The listening socket.
+        extensions: Add further routes.
+
+    Raises:
+        Exception: The error with which loading has failed.
+    """
     log = Log(service.settings.log_format)
     config = uvicorn.Config(
         create_app(service, names, log, extensions),
@@ -49,7 +59,7 @@ def run(service: Service, names: tuple[str, ...], listener: socket.socket, exten
         proxy_headers=False,
         timeout_graceful_shutdown=_CLOSING_S,
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # our own lines say the same
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the server logs the same events itself
     server = Server(config, service, log)
     log.event(f"listening at {address(service.settings, listener)}", model=names[0])
     try:
@@ -59,7 +69,7 @@ def run(service: Service, names: tuple[str, ...], listener: socket.socket, exten
             Path(service.settings.uds).unlink(missing_ok=True)
     if service.loading.failure is not None:
         raise service.loading.failure
-    if service.loading.is_running or are_at_work():  # such a thread cannot be stopped
+    if service.loading.is_running or are_at_work():  # these threads cannot be stopped
         sys.stderr.flush()
         os._exit(server.exit_code)
     return server.exit_code
@@ -77,14 +87,14 @@ class Server(uvicorn.Server):
         self._knows_full_record = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections, and to watch the engine."""
+        """Start accepting connections and watching the engine."""
         await super().startup(sockets)
         self._watcher = asyncio.create_task(self._watch())
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Handle SIGINT and SIGTERM while the body runs."""
-        if threading.current_thread() is not threading.main_thread():  # others get no signals
+        if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
             yield
             return
         taken = (signal.SIGINT, signal.SIGTERM)
@@ -96,14 +106,14 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop: the first time when all requests are answered, the second time at once."""
+        """Start draining on the first signal; exit immediately on the second one."""
         if self._service.is_draining:
             os._exit(128 + sig)
         self._service.is_draining = True
         self.exit_code = 130 if sig == signal.SIGINT else 0
 
     async def _watch(self) -> None:
-        """End the server after a signal, or when the model or its engine have failed."""
+        """Stop the server after a signal, or when loading or the engine has failed."""
         try:
             await self._until_the_end()
         finally:
@@ -136,7 +146,7 @@ class Server(uvicorn.Server):
             await self._drain()
 
     def _look_at_record(self) -> None:
-        """Log once that nothing more is recorded."""
+        """Log once that the record of answers is full."""
         recorder = self._service.settings.recorder
         if recorder is not None and recorder.is_full and not self._knows_full_record:
             self._knows_full_record = True
@@ -156,13 +166,13 @@ class Server(uvicorn.Server):
 
 
 class DroppedBlocks:
-    """Logs that blocks were not written to the prefix cache on disk, at most once a minute."""
+    """Logs blocks that were not written to the prefix cache on disk, at most once a minute."""
 
     def __init__(self, log: Log) -> None:
         self._log, self._num_logged, self._next_s = log, 0, 0.0
 
     def look(self, disk: DiskUse | None) -> None:
-        """Log the blocks that were dropped since the last line."""
+        """Log the number of blocks dropped since the last log line, if any."""
         now, dropped = time.monotonic(), 0 if disk is None else disk.num_dropped - self._num_logged
         if disk is not None and dropped > 0 and now >= self._next_s:
             why = disk.failure or "the disk is too slow, or memory ran out"
@@ -171,15 +181,15 @@ class DroppedBlocks:
 
 
 class StatusLine:
-    """The terminal's status line: running and waiting answers, tokens per second, and the share of the cache in use."""
+    """The status line on the terminal: running and waiting sequences, tokens per second, and KV cache usage."""
 
     def __init__(self, service: Service, log: Log) -> None:
         self._service, self._log = service, log
         self._next_s = 0.0
-        self._last = (0.0, 0)  # time, and tokens generated by then
+        self._last = (0.0, 0)  # time of the last update, and the number of tokens generated by then
 
     def show(self) -> None:
-        """Update the line, twice a second at most, where stderr is a terminal."""
+        """Update the line at most twice a second, if stderr is a terminal."""
         now = time.monotonic()
         if now >= self._next_s and self._log.shows_status:
             self._next_s = now + _SHOWN_S

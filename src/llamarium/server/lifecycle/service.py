@@ -1,4 +1,4 @@
-"""The served model: its lifecycle state, its limits, and the number of answers under way."""
+"""The served model: lifecycle state, limits, and the number of answers in flight."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -19,11 +19,15 @@ from llamarium.tokenizer.base import Tokenizer
 State = Literal["loading", "ready", "draining", "broken"]
 
 MAX_ANSWERS = 1024
-"""Answers to one HTTP request, over all of its prompts."""
+"""Maximum number of answers per HTTP request, over all of its prompts."""
 
 
 def check_context(engine: TextEngine, max_context: int | None) -> None:
-    """Refuse a limit of tokens per request that is above what model and cache hold."""
+    """Validate the limit of tokens per request.
+
+    Raises:
+        OptionError: If it exceeds the model's context length or the KV cache.
+    """
     if max_context is not None and max_context > engine.max_tokens:
         raise OptionError(
             f"max_context is {max_context}; the model's context length and the KV cache (kv_memory) allow "
@@ -33,24 +37,32 @@ def check_context(engine: TextEngine, max_context: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The model of a request: its name as the request has it, for replies, and the engine's adapter, if it is one."""
+    """The model of a request.
+
+    Attributes:
+        name: The name in the request, which replies repeat.
+        adapter: The engine's adapter with this name, or None for the model itself.
+    """
 
     name: str
     adapter: str | None = None
 
 
 class ServedModel(TextModel, Protocol):
-    """What is served: a `Llama`."""
+    """The part of `Llama` that the server needs."""
 
     name: str
     generation_config: Mapping[str, Any]
 
 
 class Service:
-    """A model that may still be loading, its engine, and the number of answers under way.
+    """A model, which may still be loading, its engine, and the number of answers in flight.
 
     Attributes:
-        capacity: How many answers may be under way before a request is refused.
+        capacity: Maximum number of running and waiting answers; further requests are rejected.
+        in_flight: Number of running and waiting answers.
+        is_draining: Whether the server is stopping and accepts no more requests.
+        explainer: Explains why prompts were not cached.
     """
 
     def __init__(self, loading: ModelLoader[tuple[ServedModel, TextEngine]], settings: Settings) -> None:
@@ -73,11 +85,15 @@ class Service:
 
     @property
     def loaded(self) -> tuple[ServedModel, TextEngine] | None:
-        """The model and its engine, once they are there."""
+        """The model and its engine; None until they are loaded."""
         return self.loading.result
 
     def require(self) -> tuple[ServedModel, TextEngine]:
-        """Return the model and its engine; ApiError 503 if they are not there yet, or not any more."""
+        """Return the model and its engine.
+
+        Raises:
+            ApiError: 503 if the model is loading, or the server is stopping or has failed.
+        """
         state, loaded = self.state, self.loaded
         if state == "ready" and loaded is not None:
             return loaded
@@ -89,33 +105,33 @@ class Service:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's, once it is there; also while the server is stopping."""
+        """The model's tokenizer, also while the server is stopping; ApiError 503 until the model is loaded."""
         _, engine = self.loaded or self.require()
         return engine.tokenizer
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The names of the adapters that a request may choose."""
+        """Names of the adapters that requests can choose."""
         _, engine = self.loaded or self.require()
         return tuple(engine.adapters)
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a request, prompt and answer together."""
+        """Maximum length of a request (prompt and answer) in tokens."""
         _, engine = self.loaded or self.require()
         return min(engine.max_tokens, self.settings.max_context or engine.max_tokens)
 
     @contextmanager
     def place(self, num_answers: int, field: str = "n") -> Generator[None]:
-        """Count answers as under way while the body runs; a server that stops meanwhile still completes them.
+        """Count answers as in flight while the body runs; a server that is stopping waits for them.
 
         Args:
-            num_answers: How many.
-            field: The request's field with that number, for messages.
+            num_answers: Number of answers.
+            field: The request's field that sets the number, for errors.
 
         Raises:
-            ApiError: 503, if no requests are taken; 429, if there is no room besides those that are under way; 400, if
-                there never is.
+            ApiError: 503 if the server accepts no requests, 429 if too many answers are in flight, 400 if the number
+                exceeds the server's limits.
         """
         self.require()
         if num_answers > self.capacity:
@@ -140,16 +156,20 @@ class Service:
             self._typical_s += (time.monotonic() - began - self._typical_s) / 8
 
     def close(self, timeout_s: float = 0) -> bool:
-        """Take no more requests, abort those that are left after `timeout_s`, and return whether all were completed."""
+        """Stop accepting requests, and abort those that do not complete within `timeout_s`.
+
+        Returns:
+            Whether all requests were completed.
+        """
         self.is_draining = True
         return True if self.loaded is None else self.loaded[1].close(timeout_s)
 
 
 def chosen_model(request: Request, name: str | None) -> ModelChoice:
-    """Return the model that a request's `model` names; without one it is the served model.
+    """Return the model or adapter that a request's `model` names; None is the served model.
 
     Raises:
-        ApiError: 404 for a name that nothing is served under; 503 while that is not known.
+        ApiError: 404 for an unknown name; 503 for a name other than the model's while the model is loading.
     """
     names: tuple[str, ...] = request.app.state.names
     if name is None or name in names:

@@ -1,4 +1,4 @@
-"""Threads of their own for long work, behind which short work in asyncio's pool would queue."""
+"""Dedicated threads for long work, so that short work does not queue behind it in asyncio's thread pool."""
 
 import asyncio
 import threading
@@ -16,11 +16,16 @@ _this_thread = threading.local()
 
 
 class AbandonedError(Exception):
-    """The result of a thread's work is no longer wanted."""
+    """The result of a thread's work is no longer needed, e.g. because the client has disconnected."""
 
 
 async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = None) -> T:
-    """Return the result of `work` in a daemon thread; `gone` is set once it is not wanted, for `check_wanted`."""
+    """Run `work` in a new daemon thread and return its result.
+
+    Args:
+        work: The work. It can call `check_wanted` to stop early.
+        gone: Set by the caller when the result is no longer needed.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
@@ -33,13 +38,21 @@ async def in_own_thread(work: Callable[[], T], gone: threading.Event | None = No
 
 
 def check_wanted() -> None:
-    """End this thread's work if its result is no longer wanted, and pause; called before each part that takes long."""
+    """Let waiting engine steps run, then stop if the result is no longer needed. Call it before each long step.
+
+    Raises:
+        AbandonedError: If the result is no longer needed.
+    """
     pause()
     end_if_unwanted()
 
 
 def end_if_unwanted() -> None:
-    """End this thread's work, by an AbandonedError, if its result is no longer wanted."""
+    """Stop this thread's work if its result is no longer needed.
+
+    Raises:
+        AbandonedError: If the result is no longer needed.
+    """
     gone: threading.Event | None = getattr(_this_thread, "gone", None)
     if gone is not None and gone.is_set():
         raise AbandonedError

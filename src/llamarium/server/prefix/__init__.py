@@ -1,1 +1,1 @@
-"""Why a prompt's prefix was not cached: earlier prompts as digests, and what differs from the nearest one."""
+"""Explains why a prompt's prefix was not cached, by comparing it with digests of earlier prompts."""

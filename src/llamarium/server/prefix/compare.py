@@ -1,4 +1,4 @@
-"""The fields that differ between two prompts."""
+"""Finds the fields that differ between two prompts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,16 @@ Reason = Literal[
     "first", "extended", "contained", "model", "cache_salt", "interventions", "changed", "added", "removed",
     "reordered", "whitespace", "rendering", "reasoning_dropped", "retokenized", "template",
 ]  # fmt: skip
-"""Why a prompt is not an earlier one's continuation. "first": none is known. "extended": it is. "contained": it is the
-beginning of one. "rendering": JSON with the same values is spelled otherwise. "retokenized": an answer came back as
-other tokens with the same text. "template": the text differs outside all fields."""
+"""How a prompt differs from the nearest earlier one.
+
+"first": there is no earlier prompt. "extended": it continues the earlier prompt. "contained": it is a prefix of the
+earlier prompt. "rendering": JSON with the same values is formatted differently. "retokenized": an answer has the same
+text but other tokens. "template": the text differs outside all fields. The other reasons name the field that differs,
+or how it does.
+"""
 
 MAX_OTHERS = 8
-"""Further fields that are named."""
+"""Maximum number of further fields that are reported."""
 
 _Group = tuple[tuple[int, int, int], ...]  # kind, part and digest of the fields of a tool or message
 _is_tool: Callable[[Field], bool] = attrgetter("is_tool")
@@ -34,7 +38,9 @@ class Difference:
     """A field that differs.
 
     Attributes:
-        is_earlier: The path is in the earlier request.
+        reason: How it differs.
+        path: Path of the field, as in chat completions.
+        is_earlier: Whether the path is in the earlier request.
     """
 
     reason: Reason
@@ -43,9 +49,9 @@ class Difference:
 
 
 def differences(earlier: Sequence[Field], now: Sequence[Field]) -> list[Difference]:
-    """Return the fields that differ, in the order of the request, `1 + MAX_OTHERS` at most.
+    """Return up to `1 + MAX_OTHERS` fields that differ, in the order of the request.
 
-    What the new request has after all of the earlier one's fields is no difference.
+    Fields that the new request appends after the earlier one's are not differences.
     """
     first = next((i for i, pair in enumerate(zip(earlier, now, strict=False)) if pair[0] != pair[1]), None)
     if first is None:
@@ -67,14 +73,14 @@ def _moved(earlier: Sequence[Field], now: Sequence[Field], first: int) -> Differ
         place = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), None)
         if place is not None:
             return _move_at(before, after, place, name)
-        if name == "tools" and len(before) != len(after):  # messages that were appended are no difference
+        if name == "tools" and len(before) != len(after):  # appended messages are not a difference
             place, is_gone = min(len(before), len(after)), len(before) > len(after)
             return Difference("removed" if is_gone else "added", f"{name}[{place}]", is_earlier=is_gone)
     return None
 
 
 def _move_at(before: list[_Group], after: list[_Group], place: int, name: str) -> Difference | None:
-    """Return how what stands at a place has moved, if that explains more of what follows than a change of it."""
+    """Return the move at index `place` if it leaves more later groups equal than a change of that group, else None."""
     old, new = before[place:], after[place:]
     if sorted(old) == sorted(new[: len(old)]):
         return Difference("reordered", name)
@@ -92,7 +98,7 @@ def _move_at(before: list[_Group], after: list[_Group], place: int, name: str) -
 
 
 def _groups(fields: Sequence[Field], is_kind: Callable[[Field], bool]) -> list[_Group]:
-    """Return what each tool or message holds."""
+    """Return the fields of each tool or message."""
     groups = dict[int, list[tuple[int, int, int]]]()
     for one in filter(is_kind, fields):
         groups.setdefault(one.item, []).append((one.kind, one.part, one.exact))
@@ -100,7 +106,7 @@ def _groups(fields: Sequence[Field], is_kind: Callable[[Field], bool]) -> list[_
 
 
 def _whole_path(one: Field, earlier: Sequence[Field], now: Sequence[Field]) -> str:
-    """Return a field's path, or that of its message or tool if the other request has nothing of it."""
+    """Return a field's path, or that of its message or tool if the other request lacks the whole message or tool."""
     if any(other.group == one.group for other in now) or not (one.is_message or one.is_tool):
         return one.path
     return f"{'messages' if one.is_message else 'tools'}[{one.item}]"
@@ -118,14 +124,14 @@ def _by_place(earlier: Sequence[Field], now: Sequence[Field]) -> list[Difference
                 found.append(Difference(_change(old, new), new.path))
         elif new is not None and place <= last:
             found.append(Difference("added", _whole_path(new, now, earlier)))
-        elif old is not None and place <= last_now:  # what follows is its answer, mostly
+        elif old is not None and place <= last_now:  # later fields are usually those of the earlier prompt's answer
             reason: Reason = "reasoning_dropped" if old.kind is FieldKind.REASONING else "removed"
             found.append(Difference(reason, _whole_path(old, earlier, now), is_earlier=True))
     return _joined(list(dict.fromkeys(found)))
 
 
 def _joined(found: list[Difference]) -> list[Difference]:
-    """Return differences with one of a message in place of those of its role and its text: it is another message."""
+    """Replace the differences of a message's role and content by one of the message, as it is another message."""
     paths = {one.path for one in found}
     changed = (path.removesuffix(".role") for path in paths if path.endswith(".role"))
     others = {path for path in changed if f"{path}.content" in paths}
@@ -136,7 +142,7 @@ def _joined(found: list[Difference]) -> list[Difference]:
 
 
 def _change(old: Field, new: Field) -> Reason:
-    """Return how a field's value has changed."""
+    """Return the reason for a changed value."""
     if new.kind in _ROOTS:
         return _ROOTS[new.kind]
     if old.loose != new.loose:

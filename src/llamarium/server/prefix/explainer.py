@@ -1,4 +1,4 @@
-"""The server's memory of earlier prompts, and what it says about each new one."""
+"""Keeps digests of earlier prompts, and explains for each new one why its prefix was not cached."""
 
 import hashlib
 import re
@@ -16,34 +16,34 @@ from llamarium.server.prefix.fields import PromptParts, Value, message_values
 from llamarium.tokenizer.base import Tokenizer
 
 BYTES_PER_BLOCK = 64
-"""Of the memory of earlier prompts, for each block of the prefix cache."""
+"""Memory for earlier prompts, in bytes per block of the prefix cache."""
 
 MAX_COMPARED = 128
-"""Prompts of one key that a new one is compared with, the newest first."""
+"""Maximum number of earlier prompts of an API key, newest first, that a prompt is compared with."""
 
 MAX_KEPT_ANSWERS = 4
-"""Answers to one prompt that later prompts are compared with."""
+"""Maximum number of answers per prompt that later prompts are compared with."""
 
 MAX_SHOWN = 64
-"""Explanations that are kept for `PrefixExplainer.newest`, over all keys."""
+"""Maximum number of explanations kept for `PrefixExplainer.newest`, over all API keys."""
 
 LONG_PROMPT = 2**14
-"""Tokens of a prompt from which on it takes longer to keep its answers than an event loop should wait: 0.1 ms."""
+"""Prompt length in tokens above which storing the answers takes more than 0.1 ms, too long for the event loop."""
 
 HEADER = "x-llamarium-prefix"
-"""The header with the explanation of a request with one prompt."""
+"""Response header with the explanation, for requests with a single prompt."""
 
 _NUMBERS = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A prompt that was submitted, and its explanation.
+    """A submitted prompt and its explanation.
 
     Attributes:
-        num_messages: Of its dialog.
-        has_new_message: The answer is the dialog's next message.
-        shows_texts: The usage has the explanation, with texts.
+        num_messages: Number of messages of its dialog.
+        has_new_message: Whether the answer is a new message of the dialog.
+        shows_texts: Whether the usage contains the explanation, with texts.
     """
 
     prompt: Prompt
@@ -55,11 +55,11 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class ShownExplanation:
-    """A request's explanation, as the page shows it to its owner.
+    """A request's explanation, shown on the page to the API key's owner.
 
     Attributes:
-        owner: A digest of the API key.
-        number: The request's, as the engine counts them.
+        owner: Digest of the API key.
+        number: The engine's request number.
     """
 
     owner: Key
@@ -68,22 +68,22 @@ class ShownExplanation:
 
 
 class PromptMemory:
-    """The newest earlier prompts, of `max_bytes` in all; any thread may use it."""
+    """The newest prompts, up to `max_bytes` in total. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._lock = max_bytes, threading.Lock()
-        self._records = dict[int, PromptRecord]()  # by age, the oldest first
+        self._records = dict[int, PromptRecord]()  # oldest first
         self._of_owner = dict[Key, dict[int, None]]()
         self._next = 0
         self.num_bytes = 0
 
     def newest(self, owner: Key) -> list[PromptRecord]:
-        """Return the newest prompts of a key, the newest first."""
+        """Return up to `MAX_COMPARED` prompts of an owner, newest first."""
         with self._lock:
             return [self._records[number] for number in islice(reversed(self._of_owner.get(owner, {})), MAX_COMPARED)]
 
     def add(self, record: PromptRecord) -> None:
-        """Keep a prompt; those that are its beginning, and the oldest beyond the bound, are forgotten."""
+        """Add a prompt; drop those that it continues, and the oldest ones beyond `max_bytes`."""
         size = record.num_bytes
         if size > self._max_bytes:
             return
@@ -111,8 +111,8 @@ class PrefixExplainer:
     """Compares each prompt with the earlier ones of the same API key.
 
     Args:
-        api_keys: The configured keys; the counts name them by their place.
-        shows_texts: Explanations have the texts where two prompts part.
+        api_keys: The configured API keys; counts refer to them by number, from 1.
+        shows_texts: Whether explanations contain the texts around the first difference.
     """
 
     def __init__(self, api_keys: Sequence[str] = (), *, shows_texts: bool = False) -> None:
@@ -125,20 +125,20 @@ class PrefixExplainer:
 
     @property
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        """How many prompts there were, by the place of their key ("0" without keys), reason and kind of field."""
+        """Number of prompts by number of the API key ("0" without keys), reason, and field path without indices."""
         return dict(self._counts)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the earlier prompts."""
+        """Memory used by the earlier prompts, in bytes."""
         return 0 if self._memory is None else self._memory.num_bytes
 
     def keep_newest(self) -> None:
-        """Keep the newest explanations with their texts from now on, for `newest`."""
+        """Start keeping the newest explanations, with texts, for `newest`."""
         self._newest = deque(maxlen=MAX_SHOWN)
 
     def newest(self, owner: str) -> list[ShownExplanation]:
-        """Return the explanations that are kept of one API key's requests, the newest first."""
+        """Return the kept explanations of an API key's requests, newest first."""
         name = _digest(owner)
         with self._lock:
             return [one for one in reversed(self._newest or ()) if one.owner == name]
@@ -152,9 +152,15 @@ class PrefixExplainer:
         tokenizer: Tokenizer,
         path_of: Callable[[str], str] = str,
     ) -> Explained:
-        """Explain a prompt that was just submitted, and keep what later ones are compared with.
+        """Explain a prompt that was just submitted, and store it for comparison with later ones.
 
-        `owner` is the request's API key, or ""; `path_of` translates a path from chat completions to the protocol's.
+        Args:
+            owner: The request's API key, or "".
+            answers: The prompt's running answers.
+            parts: The prompt's parts.
+            engine: The engine, for its prefix cache.
+            tokenizer: The model's tokenizer.
+            path_of: Translates a path in chat completions to the request's protocol.
         """
         index = engine.prefix_index
         if self._memory is None:
@@ -176,7 +182,7 @@ class PrefixExplainer:
         return Explained(prompt, translated, len(parts.messages), is_new, self.shows_texts)
 
     def finished(self, explained: Explained, answers: Answers) -> None:
-        """Keep the answers as well, which the next prompt of a conversation has."""
+        """Store the prompt with its answers, which the conversation's next prompt contains."""
         if self._memory is None:
             return
         for row in answers.rows[:MAX_KEPT_ANSWERS]:

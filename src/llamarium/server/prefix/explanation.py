@@ -1,4 +1,4 @@
-"""Why a prompt's prefix was not cached: found when it is submitted, completed when the first token is there."""
+"""Compares a prompt with an earlier one, to explain why its prefix was not cached."""
 
 import re
 import sys
@@ -15,12 +15,12 @@ from llamarium.server.prefix.fields import MAX_FIELDS, PACKED, Field, PromptPart
 from llamarium.tokenizer.base import Tokenizer
 
 SHOWN_TOKENS = 24
-"""Tokens of a text before and after the first one that differs."""
+"""Number of tokens shown before the first difference, and after it."""
 
 _KEY_BYTES = 16
-_OVERHEAD_BYTES = 400  # of a record besides its arrays: the object, its place in two dictionaries, and their headers
-_BESIDE = 4  # tokens between a text and the first one that differs: a role's mark, the end of a turn
-_VERBATIM = re.compile(r"\.(id|name|tool_call_id|content(\[\d+\])?)$")  # fields that are written as they are, or not
+_OVERHEAD_BYTES = 400  # of a record besides its arrays: the object, its dictionary entries, and the arrays' headers
+_BESIDE = 4  # maximum tokens between a text and the first difference: role markers, end of turn
+_VERBATIM = re.compile(r"\.(id|name|tool_call_id|content(\[\d+\])?)$")  # templates write these verbatim or not at all
 _ROOT_REASONS = ("model", "cache_salt", "interventions")
 _DATE = re.compile(
     r"\d{1,4}(?:[-/.:]\d{1,2})+|\d{1,2}\s+(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
@@ -30,7 +30,7 @@ _DATE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The texts around the first token that differs: what both prompts have before it, and what each has from it on."""
+    """The texts around the first different token: the common text before it, and each prompt's text from it on."""
 
     before: str
     now: str
@@ -39,16 +39,20 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a prompt shares with the nearest earlier one of the same key, and where they part.
+    """The common prefix of a prompt and the nearest earlier one of the same API key, and their first difference.
 
     Attributes:
-        matched_tokens: Tokens that both begin with.
-        is_exact: False if the earlier prompt's next block is not in memory any more: they may share the rest of one.
-        path: The field with the first difference, None if none differs.
-        in_earlier: The path is in the earlier request.
-        is_time: What differs looks like a date, a time or a time stamp.
-        others: Further fields that differ, some of them.
-        token: The place of the first token that differs, None if none does.
+        reason: How the prompts differ.
+        num_tokens: Length of the prompt in tokens.
+        matched_tokens: Length of the common prefix in tokens.
+        is_exact: False if the earlier prompt's next block is no longer in memory, so that the common prefix may be up
+            to a block longer.
+        path: Path of the first field that differs, None if none does.
+        in_earlier: Whether the path is in the earlier request.
+        is_time: Whether the texts that differ look like a date, a time or a time stamp.
+        others: Paths of further fields that differ; may be incomplete.
+        token: Position of the first different token, None if there is none.
+        texts: The texts around that token, if texts are shown.
     """
 
     reason: Reason
@@ -63,7 +67,7 @@ class Explanation:
     texts: Texts | None = None
 
     def sentence(self) -> str:
-        """Return it in words, without any text of a prompt."""
+        """Return the explanation as a clause in English, without prompt text."""
         where = self.path or "the prompt"
         after = f" after {self.matched_tokens} of {counted(self.num_tokens, 'token')}"
         if self.is_time and self.reason == "changed":
@@ -94,7 +98,7 @@ class Explanation:
                 return f"{where} {verb}{self.reason}{after}"
 
     def header(self) -> str:
-        """Return it as a header's value, without any text of a prompt."""
+        """Return the explanation as a header value, without prompt text."""
         parts = [f"matched={self.matched_tokens}", f"of={self.num_tokens}", f"reason={self.reason}"]
         if self.path is not None:
             parts.append(f"field={self.path}")
@@ -103,7 +107,7 @@ class Explanation:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the explanation as a JSON object."""
         found: dict[str, Any] = {
             "reason": self.reason,
             "field": self.path,
@@ -124,14 +128,14 @@ class PromptRecord:
     """An earlier prompt and its answer.
 
     Attributes:
-        owner: A digest of the API key.
-        root: The prefix key before its first block.
-        keys: The prefix keys of its whole blocks, one after the other.
-        tail: The ids of its tokens after these.
-        num_prompt: How many of its tokens were the prompt's.
-        packed: Its fields, the answer's after the prompt's.
-        num_prompt_fields: How many of them were the prompt's.
-        exact: The exact digests of its fields, each once.
+        owner: Digest of the API key.
+        root: Prefix key before the first block.
+        keys: Concatenated prefix keys of the full blocks.
+        tail: Token ids after the last full block.
+        num_prompt: Number of prompt tokens.
+        packed: Packed fields, the prompt's before the answer's.
+        num_prompt_fields: Number of the prompt's fields.
+        exact: Distinct exact digests of the fields.
     """
 
     owner: Key
@@ -150,17 +154,18 @@ class PromptRecord:
 
     @property
     def num_blocks(self) -> int:
-        """Whole blocks."""
+        """Number of full blocks."""
         return len(self.keys) // _KEY_BYTES
 
     def key(self, block: int) -> Key:
-        """Return the prefix key of a whole block."""
+        """Return the prefix key of a full block."""
         return self.keys[block * _KEY_BYTES : (block + 1) * _KEY_BYTES]
 
     def num_common_blocks(self, keys: bytes) -> int:
-        """Return how many blocks it shares with a prompt whose keys are given one after the other."""
+        """Return the number of blocks shared with a prompt; `keys` are its concatenated prefix keys."""
         low, high = 0, min(len(keys), len(self.keys)) // _KEY_BYTES
-        while low < high:  # a key is a hash of all tokens up to its block's end
+        # binary search: a key is a hash of all tokens up to its block's end, so one equal key means an equal prefix
+        while low < high:
             middle = (low + high + 1) // 2
             end = middle * _KEY_BYTES
             if self.keys[end - _KEY_BYTES : end] == keys[end - _KEY_BYTES : end]:
@@ -170,7 +175,7 @@ class PromptRecord:
         return low
 
     def is_beginning_of(self, other: "PromptRecord") -> bool:
-        """Whether another record has all of its blocks and fields, so that it tells nothing more."""
+        """Whether another record contains all blocks and fields of this one, which makes this one redundant."""
         return (
             (self.owner, self.root) == (other.owner, other.root)
             and other.packed.startswith(self.packed)
@@ -180,14 +185,14 @@ class PromptRecord:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory used, in bytes."""
         parts = (self.keys, self.tail, self.packed, self.exact)
         return _OVERHEAD_BYTES + sum(map(sys.getsizeof, parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that is compared with earlier ones: its ids, their prefix keys, and its fields, also packed."""
+    """A prompt to compare with earlier ones: token ids, prefix keys of full blocks, and fields, also packed."""
 
     owner: Key
     root: Key
@@ -200,15 +205,23 @@ class Prompt:
 
     @classmethod
     def of(cls, owner: Key, root: Key, ids: Sequence[int], block_size: int, parts: PromptParts) -> "Prompt":
-        """Return a prompt of an owner, whose first block goes on from the key `root`."""
+        """Return a prompt.
+
+        Args:
+            owner: Digest of the API key.
+            root: Prefix key before the first block.
+            ids: Token ids.
+            block_size: Tokens per block of the KV cache.
+            parts: The prompt's parts.
+        """
         values = list(islice(parts.values(), MAX_FIELDS))
         fields, keys = digest_fields(values, owner.hex()), block_keys(root, ids, block_size)
         return cls(owner, root, tuple(ids), block_size, values, fields, pack(fields), keys)
 
     def record(self, answer_ids: Sequence[int] = (), answer: Sequence[Value] = ()) -> PromptRecord:
-        """Return what is kept of it, with an answer; its last token is never in the cache."""
+        """Return the record of the prompt and an answer, without the answer's last token, which is never cached."""
         size, start = self.block_size, len(self.keys) * self.block_size
-        rest = (*self.ids[start:], *answer_ids[:-1])  # after the prompt's last whole block
+        rest = (*self.ids[start:], *answer_ids[:-1])  # after the prompt's last full block
         new = block_keys(self.keys[-1] if self.keys else self.root, rest, size)
         packed = self.packed + pack(digest_fields(answer, self.owner.hex()))
         tail, exact = array("i", rest[len(new) * size :]), array("Q", {one[0] for one in PACKED.iter_unpack(packed)})
@@ -217,7 +230,7 @@ class Prompt:
 
 
 def nearest(prompt: Prompt, records: Sequence[PromptRecord]) -> PromptRecord | None:
-    """Return the earlier prompt with the most values in common, and of those the one with the most blocks."""
+    """Return the earlier prompt with the most equal fields; ties are broken by the number of shared blocks."""
     if not records:
         return None
     exact, keys = {one.exact for one in prompt.fields}, b"".join(prompt.keys)
@@ -227,12 +240,13 @@ def nearest(prompt: Prompt, records: Sequence[PromptRecord]) -> PromptRecord | N
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The tokens that a prompt shares with an earlier one.
+    """The common prefix of a prompt and an earlier one.
 
     Attributes:
-        num_tokens: How many, from the first on.
-        is_exact: False if the earlier prompt's next block is not in memory any more: there are less than a block more.
-        ends: Which of the two ends there, or neither.
+        num_tokens: Length in tokens.
+        is_exact: False if the earlier prompt's next block is no longer in memory, so that less than a block more may
+            be shared.
+        ends: Which of the two prompts ends with the common prefix.
         earlier_ids: The earlier prompt's next tokens, as far as they are known.
     """
 
@@ -249,7 +263,15 @@ def shared_tokens(
     block_size: int,
     ids_of: Callable[[Key], Sequence[int] | None],
 ) -> Shared:
-    """Return what a prompt shares with an earlier one, whose blocks `ids_of` returns."""
+    """Return the common prefix of a prompt and an earlier one.
+
+    Args:
+        record: The earlier prompt.
+        ids: The prompt's token ids.
+        keys: Concatenated prefix keys of the prompt's full blocks.
+        block_size: Tokens per block.
+        ids_of: Returns the token ids of the block with a prefix key, or None if it is no longer in memory.
+    """
     block = record.num_common_blocks(keys)
     start = block * block_size
     ours = ids[start : start + block_size]
@@ -276,11 +298,19 @@ def explain(
     *,
     shows_texts: bool = False,
 ) -> Explanation:
-    """Compare a prompt with an earlier one, whose blocks `ids_of` returns; texts only if they are shown."""
+    """Compare a prompt with an earlier one.
+
+    Args:
+        prompt: The prompt.
+        record: The nearest earlier prompt, or None if there is none.
+        ids_of: Returns the token ids of the block with a prefix key, or None if it is no longer in memory.
+        tokenizer: The model's tokenizer.
+        shows_texts: Whether the explanation contains texts.
+    """
     count = len(prompt.ids)
     if record is None:
         return Explanation("first", count)
-    shared = Shared(0)  # with another root no key or value is the same
+    shared = Shared(0)  # prompts with different roots share no blocks of the KV cache
     if record.root == prompt.root:
         shared = shared_tokens(record, prompt.ids, b"".join(prompt.keys), prompt.block_size, ids_of)
     found = Explanation("extended", count, shared.num_tokens, shared.is_exact)
@@ -300,9 +330,9 @@ def explain(
 
 
 def _first(prompt: Prompt, shared: Shared, listed: list[Difference], tokenizer: Tokenizer) -> Difference | None:
-    """Return the first field that differs and whose text may stand where the tokens differ, or None.
+    """Return the first difference in a field that may explain the first different token, or None.
 
-    Not every field is part of the prompt: few templates write a call's id, say.
+    Not every field is part of the prompt, e.g. few templates write a tool call's id.
     """
     texts = {one.path: value[-1] for one, value in zip(prompt.fields, prompt.values, strict=True)}
     for one in listed:
@@ -313,13 +343,13 @@ def _first(prompt: Prompt, shared: Shared, listed: list[Difference], tokenizer: 
 
 
 def _is_at(ids: Sequence[int], place: int, text: str, tokenizer: Tokenizer) -> bool:
-    """Whether a text stands in a prompt where a token is, or right beside it."""
-    reach = len(text.encode()) + _BESIDE  # a token is a byte at least
+    """Whether a text occurs in a prompt at a token's position or right beside it."""
+    reach = len(text.encode()) + _BESIDE  # a token has at least one byte
     return text in tokenizer.decode(ids[max(0, place - reach) : place + reach], skip_special_tokens=False)
 
 
 def _without_field(prompt: Prompt, record: PromptRecord, shared: Shared, texts: Texts) -> Difference:
-    """Return the difference of two prompts whose fields are equal as far as both have them."""
+    """Return the difference of two prompts that no field explains."""
     if shared.num_tokens < record.num_prompt - 1:
         return Difference("changed", "prompt") if not _is_dialog(prompt) else Difference("template", "")
     answers = [one for one in record.fields[record.num_prompt_fields :] if one in prompt.fields]
@@ -350,7 +380,7 @@ def _texts(prompt: Prompt, shared: Shared, tokenizer: Tokenizer) -> Texts:
 
 
 def _is_time(texts: Texts) -> bool:
-    """Whether both texts have a date or a time where they part."""
+    """Whether both texts have a date or a time at the first difference."""
     if texts.earlier is None:
         return False
     line = texts.before.rpartition("\n")[2]

@@ -1,7 +1,7 @@
-"""The fields of a request that its prompt is made of, and their digests. No text is kept.
+"""The request fields that make up a prompt, and their digests. No text is stored.
 
-A digest is keyed with a secret of this process. The `loose` one ignores what clients change unawares: white space, a
-reasoning section, the spelling of JSON.
+Digests are keyed with a secret of this process. The `loose` digest ignores what clients often change inadvertently:
+white space, a reasoning section, and the formatting of JSON.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 from llamarium.tokenizer.tools.definition import ToolDefinition
 
 MAX_FIELDS = 4096
-"""Fields of one prompt that are compared; later ones are not."""
+"""Maximum number of fields of a prompt that are compared."""
 
 _SECRET = secrets.token_bytes(32)
 _REASONING_END = "</think>"
 _LAST_INDEX = 2**16 - 1
 PACKED = struct.Struct("<QQBBHH")
-"""A field's bytes, the exact digest first."""
+"""A packed field; the exact digest comes first."""
 
 
 class FieldKind(IntEnum):
-    """What a field is, in the order in which fields are compared."""
+    """The kind of a field, in order of comparison."""
 
     MODEL = 0
     CACHE_SALT = 1
@@ -72,14 +72,14 @@ _MESSAGE = range(FieldKind.ROLE, FieldKind.TOOL_CALL_ID + 1)
 
 
 class Field(NamedTuple):
-    """A field as it is kept.
+    """A field with digests instead of its text.
 
     Attributes:
-        exact: A digest of the value.
-        loose: A digest that ignores white space, a reasoning section and the spelling of JSON.
-        has_reasoning: The text has a reasoning section.
-        item: Which tool or message it belongs to.
-        part: Which call or part of the message.
+        exact: Digest of the value.
+        loose: Digest that ignores white space, a reasoning section and the formatting of JSON.
+        has_reasoning: Whether the text has a reasoning section.
+        item: Index of its tool or message.
+        part: Index of its tool call or content part in the message.
     """
 
     exact: int
@@ -91,44 +91,47 @@ class Field(NamedTuple):
 
     @property
     def place(self) -> tuple[int, bool, int, int, int]:
-        """Sort key: in the order of comparison."""
+        """Sort key in order of comparison."""
         return self.group[0], True, self.item, self.part, self.kind
 
     @property
     def group(self) -> tuple[int, int]:
-        """The tool or message that it belongs to; of other fields the kind alone."""
+        """Key of the tool or message that the field belongs to; for other fields, of the kind."""
         first = _TOOL.start if self.kind in _TOOL else _MESSAGE.start if self.kind in _MESSAGE else int(self.kind)
         return first, self.item
 
     @property
     def is_message(self) -> bool:
-        """Whether it is part of a message."""
+        """Whether the field is part of a message."""
         return self.kind in _MESSAGE
 
     @property
     def is_tool(self) -> bool:
-        """Whether it is part of a tool."""
+        """Whether the field is part of a tool."""
         return self.kind in _TOOL
 
     @property
     def path(self) -> str:
-        """Its path, as in chat completions."""
+        """Path of the field in chat completions."""
         suffix = f"[{self.part}]" if self.kind is FieldKind.CONTENT and self.part else ""
         return _PATHS[self.kind].format(item=self.item, part=self.part) + suffix
 
 
 Value = tuple[FieldKind, int, int, str]
-"""A field's kind, its tool or message, its call or part, and its text."""
+"""A field's kind, index of the tool or message, index of the tool call or content part, and text."""
 
 
 class PromptParts(NamedTuple):
-    """What a prompt is made of, besides its tokens.
+    """The request fields that make up a prompt.
 
     Attributes:
-        model: The adapter's name, or nothing.
-        interventions: A hash of the edits, or nothing.
-        variables: Of the chat template.
-        begun: The beginning of the answer, which the prompt ends with.
+        model: The adapter's name, or "".
+        salt: The request's `cache_salt`, or "".
+        interventions: Hash of the interventions, or "".
+        variables: Variables for the chat template.
+        tools: Tool definitions.
+        messages: The dialog in OpenAI's format; empty if the prompt is not a dialog.
+        begun: Beginning of the answer, which the prompt ends with.
     """
 
     model: str = ""
@@ -140,9 +143,9 @@ class PromptParts(NamedTuple):
     begun: str | None = None
 
     def values(self) -> Iterator[Value]:
-        """Yield the fields with their texts, in the order of comparison; without messages there is the prompt alone.
+        """Yield the fields with their texts, in order of comparison.
 
-        A prompt that is no dialog has the text "" here: its tokens are compared.
+        A prompt that is not a dialog is one field with an empty text, as its tokens are compared instead.
         """
         yield FieldKind.MODEL, 0, 0, self.model
         yield FieldKind.CACHE_SALT, 0, 0, self.salt
@@ -163,7 +166,7 @@ class PromptParts(NamedTuple):
 
 
 def message_values(index: int, message: Mapping[str, Any]) -> Iterator[Value]:
-    """Yield the fields of a message in the form of chat completions."""
+    """Yield the fields of a message in OpenAI's format; `index` is its index in the dialog."""
     yield FieldKind.ROLE, index, 0, str(message["role"])
     if (name := message.get("name")) is not None:
         yield FieldKind.MESSAGE_OTHER, index, 0, str(name)
@@ -172,7 +175,7 @@ def message_values(index: int, message: Mapping[str, Any]) -> Iterator[Value]:
     content = message.get("content")
     for sub, part in enumerate(content if isinstance(content, list) else [content]):
         text = part.get("text") if isinstance(part, Mapping) else part
-        if text is not None or isinstance(part, Mapping):  # of a part that is no text its JSON
+        if text is not None or isinstance(part, Mapping):  # parts other than text are compared as JSON
             yield FieldKind.CONTENT, index, min(sub, _LAST_INDEX), str(text) if text is not None else _json(part)
     for sub, call in enumerate(message.get("tool_calls") or ()):
         place = index, min(sub, _LAST_INDEX)
@@ -184,7 +187,7 @@ def message_values(index: int, message: Mapping[str, Any]) -> Iterator[Value]:
 
 
 def digest_fields(values: Iterable[Value], owner: str = "") -> list[Field]:
-    """Return fields with digests in place of texts; equal texts of two owners have different ones."""
+    """Return fields with digests instead of texts; equal texts of different owners have different digests."""
     salt = hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def digest(text: str) -> int:
@@ -206,12 +209,12 @@ def digest_fields(values: Iterable[Value], owner: str = "") -> list[Field]:
 
 
 def pack(fields: Sequence[Field]) -> bytes:
-    """Return fields in 22 bytes each."""
+    """Pack fields into 22 bytes each."""
     return b"".join(PACKED.pack(*one) for one in fields)
 
 
 def unpack(packed: bytes) -> list[Field]:
-    """Return the fields of `pack`."""
+    """Return the fields that `pack` has packed."""
     return [
         Field(exact, loose, FieldKind(kind), bool(has_reasoning), index, sub)
         for exact, loose, kind, has_reasoning, index, sub in PACKED.iter_unpack(packed)
@@ -223,7 +226,7 @@ def _json(value: Any) -> str:
 
 
 def _normal_json(text: str) -> str:
-    """Return JSON with sorted keys and without blanks; what is no JSON stays."""
+    """Return JSON with sorted keys and without white space; other text is unchanged."""
     with suppress(ValueError, RecursionError):
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
     return text
