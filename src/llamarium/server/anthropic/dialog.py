@@ -1,4 +1,4 @@
-"""The prompt of a request for a message: its dialog, its tools, and the beginning of an answer."""
+"""Converts a request for a message to a prompt: dialog, tools, and the beginning of the answer."""
 
 import json
 from collections.abc import Sequence
@@ -24,8 +24,13 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's prompt: the dialog, the tools, the beginning of an answer that the model continues, if any, and
-    how much it is to reason.
+    """A request's prompt.
+
+    Attributes:
+        dialog: The dialog.
+        tools: The tools.
+        begun: Beginning of the answer, which the model continues, or None.
+        effort: Reasoning effort for the chat template, or None.
     """
 
     dialog: Dialog
@@ -34,12 +39,16 @@ class Prompt:
     effort: str | None
 
     def ids(self, service: Service) -> list[int]:
-        """Return its ids."""
+        """Return the prompt's token ids."""
         return encode_dialog(service, self.dialog.messages, self.tools.offered, begun=self.begun, effort=self.effort)
 
 
 def read_prompt(body: requests.CountRequest) -> Prompt:
-    """Read a request's prompt."""
+    """Return a request's prompt.
+
+    Raises:
+        ApiError: If the dialog or the tools are invalid.
+    """
     dialog = Dialog(_NAMES)
     if body.system is not None:
         dialog.add("system", {"role": "system", "content": _text(body.system)})
@@ -83,20 +92,20 @@ def _check_role(message: requests.MessageParam, role: str, where: str) -> None:
 
 
 def _text(content: str | Sequence[requests.Block]) -> str:
-    """Return the text, without calls and their results."""
+    """Return the text, without tool calls and their results."""
     if isinstance(content, str):
         return content
     return "".join(block.text for block in content if isinstance(block, requests.TextBlock))
 
 
 def _result(block: requests.ToolResultBlock) -> str:
-    """Return a call's result as text; a dialog's format has no mark for errors."""
+    """Return a tool result as text; errors get a prefix, as OpenAI's format cannot mark them."""
     text = _text(block.content or "")
     return f"Error: {text}" if block.is_error else text
 
 
 def _begun(message: requests.MessageParam, where: str) -> str:
-    """Return the beginning of the answer, which holds no calls."""
+    """Return the text that the answer continues; ApiError if the message contains tool calls."""
     if not isinstance(message.content, str):
         for k, block in enumerate(message.content):
             if not isinstance(block, requests.TextBlock | requests.ThinkingBlock):

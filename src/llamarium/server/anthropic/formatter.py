@@ -1,4 +1,4 @@
-"""A message in Anthropic's format: whole, and as a stream of events."""
+"""Formats a message in Anthropic's format, complete or as a stream of events."""
 
 import secrets
 from collections.abc import Sequence
@@ -15,15 +15,20 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class MessageFormatter(ReplyFormatter):
-    """Formats one message, under a model's name; its first event has counts that the first step brings."""
+    """Formats one message; its first event is returned with the first step, as it contains the token counts.
+
+    Args:
+        model: The model's name in the message.
+        request_id: The request's id, for errors.
+    """
 
     ping = event({"type": "ping"}).encode()
 
     def __init__(self, model: str, request_id: str | None) -> None:
         self._request_id = request_id
         self._content: list[dict[str, Any]] = []
-        self._open: str | None = None  # the type of the last block, until it ends
-        self._parts: list[str] = []  # of its text, or of its input as JSON
+        self._open: str | None = None  # type of the last block until it ends
+        self._parts: list[str] = []  # of that block's text, or of its input as JSON
         self._has_begun = False
         self._message: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
@@ -44,7 +49,7 @@ class MessageFormatter(ReplyFormatter):
         return events
 
     def failure(self, error: ApiError) -> str:
-        """Return the event of an error."""
+        """Return the error event."""
         return event(error.anthropic_body(self._request_id))
 
     def whole(self, usage: Usage) -> dict[str, Any]:
@@ -77,7 +82,7 @@ class MessageFormatter(ReplyFormatter):
                 return self._close()
 
     def _begin(self, block: dict[str, Any]) -> str:
-        """Return the events that end the open block and begin the next one."""
+        """Return the events that end the open block and start the next one."""
         closed = self._close()
         self._open = block["type"]
         self._content.append(block)
@@ -102,7 +107,7 @@ class MessageFormatter(ReplyFormatter):
 
 
 def _counts(usage: Usage) -> dict[str, Any]:
-    """Return token counts under Anthropic's names, where `input_tokens` excludes cached ones."""
+    """Return token counts with Anthropic's names; `input_tokens` excludes cached tokens."""
     counts = usage.counts()
     return {
         "input_tokens": counts.prompt - counts.cached,

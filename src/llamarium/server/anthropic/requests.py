@@ -1,4 +1,4 @@
-"""The requests for messages: supported fields of Anthropic's client, and refused ones."""
+"""The bodies of requests for messages: supported and rejected fields of Anthropic's client."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -72,7 +72,7 @@ class OutputConfig(Body):
     """The form of an answer."""
 
     format: JsonFormat | None = None
-    effort: str | None = None  # one of the table's
+    effort: str | None = None  # listed in the field table
 
 
 @of_table("messages tools[]")
@@ -86,7 +86,7 @@ class AnthropicTool(Body):
     strict: bool | None = None
 
     def function_object(self) -> dict[str, Any]:
-        """Return OpenAI's object of the function."""
+        """Return the function as OpenAI's object."""
         return {
             "name": self.name,
             "description": self.description,

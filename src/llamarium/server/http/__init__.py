@@ -1,1 +1,1 @@
-"""HTTP: bodies, streams, access, connections and the log."""
+"""The HTTP layer: request bodies, streaming, access control, connections and the log."""

@@ -1,10 +1,10 @@
-"""The layers around the routes, and the log on stderr: a line for each request, and for each event of the server.
+"""Middleware around the routes, and the log on stderr, with a line per request and per server event.
 
-`Access`, the outermost, gives a request its id and its line in the log, and handles unexpected errors. `Guard` lets in
-the server's own host names, pages of allowed origins, and API keys.
+`Access`, the outermost layer, assigns request ids, logs requests and handles unexpected errors. `Guard` checks host
+names, origins and API keys.
 
-A line of the log holds no key, no text of a prompt or an answer and no path of this machine. What a client sent is
-escaped, and the names that the operator gave: lines cannot be forged.
+Log lines contain no API keys, no text of prompts or answers, and no local paths. Values from clients and names set by
+the operator are escaped, so that log lines cannot be forged.
 """
 
 import hashlib
@@ -36,13 +36,16 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{0,5}))?")
 
 OPEN_PATHS = frozenset({"/health"})
-"""Paths that need no key."""
+"""Paths that need no API key."""
 
 _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
 class Log:
-    """Writes lines as "text" or "json", and on a terminal a status line beneath them.
+    """Writes log lines to stderr, with a status line below them on a terminal.
+
+    Args:
+        form: Format of the lines.
 
     Attributes:
         shows_status: Whether stderr is a terminal that can show a status line.
@@ -54,7 +57,7 @@ class Log:
         self.shows_status = form == "text" and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def event(self, text: str, **fields: Any) -> None:
-        """Log an event of the server."""
+        """Log a server event."""
         self._write({"event": text} | fields, text, fields, most=2000)
 
     def request(self, fields: dict[str, Any]) -> None:
@@ -70,14 +73,14 @@ class Log:
             self._status = text
 
     def _write(self, fields: dict[str, Any], head: str, shown: dict[str, Any], most: int | None = None) -> None:
-        """Write a line, as text escaped as a whole if it has a bound, else of values that are."""
+        """Write a line; with `most`, the text is escaped and shortened, otherwise `shown` must be escaped already."""
         text = " ".join([head, *(f"{name}={value}" for name, value in shown.items() if value is not None)])
         text = text if most is None else escape(text, most)
         now = time.time()
         day, clock = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now)).split()
         stamp = f"{day}T{clock}.{int(now % 1 * 1000):03d}Z"
         line = f"{stamp} {text}" if self._form == "text" else json.dumps({"time": stamp} | fields)
-        if self.shows_status:  # a terminal's lines: without the date; they break between words, never within an address
+        if self.shows_status:  # on a terminal: no date, and lines wrap between words, so that addresses stay whole
             line = textwrap.fill(
                 f"{clock} {text}", max(40, shutil.get_terminal_size().columns - 1),
                 subsequent_indent=" " * len(f"{clock} "), break_long_words=False, break_on_hyphens=False,
@@ -86,20 +89,20 @@ class Log:
 
 
 def _write_all(text: str) -> None:
-    """Write to stderr; if it is closed or its disk is full, the server goes on."""
+    """Write to stderr, ignoring errors, so that the server keeps running if it is closed or its disk is full."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 class Access:
-    """Gives each request an id, and logs a line about it; a trace that it belongs to is logged and returned."""
+    """Assigns an id to each request and logs it; a valid `traceparent` is logged and returned to the client."""
 
     def __init__(self, app: ASGIApp, log: Log) -> None:
         self._app, self._log = app, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             return
         scope["began"], status = time.monotonic(), 0
@@ -120,7 +123,7 @@ class Access:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # noqa: BLE001 - logged without its text, which may hold a client's
+        except Exception as error:  # noqa: BLE001 - logged without its text, which may contain client data
             notes["error"] = where(error)
             if status == 0:
                 await internal_error().response(scope["path"], request_id)(scope, receive, send_with_id)
@@ -145,7 +148,7 @@ def _request_id(scope: MutableMapping[str, Any]) -> str:
 
 
 def _trace(given: Sequence[str]) -> str:
-    """Return a request's `traceparent`, if it is one: version, trace, parent and flags, none of them all zeros.
+    """Return a request's `traceparent` header if there is exactly one and it is valid, else "".
 
     Source: W3C Trace Context, https://www.w3.org/TR/trace-context/#traceparent-header.
     """
@@ -155,7 +158,7 @@ def _trace(given: Sequence[str]) -> str:
 
 
 def http_scope(path: str, **of_request: Any) -> Scope:
-    """Return the ASGI scope of a request that did not come over a socket."""
+    """Return the ASGI scope of a request that did not arrive over a socket."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -170,19 +173,19 @@ def http_scope(path: str, **of_request: Any) -> Scope:
 
 
 def new_request_id() -> str:
-    """Return a new id."""
+    """Return a new request id."""
     return f"req-{secrets.token_hex(12)}"
 
 
 def where(error: Exception) -> str:
-    """Return an error's type and where it was raised, without its text and without paths."""
+    """Return an error's type and the function and line where it was raised, without its text and without paths."""
     frames = traceback.extract_tb(error.__traceback__)
     place = frames[-1] if frames else None
     return type(error).__name__ if place is None else f"{type(error).__name__} in {place.name}, line {place.lineno}"
 
 
 class Guard:
-    """Refuses requests without access; `open_paths` and `OPEN_PATHS` need no key."""
+    """Rejects requests with a wrong host name, origin or API key; `open_paths` and `OPEN_PATHS` need no key."""
 
     def __init__(self, app: ASGIApp, settings: Settings, open_paths: frozenset[str] = frozenset()) -> None:
         self._app, self._settings, self._open_paths = app, settings, OPEN_PATHS | open_paths
@@ -191,7 +194,7 @@ class Guard:
         self._any_address = settings.uds is None and is_everywhere(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward a request to the application, or reject it."""
         headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == b"host"]
         try:
@@ -207,7 +210,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check_host(self, hosts: list[str]) -> None:
-        """Refuse other host names: a page's own name can be made to point here (DNS rebinding)."""
+        """Reject unknown host names, as a web page's host name can resolve to this server (DNS rebinding)."""
         name = host_name(hosts[0]) if len(hosts) == 1 else ""
         if not name:
             message = "expected one Host header: a name or an address, with an optional port"
@@ -218,7 +221,7 @@ class Guard:
         raise ApiError(403, message, code="host_not_allowed")
 
     def _check_origin(self, origin: str, hosts: list[str]) -> None:
-        """Refuse pages of other origins than the server itself and the allowed ones."""
+        """Reject web pages from origins other than the server itself and the allowed ones."""
         allowed = self._settings.cors_origins
         own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
         if origin in own or origin in allowed or "*" in allowed:
@@ -227,7 +230,7 @@ class Guard:
         raise ApiError(403, message, code="origin_not_allowed")
 
     def _check_key(self, given: list[tuple[bytes, str]]) -> None:
-        """Refuse a request without a key or with a wrong one; a proxy may read another header than this server."""
+        """Reject a missing or invalid key. Every key header must be valid, as a proxy may check only one of them."""
         if len(dict(given)) < len(given):
             raise ApiError(400, "the API key header is repeated; send it once", code="invalid_http")
         if given and all(self._is_key(value) for _, value in given):
@@ -237,12 +240,12 @@ class Guard:
 
     def _is_key(self, value: str) -> bool:
         digest = hashlib.sha256(key_in(value).encode("latin-1")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._keys]  # in equal time
+        matches = [hmac.compare_digest(digest, known) for known in self._keys]  # constant time
         return any(matches)
 
 
 def host_name(header: str) -> str:
-    """Return the name in a Host header, without port and brackets; an empty one if it is none."""
+    """Return the host name in a Host header, without port and brackets, or "" if the header is invalid."""
     match = _HOST.fullmatch(header)
     if match is None or int(match[2] or 0) > 65535:
         return ""
@@ -250,12 +253,12 @@ def host_name(header: str) -> str:
 
 
 def key_in(value: str) -> str:
-    """Return the key in the value of a header."""
+    """Return the API key in a header's value, with or without the scheme `Bearer`."""
     scheme, _, rest = value.partition(" ")
     return rest.strip() if scheme.lower() == "bearer" else value
 
 
 def owner_of(request: Request) -> str:
-    """Return the key of a request: what is kept under it is found with no other one. "" on a server without keys."""
+    """Return a request's API key, which owns what is stored for the request; "" on a server without keys."""
     given = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
     return key_in(given) if request.app.state.service.settings.api_keys else ""

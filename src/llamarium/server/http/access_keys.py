@@ -1,4 +1,4 @@
-"""The server's API keys, from options, environment and file. Imports nothing heavy."""
+"""Reads the server's API keys from options, environment and file. Imports nothing heavy."""
 
 import os
 import stat
@@ -8,13 +8,19 @@ from pathlib import Path
 from llamarium.errors import OptionError, escape, warn_caller
 
 KEY_VARIABLE = "LLAMARIUM_API_KEY"
-"""An environment variable with a key."""
+"""Environment variable with an API key."""
 
 
 def access_keys(file: Path | None, given: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the keys of `given`, of `KEY_VARIABLE`, and of a file with one a line.
+    """Return the API keys from options, from `KEY_VARIABLE` and from a file.
 
-    Blank lines of the file and lines that begin with `#` hold no key; a file without any key is refused.
+    Args:
+        file: A file with one key per line; blank lines and lines that start with `#` are ignored.
+        given: Keys from options.
+
+    Raises:
+        OptionError: If a key is empty or has characters that are not allowed in a header, or if the file cannot be
+            read or contains no key.
     """
     of_environment = [("the variable " + KEY_VARIABLE, os.environ[KEY_VARIABLE])] if KEY_VARIABLE in os.environ else []
     of_file = [] if file is None else _keys_of_file(file)
@@ -29,7 +35,7 @@ def access_keys(file: Path | None, given: Iterable[str] = ()) -> tuple[str, ...]
 
 
 def _keys_of_file(file: Path) -> list[tuple[str, str]]:
-    """Return the keys of a file, each with its place."""
+    """Return (location, key) for each key of a file."""
     lines = enumerate(_read(file).splitlines(), 1)
     keys = [(f"{escape(file)}, line {number}", line) for number, line in lines]
     keys = [(place, line) for place, line in keys if line.strip() and not line.lstrip().startswith("#")]
@@ -50,10 +56,14 @@ def _read(file: Path) -> str:
 
 
 def _warn_of_others(file: Path, found: os.stat_result) -> None:
-    """Warn if other users can read or change a file of keys; of a link, what it leads to counts.
+    """Warn if other users can read or change a key file.
 
-    It is not refused: secrets that Docker and Kubernetes mount have mode 444 or 644, in a container with one user. A
-    group may read root's file: that is how systemd and Kubernetes hand one to a service's user.
+    It is no error, as secrets mounted by Docker and Kubernetes have mode 444 or 644, in a container with a single user.
+    A file of root may be readable by its group: systemd and Kubernetes pass secrets to a service's user that way.
+
+    Args:
+        file: The file, for the message.
+        found: The status of the opened file, i.e. of a link's target.
     """
     if not stat.S_ISREG(found.st_mode):
         return

@@ -1,4 +1,4 @@
-"""Read a request's body: within its bounds, as strict JSON, before its fields are validated."""
+"""Reads request bodies within limits of size and time, as strict JSON, and validates them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -16,36 +16,44 @@ from llamarium.server.settings import Settings
 from llamarium.strict_json import NotJson, parse_json
 
 MAX_LEVELS = 64
-"""How deep objects and lists may be nested."""
+"""Maximum nesting depth of objects and lists."""
 
 MAX_VALUES = 2**20
-"""Values of a body at most: an empty list takes three bytes to send and sixty to keep."""
+"""Maximum number of JSON values in a body: an empty list takes 3 bytes in the body, but 60 in memory."""
 
 BOUNDS: dict[str, Any] = {"max_values": MAX_VALUES, "max_levels": MAX_LEVELS, "portable": True}
-"""Of `parse_json`, for everything that clients send."""
+"""Arguments of `parse_json` for all JSON from clients."""
 
 MAX_BYTES_AT_ONCE = 2**28
-"""Of all bodies that are being received or read."""
+"""Maximum total size of all bodies that are being received or read."""
 
-_LARGE = 2**14  # bytes: parsed in a thread, so that other requests need not wait
+_LARGE = 2**14  # bytes; larger bodies are parsed in a thread, so that the event loop is not blocked
 
 
 @dataclass(slots=True)
 class Bodies:
-    """The bytes of all bodies in memory: from their first byte until they are encoded."""
+    """The total size of all bodies in memory."""
 
     num_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Held:
-    """The bytes of one body in memory."""
+    """The size of one body in memory, counted in the total."""
 
     _bodies: Bodies
     num_bytes: int = 0
 
     def add(self, num_bytes: int, most: int) -> None:
-        """Count received bytes; ApiError 413 for more than `most` of the body, 503 for too many of all together."""
+        """Count received bytes.
+
+        Args:
+            num_bytes: Bytes received.
+            most: Maximum size of this body.
+
+        Raises:
+            ApiError: 413 if this body is too large, 503 if all bodies together are.
+        """
         self.num_bytes += num_bytes
         self._bodies.num_bytes += num_bytes
         if self.num_bytes > most:
@@ -55,32 +63,36 @@ class Held:
             raise ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
 
     def close(self) -> None:
-        """Count the body no more."""
+        """Remove the body from the total."""
         self._bodies.num_bytes -= self.num_bytes
         self.num_bytes = 0
 
 
 class StrictRequest(Request):
-    """A request whose body is bounded in size and time, read as strict JSON, and validated by `kind`."""
+    """A request whose body is limited in size and time, parsed as strict JSON, and validated as `kind`."""
 
     def __init__(self, request: Request, held: Held, kind: type[Body]) -> None:
         super().__init__(request.scope, request.receive)
         self._held, self._kind = held, kind
 
     async def body(self) -> bytes:
-        """Read the whole body; ApiError 415 if it is not declared as JSON, 408, 413 and 503 as `read_bounded`."""
+        """Read the whole body.
+
+        Raises:
+            ApiError: 415 if the body is not declared as JSON; 408, 413 and 503 as `read_bounded`.
+        """
         if not hasattr(self, "_body"):
             check_json_type(self.headers.get("content-type", ""), self.headers.get("content-encoding", ""))
             settings = self.app.state.service.settings
             if int(self.headers.get("content-length", "0")) > settings.max_body_bytes:
-                raise _too_large(settings.max_body_bytes)  # before it comes
+                raise _too_large(settings.max_body_bytes)  # before it arrives
             self._body = await read_bounded(self.stream(), settings, self._held)
         return self._body
 
     async def json(self) -> Body:
-        """Read the body and validate its fields, in place of the framework."""
+        """Read the body and validate its fields, instead of the framework."""
         body = await self.body()
-        self._body = b""  # a stream may live for long
+        self._body = b""  # frees memory, as a stream may run for a long time
         return await asyncio.to_thread(self._read, body) if len(body) > _LARGE else self._read(body)
 
     def _read(self, body: bytes) -> Body:
@@ -96,7 +108,11 @@ class StrictRequest(Request):
 
 
 async def read_bounded(parts: AsyncIterator[bytes], settings: Settings, held: Held) -> bytes:
-    """Read a body within the settings' bounds of time and size, and of all bodies together; ApiError 408, 413, 503."""
+    """Read a body within the settings' limits.
+
+    Raises:
+        ApiError: 408 if it does not arrive in time, 413 if it is too large, 503 if all bodies together are.
+    """
     read: list[bytes] = []
     try:
         async with asyncio.timeout(settings.body_timeout_s):
@@ -115,12 +131,12 @@ def _too_large(most: int) -> ApiError:
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body by a `StrictRequest`."""
+    """A route that reads bodies with `StrictRequest` and reports fields without effect."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of wrapped requests."""
+        """Return a handler that wraps requests with a body in `StrictRequest`."""
         handler = super().get_route_handler()
-        if self.body_field is None:  # of GET
+        if self.body_field is None:  # e.g. GET
             return handler
         kind: type[Body] = self.body_field.field_info.annotation  # pyright: ignore[reportAssignmentType]
 
@@ -143,7 +159,7 @@ class StrictRoute(APIRoute):
 
 
 def check_json_type(content_type: str, content_encoding: str) -> None:
-    """Refuse a body that is not declared as JSON; ApiError 415."""
+    """Validate that a body is declared as uncompressed JSON; otherwise raise ApiError 415."""
     kind, _, parameters = (part.strip().lower() for part in content_type.partition(";"))
     if kind != "application/json" or parameters.replace('"', "").replace(" ", "") not in ("", "charset=utf-8"):
         raise ApiError(415, "expected the content-type application/json", code="unsupported_media_type")
@@ -153,7 +169,7 @@ def check_json_type(content_type: str, content_encoding: str) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """Read a body; ApiError 400 if it is not strict JSON within the server's bounds."""
+    """Parse a body; ApiError 400 if it is not strict JSON within `BOUNDS`."""
     try:
         return parse_json(body, **BOUNDS)
     except NotJson as error:

@@ -1,4 +1,4 @@
-"""Streams of events, pings while they are idle, and clients that disconnect."""
+"""Server-sent events, pings while a stream is idle, and detection of disconnected clients."""
 
 import asyncio
 import json
@@ -15,34 +15,35 @@ from llamarium.server.errors import ApiError, internal_error
 T = TypeVar("T")
 
 Write = Callable[[str], Awaitable[None]]
-"""Sends complete events to a stream, or nothing for an empty text; waits for a slow reader."""
+"""Sends complete events to a stream; waits for a slow reader. An empty text is not sent."""
 
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""JSON in ASCII, so that no reader of lines splits an event at U+2028."""
+"""Encodes JSON in ASCII, as some line readers split lines at U+2028."""
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or a stream of events.", "content": {"text/event-stream": {}}}
 }
-"""Both kinds of replies, for the OpenAPI description."""
+"""The streaming and non-streaming response, for the OpenAPI description."""
 
 COMMENT = b": ping\n\n"
 
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would hold events back
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # otherwise nginx buffers events
 
 
 def event(data: Mapping[str, Any]) -> str:
-    """Return an event, named by its `type`."""
+    """Return a server-sent event, named by the data's `type`."""
     return f"event: {data['type']}\ndata: {encode(data)}\n\n"
 
 
 class EventStream(Response):
-    """Server-sent events: `produce` writes them, and is cancelled when the client disconnects.
+    """A response of server-sent events.
 
     Args:
-        failure: Returns the last events if `produce` raises; another error than an `ApiError` is raised again.
-        ping_s: Seconds without an event until a ping.
-        held: Closed at the end in any case.
-        ping: The event of a ping.
+        produce: Writes the events; cancelled when the client disconnects.
+        failure: Returns the last events if `produce` raises; errors other than `ApiError` are re-raised.
+        ping_s: Seconds without an event after which a ping is sent.
+        held: Resources to release when the stream ends, however it ends.
+        ping: The ping event.
     """
 
     media_type = "text/event-stream"
@@ -67,7 +68,7 @@ class EventStream(Response):
                 scope["notes"]["error"] = "client_left"
 
     async def _send_all(self, notes: dict[str, Any], receive: Receive, send: Send) -> bool:
-        """Send all events; return False if the client disconnected before."""
+        """Send all events; return False if the client disconnected first."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         written_at = time.monotonic()
 
@@ -107,9 +108,13 @@ async def while_listening(
     idle: Callable[[], Awaitable[None]] | None = None,
     idle_s: float = 1e9,
 ) -> T | None:
-    """Return the result of `work`, or None if the client disconnected; then it is cancelled.
+    """Return the result of `work`, or cancel it and return None if the client disconnects.
 
-    `receive` is the request's; `idle` is called every `idle_s` seconds.
+    Args:
+        work: The work.
+        receive: The request's ASGI `receive`.
+        idle: Called every `idle_s` seconds while `work` runs.
+        idle_s: Interval in seconds.
     """
     task = asyncio.ensure_future(work)
     listener = asyncio.ensure_future(_leaving(receive, idle, idle_s))
@@ -124,7 +129,7 @@ async def while_listening(
 
 
 async def _leaving(receive: Receive, idle: Callable[[], Awaitable[None]] | None, idle_s: float) -> None:
-    """Return when the client has disconnected."""
+    """Wait until the client disconnects, calling `idle` every `idle_s` seconds."""
     while True:
         try:
             async with asyncio.timeout(idle_s):

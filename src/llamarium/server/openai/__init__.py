@@ -1,1 +1,1 @@
-"""OpenAI's protocol: its requests, its answers, its streams."""
+"""OpenAI's protocol: requests, responses and streams."""

@@ -29,12 +29,12 @@ router = APIRouter(route_class=StrictRoute)
 
 
 class ChatFormatter(ChoicesFormatter):
-    """Formats a chat completion; an answer that may have calls and has no text has the content null."""
+    """Formats a chat completion; where tools are offered, an answer without text has null as content."""
 
     prefix, whole_name, chunk_name, nothing = "chatcmpl", "chat.completion", "chat.completion.chunk", '"delta":{}'
 
     no_content: str | None = ""
-    """The content of an answer without text: null where tools are offered."""
+    """Content of an answer without text: None if tools are offered."""
 
     def _choice(self, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
         answer = generation.completions[row]
@@ -71,7 +71,7 @@ class ChatFormatter(ChoicesFormatter):
 
 
 def _delta_json(delta: Delta) -> str:
-    """Return a member of a chunk's `delta` as JSON; a call's end has none."""
+    """Return a member of a chunk's `delta` as JSON, or "" for the end of a tool call."""
     if isinstance(delta, ContentDelta):  # the usual case
         return f'"content":{encode(delta.text)}'
     match delta:
@@ -96,7 +96,11 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
 
 
 async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
-    """Return what is asked for, checked as far as that takes no encoding."""
+    """Return the generation request of a chat completion; everything but the encoding of the dialog is validated.
+
+    Raises:
+        ApiError: If the request is invalid.
+    """
     model = chosen_model(request, body.model)
     lengths = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(lengths) > 1:
@@ -116,7 +120,7 @@ async def answer_request(request: Request, body: ChatRequest) -> AnswerRequest:
         prompts=prompts,
         options=AnswerOptions(
             sampler=_options(body),
-            max_tokens=next(iter(lengths - {-1}), None),  # elsewhere -1 is the rest of the context
+            max_tokens=next(iter(lengths - {-1}), None),  # -1 is the rest of the context, as on other servers
             ignore_eos=body.ignore_eos or False,
             new_text=body.add_generation_prompt is not False and prompts.begun is None,
         ),
@@ -158,7 +162,7 @@ def _prompts(service: Service, body: ChatRequest, constraint: Constraint | None)
 
 
 def _begun(body: ChatRequest, constraint: Constraint | None) -> str:
-    """Return the text of the last message, where the answer goes on."""
+    """Return the text of the last message, which the answer continues."""
     if body.add_generation_prompt:
         raise misplaced("continue_final_message", "and add_generation_prompt are both true; set only one")
     place, last = len(body.messages) - 1, body.messages[-1]

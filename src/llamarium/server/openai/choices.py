@@ -1,4 +1,4 @@
-"""The choices of chat completions and completions, whole or in chunks."""
+"""The choices of chat completions and completions, complete or in chunks."""
 
 import secrets
 import time
@@ -21,28 +21,28 @@ from llamarium.server.replying import ReplyFormatter, Usage
 
 
 class ChoicesFormatter(ReplyFormatter):
-    """Formats all choices of a request; the events of a prompt's choices begin with its first step."""
+    """Formats all choices of a request."""
 
     prefix: ClassVar[str]
-    """Of ids."""
+    """Prefix of response ids."""
     whole_name: ClassVar[str]
-    """The `object` of a whole answer."""
+    """The `object` of a complete answer."""
     chunk_name: ClassVar[str]
     """The `object` of a chunk."""
     nothing: ClassVar[str]
-    """The members of a chunk's choice that adds no text."""
+    """JSON members of a choice in a chunk that adds no text."""
 
     needs_steps = False
 
     def __init__(self, request: Request, body: Intervened, model: ModelChoice) -> None:
         service: Service = request.app.state.service
         self._tokenizer, self._body = service.tokenizer, body
-        self._num_answers = body.n or 1  # of each prompt
+        self._num_answers = body.n or 1  # per prompt
         self._reports_prompts = body.prompt_logprobs is not None
         self._shows_ids = body.return_token_ids or False
         self._shows_usage = body.stream_options is not None and shows_usage(body)
         self._looks_inside = body.hidden_states is not None or body.lens is not None
-        self._begun = set[int]()  # prompts
+        self._begun = set[int]()  # indices of prompts whose first events were returned
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.chunk_name if body.stream else self.whole_name,
@@ -57,25 +57,33 @@ class ChoicesFormatter(ReplyFormatter):
         """Return one choice, without its index."""
 
     def _of_prompts(self, generation: Generation) -> dict[str, Any]:
-        """Return the member `prompt_logprobs`, if it is asked for."""
+        """Return the member `prompt_logprobs`, if requested."""
         if not self._reports_prompts or generation.prompt_logprobs is None:
             return {}
         return {"prompt_logprobs": for_prompt(self._tokenizer, generation.prompt_logprobs)}
 
     def _beside(self, generation: Generation) -> dict[str, Any]:
-        """Return further members of a whole answer, of whose prompts the first is given."""
+        """Return further members of a complete answer; `generation` is the first prompt's."""
         return {}
 
     @abstractmethod
     def _first(self, index: int, prompt: int, ids: str) -> str:
-        """Return the events before a choice's first piece; `ids` is the JSON member `prompt_token_ids`, or empty."""
+        """Return the events before a choice's first piece; `ids` is the JSON member `prompt_token_ids`, or ""."""
 
     @abstractmethod
     def _piece(self, index: int, prompt: int, piece: Piece) -> str:
-        """Return the events of one piece; empty if it has nothing to show."""
+        """Return the events of one piece, or "" if it has no content."""
 
     def _chunk(self, index: int, content: str, logprobs: str = "null", reason: str = "null", beside: str = "") -> str:
-        """Return the event of a chunk; arguments are JSON, `beside` holds further members of the chunk."""
+        """Return the event of a chunk with one choice.
+
+        Args:
+            index: Index of the choice.
+            content: The choice's content as JSON members, e.g. `"delta":{}`.
+            logprobs: `logprobs` as JSON.
+            reason: `finish_reason` as JSON.
+            beside: Further JSON members of the chunk.
+        """
         choice = f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return f"{self._chunk_start}{choice}]{beside}{self._chunk_end}"
 
@@ -94,17 +102,17 @@ class ChoicesFormatter(ReplyFormatter):
         return events
 
     def _inside(self, states: Sequence[State], prompt: int, usage: Usage) -> dict[str, Any]:
-        """Return the members of a choice about hidden states."""
+        """Return the members `hidden_states` and `lens` of a choice, if requested."""
         answers = usage.answers[prompt]
         return shown(self._body, states, len(answers.prompt_ids), head_reader(*answers.runs_on), self._tokenizer)
 
     def end(self, usage: Usage) -> str:
-        """Return the chunk with the counts, if requested, and the end."""
+        """Return the chunk with the usage, if requested, and the end marker."""
         counts = f'{self._chunk_start}],"usage":{encode(counts_of(usage))}}}\n\n' if self._shows_usage else ""
         return f"{counts}data: [DONE]\n\n"
 
     def failure(self, error: ApiError) -> str:
-        """Return the event of an error."""
+        """Return the error event."""
         return error_event(error)
 
     def whole(self, usage: Usage) -> dict[str, Any]:
@@ -121,7 +129,7 @@ class ChoicesFormatter(ReplyFormatter):
 
 
 def error_event(error: ApiError) -> str:
-    """Return the last event of a stream that fails."""
+    """Return the last event of a failed stream."""
     return f"data: {encode(error.body)}\n\n"
 
 

@@ -25,14 +25,14 @@ from llamarium.tokenizer.base import Tokenizer
 router = APIRouter(route_class=StrictRoute)
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default of `max_tokens`."""
 
 Prompt = str | list[int]
 T = TypeVar("T")
 
 
 class CompletionFormatter(ChoicesFormatter):
-    """Formats a completion; with `echo` the texts in `echoes` come before the answers."""
+    """Formats a completion; with `echo`, the prompts' texts in `echoes` precede the answers."""
 
     prefix, whole_name, chunk_name, nothing = "cmpl", "text_completion", "text_completion", '"text":""'
 
@@ -47,7 +47,7 @@ class CompletionFormatter(ChoicesFormatter):
         super().__init__(request, body, model)
         self._prompts, self._echoes = prompts, echoes
         self._echoes_logprobs = body.logprobs is not None and body.echo is True
-        self._logprobs: dict[int, CompletionLogprobs] = {}  # of each streamed choice
+        self._logprobs: dict[int, CompletionLogprobs] = {}  # by index of the streamed choice
 
     def _choice(self, generation: Generation, prompt: int, row: int) -> dict[str, Any]:
         answer = generation.completions[row]
@@ -69,7 +69,7 @@ class CompletionFormatter(ChoicesFormatter):
         return choice | self._of_prompts(generation)
 
     def _first(self, index: int, prompt: int, ids: str) -> str:
-        echo = "" if self._echoes_logprobs else self._echo(prompt)  # else the text comes with the first piece
+        echo = "" if self._echoes_logprobs else self._echo(prompt)  # otherwise the first piece has the text
         return self._chunk(index, f'"text":{encode(echo)}{self._ids(())}{ids}') if echo or ids else ""
 
     def _piece(self, index: int, prompt: int, piece: Piece) -> str:
@@ -88,7 +88,7 @@ class CompletionFormatter(ChoicesFormatter):
         return events + self._chunk(index, f'"text":{encode(piece.text)}{ids}', logprobs, reason)
 
     def _ids(self, ids: Sequence[int]) -> str:
-        """Return the member `token_ids` of a choice as JSON, or nothing."""
+        """Return the JSON member `token_ids` of a choice, or ""."""
         return f',"token_ids":{encode(ids)}' if self._shows_ids else ""
 
     def _echo(self, prompt: int) -> str:
@@ -98,7 +98,7 @@ class CompletionFormatter(ChoicesFormatter):
         return CompletionLogprobs(self._tokenizer, len(self._echo(prompt)), self._tokenizer.stream(continuation=True))
 
     def _of_prompt(self, prompt: int, logprobs: PromptLogprobs) -> dict[str, Any]:
-        """Return the `logprobs` of a prompt; control tokens are part of its text if it was given as ids."""
+        """Return the `logprobs` of a prompt; the text includes control tokens if the prompt was given as ids."""
         decoder = self._tokenizer.stream(skip_special_tokens=isinstance(self._prompts[prompt], str))
         return CompletionLogprobs(self._tokenizer, 0, decoder).next(logprobs.ids, logprobs)
 
@@ -141,7 +141,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 
 
 def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]], field: str) -> list[Prompt]:
-    """Return a request's prompts, each a text or ids."""
+    """Return a request's prompts, each a text or token ids; `field` is their field, for errors."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -150,7 +150,7 @@ def prompts_of(given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
 
 
 def for_each(prompts: Sequence[Prompt], field: str, tokenizer: Tokenizer, work: Callable[[Prompt, str], T]) -> list[T]:
-    """Call `work` with each prompt and its path."""
+    """Return `work(prompt, path)` for each prompt; library errors become ApiErrors with the prompt's path."""
     found: list[T] = []
     for place, prompt in enumerate(prompts):
         path = place_of(field, place, len(prompts))
@@ -166,7 +166,7 @@ def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, most: int) -> list[int]:
-    """Return a prompt's ids, or refuse a text far longer than `most` tokens without encoding it."""
+    """Return a prompt's token ids; a text far longer than `most` tokens is rejected without encoding it."""
     if isinstance(prompt, str):
         tokenizer.check_length(prompt, most)
         return tokenizer.encode(prompt)

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: vectors of texts, from hidden states of the engine's steps."""
+"""`POST /v1/embeddings`: embeddings of texts, pooled from hidden states of the engine's steps."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ from llamarium.tokenizer.base import Tokenizer
 router = APIRouter(route_class=StrictRoute)
 
 MAX_INPUTS = 2048
-"""Texts of one request, as at OpenAI's."""
+"""Maximum number of texts per request, the same as OpenAI's."""
 
 
 @of_table("embeddings")
@@ -64,7 +64,7 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
 
 
 async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
-    """Return the ids of a request's texts, or refuse one by its path."""
+    """Return the token ids of a request's texts; an invalid text is rejected by its path."""
     given = prompts_of(body.input, "input")
     if len(given) > MAX_INPUTS:
         raise ApiError(400, f"input has {len(given)} texts; the maximum is {MAX_INPUTS}", param="input")
@@ -90,7 +90,10 @@ async def _prompts(request: Request, body: EmbeddingRequest) -> list[list[int]]:
 async def _embed(
     request: Request, body: EmbeddingRequest, prompts: Sequence[list[int]], adapter: str | None
 ) -> list[Embedding]:
-    """Return the vectors of a request's texts; the engine gets few at a time, so that others are served, too."""
+    """Return the embeddings of a request's texts.
+
+    Only a quarter of the engine's batch is used at a time, so that other requests are served as well.
+    """
     service: Service = request.app.state.service
     metrics: Metrics = request.app.state.metrics
     noted = metrics.of(adapter)
@@ -113,7 +116,7 @@ async def _embed(
 
 
 def _written(found: Sequence[Embedding], model: str, as_base64: bool, num_tokens: int) -> bytes:
-    """Return the reply, encoded vector by vector, so that other threads run in between."""
+    """Return the response body; vectors are encoded one by one, so that other threads can run in between."""
 
     def entry(place: int, one: Embedding) -> str:
         vector = _base64(one) if as_base64 else one.vector.tolist()
@@ -125,5 +128,5 @@ def _written(found: Sequence[Embedding], model: str, as_base64: bool, num_tokens
 
 
 def _base64(one: Embedding) -> str:
-    """Return a vector as base64 of little-endian float32."""
+    """Return a vector as base64-encoded little-endian float32."""
     return base64.b64encode(one.vector.astype(np.dtype("<f4")).tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Fields that several of OpenAI's requests have."""
+"""Fields shared by several of OpenAI's requests."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -47,7 +47,7 @@ class Sampling(Body):
 
 
 def sampler_options(body: Sampling) -> GenerationOptions:
-    """Return a request's sampling options, without logprobs and the length of the answer."""
+    """Return a request's sampling options, without `logprobs` and `max_tokens`."""
     options = parameters_in(body, "openai")
     options["n"], options["stop"], options["stop_token_ids"] = body.n, body.stop, body.stop_token_ids
     options["prompt_logprobs"] = body.prompt_logprobs
@@ -62,7 +62,7 @@ def sampler_options(body: Sampling) -> GenerationOptions:
 
 
 def shows_usage(body: Sampling) -> bool:
-    """Whether a stream with options ends with the token counts."""
+    """Whether a stream with options ends with the usage; ApiError 400 if the request does not stream."""
     assert body.stream_options is not None
     if not body.stream:
         raise ApiError(400, "stream_options requires stream; set stream to true", param="stream_options")
@@ -104,7 +104,7 @@ class Message(Body):
     tool_call_id: str | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
-        """Return the message, its content as text or as parts; `where` is its path in the request."""
+        """Return the message as a dictionary, its content as text or parts; `where` is its path in the request."""
         if self.content is None and self.tool_calls is None:
             raise missing(f"{where}.content")
         if self.role == "tool" and self.tool_call_id is None:
@@ -131,6 +131,6 @@ class Message(Body):
 def dialog_ids(
     service: Service, messages: Sequence[Message], tools: Sequence[ToolDefinition] = (), **how: Any
 ) -> list[int]:
-    """Return the ids of a dialog; arguments as for `encode_dialog`."""
+    """Return the token ids of a dialog; arguments as for `encode_dialog`."""
     plain = [message.plain(f"messages[{i}]") for i, message in enumerate(messages)]
     return encode_dialog(service, plain, tools, **how)

@@ -1,4 +1,4 @@
-"""The form of an answer, as OpenAI (`response_format`), vLLM (`structured_outputs`) and llama-server have it."""
+"""Structured outputs, with the fields of OpenAI (`response_format`), vLLM (`structured_outputs`) and llama-server."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -65,7 +65,11 @@ class Formed(Sampling):
 
 
 def form_of(body: Formed) -> Form | None:
-    """Return the form of a request's answer, or None for any text, as which an empty text counts."""
+    """Return the output format of a request, or None for any text; empty values count as not given.
+
+    Raises:
+        ApiError: If several fields set a format, or one is incomplete.
+    """
     given = {name: value for name in _FORMS if (value := getattr(body, name)) not in (None, "")}
     if body.response_format is not None and body.response_format.type == "text":
         for name in _schemas_in(body.response_format):
@@ -107,12 +111,12 @@ def _of_openai(asked: ResponseFormat) -> Form:
 
 
 def schema_reader(schema: Mapping[str, Any] | str, strict: bool | None = None) -> Callable[[bool], Grammar]:
-    """Return the reader of a `Form`."""
+    """Return the function of a `Form` for a JSON schema."""
     return lambda is_open: Grammar.json_schema(schema, open_objects=is_open and not strict, strict=bool(strict))
 
 
 def _written_grammar(text: str) -> Callable[[bool], Grammar]:
-    """Return the reader of a grammar in GBNF, or in Lark, whose rules have `:` rather than `::=`."""
+    """Return the function of a `Form` for a grammar in GBNF, or in Lark, whose rules use `:` instead of `::=`."""
     is_lark = "::=" not in text and _LARK_RULE.search(text) is not None
     return lambda _: Grammar.lark(text) if is_lark else Grammar.gbnf(text)
 
@@ -125,7 +129,7 @@ _READERS: Mapping[str, Callable[[Any], Callable[[bool], Grammar]]] = {
     "grammar": _written_grammar,
     "lark": lambda value: lambda _: Grammar.lark(value),
 }
-"""The readers of forms, under vLLM's names."""
+"""Readers of a field's value by vLLM's names of the formats; each returns the function of a `Form`."""
 
 _FORMS: Mapping[str, str] = {
     "response_format": "",
@@ -139,10 +143,10 @@ _FORMS: Mapping[str, str] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""The fields that ask for a form, and the readers of those that are one."""
+"""Fields that set the output format, and the format's name in `_READERS`, if the field's value is a format."""
 
 FORM_FIELDS = frozenset(_FORMS)
-"""A request without any of these has no form, and needs no `form_of`."""
+"""Fields that set the output format; without any of them, `form_of` need not be called."""
 
 
 def _only_one(wanted: StructuredOutputs) -> Form:

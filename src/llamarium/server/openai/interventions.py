@@ -1,6 +1,7 @@
-"""Interventions by request: steering and ablation, and hidden states and the logit lens beside each choice.
+"""Interventions per request (steering and ablation), and hidden states and the logit lens of each choice.
 
-The engine computes them in the pass of all requests (`runtime/intervention.py`); the others' tokens do not change.
+The engine applies them in the same forward pass as other requests (`runtime/intervention.py`), whose tokens do not
+change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,10 @@ from llamarium.server.openai.forms import Formed
 from llamarium.tokenizer.base import Tokenizer
 
 MAX_NUMBERS = 2**18
-"""Of the hidden states of one reply."""
+"""Maximum number of values in the hidden states of one reply."""
 
 MAX_READ = 256
-"""Places of the lens in one reply: each is read by the whole head."""
+"""Maximum number of logit lens positions in one reply, as each is multiplied with the whole LM head."""
 
 _Positions = Annotated[list[int], Field(min_length=1, max_length=1024)]
 _Layers = Annotated[list[int], Field(min_length=1, max_length=256)]
@@ -67,7 +68,7 @@ class Wanted(Body):
     positions: _Positions = Field([-1])
 
     def places(self, num_prompt: int) -> Places:
-        """Return the places in a text whose prompt has so many tokens."""
+        """Return the layers and absolute positions for a prompt of `num_prompt` tokens."""
         return Places(self.layers, [at + num_prompt if at < 0 else at for at in self.positions])
 
 
@@ -87,11 +88,15 @@ class Intervened(Formed):
 
 
 INSIDE_FIELDS = frozenset(Intervened.__annotations__)
-"""A request without any of these does nothing inside of the model, and needs no `inside_of`."""
+"""Fields for interventions and hidden states; without any of them, `inside_of` need not be called."""
 
 
 def inside_of(service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> "Inside | None":
-    """Return what a request does inside of the model; ApiError where that is not allowed, or shows too much."""
+    """Return the interventions and requested hidden states of a request, or None without any.
+
+    Raises:
+        ApiError: 400 if they are not enabled on this server.
+    """
     given = [name for name in Intervened.__annotations__ if getattr(body, name) is not None]
     if not given:
         return None
@@ -102,7 +107,7 @@ def inside_of(service: Service, body: Intervened, choice: ModelChoice, num_answe
 
 
 class Inside:
-    """What one request does inside of the model, or looks at; `server/answering.py` calls it for each prompt."""
+    """The interventions and requested hidden states of a request; called for each prompt (`server/answering.py`)."""
 
     def __init__(self, service: Service, body: Intervened, choice: ModelChoice, num_answers: int) -> None:
         self._most, self._body, self._num_answers = service.max_tokens, body, num_answers
@@ -113,7 +118,17 @@ class Inside:
     def __call__(
         self, model: ServedModel, engine: TextEngine, num_prompt: int, num_tokens: int
     ) -> tuple[tuple[Edit, ...], Places | None]:
-        """Return the edits, and the places of a prompt whose text has at most so many tokens in the end."""
+        """Return the edits, and the layers and positions of requested hidden states.
+
+        Args:
+            model: The served model.
+            engine: Its engine, which computes steering vectors from pairs of prompts.
+            num_prompt: Number of prompt tokens.
+            num_tokens: Maximum number of tokens of prompt and answer.
+
+        Raises:
+            ApiError: If a layer, head, position or vector is invalid, or too many values are requested.
+        """
         places = self._places(model, num_prompt, num_tokens)
         if self._edits is None:
             self._edits = (*self._steering(model, engine), *self._ablation(model))
@@ -195,7 +210,15 @@ def _check(what: str, value: int, size: int, param: str | None = None, least: in
 def shown(
     body: Intervened, states: Sequence[State], num_prompt: int, runner: Runner, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Return the members of a choice about its hidden states; numbers that are not finite are null."""
+    """Return the members `hidden_states` and `lens` of a choice; non-finite vectors and logits become null.
+
+    Args:
+        body: The request.
+        states: The choice's hidden states.
+        num_prompt: Number of prompt tokens.
+        runner: Applies the final norm and LM head.
+        tokenizer: The model's tokenizer.
+    """
     members: dict[str, Any] = {}
     for name, wanted in (("hidden_states", body.hidden_states), ("lens", body.lens)):
         if wanted is None:
@@ -220,7 +243,7 @@ def _lens(
     assert wanted is not None
     streams_MD = np.array([one.values for one in states], np.float32)
     for part_CD in split(streams_MD, num_rows(runner.config.vocab_size)):
-        with np.errstate(all="ignore"):  # of streams that are not finite
+        with np.errstate(all="ignore"):  # hidden states may be non-finite
             logits_CV = runner.read_stream(part_CD)
         for logits_V in logits_CV:
             best = top_candidates(logits_V[None], wanted.k)[0] if np.isfinite(logits_V).all() else None

@@ -1,6 +1,6 @@
 """Log-probabilities of tokens in OpenAI's format.
 
-A token has its text, U+FFFD for a part of a character, and in chats its bytes, too.
+A token is represented by its text, with U+FFFD for partial characters, and in chat completions also by its bytes.
 """
 
 import math
@@ -13,9 +13,9 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.streaming import StreamDecoder
 
 MAX_OF_PROMPTS = 2**18
-"""Log-probabilities of prompts in one reply: a prompt of 131,072 tokens with one alternative at each place."""
+"""Maximum number of prompt log-probabilities in one reply: 131,072 tokens with one alternative each."""
 
-_LEAST = -9999.0  # for a probability of 0, since JSON has no infinity; as in vLLM
+_LEAST = -9999.0  # for a probability of 0, as JSON has no infinity; same as vLLM
 
 
 def for_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def for_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> dict[str, 
 
 
 def for_prompt(tokenizer: Tokenizer, tokens: PromptLogprobs) -> list[dict[str, Any] | None]:
-    """Return the `prompt_logprobs` of a choice, as vLLM has them; a rank is known among the reported tokens."""
+    """Return `prompt_logprobs` in vLLM's format; the rank of a token that is not among the top ones is None."""
 
     def entry(one: Alternative, rank: int | None) -> dict[str, Any]:
         return {"logprob": _finite(one.logprob), "rank": rank, "decoded_token": _text(tokenizer, one.token_id)}
@@ -44,7 +44,17 @@ def for_prompt(tokenizer: Tokenizer, tokens: PromptLogprobs) -> list[dict[str, A
 
 
 def check_reported(num_tokens: int, num_top: int, times: int, field: str) -> None:
-    """Refuse more log-probabilities of prompts than a reply may have; `field` asks for them."""
+    """Validate the number of prompt log-probabilities in a reply.
+
+    Args:
+        num_tokens: Number of prompt tokens.
+        num_top: Alternatives per token.
+        times: How often the prompt is reported.
+        field: The field that requests them, for errors.
+
+    Raises:
+        ApiError: 400 if there are more than `MAX_OF_PROMPTS`.
+    """
     if (num_reported := num_tokens * (num_top + 1) * times) > MAX_OF_PROMPTS:
         most = f"the maximum is {MAX_OF_PROMPTS:,} (prompt tokens times n times {field} + 1); request fewer"
         message = f"{num_reported:,} log-probabilities of prompts are requested, and {most}"
@@ -52,13 +62,19 @@ def check_reported(num_tokens: int, num_top: int, times: int, field: str) -> Non
 
 
 class CompletionLogprobs:
-    """Formats the `logprobs` of a completion's choice, token by token, from a character offset on."""
+    """Formats the `logprobs` of a completion's choice, token by token.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        offset: Character offset of the first token.
+        decoder: Decodes the tokens, for the offsets.
+    """
 
     def __init__(self, tokenizer: Tokenizer, offset: int, decoder: StreamDecoder) -> None:
         self._tokenizer, self._offset, self._decoder = tokenizer, offset, decoder
 
     def next(self, ids: Sequence[int], tokens: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        """Return the `logprobs` of the next tokens; None stands for a prompt's first token."""
+        """Return the `logprobs` of the next tokens; None is a prompt's first token, which has no log-probability."""
         return {
             "tokens": [_text(self._tokenizer, token_id) for token_id in ids],
             "token_logprobs": [None if one is None else _finite(one.logprob) for one in tokens],
@@ -67,7 +83,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
-        """Return the most probable tokens and the chosen one; of several with the same text the most probable."""
+        """Return the top tokens and the chosen one by text; among tokens with the same text, the most probable one."""
         found: dict[str, float] = {}
         for other in (*one.top, one):
             found.setdefault(_text(self._tokenizer, other.token_id), _finite(other.logprob))

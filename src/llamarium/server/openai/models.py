@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the names of the model and its adapters; adapters are loaded and unloaded as vLLM has it."""
+"""`GET /v1/models`: the names of the model and its adapters, and vLLM's routes to load and unload adapters."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ router = APIRouter(route_class=StrictRoute)
 _SAID: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
 
 MAX_ADAPTERS = 64
-"""Adapters that are served at a time, where they are loaded by request."""
+"""Maximum number of loaded adapters, if requests load them."""
 
 
 class LoadRequest(Body):
@@ -54,7 +54,7 @@ async def one_model(request: Request, model: str) -> dict[str, object]:
 
 
 def _describe(request: Request, name: str) -> dict[str, object]:
-    """Describe a name as vLLM does; an adapter's parent is its model."""
+    """Return the description of a name in vLLM's format; an adapter's parent is its base model."""
     state = request.app.state
     is_adapter = name not in state.names
     return {
@@ -86,7 +86,7 @@ async def load_adapter(request: Request, body: LoadRequest) -> PlainTextResponse
         try:
             await in_own_thread(lambda: engine.add_adapter(name, folder))
         except LlamariumError as error:
-            message = str(error).replace(str(folder), body.lora_path)  # no path of the server's
+            message = str(error).replace(str(folder), body.lora_path)  # hides the server's paths
             raise ApiError(400, message, code="invalid_adapter", param="lora_path") from None
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -114,10 +114,10 @@ def _check_allowed(service: Service) -> Path:
 
 
 def _folder(service: Service, path: str) -> Path:
-    """Return an adapter's folder; ApiError unless it and its files lie below the allowed one, links followed."""
+    """Return an adapter's folder; ApiError unless the folder and its files are below `adapter_dir`, links followed."""
     root = _check_allowed(service)
     folder, is_inside, is_folder = root, False, False
-    with suppress(OSError, ValueError, RuntimeError):  # a NUL, a link to itself, a name that is too long
+    with suppress(OSError, ValueError, RuntimeError):  # e.g. a NUL, a link loop, or a name that is too long
         folder = (root / path).resolve()
         is_folder = folder.is_dir()
         places = [folder, *(file.resolve() for file in (folder.iterdir() if is_folder else ()))]

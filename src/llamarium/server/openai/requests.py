@@ -1,4 +1,4 @@
-"""The requests for completions: supported fields of OpenAI's client, and refused ones."""
+"""The bodies of chat completions and completions: supported and rejected fields of OpenAI's client."""
 
 from typing import Any, ClassVar, Literal
 
@@ -21,8 +21,8 @@ class ChatRequest(Intervened):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
-    reasoning_effort: str | None = None  # one of the table's
-    # not OpenAI's: as vLLM has it
+    reasoning_effort: str | None = None  # listed in the field table
+    # vLLM's
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

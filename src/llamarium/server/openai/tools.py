@@ -1,4 +1,4 @@
-"""Fields about tools: the tools, and which of them may or must be called."""
+"""Tool fields: the tools, and which of them may or must be called."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -74,9 +74,13 @@ ToolChoice = Literal["auto", "none", "required"] | ChosenTools
 def tool_request(
     tools: Sequence[Tool | OtherTool] | None, choice: ToolChoice | None, parallel: bool | None
 ) -> tuple[ToolRequest, Callable[[str], str]]:
-    """Read a request's fields about tools; ApiError 400 if they force a call that cannot be made.
+    """Parse a request's tool fields.
 
-    Besides, return what translates a path among the tools that are kept to the client's own.
+    Returns:
+        The tools, and a function that translates paths of functions to the client's, as other tools are left out.
+
+    Raises:
+        ApiError: 400 if the tools are invalid, or `choice` forces a call that is not possible.
     """
     functions, path_of = functions_of(tools)
     try:
@@ -86,7 +90,7 @@ def tool_request(
 
 
 def _chosen(choice: ToolChoice | None) -> object:
-    """Return a choice as `ToolRequest.read` takes it, without tools of other kinds."""
+    """Return `tool_choice` for `ToolRequest.read`, without tools other than functions."""
     if not isinstance(choice, ChosenTools):
         return choice
     chosen = choice.model_dump(exclude_none=True)

@@ -1,1 +1,1 @@
-"""OpenAI's responses: what a client gives and gets as items, and what is stored of them."""
+"""OpenAI's Responses API: input and output items, and stored responses."""

@@ -1,4 +1,4 @@
-"""A response in OpenAI's format: whole, and as a stream of numbered events."""
+"""Formats a response in OpenAI's format, complete or as a stream of numbered events."""
 
 import secrets
 import time
@@ -16,31 +16,38 @@ from llamarium.tokenizer.base import Tokenizer
 from llamarium.tokenizer.tools.deltas import CallArguments, CallBegin, CallEnd, ContentDelta
 
 Keep = Callable[[dict[str, Any]], bool]
-"""Stores a response; returns whether it is stored."""
+"""Stores a response; returns whether that succeeded."""
 
 
 class ResponseFormatter(ReplyFormatter):
-    """Formats one response, under a model's name, and stores it by `keep`."""
+    """Formats one response.
+
+    Args:
+        body: The request.
+        model: The model's name in the response.
+        tokenizer: The model's tokenizer.
+        keep: Stores the response; None if it is not stored.
+    """
 
     def __init__(self, body: ResponseRequest, model: str, tokenizer: Tokenizer, keep: Keep | None) -> None:
         self._tokenizer, self._keep = tokenizer, keep
         self.stores = keep is not None
         self._number = 0  # of the next event
         self._output: list[dict[str, Any]] = []
-        self._open: str | None = None  # the type of the last item, until it ends
-        self._parts: list[str] = []  # of its text, or of its arguments
+        self._open: str | None = None  # type of the last item until it ends
+        self._parts: list[str] = []  # of that item's text or arguments
         self._logprobs: list[dict[str, Any]] = []
-        self._held: list[dict[str, Any]] = []  # log-probabilities of tokens without text so far
+        self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text has not been sent yet
         self._response = _envelope(body, model)
 
     def begin(self) -> str:
-        """Return the events of a response that has begun."""
+        """Return the events at the start of a response."""
         return self._event("response.created", response=self._response) + self._event(
             "response.in_progress", response=self._response
         )
 
     def events(self, prompt: int, pieces: Sequence[Piece], usage: Usage) -> str:
-        """Return the events of one step; log-probabilities come with their tokens' text, and not with calls."""
+        """Return the events of one step; log-probabilities are sent with their tokens' text, but not for tool calls."""
         events = ""
         for piece in pieces:
             self._held += for_chat(self._tokenizer, piece.logprobs)["content"]
@@ -50,16 +57,16 @@ class ResponseFormatter(ReplyFormatter):
         return events
 
     def end(self, usage: Usage) -> str:
-        """Return the event of the response's end, which comes when it is stored."""
+        """Store the response if requested, and return its last event."""
         return self._event(f"response.{self._response['status']}", response=self.whole(usage))
 
     def failure(self, error: ApiError) -> str:
-        """Return the events of an error."""
+        """Return the last events of a failed stream."""
         whole = self._output if self._open is None else self._output[:-1]
         return failure_events(self._response, whole, self._number, error)
 
     def whole(self, usage: Usage) -> dict[str, Any]:
-        """Store the response if it is wanted, and return it."""
+        """Store the response if requested, and return it."""
         if self._keep is not None:
             self._response["store"] = self._keep(self._response | {"store": True})
         return self._response
@@ -104,7 +111,7 @@ class ResponseFormatter(ReplyFormatter):
         return added + self._part_event("response.content_part.added", part=_part("", []))
 
     def _begin(self, item: dict[str, Any]) -> str:
-        """Return the events that end the open item and begin the next one."""
+        """Return the events that end the open item and start the next one."""
         closed = self._close("completed")
         self._open = item["type"]
         self._output.append(item)
@@ -142,7 +149,14 @@ class ResponseFormatter(ReplyFormatter):
 
 
 def failure_events(response: Mapping[str, Any], items: Sequence[Any], number: int, error: ApiError) -> str:
-    """Return the last events of a response that breaks off, with its complete items; `number` is the next event's."""
+    """Return the last events of a failed response.
+
+    Args:
+        response: The response without output.
+        items: Its complete items.
+        number: Number of the next event.
+        error: The error.
+    """
     cause = {"code": "server_error", "message": error.message}
     failed = {**response, "status": "failed", "error": cause, "output": list(items)}
     cause_in_full = {"code": error.code, "message": error.message, "param": error.param}
@@ -155,7 +169,7 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _envelope(body: ResponseRequest, model: str) -> dict[str, Any]:
-    """Return a response without output, with the request's fields."""
+    """Return a response without output, which repeats the request's fields."""
     echoed = body.model_dump(
         include={"metadata", "prompt_cache_key", "safety_identifier", "temperature", "top_p", "user"}
     )

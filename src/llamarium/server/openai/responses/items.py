@@ -1,4 +1,4 @@
-"""The items of a response's input: messages, calls and their results."""
+"""Input items of a response: messages, tool calls and their results."""
 
 from typing import Annotated, Literal
 
@@ -67,7 +67,13 @@ ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 def add_item(dialog: Dialog, where: str, item: Item) -> None:
-    """Append an item; a call joins the assistant's message right before it, or begins one."""
+    """Append an item to a dialog; a tool call is added to a preceding assistant message, or starts one.
+
+    Args:
+        dialog: The dialog.
+        where: Path of the item in the request.
+        item: The item.
+    """
     if isinstance(item, FunctionCallOutputItem):
         dialog.add(where, {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
     elif isinstance(item, FunctionCallItem):

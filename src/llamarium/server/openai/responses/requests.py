@@ -1,4 +1,4 @@
-"""The request for a response: supported fields of OpenAI's client, and refused ones."""
+"""The body of a request for a response: supported and rejected fields of OpenAI's client."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ NAMES = {
     r"(tools\[\d+\]|input\[\d+\]|tool_choice)\.function": r"\1",
     r"(input\[\d+\])\.(tool_call_id|id)": r"\1.call_id",
 }
-"""Names of `Dialog`: from paths of chat completions to those of responses."""
+"""Argument of `Dialog`: translates paths in chat completions to paths in responses."""
 
 
 @of_table("responses tools[]")
@@ -33,7 +33,7 @@ class FunctionTool(Body):
     strict: bool | None = None
 
     def function_object(self) -> dict[str, Any]:
-        """Return OpenAI's object of the function, as chat completions have it."""
+        """Return the function in the format of chat completions."""
         return {
             "name": self.name,
             "description": self.description,
@@ -52,7 +52,7 @@ class NamedFunction(Body):
     name: str
 
     def to_chat(self) -> dict[str, Any]:
-        """Return it in the form of chat completions."""
+        """Return the choice in the format of chat completions."""
         return {"type": "function", "function": {"name": self.name}}
 
 
@@ -66,7 +66,7 @@ class AllowedFunctions(Body):
     )
 
     def to_chat(self) -> dict[str, Any] | str:
-        """Return it in the form of chat completions, without tools of other kinds."""
+        """Return the choice in the format of chat completions, without tools other than functions."""
         functions = [tool.to_chat() for tool in self.tools if isinstance(tool, NamedFunction)]
         if not functions and self.mode == "auto":
             return "none"
@@ -143,7 +143,7 @@ class ResponseRequest(Body):
 
 
 def form_of(body: ResponseRequest) -> Form | None:
-    """Return the form of a request's answer, or None for any text."""
+    """Return the output format of a request, or None for any text."""
     asked = None if body.text is None else body.text.format
     if asked is None:
         return None

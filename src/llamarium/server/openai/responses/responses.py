@@ -92,7 +92,7 @@ async def _in_store(request: Request, name: str, what: Literal["get", "delete"],
 
 
 def _read(body: ResponseRequest, before: list[dict[str, Any]]) -> tuple[Dialog, ToolRequest]:
-    """Return a request's dialog after the items `before` it, and its tools."""
+    """Return a request's dialog and tools; `before` are the items of the previous response."""
     if not body.input:
         raise ApiError(400, "input is empty; expected a text, or a list of items", param="input")
     dialog = Dialog(NAMES)

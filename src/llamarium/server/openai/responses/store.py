@@ -1,4 +1,4 @@
-"""Responses that later requests go on from, in memory or in a file of SQLite."""
+"""Stored responses, which later requests can continue, in memory or in an SQLite file."""
 
 import hashlib
 import json
@@ -16,15 +16,22 @@ from llamarium.errors import OptionError, escape
 _TABLE = "create table if not exists responses (name text primary key, used integer, size integer, content blob)"
 _EVICT = """delete from responses where name in (
     select name from (select name, sum(size) over (order by used desc) as total from responses) where total > ?)"""
-_PAGE = 4096  # of the file; an entry takes whole ones, and one for its name
+_PAGE = 4096  # bytes per page of the file; an entry takes full pages, and one for its name
 _DIGEST_BYTES = 32
 
 
 class ResponseStore:
-    """Stored responses of `most_bytes` in all, least recently used out first; each is found with its owner's key alone.
+    """Stored responses, each accessible only with the API key of its owner.
 
-    What is damaged is a miss. Several processes may share a file. OptionError if the file cannot be written, or is
-    another one.
+    The least recently used responses are evicted first. A damaged entry counts as missing. Several processes can share
+    a file.
+
+    Args:
+        most_bytes: Maximum total size.
+        file: The SQLite file; None stores responses in memory.
+
+    Raises:
+        OptionError: If the file cannot be written or is not an SQLite file.
     """
 
     def __init__(self, most_bytes: int, file: Path | None = None) -> None:
@@ -42,7 +49,7 @@ class ResponseStore:
             raise OptionError(f"{escape(file)}: cannot store responses: {escape(error)}; name another file") from None
 
     def put(self, response_id: str, owner: str, value: dict[str, Any]) -> bool:
-        """Store a response; return whether it is there: it may be too large, or the disk full."""
+        """Store a response; return False if it is too large or cannot be written."""
         content = json.dumps(value).encode()
         size = (len(content) // _PAGE + 2) * _PAGE
         row = _name(response_id, owner), time.time_ns(), size, hashlib.sha256(content).digest() + content
@@ -54,7 +61,7 @@ class ResponseStore:
         return False
 
     def get(self, response_id: str, owner: str) -> dict[str, Any] | None:
-        """Return a response, or None if it is not there, is another owner's, or is damaged."""
+        """Return a response, or None if it is missing, damaged, or another owner's."""
         name = _name(response_id, owner)
         with self._lock, suppress(sqlite3.Error), self._file:
             self._file.execute("update responses set used = ? where name = ?", (time.time_ns(), name))
@@ -65,7 +72,7 @@ class ResponseStore:
         return None
 
     def delete(self, response_id: str, owner: str) -> bool:
-        """Forget a response; return whether it was there."""
+        """Delete a response; return whether it existed."""
         with self._lock, suppress(sqlite3.Error), self._file:
             name = _name(response_id, owner)
             return self._file.execute("delete from responses where name = ?", (name,)).rowcount > 0
