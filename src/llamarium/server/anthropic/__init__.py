@@ -1,1 +1,1 @@
-"""Anthropic's protocol: messages, their streams, and counts of their tokens."""
+"""Anthropic's protocol: messages, streams, and token counts."""

@@ -1,1 +1,1 @@
-"""OpenAI's batch format: requests from a file, to the same routes as over HTTP, and answers into another."""
+"""OpenAI's batch format: reads requests from a file, runs them with the server's routes, and writes the answers."""

@@ -1,4 +1,4 @@
-"""Runs the requests of a batch, as many at once as keep the engine busy, and writes each answer when it is complete."""
+"""Runs the requests of a batch concurrently, enough to keep the engine busy, and writes each answer on completion."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -15,14 +15,21 @@ from llamarium.server.http.stream import encode
 from llamarium.server.lifecycle.service import Service
 
 MAX_PENDING_BYTES = 2**26
-"""Of lines under way, unless a single one has more."""
+"""Maximum total size of the lines in flight; a single larger line is still accepted."""
 
-_AHEAD = 2  # times the running answers: the next requests are read and encoded before there is room
+_AHEAD = 2  # requests in flight per running sequence, so that the next ones are already encoded
 
 
 @dataclass(slots=True)
 class BatchProgress:
-    """The progress of a batch; `first_failure` is the message of the first error of this run, or empty."""
+    """The progress of a batch.
+
+    Attributes:
+        num_lines: Number of lines of the input.
+        num_answered: Number of answered lines, including failed ones.
+        num_failed: Number of failed lines.
+        first_failure: Message of the first failure in this run, or "".
+    """
 
     num_lines: int
     num_answered: int = 0
@@ -34,12 +41,20 @@ class BatchProgress:
 
     @property
     def share(self) -> float:
-        """The share of answered lines."""
+        """Share of answered lines, from 0 to 1."""
         return self.num_answered / self.num_lines
 
 
 class BatchRun:
-    """Runs a batch: writes each answer's line, warns of bugs, and updates the progress."""
+    """Runs a batch.
+
+    Args:
+        service: The served model.
+        names: The model's served names.
+        write: Writes a line of output.
+        warn: Reports a bug in the server.
+        progress: Updated with each answered line.
+    """
 
     def __init__(
         self,
@@ -55,7 +70,12 @@ class BatchRun:
         self._came = asyncio.Event()
 
     async def run(self, lines: Iterable[Line]) -> None:
-        """Run the requests of all lines."""
+        """Run the requests of all lines.
+
+        Raises:
+            EngineStoppedError: If the engine fails.
+            OutputError: If the output cannot be written.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 for line in lines:
@@ -65,7 +85,7 @@ class BatchRun:
                     self._num_lines += 1
                     self._num_bytes += len(line.text)
                     group.create_task(self._run_line(line))
-                    await asyncio.sleep(0)  # so that its answers are in flight
+                    await asyncio.sleep(0)  # lets the task start, so that its answers count as in flight
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -87,7 +107,7 @@ class BatchRun:
             self._came.set()
 
     def _read(self, line: Line) -> BatchRequest | None:
-        """Return a line's request, or write its error."""
+        """Return a line's request, or write its error and return None."""
         try:
             asked = parse(line)
             self._routes.check(asked)
@@ -99,7 +119,7 @@ class BatchRun:
 
     def _write_reply(self, line: Line, reply: RouteReply) -> None:
         _, engine = self._service.loaded or (None, None)
-        if reply.status == 503 and (engine is None or engine.state != "ready"):  # else it was aborted for others
+        if reply.status == 503 and (engine is None or engine.state != "ready"):  # otherwise only one was aborted
             failure = None if engine is None else engine.failure
             raise EngineStoppedError(f"the engine failed before all requests were answered: {failure}")
         if reply.bug is not None:
@@ -109,7 +129,7 @@ class BatchRun:
         self._put(line, f'{head[:-1]},"body":{reply.body}}}', "null", failure=failure)
 
     def _put(self, line: Line, response: str, error: str, *, failure: str) -> None:
-        """Write a line of output; response and error are JSON."""
+        """Write a line of output; `response` and `error` are JSON, `failure` is the message for the progress."""
         head = encode({"id": line.id, "custom_id": line.custom_id})
         self._write(f'{head[:-1]},"response":{response},"error":{error}}}\n'.encode())
         self._progress.num_answered += 1

@@ -1,4 +1,4 @@
-"""Checks before a batch runs: names are unique, and lines that an earlier run answered are unchanged."""
+"""Checks before a batch runs: custom_ids are unique, and lines answered by an earlier run are unchanged."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,17 @@ from llamarium.server.batch.output import Kept
 
 
 def check_lines(lines: Iterable[Line], name: str, kept: Kept) -> int:
-    """Return the number of lines of the input called `name`."""
+    """Validate the input of a batch and return its number of lines.
+
+    Args:
+        lines: The lines.
+        name: Name of the input, for errors.
+        kept: Answers of the earlier run.
+
+    Raises:
+        InputError: If the input is empty or a custom_id is not unique.
+        OutputError: If an answered line has changed or is missing.
+    """
     places: dict[str, int] = {}
     number, nameless = 0, kept.nameless.copy()
     for line in lines:
@@ -42,7 +52,16 @@ def _changed(change: str, name: str) -> OutputError:
 
 
 def check_model(kept: Kept, names: Sequence[str], path: str) -> None:
-    """Refuse to resume with another model."""
+    """Validate that a run resumes with the model of the earlier run.
+
+    Args:
+        kept: Answers of the earlier run.
+        names: The model's served names.
+        path: The output file, for errors.
+
+    Raises:
+        OutputError: If the earlier run used another model.
+    """
     others = sorted(kept.models.difference(names))
     if others:
         raise OutputError(

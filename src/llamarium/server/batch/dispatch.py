@@ -1,4 +1,4 @@
-"""Calls the server's routes in this process: the code that answers HTTP, without a socket."""
+"""Calls the server's routes in this process, without a socket."""
 
 import asyncio
 import json
@@ -20,7 +20,13 @@ from llamarium.server.http.stream import encode
 
 @dataclass(frozen=True, slots=True)
 class RouteReply:
-    """A route's reply: its status, its JSON in one line of ASCII, and where the server failed, if it did."""
+    """A route's reply.
+
+    Attributes:
+        status: HTTP status.
+        body: JSON in one line of ASCII.
+        bug: Type and location of an internal error, or None.
+    """
 
     status: int
     body: str
@@ -34,7 +40,7 @@ class Routes:
         self._app, self._paths = app, post_paths()
 
     def check(self, asked: BatchRequest) -> None:
-        """Refuse a request that cannot be part of a batch."""
+        """Raise ApiError for a request that cannot be part of a batch."""
         if asked.url not in self._paths:
             message = f"url: {show_value(asked.url)} is not a supported endpoint; available: {', '.join(self._paths)}"
             raise ApiError(404, message, code="not_found", param="url")
@@ -43,13 +49,13 @@ class Routes:
             raise ApiError(400, message, code="unsupported_parameter", param="body.stream")
 
     async def post(self, asked: BatchRequest) -> RouteReply:
-        """Return the route's reply; a bug is a reply with status 500."""
+        """Return the route's reply; an internal error is a reply with status 500."""
         parts: list[bytes] = []
         status, bodies = 0, [_written(asked.body)]
 
         async def receive() -> Message:
             if not bodies:
-                await asyncio.get_running_loop().create_future()  # the client never disconnects
+                await asyncio.get_running_loop().create_future()  # there is no client that could disconnect
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message: Message) -> None:
@@ -59,13 +65,13 @@ class Routes:
 
         try:
             await self._app(_scope_of(asked), receive, send)
-        except Exception as error:  # noqa: BLE001 - reported without its text, which may hold a prompt
+        except Exception as error:  # noqa: BLE001 - reported without its text, which may contain a prompt
             return RouteReply(500, encode(internal_error().body_at(asked.url, None)), where(error))
         return RouteReply(status, _as_ascii(b"".join(parts)))
 
 
 def _written(body: Mapping[str, Any]) -> bytes:
-    """Return a body in UTF-8, as clients send it; in ASCII it could exceed the limit."""
+    """Return a body in UTF-8, as clients send it; in ASCII it could exceed the size limit."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -76,5 +82,5 @@ def _scope_of(asked: BatchRequest) -> Scope:
 
 
 def _as_ascii(body: bytes) -> str:
-    """Return JSON in ASCII: some readers of lines split them at U+2028."""
+    """Return JSON in ASCII, as some line readers split lines at U+2028."""
     return body.decode() if body.isascii() else encode(json.loads(body))

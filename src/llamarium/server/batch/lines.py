@@ -1,4 +1,4 @@
-"""The lines of a batch: reading within bounds, names, and requests.
+"""Reads the lines of a batch within limits of size, and parses their requests.
 
 A line is `{"custom_id": ..., "method": "POST", "url": "/v1/...", "body": {...}}`. Source: OpenAI's batch API.
 """
@@ -19,23 +19,23 @@ from llamarium.server.settings import Settings
 from llamarium.strict_json import NotJson, parse_json
 
 MAX_CUSTOM_ID_CHARACTERS = 512
-"""Characters of a custom_id."""
+"""Maximum length of a custom_id."""
 
 MAX_LINE_BYTES = Settings().max_body_bytes + 2**16
-"""Of a line: a request's body, and the rest of the line."""
+"""Maximum size of a line: a request body and the line's other fields."""
 
-_PART_BYTES = 2**20  # of a line that is too long to be kept
+_PART_BYTES = 2**20  # an overlong line is read in parts of this size
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a file.
+    """A line of a batch.
 
     Attributes:
-        number: From 1.
-        text: Its content; empty if it is too long.
-        digest: Of its content.
-        custom_id: Its name; None if it has none that can be read.
+        number: Line number, from 1.
+        text: Content; empty if the line is too long.
+        digest: Digest of the whole content.
+        custom_id: The request's custom_id; None if it is missing or cannot be read.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Line:
 
     @property
     def id(self) -> str:
-        """Of its answer: a hash of the content, and of a nameless line's number, so that a changed line is noticed."""
+        """Id of the line's answer: a hash of the content, and without custom_id of the number, to detect changes."""
         place = "" if self.custom_id is not None else f"{self.number} "
         return f"batch_req_{hashlib.sha256(f'{place}{self.digest}'.encode()).hexdigest()[:24]}"
 
@@ -62,7 +62,10 @@ class BatchRequest(Body):
 
 
 def read_lines(file: BinaryIO, most_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """Yield a seekable file's lines but blank ones; of one with more than `most_bytes` only the digest is kept."""
+    """Yield the lines of a seekable file, except blank ones.
+
+    Lines longer than `most_bytes` are yielded with an empty text and their digest.
+    """
     file.seek(0)
     number = 0
     while text := file.readline(most_bytes + 1):
@@ -74,14 +77,14 @@ def read_lines(file: BinaryIO, most_bytes: int = MAX_LINE_BYTES) -> Iterator[Lin
 
 
 def noted(lines: Iterable[Line], note: Callable[[bytes], object]) -> Iterator[Line]:
-    """Yield lines, and call `note` with each one's id, as a hash's `update`."""
+    """Yield lines, and call `note` (e.g. a hash's `update`) with each line's id."""
     for line in lines:
         note(line.id.encode())
         yield line
 
 
 def _digest_of_rest(file: BinaryIO, begin: bytes) -> str:
-    """Read the rest of a line without keeping it, and return the digest of the whole."""
+    """Read the rest of a line in parts, and return the digest of the whole line."""
     found = hashlib.sha256(begin)
     while part := file.readline(_PART_BYTES):
         found.update(part)
@@ -91,7 +94,7 @@ def _digest_of_rest(file: BinaryIO, begin: bytes) -> str:
 
 
 def _name_of(text: bytes) -> str | None:
-    """Return a line's custom_id, even if the line is invalid otherwise."""
+    """Return a line's custom_id, even if the line is otherwise invalid."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -103,7 +106,7 @@ def _name_of(text: bytes) -> str | None:
 
 
 def parse(line: Line) -> BatchRequest:
-    """Return a line's request."""
+    """Return a line's request; ApiError if it is too large or invalid."""
     if not line.text:
         raise ApiError(413, "the line exceeds the maximum size of a request", code="request_too_large")
     try:

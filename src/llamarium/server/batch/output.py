@@ -1,6 +1,6 @@
-"""The output of a batch: a line for each answer, in the order of completion, kept whatever ends the process.
+"""The output of a batch: a line per answer, in order of completion, written immediately so that a crash loses nothing.
 
-A run that resumes reads which requests are answered, and cuts off an incomplete last line.
+A resumed run reads which requests are answered, and cuts off an incomplete last line.
 """
 
 import json
@@ -24,9 +24,11 @@ class Kept:
     """The answers of an earlier run.
 
     Attributes:
-        named: Ids by the custom_id of their lines.
-        nameless: Ids of lines without one.
-        end: Bytes of the file up to the end of its last complete line.
+        named: Ids of answers by custom_id.
+        nameless: Ids of answers to lines without custom_id.
+        num_failed: Number of answers that are errors.
+        models: Names of the models in the answers.
+        end: Offset of the end of the last complete line, in bytes.
     """
 
     named: dict[str, str] = field(default_factory=dict[str, str])
@@ -37,7 +39,7 @@ class Kept:
 
     @property
     def num_answers(self) -> int:
-        """The number of answers."""
+        """Number of answers."""
         return len(self.named) + len(self.nameless)
 
     def has(self, line: Line) -> bool:
@@ -46,7 +48,11 @@ class Kept:
 
 
 class Output:
-    """The output of a batch, as a context manager: standard output, unless a subclass has another."""
+    """The output of a batch, as a context manager. This class writes to standard output.
+
+    Attributes:
+        kept: Answers of the earlier run.
+    """
 
     def __init__(self) -> None:
         self.kept = Kept()
@@ -55,13 +61,13 @@ class Output:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Close the output."""
 
     def begin(self) -> None:
         """Prepare for the first answer: remove previous content that is not kept."""
 
     def write(self, line: bytes) -> None:
-        """Append an answer at once."""
+        """Append an answer and flush it."""
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
 
@@ -70,9 +76,13 @@ class OutputFile(Output):
     """A file of answers, locked by this process until it is closed.
 
     Args:
-        path: The file; a new one is removed again if nothing is written.
-        resumes: Keep its complete answers.
-        replaces: Its answers may be lost.
+        path: The file; a new file is removed again if nothing is written.
+        resumes: Whether to keep the file's complete answers.
+        replaces: Whether the file's answers may be overwritten.
+
+    Raises:
+        OutputError: If the file cannot be written, is in use, exists although neither option is set, or cannot be
+            resumed.
     """
 
     def __init__(self, path: Path, *, resumes: bool = False, replaces: bool = False) -> None:
@@ -90,7 +100,7 @@ class OutputFile(Output):
             raise
 
     def _check(self, resumes: bool, replaces: bool) -> int:
-        """Return its size in bytes."""
+        """Lock and validate the file, and return its size in bytes."""
         if not take(self._descriptor):
             raise OutputError(f"{escape(self._path)}: is being written by another process; choose another file")
         status = os.fstat(self._descriptor)
@@ -114,7 +124,7 @@ class OutputFile(Output):
         return kept
 
     def begin(self) -> None:
-        """Cut off content that is not kept."""
+        """Cut off content after the kept answers."""
         try:
             if self._size > self.kept.end:
                 os.ftruncate(self._descriptor, self.kept.end)
@@ -122,7 +132,7 @@ class OutputFile(Output):
             raise unwritable(self._path, error) from None
 
     def write(self, line: bytes) -> None:
-        """Append an answer; a part of one is cut off when a run resumes."""
+        """Append an answer; if the process ends midway, a resumed run cuts off the incomplete line."""
         left = memoryview(line)
         try:
             while left:
@@ -131,7 +141,7 @@ class OutputFile(Output):
             raise unwritable(self._path, error) from None
 
     def __exit__(self, *_: object) -> None:
-        """Flush to disk, and close the file."""
+        """Flush the file to disk and close it."""
         with suppress(OSError):  # a pipe or a device has no disk
             os.fsync(self._descriptor)
         if self._is_new and os.fstat(self._descriptor).st_size == 0:
@@ -140,7 +150,7 @@ class OutputFile(Output):
 
 
 def _keep(kept: Kept, line: bytes, where: str) -> None:
-    """Keep an answer, or refuse a line that is none."""
+    """Add a line's answer to `kept`; OutputError if the line is not a batch result."""
     try:
         value = json.loads(line)
         name, found_id, response = value["custom_id"], value["id"], value["response"]

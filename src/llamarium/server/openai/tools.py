@@ -31,7 +31,7 @@ class Tool(Body):
     function: Function
 
     def function_object(self) -> Mapping[str, Any]:
-        """Return OpenAI's object of the function."""
+        """Return the function as OpenAI's object."""
         return dict(self.function)
 
 

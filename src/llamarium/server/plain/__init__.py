@@ -1,1 +1,1 @@
-"""The routes that belong to no protocol."""
+"""Routes outside the protocols of OpenAI and Anthropic."""

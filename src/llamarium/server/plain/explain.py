@@ -1,4 +1,4 @@
-"""`POST /v1/cache/explain`: where the prompts of two chat completions part; nothing is answered or kept."""
+"""`POST /v1/cache/explain`: compares the prompts of two chat completions, without generating or storing anything."""
 
 import asyncio
 from functools import partial
@@ -53,7 +53,7 @@ async def explain_cache(request: Request, body: ExplainRequest) -> dict[str, Any
             try:
                 asked = await answer_request(request, one)
                 work = partial(_prompt, asked, service)
-                # a steering vector may be the difference of two prompts, which takes passes of the model
+                # a steering vector may be the difference of two prompts, which takes forward passes
                 prompts.append(await (asyncio.to_thread if asked.inside is None else in_own_thread)(work))
             except ApiError as error:
                 raise _inside(error, name) from None
@@ -62,7 +62,7 @@ async def explain_cache(request: Request, body: ExplainRequest) -> dict[str, Any
 
 
 def _inside(error: ApiError, name: str) -> ApiError:
-    """Return the error of one of the two requests."""
+    """Return an error with its path inside one of the two requests."""
     return renamed(error, lambda path: f"{name}.{path}")
 
 

@@ -1,4 +1,4 @@
-"""Health, metrics, and properties of what is served."""
+"""Health, metrics, and properties of the server and its model."""
 
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse

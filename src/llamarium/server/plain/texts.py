@@ -1,4 +1,4 @@
-"""Text to ids and back, and dialogs to text: vLLM's routes, and llama.cpp's `/apply-template`."""
+"""Tokenization and chat templates: vLLM's `/tokenize` and `/detokenize`, and llama.cpp's `/apply-template`."""
 
 from collections.abc import Sequence
 from typing import ClassVar

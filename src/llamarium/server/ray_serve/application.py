@@ -1,4 +1,4 @@
-"""The application: deployments of fronts and replicas."""
+"""The Ray Serve application: deployments of fronts and replicas."""
 
 from dataclasses import asdict
 from typing import Any
@@ -14,17 +14,21 @@ from llamarium.server.ray_serve.replica import Replica
 from llamarium.server.settings import Settings
 
 _ROUTER = "llamarium.server.ray_serve.router.ConversationRouter"
-_MAX_LOADINGS = 3  # of a replica's model, before the application has failed
+_MAX_LOADINGS = 3  # attempts to load a replica's model before the application counts as failed
 _FRONT_CPUS = 0.1
-_LOOK_S = 0.5  # between two looks at what still runs, on shutdown
-_LOGGING = {"enable_access_log": False}  # ours says more
-_ENDING_S = 5.0  # for fronts to answer clients, after the replicas have ended
+_LOOK_S = 0.5  # interval between checks for running requests on shutdown
+_LOGGING = {"enable_access_log": False}  # the server's own access log has more details
+_ENDING_S = 5.0  # time for fronts to answer clients after the replicas have stopped
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Return the application for `serve run`, `serve deploy` or `ray.serve.run`; `args` are fields of `RayOptions`.
+    """Return the application for `serve run`, `serve deploy` or `ray.serve.run`.
 
-    LlamariumError if they are invalid.
+    Args:
+        args: Fields of `RayOptions`.
+
+    Raises:
+        LlamariumError: If the arguments are invalid.
     """
     options = options_of(args)
     settings = options.settings()
@@ -33,7 +37,11 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _replicas(options: RayOptions) -> serve.Deployment:
-    """Overflow queues at a replica, which refuses as the server does; at a front only if there is no replica."""
+    """Return the deployment of replicas.
+
+    Excess requests queue at a replica, which rejects them like the server does; they queue at a front only while there
+    is no replica.
+    """
     places = Places(options.max_num_seqs, options.max_queue)
     made = serve.deployment(
         name="Replica",

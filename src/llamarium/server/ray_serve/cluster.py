@@ -1,4 +1,4 @@
-"""Health and metrics of all replicas together."""
+"""Health and metrics of all replicas."""
 
 import asyncio
 import time
@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from llamarium.server.errors import ApiError
 from llamarium.server.ray_serve.forward import Forwarded
 
-_HEALTH_S = 1.0  # that Ray's state of its replicas is cached
-_ASKING_S = 5.0  # for replicas to return their metrics
+_HEALTH_S = 1.0  # how long the replicas' state is cached
+_ASKING_S = 5.0  # timeout for the replicas' metrics
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 
@@ -58,7 +58,7 @@ class Cluster:
 
 
 class _Merged:
-    """Metrics of replicas; `texts` are theirs by the replicas' names."""
+    """The merged metrics of all replicas; `texts` are their metrics as text, by name of the replica."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts

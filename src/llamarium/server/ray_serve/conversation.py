@@ -1,21 +1,25 @@
-"""Names conversations by their beginning, so that each turn goes to the replica with its keys and values."""
+"""Identifies conversations by their beginning, so that each turn goes to the replica that has cached the prefix."""
 
 import hashlib
 import json
 from typing import Any, cast
 
 MAX_CHARACTERS = 256
-"""Of a prompt without turns: prompts that share them go to one replica."""
+"""Length of the prefix that identifies a prompt without turns: prompts with the same prefix go to the same replica."""
 
-_MAX_IDS = 64  # of a prompt in ids
-_WHOLE = ("model", "cache_salt", "system", "instructions", "tools")  # all keys and values depend on these
+_MAX_IDS = 64  # length of that prefix for a prompt of token ids
+_WHOLE = ("model", "cache_salt", "system", "instructions", "tools")  # the whole KV cache of a prompt depends on these
 
 
 def conversation_of(path: str, body: object) -> str | None:
-    """Return the name of a request's conversation, or None.
+    """Return the name of a request's conversation, or None if it has none or the request is invalid.
 
-    It follows from the `prompt_cache_key`, else from the turns up to the user's first one, or from the first
-    `MAX_CHARACTERS` of a text. An invalid request is refused by the replica.
+    The name is a hash of the `prompt_cache_key`, or of the turns up to the first one of the user, or of the first
+    `MAX_CHARACTERS` of a text. Invalid requests are rejected by the replica.
+
+    Args:
+        path: The request's path.
+        body: The request's body as JSON.
     """
     if not isinstance(body, dict):
         return None
@@ -48,7 +52,7 @@ def _begin(prompt: object) -> object:
 
 
 def _plain(value: Any) -> object:
-    """Return a field's plain value: one text may also be a list with one part, and have cache marks."""
+    """Return a field's normalized value: lists of text parts become one text, and cache markers are dropped."""
     if isinstance(value, list):
         said = [_plain(one) for one in cast(list[Any], value)]
         return "".join(cast(list[str], said)) if all(isinstance(one, str) for one in said) else said

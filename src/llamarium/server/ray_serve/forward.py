@@ -1,4 +1,4 @@
-"""The messages between fronts and replicas."""
+"""Messages between fronts and replicas."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,19 @@ from starlette.types import Scope
 _FORWARDED = ("method", "path", "query_string", "client", "http_version")
 
 IDS = (b"x-request-id", b"request-id")
-"""Headers with a request's id, which the front chooses."""
+"""Headers with a request's id, which the front assigns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A request on its way to a replica, with its conversation's name, and the replicas that had no place for it."""
+    """A request forwarded to a replica.
+
+    Attributes:
+        scope: Parts of the request's ASGI scope.
+        body: The request's body.
+        conversation: Name of the conversation, or None.
+        full: Names of the replicas that have rejected the request because they are full.
+    """
 
     scope: dict[str, Any]
     body: bytes = b""
@@ -23,7 +30,14 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A reply's status, headers in lower case, and whole body, or None for a stream; with the name of its replica."""
+    """The beginning of a replica's reply.
+
+    Attributes:
+        status: HTTP status.
+        headers: Headers, with names in lower case.
+        body: The complete body, or None for a stream.
+        replica: Name of the replica.
+    """
 
     status: int
     headers: list[tuple[bytes, bytes]]

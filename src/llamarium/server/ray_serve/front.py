@@ -1,7 +1,7 @@
-"""A front: takes HTTP requests as the server does, and forwards them to a replica.
+"""A front: accepts HTTP requests like the server does, and forwards them to a replica.
 
-It has the access rules, a body's bounds and a request's timeout; the rest is the replica's, whose reply is passed on as
-it arrives. If a replica dies, its streams end with an error event, and other requests with 503.
+The front applies access rules, size limits of bodies and request timeouts; everything else is done by the replica,
+whose reply is relayed as it arrives. If a replica dies, its streams end with an error event, other requests with 503.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from llamarium.server.ray_serve.relay import Relay
 from llamarium.server.settings import Settings
 from llamarium.strict_json import NotJson, parse_json
 
-_LARGE = 2**16  # bytes: parsed in a thread
-_MAX_TRIED = 3  # replicas tried for a request without a place
+_LARGE = 2**16  # bytes; larger bodies are parsed in a thread
+_MAX_TRIED = 3  # maximum number of replicas tried for a request
 
 
 class Front:
-    """The class that Ray runs."""
+    """The deployment class of a front."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: Settings) -> None:
         self._app = Mounted(layered(Forward(replicas, settings), settings, Log(settings.log_format)))
@@ -45,7 +45,7 @@ class Front:
 
 
 class Mounted:
-    """Strips the route's prefix from paths, and `x-request-id` from replies, since Ray's proxies add it."""
+    """Strips the route's prefix from paths, and `x-request-id` from replies, as Ray's proxies add it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -64,7 +64,7 @@ class Mounted:
 
 
 class Forward:
-    """The routes: health and metrics of all replicas, and the others, which are forwarded to one of them."""
+    """The routes: answers health and metrics for all replicas, and forwards other requests to one of them."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: Settings) -> None:
         self._settings, self._bodies = settings, Bodies()
@@ -95,7 +95,7 @@ class Forward:
         return Forwarded(sent, body, await asyncio.to_thread(name) if len(body) > _LARGE else name())
 
     async def _pass_on(self, asked: Forwarded, relay: Relay, held: Held) -> None:
-        """Pass a reply on as it arrives; its first part shows that a replica has read the body."""
+        """Relay a reply as it arrives; with its first part the replica has read the body, which is released."""
         try:
             async with asyncio.timeout(self._settings.request_timeout_s), aclosing(self._answer(asked)) as answer:
                 async for part in answer:
@@ -107,7 +107,7 @@ class Forward:
             await relay.end()
 
     async def _answer(self, asked: Forwarded) -> AsyncGenerator[Head | bytes]:
-        """Yield a reply; if a replica has no place after all, others are tried."""
+        """Yield a reply's parts; if a replica turns out to be full, try others."""
         for others in reversed(range(_MAX_TRIED)):
             answer: Any = self._answers.remote(asked)
             full = ""
@@ -126,7 +126,7 @@ class Forward:
 
 
 def _conversation(path: str, body: bytes) -> str | None:
-    """Return the name of a request's conversation; an invalid body has none, and the replica refuses it."""
+    """Return the name of a request's conversation; None for an invalid body, which the replica rejects."""
     try:
         return conversation_of(path, parse_json(body, **BOUNDS))
     except NotJson:

@@ -1,4 +1,4 @@
-"""The options of an application of Ray Serve: the model, access, limits, and the number of replicas."""
+"""Options of the Ray Serve application: model, access, limits, and number of replicas."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
@@ -15,12 +15,12 @@ from llamarium.options.serving import AccessOptions, DraftOptions, EngineOptions
 from llamarium.server.http.access_keys import KEY_VARIABLE, access_keys
 from llamarium.server.settings import Settings
 
-_LEAST = 1e-4  # of a machine's CPU or GPU that Ray hands out
+_LEAST = 1e-4  # smallest share of a CPU or GPU that Ray can assign
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(LoadOptions, DraftOptions, EngineOptions):
-    """How a replica loads its model."""
+    """Options with which a replica loads its model."""
 
     model: str | None = option(None, "the model; left out, it is the adapters' base", metavar="NAME")
     adapters: Mapping[str, str] | None = option(
@@ -28,12 +28,12 @@ class ModelOptions(LoadOptions, DraftOptions, EngineOptions):
     )
 
     def load_options(self) -> dict[str, Any]:
-        """Return the arguments of `llamarium.load`; without a model it is the adapters' base."""
+        """Return the arguments of `llamarium.load`; the model defaults to the adapters' base."""
         own = {name: getattr(self, name) for name in declared(LoadOptions)}
         return own | {"model": base_model(self.model, self.adapter, self.adapters or {})}
 
     def engine_options(self) -> dict[str, Any]:
-        """Return the arguments of `Llama.engine`, without what drafts."""
+        """Return the arguments of `Llama.engine`, except those for speculative decoding."""
         return {"adapters": self.adapters, **{name: getattr(self, name) for name in declared(EngineOptions)}}
 
     def draft_options(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class ModelOptions(LoadOptions, DraftOptions, EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(ModelOptions, ServingOptions, AccessOptions):
-    """The arguments of `build`; those of `llamarium serve` have the names of its flags and the same meaning."""
+    """The arguments of `build`; options of `llamarium serve` have the same names and meanings."""
 
     num_cpus: float = option(text="CPUs of a replica, and its threads", low=_LEAST)
     num_gpus: float = option(0, "GPUs of a replica", low=0)
@@ -55,7 +55,7 @@ class RayOptions(ModelOptions, ServingOptions, AccessOptions):
     num_fronts: int = option(1, "processes that forward requests", low=1)
 
     def __post_init__(self) -> None:
-        """Check the values, and those that exclude each other."""
+        """Validate values and combinations."""
         super().__post_init__()
         if self.adapter is not None and self.adapters:
             raise OptionError("adapter is in all answers, adapters are chosen by requests; give one of them")
@@ -63,11 +63,11 @@ class RayOptions(ModelOptions, ServingOptions, AccessOptions):
             raise OptionError(f"min_replicas is {self.min_replicas}, more than max_replicas, {self.max_replicas}")
 
     def of_model(self) -> ModelOptions:
-        """Return a replica's part."""
+        """Return the options for replicas."""
         return ModelOptions(**{name: getattr(self, name) for name in declared(ModelOptions)})
 
     def settings(self) -> Settings:
-        """Return a server's settings; it accepts all addresses of its machine."""
+        """Return the server's settings; all addresses of the machine are accepted as host names."""
         alike = {name: getattr(self, name) for name in declared(ServingOptions)}
         return Settings(**alike, host="0.0.0.0", api_keys=self._keys())
 
@@ -90,7 +90,11 @@ class RayOptions(ModelOptions, ServingOptions, AccessOptions):
 
 
 def options_of(args: Mapping[str, Any]) -> RayOptions:
-    """Read the arguments of an application, whose values may be texts of a command line."""
+    """Return the options in the arguments of an application, whose values may be strings from a command line.
+
+    Raises:
+        OptionError: If an argument is unknown, missing or invalid.
+    """
     options = {one.public_name: one for one in declared(RayOptions).values()}
     if unknown := [name for name in args if name not in options]:
         raise OptionError(unknown_names(unknown, options))

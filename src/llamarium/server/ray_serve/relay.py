@@ -1,4 +1,4 @@
-"""Passes a reply from a replica to a client, and ends it if the replica fails."""
+"""Relays a reply from a replica to a client, and ends it if the replica fails."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ _ITEM = b"event: response.output_item.done\n"
 
 
 class Relay:
-    """Passes one reply on."""
+    """Relays one reply."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -41,7 +41,7 @@ class Relay:
             await self._body(b"", is_last=True)
 
     async def refuse(self, refusal: ApiError, error: Exception) -> None:
-        """End the reply with an error: an event, if a stream has begun."""
+        """End the reply with an error, as an event if a stream has started."""
         self._scope["notes"]["error"] = where(error) if refusal.status_code == 500 else refusal.code
         if self._is_stream:
             await self._body(self._failure.of(refusal), is_last=True)
@@ -55,23 +55,23 @@ class Relay:
 
 
 class StreamFailure:
-    """Returns the last events of a stream that breaks off."""
+    """Returns the last events of a failed stream."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
     def see(self, piece: bytes) -> None:
-        """Take events that were sent."""
+        """Process events that were sent to the client."""
 
     def of(self, error: ApiError) -> bytes:
-        """Return the events of an error."""
+        """Return the error event."""
         if is_anthropic(self._scope["path"]):
             return event(error.anthropic_body(self._scope["request_id"])).encode()
         return error_event(error).encode()
 
 
 class ResponseStreamFailure(StreamFailure):
-    """Returns the last events of a response: they are numbered, and the last one has the whole response."""
+    """Returns the last events of a failed response: they are numbered, and the last one contains the response."""
 
     def __init__(self) -> None:
         self._number = 0  # of the next event
@@ -79,7 +79,7 @@ class ResponseStreamFailure(StreamFailure):
         self._items: list[Any] = []
 
     def see(self, piece: bytes) -> None:
-        """Take complete events that were sent."""
+        """Process complete events that were sent to the client."""
         for shown in piece.replace(COMMENT, b"").split(b"\n\n")[:-1]:
             if self._number == 0:
                 self._response = _data(shown)["response"]

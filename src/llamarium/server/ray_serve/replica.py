@@ -1,4 +1,4 @@
-"""A replica: the model, its engine and the server's routes, called by fronts in place of HTTP."""
+"""A replica: the model, its engine and the server's routes, which fronts call through Ray instead of HTTP."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ from llamarium.server.ray_serve.forward import Forwarded, Head
 from llamarium.server.ray_serve.options import ModelOptions
 from llamarium.server.settings import Settings
 
-_LOOK_S = 0.05  # between two looks at the model or its engine
-_BREAKING_S = 0.5  # for fronts to receive the errors of a broken engine
+_LOOK_S = 0.05  # interval between checks of the model or its engine
+_BREAKING_S = 0.5  # time for fronts to receive the errors of a failed engine
 
 
 class Replica:
-    """Answers forwarded requests; Ray sends none before the constructor has returned."""
+    """Answers forwarded requests. Ray sends requests only after the constructor has returned."""
 
     async def __init__(self, model: ModelOptions, names: tuple[str, ...], settings: Settings) -> None:
         self._service = Service(ModelLoader(lambda report: _load(model, settings, report)), settings)
@@ -38,7 +38,7 @@ class Replica:
         self._watcher = asyncio.create_task(self._watch())
 
     async def answer(self, asked: Forwarded) -> AsyncIterator[Head | bytes]:
-        """Yield a reply's head, and the pieces of a stream."""
+        """Yield a reply's head, then the pieces of a stream."""
         run = RoutedRequest(asked, self._name)
         task = asyncio.create_task(run.through(self._app))
         self._asked.add(task)
@@ -56,7 +56,7 @@ class Replica:
         return self._name, heads[0].body.decode()
 
     async def _watch(self) -> None:
-        """End the process when its engine has failed; Ray starts another."""
+        """Exit the process when the engine has failed; Ray then starts a new replica."""
         while self._service.state == "ready":
             await asyncio.sleep(_LOOK_S)
         Log(self._service.settings.log_format).event("the engine failed")
@@ -66,7 +66,7 @@ class Replica:
 
 
 class RoutedRequest:
-    """One request on its way through the routes; `left` is set when the reply is no longer wanted."""
+    """A request being handled by the routes; `left` is set when the reply is no longer needed."""
 
     def __init__(self, asked: Forwarded, replica: str) -> None:
         self.left = asyncio.Event()
@@ -82,7 +82,7 @@ class RoutedRequest:
             self._outbox.put_nowait(None)
 
     async def parts(self) -> AsyncIterator[Head | bytes]:
-        """Yield a whole reply at once, or a stream's pieces as they arrive."""
+        """Yield a complete reply in one part, or a stream's head and its pieces as they arrive."""
         start = await self._next()
         headers = [(name.lower(), value) for name, value in start["headers"]]
         if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):

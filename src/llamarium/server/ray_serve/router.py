@@ -1,4 +1,4 @@
-"""The request router of fronts, by the rules of `ranking.py`."""
+"""The request router of fronts, which applies the rules of `ranking.py`."""
 
 import random
 from typing import Any
@@ -15,15 +15,15 @@ class ConversationRouter(RequestRouter):
     _places: Places
 
     def initialize_state(self, *, to_run: int, to_wait: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take the replicas' places."""
+        """Set the number of places of each replica."""
         self._places = Places(to_run, to_wait)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return replicas in groups; Ray chooses the least busy one of the first group that is not full."""
+        """Return replicas in groups; Ray chooses the least busy replica of the first group that is not full."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # where all are full
+            pending_request.routing_context.should_backoff = True  # if all replicas are full
         asked = _asked(pending_request)
         replicas = {one.replica_id.unique_id: one for one in candidate_replicas}
         replicas = {name: one for name, one in replicas.items() if name not in asked.full} or replicas
@@ -39,6 +39,6 @@ class ConversationRouter(RequestRouter):
 
 
 def _asked(pending: PendingRequest | None) -> Forwarded:
-    """Return a front's request; other calls have no conversation."""
+    """Return the forwarded request of a call; calls for other purposes get an empty one."""
     asked: Any = pending.args[0] if pending is not None and pending.args else None
     return asked if isinstance(asked, Forwarded) else Forwarded({})

@@ -104,7 +104,7 @@ class TextConfig(Body):
 class Reasoning(Body):
     """How the model reasons before its answer."""
 
-    effort: str | None = None  # one of the table's
+    effort: str | None = None  # listed in the field table
 
 
 @of_table("stream_options")
@@ -129,7 +129,7 @@ class ResponseRequest(Body):
     tools: list[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include: list[str] | None = None  # some of the table's
+    include: list[str] | None = None  # values listed in the field table
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream: bool | None = None
     stream_options: ResponseStreamFields | None = None
