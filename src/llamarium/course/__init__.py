@@ -1,4 +1,4 @@
-"""Build a Llama yourself: steps to write, and checks that run them inside a real model.
+"""Build a Llama yourself: functions to write step by step, and checks that run them inside a real model.
 
 from pathlib import Path
 from llamarium.course import check_step, hint, start
@@ -38,18 +38,22 @@ __all__ = [
 
 
 def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s: float = CALL_S) -> Result:
-    """Check one step of a learner's folder in a process of its own, and keep the progress in the folder.
+    """Check one step of a learner's folder in a separate process, and save the progress in the folder.
 
     Args:
-        folder: The folder, whose code is run.
-        step: A step's name or number; None is the first that has not been right yet, or the last.
-        seed: Of sentences, shapes and numbers.
-        limit_s: Processor time that one call of the function may take.
+        folder: The learner's folder; its code is executed.
+        step: Name or number of the step. None is the first one that has not passed yet, or the last one.
+        seed: Seed for sentences, shapes and numbers.
+        limit_s: Maximum CPU time of one call of the function, in seconds.
+
+    Returns:
+        The result of the check.
 
     Raises:
-        InputError: If it is no learner's folder, the course lacks the step, or its model or texts cannot be used.
-        UnknownNameError: If there is no such step.
-        OptionError: On Windows.
+        InputError: If `folder` is not a learner's folder, the course lacks the step, or the course's model or texts
+            cannot be used.
+        UnknownNameError: If the step does not exist.
+        OptionError: On Windows, which lacks the process limits that checks need.
     """
     course = _course(folder)
     (result,) = _checked(folder, (_chosen(folder, course, step),), seed, limit_s)
@@ -57,13 +61,19 @@ def check_step(folder: Path, step: str | None = None, *, seed: int = 0, limit_s:
 
 
 def check_steps(folder: Path, *, seed: int = 0, limit_s: float = CALL_S) -> Iterator[Result]:
-    """Yield what the check of each step of the course finds, once it is kept; arguments and errors of `check_step`."""
+    """Check all steps of the course, and yield each result after its progress is saved.
+
+    Arguments and errors as for `check_step`.
+    """
     course = _course(folder)
     return _checked(folder, course.steps, seed, limit_s)
 
 
 def check_whole(folder: Path, *, limit_s: float = CALL_S) -> Whole:
-    """Compare all functions of a folder together with the library; arguments and errors of `check_step`."""
+    """Run a whole model made of the folder's functions, and compare it with the library.
+
+    Arguments and errors as for `check_step`.
+    """
     _course(folder)
     trust(folder)
     return whole_in_process(folder, limit_s=limit_s)
@@ -74,22 +84,28 @@ def _checked(folder: Path, steps: Sequence[str], seed: int, limit_s: float) -> I
     for result in check_in_process(folder, steps, seed=seed, limit_s=limit_s):
         try:
             keep(folder, result)
-        except OSError as error:  # what was found is worth more than its note
+        except OSError as error:  # the result is more important than saving the progress
             warn_caller(f"cannot save progress in {escape(folder)} ({escape(error)})")
         yield result
 
 
 def _course(folder: Path) -> Course:
-    """Return the course of a folder whose code can be run here."""
+    """Return the course of a folder; OptionError on platforms where checks cannot run."""
     if sys.platform == "win32":
         raise OptionError("checks need process limits that Windows does not have; use Linux or macOS")
     return course_of(folder)
 
 
 def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
-    """Return a depth and the hints of a step, by name or number, up to it, and note in the folder how many were read.
+    """Return hints for a step, and save in the folder how many were read.
 
-    The depth is 1, 2, or 3 for the solution; None is one more than was read.
+    Args:
+        folder: The learner's folder.
+        step: Name or number of the step.
+        depth: Number of hints: 1, 2, or 3 with the solution. None is one more than were read so far.
+
+    Returns:
+        The depth, and the hints up to it.
     """
     found = step_named(step)
     course_of(folder)
@@ -99,12 +115,12 @@ def hint(folder: Path, step: str, depth: int | None = None) -> tuple[int, str]:
 
 
 def hints_of(step: Step, depth: int) -> tuple[str, ...]:
-    """Return the first hints of a step; the third is the solution."""
+    """Return the first `depth` hints of a step; the third one is the solution."""
     return (*step.hints, solution(step))[:depth]
 
 
 def next_step(folder: Path) -> str:
-    """Return the name of the first step that is open, or of the last one."""
+    """Return the name of the first step that has not passed yet, or of the last one."""
     return _chosen(folder, course_of(folder), None)
 
 

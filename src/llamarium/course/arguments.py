@@ -1,4 +1,4 @@
-"""Arguments from a real model, for the functions that are no part of a pass: choices, losses, updates. Never torch."""
+"""Arguments from a real model for steps outside the forward pass, e.g. sampling, loss and optimizer. Torch-free."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,28 +27,28 @@ SENTENCES = (
     "The bank of the river was muddy 🐸",
     "To be, or not to be: that is the question.",
 )
-"""What a check chooses from where a course names no texts of its own."""
+"""Default texts of a course."""
 
 _WIDE = 1e-3
-"""Of the stretch of a token that is chosen: sums of a vocabulary in float32 are within 1e-5."""
+"""Minimum probability of a token to be chosen. Cumulative float32 sums over a vocabulary are accurate to 1e-5."""
 
 
 _LOSS_TOKENS = 1000
-"""Of the vocabulary, beside the text's tokens. Sums of 50,000 terms in float32, one by one, are wrong by a thousandth,
-as mistakes can be; those of 1,000 are not."""
+"""Vocabulary entries used for the loss, besides the text's tokens. Sequential float32 sums of 50,000 terms are off by
+up to 0.1 %, as much as some mistakes; sums of 1,000 terms are not."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the arguments are made of.
+    """The model and texts that arguments are made from.
 
     Raises:
         InputError: If the tokenizer cannot encode one of the texts.
 
     Attributes:
-        weights: A model's weights.
-        tokenizer: Its tokenizer.
-        texts: What sentences are chosen from.
+        weights: The model's weights.
+        tokenizer: The model's tokenizer.
+        texts: Texts to choose sentences from.
     """
 
     weights: Weights
@@ -64,13 +64,13 @@ class Source:
                 raise InputError(f"the text {escape(text)!r}: {advice} ({escape(error)})") from None
 
     def sentences(self, rng: np.random.Generator, count: int = 2) -> list[list[int]]:
-        """Return ids of some of the texts, at most 12 each."""
+        """Return the first 12 token ids of `count` randomly chosen texts."""
         return [self.tokenizer.encode(text)[:12] for text in self.some_texts(rng, count)]
 
     def prompts(self, rng: np.random.Generator) -> list[list[int]]:
-        """Return ids of three texts with the same first token, at most 12 each.
+        """Return token ids of three prompts with the same first token, up to 12 each.
 
-        The second is the first one with another token in its middle; the third is shorter.
+        The second one is the first one with another token in the middle; the third one is shorter.
         """
         first, *others = self.sentences(rng)
         other = others[0] if others else first[::-1]
@@ -80,7 +80,7 @@ class Source:
         return [first, second, [first[0], *other[1 : max(3, len(first) // 2)]]]
 
     def vocabulary(self) -> ByteLevelBPE:
-        """Return the merges of the model; InputError if it has none."""
+        """Return the model's BPE vocabulary and merges; InputError if it has none."""
         try:
             return self.tokenizer.backend.byte_level_bpe()
         except TokenizerError as error:
@@ -88,11 +88,11 @@ class Source:
 
     @property
     def bos_id(self) -> int | None:
-        """The id with which each text begins, if the model has its texts so."""
+        """The BOS id, or None if the tokenizer does not prepend one."""
         return next(iter(self.tokenizer.encode("")), None)
 
     def some_texts(self, rng: np.random.Generator, count: int) -> list[str]:
-        """Return some of the texts, each once."""
+        """Return up to `count` different texts, randomly chosen."""
         chosen: list[int] = rng.permutation(len(self.texts))[:count].tolist()
         return [self.texts[idx] for idx in chosen]
 
@@ -119,7 +119,17 @@ def _choices(source: Source, rng: np.random.Generator) -> Iterator[tuple[Any, ..
 def far_from_borders(
     logits_V: Floats, temperature: float, top_p: float, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Return top_p and u in the middle of a stretch: sums of 50,000 numbers in float32 choose the same token."""
+    """Return top_p and u far from the boundaries between tokens, so that float32 rounding does not change the choice.
+
+    Args:
+        logits_V: Logits (V,).
+        temperature: Sampling temperature.
+        top_p: Approximate top_p.
+        rng: Chooses the token.
+
+    Returns:
+        top_p, and the uniform random number u that selects a token from the middle of its interval.
+    """
     powers = np.exp((logits_V - logits_V.max()).astype(np.float64) / temperature)
     ends = np.sort(powers / powers.sum())[::-1].cumsum()
     num_wide = max(1, int((np.diff(ends, prepend=0.0) > _WIDE).sum()))
@@ -178,7 +188,7 @@ ARGUMENTS = {
     "merge": _pieces, "choose": _choices, "generate": _writings, "unpack_q4_0": _blocks,
     "loss": _answers, "adamw_step": _updates, "lora": _corrections
 }  # fmt: skip
-"""Of the steps that are no part of a pass, by their names."""
+"""Yield the arguments for steps outside the forward pass, by name of the step."""
 
 STEPS_OF_A_PASS = tuple(step for step in STEPS if step.name not in ARGUMENTS)
-"""All others: a pass is made of them, and calls them. Text, choices and the loop are the library's in a whole model."""
+"""The steps that make up the forward pass."""

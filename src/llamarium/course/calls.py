@@ -1,7 +1,7 @@
-"""The calls of a learner's function that were compared, and what they tell about a function that went wrong.
+"""The compared calls of a learner's function, and the diagnosis of a function that failed.
 
-A mistake is known by its results: they are those of a wrong function in every call. A function that keeps something
-from call to call is known by beginning anew: alone, the call that went wrong is right.
+A mistake is recognized by its results, which equal those of a known wrong function in every call. A function that keeps
+state between calls is recognized by running the failed call in a fresh import, where it is right.
 """
 
 import warnings
@@ -24,11 +24,12 @@ class Call:
     """One call of a learner's function.
 
     Attributes:
-        args: What it was given.
-        right: What is right.
-        chain: The text and the layer of a call inside the model. Calls of a layer in one text follow each other.
-        yours: What it returned; None where it raised.
-        is_right: Whether that was right.
+        args: Arguments.
+        right: The right results.
+        chain: Text and layer of a call inside the model, else None. Calls with the same chain are consecutive steps of
+            one sequence.
+        yours: The learner's results; None if the function raised.
+        is_right: Whether these are right.
     """
 
     args: Arguments
@@ -39,34 +40,39 @@ class Call:
 
 
 class Calls:
-    """The calls of one check, in their order."""
+    """The calls of one check, in order."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._all: list[Call] = []
 
     def begin(self, args: Arguments, right: Any, chain: tuple[int, int | None] | None) -> None:
-        """Note a call that begins."""
+        """Add a call before it is made."""
         self._all.append(Call(args, as_results(right), chain))
 
     def end(self, yours: tuple[Any, ...]) -> None:
-        """Note what it returned; LearnerError if that is where the call before has its result, which is changed now."""
+        """Set the results of the last call; LearnerError if they overwrite those of the call before."""
         self._all[-1] = replace(self._all[-1], yours=yours)
         if len(self._all) > 1 and self._all[-2].is_right and _is_overwritten(self._step, self._all[-2], yours):
             words = "overwrites the array that it returned in the previous call; return a new array each time"
             raise LearnerError("changed", words)
 
     def was_right(self) -> None:
-        """Note that what it returned is right."""
+        """Mark the results of the last call as right."""
         self._all[-1] = replace(self._all[-1], is_right=True)
 
     @property
     def last(self) -> Call:
-        """The last one."""
+        """The last call."""
         return self._all[-1]
 
     def cause(self, learner: Learner, failed: Call) -> tuple[str, str]:
-        """Return what was done wrong, with the section that explains it, which may be the step's; "" if unknown."""
+        """Return the cause of a failed call and the section that explains it, each "" if unknown.
+
+        Args:
+            learner: The learner's function.
+            failed: The failed call.
+        """
         returned = [call for call in self._all if call.yours is not None]
         for mistake in self._step.mistakes:
             if self._was_made(mistake.wrong):
@@ -80,9 +86,9 @@ class Calls:
         return self._of_precision(returned), ""
 
     def _was_made(self, wrong: Callable[..., Any]) -> bool:
-        """Return whether a mistake's results are the learner's in all calls that returned.
+        """Whether a mistake has the learner's results in all calls that returned.
 
-        Where all of these are right, the mistake must raise where the learner's function does.
+        If all of these are right, the mistake must also raise where the learner's function does.
         """
         returned = [call for call in self._all if call.yours is not None]
         raised = [] if any(not call.is_right for call in returned) else [call for call in self._all if not call.yours]
@@ -92,12 +98,12 @@ class Calls:
     def _is_result_of(self, wrong: Callable[..., Any], call: Call) -> bool:
         try:
             results = _results(wrong, call.args)
-        except Exception:  # noqa: BLE001 - a mistake may fail where shapes do not fit it
+        except Exception:  # noqa: BLE001 - a mistake may fail on some shapes
             return call.yours is None
         return call.yours is not None and same(self._step.outputs, call.yours, results)
 
     def _keeps_something(self, learner: Learner, failed: Call) -> bool:
-        """Return whether the call is right where the function begins anew: alone, or after those that it follows."""
+        """Whether the call is right in a fresh import, alone or after the earlier calls of its layer or its text."""
         if self._is_right_anew(learner, [failed]):
             return True
         if failed.chain is None:
@@ -125,7 +131,7 @@ class Calls:
         return has_shape and not same(self._step.outputs, first, second)
 
     def _of_precision(self, returned: Sequence[Call]) -> str:
-        """Say that results are those of a small dtype, where all are nearly right and have its few bits."""
+        """Return the cause if all results are almost right, as with a smaller dtype, else ""."""
         pairs: list[tuple[Any, Any]] = []
         for call in returned:
             assert call.yours is not None
@@ -144,12 +150,12 @@ class Calls:
 
 
 def _results(function: Callable[..., Any], args: Arguments) -> tuple[Any, ...]:
-    """Call a function, with what keeps a state in its arguments as it was at first."""
+    """Call a function, with stateful arguments reset to their initial state."""
     return as_results(function(*own_state(args)))
 
 
 def _is_overwritten(step: Step, before: Call, yours: tuple[Any, ...]) -> bool:
-    """Return whether the results of a call that was right share memory with these, and are no longer right."""
+    """Whether the results of an earlier right call share memory with these and are no longer right."""
     assert before.yours is not None
     pairs = [(old, new) for old in before.yours for new in yours if _are_arrays(old, new)]
     if not any(np.may_share_memory(old, new) for old, new in pairs):
@@ -166,7 +172,7 @@ def _are_arrays(*values: Any) -> bool:
 
 
 def _is_near(mine: Any, right: Any) -> bool:
-    """Return whether all numbers of two arrays are equal to a hundredth of a row's largest one."""
+    """Whether two arrays are equal up to 1 % of each row's largest number."""
     size = np.abs(right).max(axis=-1, keepdims=True) if right.ndim and right.size else np.abs(right)
     return bool(np.isfinite(mine).all()) and bool((np.abs(mine - right) <= 1e-2 * np.maximum(size, 1e-12)).all())
 

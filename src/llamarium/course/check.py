@@ -1,7 +1,7 @@
-"""Checking a learner's function: on random shapes, and inside a real model in place of the right one.
+"""Checks a learner's function, on random shapes and inside a real model in place of the right function.
 
-Each call inside the model is compared with what the right function returns of the same arguments, in float32; the
-first place that parts is the answer, and what is often done wrong is recognised by its results.
+Each call is compared with the right function on the same arguments, in float32. The check reports the first difference,
+and recognizes common mistakes by their results.
 """
 
 import time
@@ -27,20 +27,20 @@ from llamarium.errors import counted
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        step: The step's name.
-        status: "passed", or what was wrong: "differs", "shape", "raised", "empty", "missing", "changed", "files",
+        step: Name of the step.
+        status: "passed", or the kind of failure: "differs", "shape", "raised", "empty", "missing", "changed", "files",
             "memory", "time", "ended".
-        message: One sentence about it.
-        cause: What is often done wrong and was done here, or "".
-        section: Where the course explains it.
-        place: Where the first number differs: "layer", its index by axis ("T" a position of the text), the "output",
-            "yours" and "right"; inside a pass the "ids" that ran. Empty if none does.
-        printed: What the function printed.
-        checked: On what it was checked, if it passed.
-        seconds: How long the check took.
+        message: The result in one sentence.
+        cause: The recognized mistake, or "".
+        section: The course's section that explains it.
+        place: The first difference: "inside" the model or not, "layer", index by axis ("T" is a position in the text),
+            "output", "yours" and "right"; in a forward pass also the "ids" of the text. Empty if there is none.
+        printed: Output that the function printed.
+        checked: What was checked, if the step passed.
+        seconds: Duration of the check.
     """
 
     step: str
@@ -55,12 +55,19 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether the step passed."""
         return self.status == "passed"
 
 
 class _DiffersError(Exception):
-    """A result is not the right one: why in words, and where."""
+    """A result that is not right.
+
+    Attributes:
+        status: As `Result.status`.
+        words: What differs.
+        difference: The first different number, or None for a wrong shape.
+        at: The call.
+    """
 
     def __init__(self, status: str, words: str, difference: Difference | None, at: "_Place") -> None:
         self.status, self.words, self.difference, self.at = status, words, difference, at
@@ -68,7 +75,7 @@ class _DiffersError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a call is made: on random numbers, or inside the model, there in a layer and a text."""
+    """The context of a call: random numbers, or a layer and a text inside the model."""
 
     inside: bool = False
     layer: int | None = None
@@ -76,23 +83,23 @@ class _Place:
 
     @property
     def chain(self) -> tuple[int, int | None] | None:
-        """The text and the layer."""
+        """Text and layer, as in `Call.chain`."""
         return None if self.text is None else (self.text.name, self.layer)
 
 
 class _EnoughError(Exception):
-    """The time that a function may take inside the model is over; what was compared was right."""
+    """Stops a check inside the model when its CPU time is used up; all compared results were right."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """A text that runs through the model part by part.
+    """A text that runs through the model in parts.
 
     Attributes:
-        name: What the calls of it belong to.
-        ids: Its tokens.
-        past: Keys and values of those that have run.
-        num_read: How many have run.
+        name: Number of the text, for `Call.chain`.
+        ids: Token ids.
+        past: KV cache of the tokens that have run, by layer.
+        num_read: Number of tokens that have run.
     """
 
     name: int
@@ -102,9 +109,17 @@ class _Text:
 
 
 def check_learner(source: Source, learner: Learner, *, seed: int = 0, limits: Limits = LIMITS) -> Result:
-    """Check a learner's function against a model; LearnerError if it did anything but return a result.
+    """Check a learner's function inside a model.
 
-    `seed` is of sentences, shapes and numbers.
+    Args:
+        source: The model and texts.
+        learner: The learner's function.
+        seed: Seed for sentences, shapes and numbers.
+        limits: Limits of CPU time.
+
+    Raises:
+        LearnerError: If the function did anything other than return a result, e.g. raise an error for an unknown
+            reason or change its arguments.
     """
     try:
         return _Check(source, learner, seed, limits).result()
@@ -125,9 +140,9 @@ class _Check:
         self._slow = ""
 
     def result(self) -> Result:
-        """Compare small random shapes, then the model's own numbers, then other shapes; report where it differs first.
+        """Compare on a small random case, inside the model, then on the other random cases, and return the result.
 
-        What a function does other than to return or to raise ends the check at once.
+        Anything that a function does other than return or raise ends the check immediately.
         """
         cases = [partial(self._compare, _Place(), *case) for case in self._step.cases(self._rng)]
         failures: list[tuple[_DiffersError | LearnerError, Call]] = []
@@ -146,7 +161,11 @@ class _Check:
         return Result(self._step.name, "passed", "is right", checked=f"{num_cases} random cases, {inside}{slow}")
 
     def _failed(self, failures: Sequence[tuple[_DiffersError | LearnerError, Call]]) -> Result:
-        """Return the place that says most, and what was done wrong; LearnerError if it raised and no more is known."""
+        """Return the most informative failure, inside the model if possible, and its cause.
+
+        Raises:
+            LearnerError: If the function first raised an error and the cause is unknown.
+        """
         first, call = failures[0]
         cause, section = self._calls.cause(self._learner, call)
         section = section or self._step.section
@@ -161,7 +180,7 @@ class _Check:
         return Result(self._step.name, error.status, error.words, cause, section, _described(error))
 
     def _compare(self, at: _Place, *args: Any) -> Any:
-        """Call the function, compare its results with the right ones, and return these as the function would."""
+        """Call the learner's function, compare its results with the right ones, and return the right ones."""
         result = self._step.right(*own_state(args))
         right = as_results(result)
         self._calls.begin(args, right, at.chain)
@@ -185,14 +204,14 @@ class _Check:
         return result
 
     def _spend(self, seconds: float) -> None:
-        """Count a call inside the model; _EnoughError if there is no time for another one."""
+        """Count a call inside the model; _EnoughError if the CPU time is used up."""
         self._spent_s += seconds
         self._num_calls += 1
         if self._spent_s > self._limits.inside_s:
             raise _EnoughError
 
     def _inside(self) -> None:
-        """Run it in the model's place, as long as it may compute."""
+        """Run the function inside the model, within the limit of CPU time."""
         reached = [""]
         try:
             if self._step in STEPS_OF_A_PASS:
@@ -204,9 +223,9 @@ class _Check:
             self._slow = f"{reached[0]}: it is slow"
 
     def _passes(self, reached: list[str]) -> None:
-        """Run texts through the model in turns: the beginning of each, then tokens one by one.
+        """Run texts through the model alternately: first a prefill of each, then single tokens.
 
-        So what a function keeps of one text, or of one layer, shows in another.
+        A function that keeps state of one text or layer then fails in another one.
         """
         text = _Text(0, [], [])
 
@@ -221,7 +240,7 @@ class _Check:
         for name, end in _TURNS:
             text = texts[name]
             part = np.array(text.ids[text.num_read : end])
-            if self._step.name == "embed":  # which is the begin of a pass: the rest takes a second
+            if self._step.name == "embed":  # only the start of the pass is needed; the rest takes a second
                 running.embed(part)
             else:
                 run = running.logits if self._step.name == "head" else running.hidden
@@ -230,11 +249,11 @@ class _Check:
 
 
 _TURNS = (0, -2), (1, -2), (0, -1), (1, None), (2, -1), (0, None), (2, None)
-"""Which text runs, and up to which token."""
+"""Index of the text that runs, and the end of the tokens to run, in order."""
 
 
 def _described(error: _DiffersError) -> dict[str, Any]:
-    """Return the place of a difference as a result has it."""
+    """Return a difference in the format of `Result.place`."""
     if error.difference is None:
         return {}
     place: dict[str, Any] = {"inside": error.at.inside, "layer": error.at.layer, **error.difference.at}

@@ -1,4 +1,4 @@
-"""Comparing what a learner's function returned with what is right. Never torch."""
+"""Compares the results of a learner's function with the right ones. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from llamarium.errors import counted
 
 RELATIVE = 1e-4
-"""The allowed distance, as a share of a row's largest number: float32 sums of some thousand terms, in any order, and
-angles computed in float32, differ by some 1e-6 to 2e-5; the smallest of the mistakes by 1e-3."""
+"""Tolerance relative to a row's largest number. Float32 sums of a few thousand terms in any order, and angles computed
+in float32, differ by 1e-6 to 2e-5; the smallest effect of a mistake is 1e-3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first number that is not the right one.
+    """The first wrong number in a result.
 
     Attributes:
-        output: The name of the array, or "" where there is only one result, which is no array.
-        at: Its index by axis, such as {"T": 2, "N": 0, "H": 5}.
-        yours: What was returned.
-        right: What is right.
+        output: Name of the array, or "" if the only result is not an array.
+        at: Index by axis, e.g. {"T": 2, "N": 0, "H": 5}.
+        yours: The learner's value.
+        right: The right value.
     """
 
     output: str
@@ -32,12 +32,18 @@ class Difference:
 
 
 def as_results(found: Any) -> tuple[Any, ...]:
-    """Return what a step's function returned as its results: one as itself, several as a tuple."""
+    """Return a function's return value as a tuple of results."""
     return found if isinstance(found, tuple) else (found,)  # pyright: ignore[reportUnknownVariableType]
 
 
 def shape_problem(outputs: Sequence[str], yours: Sequence[Any], right: Sequence[Any]) -> str | None:
-    """Return what is wrong with the number, the shapes or the dtypes of the results, or None."""
+    """Return what is wrong with the number, shapes, dtypes or types of the results, or None.
+
+    Args:
+        outputs: Names and axes of the results, as in `Step.outputs`.
+        yours: The learner's results.
+        right: The right results.
+    """
     if len(yours) != len(right):
         names = ", ".join(name.split()[0] for name in outputs) if outputs[0] else "one result"
         return f"returned {counted(len(yours), 'result')}; expected {len(right)}: {names}"
@@ -49,7 +55,7 @@ def shape_problem(outputs: Sequence[str], yours: Sequence[Any], right: Sequence[
 
 
 def first_difference(outputs: Sequence[str], yours: Sequence[Any], right: Sequence[Any]) -> Difference | None:
-    """Return the first number that differs, by results in their order, by tokens and heads; None if there is none."""
+    """Return the first wrong number, ordered by result, token and remaining axes, or None if all are right."""
     for output, mine, expected in zip(outputs, yours, right, strict=True):
         if not output:
             if not _same_value(mine, expected):
@@ -65,13 +71,13 @@ def first_difference(outputs: Sequence[str], yours: Sequence[Any], right: Sequen
 
 
 def is_close(mine: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where two arrays of one shape are equal but for rounding, by the size of a row."""
+    """Return a mask of the elements that are equal within `RELATIVE` times the row's largest number."""
     size = np.abs(expected).max(axis=-1, keepdims=True) if expected.ndim and expected.size else np.abs(expected)
     return np.abs(mine - expected) <= RELATIVE * np.maximum(size, 1e-12)
 
 
 def same(outputs: Sequence[str], yours: Sequence[Any], wrong: Sequence[Any]) -> bool:
-    """Return whether results are those of a mistake: of the same shapes and numbers, NaN in the same places."""
+    """Whether results equal those of a mistake, with non-finite numbers in the same places."""
     if len(yours) != len(wrong):
         return False
     return all(
@@ -84,7 +90,7 @@ def _is_same_value(mine: Any, wrong: Any) -> bool:
     if all(isinstance(value, (float, np.floating)) for value in (mine, wrong)):
         if not np.isfinite(mine) or not np.isfinite(wrong):
             return bool(np.array_equal(mine, wrong, equal_nan=True))
-    elif isinstance(mine, list) and isinstance(wrong, list) and mine == wrong:  # of text, say, which is never right
+    elif isinstance(mine, list) and isinstance(wrong, list) and mine == wrong:  # e.g. of str, which is never right
         return True
     return _value_problem(mine, wrong) is None and _same_value(mine, wrong)
 
@@ -99,7 +105,7 @@ def _same_array(mine: Any, wrong: NDArray[Any]) -> bool:
 
 
 def _token_first(index: Sequence[int], axes: str) -> tuple[int, ...]:
-    """Return an order in which the earlier token comes first, whatever the place of its axis is."""
+    """Return a sort key by which earlier tokens come first, wherever the token axis is."""
     token = axes.index("T") if "T" in axes else 0
     return (index[token], *index)
 
@@ -122,7 +128,7 @@ def _array_problem(output: str, mine: Any, expected: NDArray[Any]) -> str | None
 
 
 def _why(mine: NDArray[Any], expected: NDArray[Any], axes: str) -> str:
-    """Say what a shape looks like that is not the expected one; "" where that is not clear."""
+    """Return a likely reason for a wrong shape, or "" if there is none."""
     if axes != "*" and len(set(expected.shape)) == expected.ndim == mine.ndim:
         order = [expected.shape.index(size) for size in mine.shape if size in expected.shape]
         if len(set(order)) == expected.ndim:
@@ -163,7 +169,14 @@ def _is_whole(item: Any) -> bool:
 
 
 def where(found: Difference, arguments: str, layer: int | None, inside: bool) -> str:
-    """Say where two results part."""
+    """Return a sentence about a difference.
+
+    Args:
+        found: The difference.
+        arguments: The arguments, as `given` returns them.
+        layer: Layer of the call, or None.
+        inside: Whether the call was inside the model.
+    """
     within = "inside the model" if inside else "on random numbers"
     if not found.output:
         return f"{arguments} ({within}): yours {_shown(found.yours)}, right {_shown(found.right)}"
@@ -180,7 +193,7 @@ _AXES = {"T": "token", "N": "head", "K": "head", "S": "key", "L": "layer", "V": 
 
 
 def given(names: Sequence[str], args: Sequence[Any]) -> str:
-    """Return the arguments that are no arrays, as a learner would write them."""
+    """Return a phrase with the arguments other than arrays and functions, in Python's notation."""
     shown = [
         f"{name}={_shown(arg)}"
         for name, arg in zip(names, args, strict=True)
@@ -197,7 +210,7 @@ def _shown(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value in types that JSON supports."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, bytes):
