@@ -188,7 +188,7 @@ ARGUMENTS = {
     "merge": _pieces, "choose": _choices, "generate": _writings, "unpack_q4_0": _blocks,
     "loss": _answers, "adamw_step": _updates, "lora": _corrections
 }  # fmt: skip
-"""Yield the arguments for steps outside the forward pass, by name of the step."""
+"""Generators of arguments for steps outside the forward pass, by name of the step."""
 
 STEPS_OF_A_PASS = tuple(step for step in STEPS if step.name not in ARGUMENTS)
 """The steps that make up the forward pass."""

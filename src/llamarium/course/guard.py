@@ -1,4 +1,4 @@
-"""Refuses what no step needs: other files, other processes, the network. An audit hook sees each use of them."""
+"""Blocks what no step needs (other files, processes, the network) with an audit hook."""
 
 import os
 import sys
@@ -12,10 +12,10 @@ from llamarium.errors import LlamariumError, escape
 
 
 class LearnerError(LlamariumError):
-    """What a learner's function did that is no result: it raised, opened a file, changed its input.
+    """An error in a learner's code, e.g. it raised, opened a file or changed its input.
 
     Attributes:
-        kind: One of the kinds of `check.Result.status`.
+        kind: The status of `check.Result`.
     """
 
     def __init__(self, kind: str, words: str) -> None:
@@ -32,7 +32,7 @@ _REFUSED = (
 _HOMES = (
     sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr/lib", "/usr/share", "/lib", "/etc/ld.so.cache"
 )  # fmt: skip
-"""Where Python, its packages and what they read of the machine lie."""
+"""Directories of Python, its packages, and the system information that they read."""
 
 _guard: list[Path] = []
 _is_installed = False
@@ -41,12 +41,14 @@ _modules: dict[str, ModuleType] = {}
 
 @contextmanager
 def guarded(folder: Path) -> Generator[None]:
-    """Refuse files outside of `folder` and of Python itself, other processes and the network, while code runs.
+    """Block files outside `folder` and Python's directories, other processes, and the network while the body runs.
 
-    `folder` is a path without links. This keeps a check honest about what a function needs; it is no sandbox against
-    code that means harm.
+    This reveals functions that need more than their arguments. It is no sandbox against malicious code.
+
+    Args:
+        folder: The learner's folder, with symbolic links resolved.
     """
-    global _is_installed  # a hook can be added, and never removed
+    global _is_installed  # an audit hook cannot be removed
     if not _is_installed:
         sys.addaudithook(_audit)
         _is_installed = True
@@ -57,7 +59,7 @@ def guarded(folder: Path) -> Generator[None]:
         yield
     finally:
         _guard.pop()
-        if len(sys.modules) < len(_modules):  # a check goes on, whatever was deleted
+        if len(sys.modules) < len(_modules):  # restore deleted modules, so that the check can continue
             sys.modules.update(_modules)
 
 
@@ -75,7 +77,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _is_readable(path: str) -> bool:
-    """Return whether a file belongs to the learner's folder, to Python, or to the machine's description of itself."""
+    """Whether a file is in the learner's folder, Python's directories, or the system's information."""
     real = os.path.realpath(path)
     homes = (_guard[-1], *_HOMES, *filter(None, sys.path))
     return any(Path(real).is_relative_to(os.path.realpath(home)) for home in homes)

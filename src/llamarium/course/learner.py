@@ -1,6 +1,6 @@
-"""A learner's function: found in its file, called with copies, and kept to its arguments.
+"""A learner's function: imported from its file, called with protected arguments, and limited to computing.
 
-A file that imports torch gets tensors, another one numpy's arrays.
+A file that imports torch gets tensors, other files get NumPy arrays.
 """
 
 import ast
@@ -24,15 +24,18 @@ from llamarium.errors import escape
 
 
 class Learner:
-    """A learner's function of one step; LearnerError if its file is missing, cannot be imported, or lacks it.
+    """A learner's function of one step.
 
     Args:
         step: The step.
-        path: Its file.
-        limits: Of what its code computes; None where the caller bounds it.
+        path: The learner's file.
+        limits: Limits of CPU time; None if the caller limits it.
 
     Attributes:
-        names: The names of the function's arguments.
+        names: Names of the function's arguments.
+
+    Raises:
+        LearnerError: If the file is missing, cannot be imported, or does not define the function.
     """
 
     def __init__(self, step: Step, path: Path, limits: Limits | None = None) -> None:
@@ -43,16 +46,20 @@ class Learner:
             raise LearnerError("missing", f"{path.name} does not exist; `llamarium build` writes it anew")
         with self._explained():
             if (uses_torch := _imports_torch(path)) and importlib.util.find_spec("torch") is not None:
-                importlib.import_module("torch")  # whose first import writes files
+                importlib.import_module("torch")  # outside the guard, as its first import writes files
             with self._limited(), guarded(self._folder):
                 module = self._import()
             self._torch = sys.modules.get("torch") if uses_torch else None
         self._function = self._found(module)
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function with what cannot be written; return one result as itself, several as a tuple, numpy's.
+        """Call the function with read-only or copied arguments.
 
-        LearnerError if it raises, changes its input, opens files, or is still empty.
+        Returns:
+            A single result as is, several as a tuple; tensors are converted to NumPy arrays.
+
+        Raises:
+            LearnerError: If the function raises, changes its input, opens files, takes too long, or is still empty.
         """
         given = [self._given(arg) for arg in args]
         with self._explained(), self._limited(), guarded(self._folder):
@@ -65,14 +72,14 @@ class Learner:
         return results[0] if len(results) == 1 else results
 
     def anew(self) -> "Learner":
-        """Return the function of the same file, imported again: nothing of earlier calls is left in it."""
+        """Return the function from a fresh import of the file, without state of earlier calls."""
         return Learner(self.step, self.path, self._limits)
 
     def _limited(self) -> AbstractContextManager[None]:
         return nullcontext() if self._limits is None else limited(self._limits)
 
     def _found(self, module: ModuleType) -> Callable[..., Any]:
-        """Return the function of the file, which takes the arguments of the step."""
+        """Return the module's function of the step; LearnerError if it is missing or takes other arguments."""
         name = self.step.name
         found = getattr(module, name, None)
         if not callable(found):
@@ -86,12 +93,12 @@ class Learner:
             raise LearnerError(
                 "missing", f"{name}{inspect.signature(found)} has the wrong arguments; expected {wanted}"
             ) from None
-        except ValueError:  # what has no signature shows when it is called
+        except ValueError:  # callables without a signature are checked by calling them
             pass
         return found
 
     def _given(self, arg: Any) -> Any:
-        """Return an argument as the learner's file wants it."""
+        """Return an argument as a tensor or a read-only array."""
         if isinstance(arg, np.ndarray):
             if self._torch is not None:
                 return self._torch.from_numpy(arg.copy() if arg.nbytes <= _COPIED_BYTES else arg)
@@ -124,7 +131,7 @@ class Learner:
 
     @contextmanager
     def _explained(self) -> Generator[None]:
-        """Make a LearnerError of whatever the learner's code raises."""
+        """Turn any exception of the learner's code into a LearnerError."""
         try:
             yield
         except LearnerError:
@@ -133,12 +140,12 @@ class Learner:
             raise LearnerError("raised", f"{self.path.name}, line {error.lineno}: {error.msg}") from None
         except OvertimeError as error:
             raise LearnerError("time", str(error) + self._line(error, "")) from None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever a learner does becomes words
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes a LearnerError
             kind, words = _described(error)
             raise LearnerError(kind, words + self._line(error, self.path.name if kind == "empty" else "")) from None
 
     def _line(self, error: BaseException | None, file: str) -> str:
-        """Say in which line of the learner's file something happened, with `file` or the line's text."""
+        """Return the line of the learner's file where an error occurred, with `file` or the line's text."""
         frames = traceback.extract_tb(None if error is None else error.__traceback__)
         lines = [frame for frame in frames if Path(frame.filename) == self.path]
         said = [f"{file}, line {at.lineno}" if file else f"line {at.lineno}: {escape(at.line or '')}" for at in lines]
@@ -146,16 +153,16 @@ class Learner:
 
 
 EMPTY = "is still empty"
-"""With what a step's file ends until it is written."""
+"""Message of the NotImplementedError in a step's file until the learner writes the function."""
 
 _COPIED_BYTES = 1 << 20
-"""Up to which size a tensor is a copy; numpy's arrays can be made read-only, tensors cannot."""
+"""Maximum size of tensors that are copied. NumPy arrays can be made read-only, tensors cannot."""
 
 _CHANGED = "changes its input{}; work on a new array (x = x + y, not x += y)"
 
 
 def _described(error: BaseException) -> tuple[str, str]:
-    """Return the kind of an error, and what to say of it."""
+    """Return the kind and the message of a LearnerError for an exception."""
     said = str(error)
     if isinstance(error, NotImplementedError) and said in ("", EMPTY):
         return "empty", EMPTY
@@ -171,7 +178,7 @@ def _described(error: BaseException) -> tuple[str, str]:
 
 
 def _imports_torch(path: Path) -> bool:
-    """Return whether a file imports torch, or something of it."""
+    """Whether a file imports torch or one of its submodules."""
     nodes = list(ast.walk(ast.parse(path.read_bytes())))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -179,7 +186,7 @@ def _imports_torch(path: Path) -> bool:
 
 
 def _is_changed(before: Any, after: Any) -> bool:
-    """Return whether an argument that was given is another one after the call; numpy's arrays cannot be written."""
+    """Whether the function has changed an argument; NumPy arrays are read-only."""
     if isinstance(before, np.ndarray):
         if isinstance(after, np.ndarray):
             return False
@@ -188,12 +195,12 @@ def _is_changed(before: Any, after: Any) -> bool:
 
 
 def _from_learner(value: Any) -> Any:
-    """Return a result as numpy's array, where it is a tensor."""
+    """Return a result with tensors converted to NumPy arrays; LearnerError for bfloat16, which NumPy lacks."""
     if isinstance(value, list):
         return [_from_learner(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # which numpy has not
+        if str(value.dtype) == "torch.bfloat16":  # not supported by NumPy
             raise LearnerError("shape", "returned a tensor of dtype bfloat16; expected float32")
         return value.numpy()
     return value

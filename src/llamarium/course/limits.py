@@ -1,7 +1,7 @@
-"""Limits of what a learner's code computes, in processor time: a busy machine makes no function slower.
+"""Limits of a learner's code in CPU time, so that a busy machine does not make a function fail.
 
-A function that computes for longer than its limit is interrupted by a signal of the processor's clock, and one that
-waits for something, by ticks in which nothing was computed. A process that is not scheduled, or stopped, has no ticks.
+A function that computes for too long is interrupted by the CPU timer. A function that waits (for a lock, time or input)
+is interrupted after a number of idle ticks. A process that is not scheduled, or is stopped, gets no ticks.
 """
 
 import math
@@ -13,27 +13,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 CALL_S = 15.0
-"""How long one call may compute: loops over single numbers need some 3 s for the largest call that a check makes."""
+"""Default CPU time limit of one call. Plain Python loops take about 3 s for the largest call of a check."""
 
 INSIDE_S = 4.0
-"""How long all calls inside the model may compute together; what was not reached by then is said."""
+"""Default CPU time limit of all calls inside the model; the result reports how far the check got."""
 
 _TICK_S = 1.0
 _IDLE_S = 1e-3
-"""A tick in which a process computes for less was spent waiting; handling the tick itself takes 0.05 ms."""
+"""A tick with less CPU time than this counts as idle; handling the tick itself takes 0.05 ms."""
 
 _AGAIN_S = 0.1
-"""A function that catches everything is interrupted again after this time."""
+"""Interval of further interrupts, for a function that catches all exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a learner's code may compute.
+    """Limits of a learner's code.
 
     Attributes:
-        call_s: Processor time of one call, or of the import of its file.
-        inside_s: Processor time of all calls inside the model; afterwards what was compared counts.
-        kills: Whether the system ends this process where a call goes on after it was interrupted, as C code does.
+        call_s: Maximum CPU time of one call, or of importing the file.
+        inside_s: Maximum CPU time of all calls inside the model; the result is then based on the calls so far.
+        kills: Whether the system kills this process if a call continues after the interrupt, as C code does.
     """
 
     call_s: float = CALL_S
@@ -45,12 +45,12 @@ LIMITS = Limits()
 
 
 class OvertimeError(BaseException):
-    """A learner's code computes for longer than it may, or waits; the words say which."""
+    """A learner's code exceeds its CPU time or waits; the message says which."""
 
 
 @contextmanager
 def limited(limits: Limits) -> Generator[None]:
-    """Raise `OvertimeError` where the code inside computes for longer than a call may, or waits as long."""
+    """Raise OvertimeError in the body if it computes or waits for longer than `limits.call_s`."""
     with (
         _interrupted(signal.SIGPROF, signal.ITIMER_PROF, limits.call_s, _AGAIN_S, _computes_too_long(limits)),
         _interrupted(signal.SIGALRM, signal.ITIMER_REAL, *_ticks(limits), _waits_too_long(limits)),
@@ -72,7 +72,7 @@ def _ticks(limits: Limits) -> tuple[float, float]:
 
 
 def _waits_too_long(limits: Limits) -> Callable[..., None]:
-    """Return a handler of ticks, which raises after as many idle ones as make up the limit of a call."""
+    """Return a tick handler that raises after consecutive idle ticks for the time limit of a call."""
     most_idle = math.ceil(limits.call_s / _ticks(limits)[0])
     num_idle, before = 0, time.process_time()
 
@@ -91,7 +91,7 @@ def _waits_too_long(limits: Limits) -> Callable[..., None]:
 def _interrupted(
     number: signal.Signals, timer: int, first_s: float, again_s: float, handler: Callable[..., None]
 ) -> Generator[None]:
-    """Call a handler when a timer is over, and again, until the code inside has ended."""
+    """Call a signal handler after `first_s` seconds of a timer and then every `again_s` while the body runs."""
     before = signal.signal(number, handler)
     signal.setitimer(timer, max(first_s, 1e-3), again_s)
     try:
@@ -103,7 +103,7 @@ def _interrupted(
 
 @contextmanager
 def _ended_by_the_system(limits: Limits) -> Generator[None]:
-    """Let the system end this process (SIGXCPU) some time after the code inside should have been interrupted."""
+    """Let the system kill this process (SIGXCPU) if the body continues after it should have been interrupted."""
     if not limits.kills:
         yield
         return

@@ -1,4 +1,4 @@
-"""A course: which steps, on which texts, inside which model; and how steps are numbered and named."""
+"""A course: its steps, texts and model; and the numbers and file names of steps."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -19,12 +19,12 @@ _NUMBERS = {step.name: number for number, step in enumerate(STEPS, 1)}
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is to be learned.
+    """A course.
 
     Attributes:
-        steps: Names of the steps, in the order of a pass.
-        texts: What checks choose sentences from.
-        model: The model inside which functions run.
+        steps: Names of the steps, in the order of the course.
+        texts: Texts from which checks choose sentences.
+        model: Name of the model inside which functions run.
     """
 
     steps: tuple[str, ...] = tuple(_NUMBERS)
@@ -33,7 +33,7 @@ class Course:
 
     @classmethod
     def read(cls, path: Path) -> "Course":
-        """Read a course; InputError if it is not one."""
+        """Read a course from a file; InputError if it is not a course."""
         try:
             raw = json.loads(read_small(path))
         except (OSError, ValueError, RecursionError) as error:
@@ -44,7 +44,18 @@ class Course:
 
     @classmethod
     def of(cls, steps: object, texts: object, model: object = MODEL, source: str = "the course") -> "Course":
-        """Return a course of these steps and texts, checked; InputError if a step is unknown, or a text too short."""
+        """Return a course from untrusted values.
+
+        Args:
+            steps: Names or numbers of the steps.
+            texts: Texts for the checks.
+            model: Name of the model.
+            source: Where the values come from, for errors.
+
+        Raises:
+            InputError: If a value has the wrong type or a text is too short.
+            UnknownNameError: If a step does not exist.
+        """
         for name, value in (("steps", steps), ("texts", texts)):
             if not isinstance(value, (list, tuple)) or not value or not all(isinstance(item, str) for item in value):  # pyright: ignore[reportUnknownVariableType]
                 raise InputError(f"{escape(source)}: {name} is {escape(value)}; expected a list of texts, at least one")
@@ -61,14 +72,14 @@ class Course:
         return cls(tuple(name for name in _NUMBERS if name in chosen), tuple(texts), model)  # pyright: ignore[reportUnknownArgumentType]
 
     def write(self, path: Path, *, force: bool = False) -> None:
-        """Write the course; OutputError if there is something and `force` is not given."""
+        """Write the course to a file; OutputError if it exists, unless `force` is set."""
         if path.exists() and not force:
             raise OutputError(f"{escape(path)} exists; use --force to replace it, or choose another name")
         write_json(path, {"format": FORMAT, **asdict(self)})
 
 
 def step_named(name: str) -> Step:
-    """Return a step by its name or its number; UnknownNameError if there is none."""
+    """Return the step with a name or number; UnknownNameError if it does not exist."""
     for step in STEPS:
         if name in (step.name, str(_NUMBERS[step.name])):
             return step
@@ -82,12 +93,12 @@ def number_of(step: Step) -> int:
 
 
 def file_of(step: Step) -> str:
-    """Return the name of a step's file."""
+    """Return a step's file name."""
     return f"step{_NUMBERS[step.name]:02}_{step.name}.py"
 
 
 def course_of(folder: Path) -> Course:
-    """Return the course of a learner's folder; InputError if it is none."""
+    """Return the course of a learner's folder; InputError if it is not a learner's folder."""
     if not (folder / COURSE).is_file():
         raise InputError(f"{escape(folder)} is no folder of `llamarium build`; name another, or write one with it")
     return Course.read(folder / COURSE)

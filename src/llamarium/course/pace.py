@@ -1,8 +1,8 @@
-"""How much of a call a slow function can be asked.
+"""Reduces calls to a size that a slow function can compute in time.
 
-A product of the model's sizes takes NumPy a millisecond and a loop over single numbers a minute. Both are right. So a
-function is tried with a few tokens and a few rows of its weights, real ones; what it takes for these says whether the
-whole call fits, or which part of it does.
+A matrix product of the model's size takes a millisecond with NumPy, and a minute with plain Python loops. Both are
+right. So a function is first called with a few tokens and rows of the weights; its speed then determines whether the
+whole call fits into the time limit, or which part of it does.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import numpy as np
 from llamarium.course.step import Arguments
 
 _TRIED_WORK = 1e5
-"""Multiplications of the first call: 0.02 s in a loop over single numbers."""
+"""Multiplications in the first call: 0.02 s with plain Python loops."""
 
 
 def _rows(count: int, share: float) -> int:
@@ -41,18 +41,24 @@ def _part_of_product(args: Arguments, tokens: int, share: float) -> Arguments:
 _PARTS: dict[str, Callable[[Arguments, int, float], Arguments]] = {
     "project": _part_of_project, "join": _part_of_product, "swiglu": _part_of_swiglu, "head": _part_of_product
 }  # fmt: skip
-"""Of the steps with products of the model's sizes: a call with the first so many tokens and a share of the weights'
-rows. Calls of all other steps are small."""
+"""Reduce a call to a number of tokens and a share of the weights' rows, by name of the step.
+
+Other steps have no large matrix products, so their calls are always small.
+"""
 
 
 def _work(args: Arguments) -> float:
-    """Return how many multiplications a call takes: one for each number of the weights, for each token."""
+    """Return the number of multiplications in a call: tokens times weights."""
     weights: list[Any] = [arg for arg in args[1:] if isinstance(arg, np.ndarray)]
     return len(args[0]) * sum(weight.size for weight in weights)
 
 
 class Pace:
-    """What a function takes, and so how much of a call fits into the time that is left."""
+    """The measured speed of a function, which determines how much of a call fits into the remaining time.
+
+    Attributes:
+        has_shortened: Whether a call was reduced because the function is slow.
+    """
 
     def __init__(self, step: str) -> None:
         self._part_of = _PARTS.get(step)
@@ -60,7 +66,7 @@ class Pace:
         self.has_shortened = False
 
     def fitting(self, args: Arguments, seconds: float) -> Arguments:
-        """Return arguments that can be computed in a part of so many seconds: these, or a part of them."""
+        """Return the arguments, or a part of them that can be computed within a fraction of `seconds`."""
         if self._part_of is None:
             return args
         whole, pace = _work(args), self._seconds_per_work.get(len(args[0]) == 1)
@@ -72,12 +78,12 @@ class Pace:
         return self._part(args, max(_TRIED_WORK, seconds / 8 / pace))
 
     def took(self, args: Arguments, seconds: float) -> None:
-        """Note what a call took. One token and several are apart, as functions may compute them in two ways."""
+        """Record the CPU time of a call, separately for one and several tokens, which may take different code paths."""
         if self._part_of is not None:
             self._seconds_per_work[len(args[0]) == 1] = seconds / _work(args)
 
     def _part(self, args: Arguments, work: float) -> Arguments:
-        """Return a call of about this work: two tokens at least, where there are several, and then more rows."""
+        """Return a part of a call with about `work` multiplications, and at least two tokens if there are several."""
         assert self._part_of is not None
         num_tokens = len(args[0])
         of_a_token = _work(args) / num_tokens

@@ -1,7 +1,7 @@
-"""A pass that is made of the steps' functions, over a real model's weights. Never torch.
+"""A forward pass made of the steps' functions, with a real model's weights. Torch-free.
 
-Any of the functions can be a learner's; the others are the right ones. `check.py` puts one of them in and looks at
-every call; `worker.py` runs a whole model of them.
+Each function can be a learner's or the right one. `check.py` replaces one function and compares each of its calls;
+`whole.py` and `serve.py` replace all of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,14 @@ KeysAndValues = tuple[Floats, Floats]
 
 
 class Weights:
-    """A model's weights as float32, each read by its key at its first use.
+    """A model's weights as float32, each read on first use.
 
-    OptionError if the model has what no step does.
+    Args:
+        config: The model's configuration.
+        read: Returns the weight with a key.
+
+    Raises:
+        OptionError: If the model has features that no step implements.
     """
 
     def __init__(self, config: ModelConfig, read: Callable[[str], Floats]) -> None:
@@ -44,30 +49,30 @@ class Weights:
         return self._found[key]
 
     def forget(self) -> None:
-        """Unpack anew what is asked for from here on, as something has written to the arrays."""
+        """Drop all arrays, so that they are read again; needed when a function has overwritten one."""
         self._found.clear()
 
     @property
     def table(self) -> Floats:
-        """The embedding table, (V, D)."""
+        """The embedding matrix (V, D)."""
         return self[EMBEDDING]
 
     @property
     def head(self) -> Floats:
-        """The head's table, (V, D): the embedding's where it is tied."""
+        """The LM head (V, D), which is the embedding matrix if they are tied."""
         return self.table if self.config.tie_word_embeddings else self[HEAD]
 
 
 class Pass:
-    """Runs tokens through a model that is made of functions.
+    """Runs tokens through a model made of functions.
 
     Args:
-        weights: The model.
-        functions: The functions by the names of their steps.
-        taps: What is to be handed out on the way; see `runtime/taps.py`.
+        weights: The model's weights.
+        functions: The functions, by name of their steps.
+        taps: Collects activations; see `runtime/taps.py`.
 
     Attributes:
-        layer: Which layer is running; None outside of them.
+        layer: Index of the running layer; None outside of the layers.
     """
 
     def __init__(self, weights: Weights, functions: Mapping[str, Function] = RIGHT, taps: Taps | None = None) -> None:
@@ -75,12 +80,20 @@ class Pass:
         self._weights, self._functions, self._taps = weights, functions, taps
 
     def logits(self, ids_T: Ints, past: Sequence[KeysAndValues]) -> tuple[Floats, list[KeysAndValues]]:
-        """Run tokens that follow those whose keys and values are given, one pair a layer; return logits (T, V) too."""
+        """Run tokens.
+
+        Args:
+            ids_T: Token ids (T,), which follow those in the KV cache.
+            past: The KV cache: keys and values (S, K, H) for each layer.
+
+        Returns:
+            Logits (T, V), and the KV cache including the new tokens.
+        """
         hidden_TD, kept = self.hidden(ids_T, past)
         return self._functions["head"](hidden_TD, self._weights.head), kept
 
     def hidden(self, ids_T: Ints, past: Sequence[KeysAndValues]) -> tuple[Floats, list[KeysAndValues]]:
-        """Run tokens without the head: (T, D)."""
+        """Run tokens without the LM head; return hidden states (T, D) after the final norm, and the new KV cache."""
         kept = list(past)
         layers = [partial(self._run_layer, idx, past, kept) for idx in range(self._weights.config.num_hidden_layers)]
         hidden_TD = self._functions["trunk"](
@@ -89,17 +102,17 @@ class Pass:
         return hidden_TD, kept
 
     def read_stream(self, x_TD: Floats) -> Floats:
-        """Return what the last norm and the head make of rows of the residual stream: (T, D) to logits (T, V)."""
+        """Apply the final norm and the LM head to the residual stream (T, D), and return logits (T, V)."""
         return self._functions["head"](self._norm("model.norm.weight", "final_norm", x_TD), self._weights.head)
 
     def empty(self) -> list[KeysAndValues]:
-        """Return the keys and values of no tokens."""
+        """Return an empty KV cache."""
         config = self._weights.config
         none = np.zeros((0, config.num_key_value_heads, config.head_dim), np.float32)
         return [(none, none)] * config.num_hidden_layers
 
     def embed(self, ids_T: Ints) -> Floats:
-        """Run the begin of a pass alone: (T, D)."""
+        """Return the embeddings (T, D) of tokens, the start of a forward pass."""
         return self._tap("embed", self._functions["embed"](ids_T, self._weights.table))
 
     def _norm(self, key: str, name: str, x_TD: Floats) -> Floats:
@@ -126,7 +139,7 @@ class Pass:
         return self._norm(key, "mlp_norm", x_TD)
 
     def _attention(self, idx: int, past: Sequence[KeysAndValues], kept: list[KeysAndValues], x_TD: Floats) -> Floats:
-        """Attend over what was kept; the same however often it is called."""
+        """Run attention over `past` and write the new KV cache to `kept`; repeated calls have the same result."""
         config, prefix = self._weights.config, f"model.layers.{idx}.self_attn."
         weights = [self._weights[f"{prefix}{name}_proj.weight"] for name in "qkv"]
 
@@ -151,7 +164,7 @@ class Pass:
     def _mlp(self, prefix: str, x_TD: Floats) -> Floats:
         gate, up, down = (self._weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down"))
         halves = {(name, self.layer) for name in ("gate", "up", "act", "gated")}
-        if self._taps is not None and halves & self._taps.keys:  # a swiglu hands out its result alone
+        if self._taps is not None and halves & self._taps.keys:  # swiglu only returns its result
             gate_TF, up_TF = x_TD @ gate.T, x_TD @ up.T
             act_TF = gate_TF / (1 + np.exp(-gate_TF))
             self._tap_all(("gate", "up", "act", "gated"), (gate_TF, up_TF, act_TF, act_TF * up_TF))
@@ -172,7 +185,13 @@ Watch = Callable[[int | None, Function, tuple[Any, ...]], Any]
 
 
 def watched(name: str, running: Callable[[], Pass], watch: Watch) -> dict[str, Function]:
-    """Return the right functions, one of them watched: each call goes through `watch(layer, right, arguments)`."""
+    """Return the right functions, with calls of one of them replaced by `watch(layer, right, arguments)`.
+
+    Args:
+        name: Name of the watched step.
+        running: Returns the running pass, for its layer.
+        watch: Returns the results of a call.
+    """
 
     def call(*args: Any) -> Any:
         return watch(running().layer, RIGHT[name], args)

@@ -1,4 +1,4 @@
-"""Checks in a process of their own, with limits of time and memory."""
+"""Runs checks in a separate process with limits of time and memory."""
 
 import signal
 import sys
@@ -15,8 +15,8 @@ from llamarium.errors import InputError, escape
 from llamarium.runtime.process.child import EndedError, Process
 
 LAST_S = 600.0
-"""How long an answer may take by the clock: for what waits, and is interrupted by nothing. A check takes seconds of the
-processor's time, and a busy machine has them within this."""
+"""Wall-clock limit of an answer, for code that waits and cannot be interrupted. A check needs seconds of CPU time,
+which even a busy machine provides within this limit."""
 
 _DISTURBED = "ended", "writes to or closes a file descriptor that it did not open; a step only returns a result"
 
@@ -24,9 +24,16 @@ _Found = TypeVar("_Found", Result, Whole)
 
 
 def check_in_process(folder: Path, steps: Sequence[str], *, seed: int, limit_s: float = CALL_S) -> Iterator[Result]:
-    """Yield what the check of each step found.
+    """Check steps in a separate process, and yield each result.
 
-    InputError if the process cannot load the model, or the model cannot read the course's texts.
+    Args:
+        folder: The learner's folder.
+        steps: Names of the steps.
+        seed: Seed for sentences, shapes and numbers.
+        limit_s: Maximum CPU time of one call, in seconds.
+
+    Raises:
+        InputError: If the process cannot load the model, or the model cannot encode the course's texts.
     """
     with closing(_Checks(folder, steps, limit_s)) as checks:
         for name in steps:
@@ -37,7 +44,7 @@ def check_in_process(folder: Path, steps: Sequence[str], *, seed: int, limit_s: 
 
 
 def whole_in_process(folder: Path, *, limit_s: float = CALL_S) -> Whole:
-    """Return what the whole model does; errors as of `check_in_process`."""
+    """Run the whole model in a separate process and return the comparison; errors as for `check_in_process`."""
     with closing(_Checks(folder, ("whole",), limit_s)) as checks:
         try:
             return checks.ask(Whole, "whole", 0)
@@ -46,14 +53,14 @@ def whole_in_process(folder: Path, *, limit_s: float = CALL_S) -> Whole:
 
 
 class _FailedError(Exception):
-    """A function did something else than return a result: a status, and words."""
+    """A check without a result, because a function ended, blocked or disturbed the process."""
 
     def __init__(self, status: str, words: str) -> None:
         self.status, self.words = status, words
 
 
 class _Checks:
-    """A process that checks; started anew after one that ended."""
+    """The process that runs checks; restarted when it has ended."""
 
     def __init__(self, folder: Path, steps: Sequence[str], limit_s: float) -> None:
         worker = (sys.executable, "-P", "-m", "llamarium.course.worker")
@@ -66,7 +73,7 @@ class _Checks:
             self._process.end()
 
     def ask(self, kind: type[_Found], step: str, seed: int) -> _Found:
-        """Return what the check of a step found; _FailedError for what was done instead."""
+        """Return the result of a step's check; _FailedError if the process returns none."""
         process, is_new = self._process, False
         if process is None or not process.is_running:
             self.close()
@@ -75,17 +82,17 @@ class _Checks:
         try:
             answer = process.ask({"step": step, "seed": seed, "limit_s": self._limit_s}, LAST_S)
         except EndedError as ended:
-            if ended.layer < 0 and not ended.is_late and not is_new:  # between two steps
+            if ended.layer < 0 and not ended.is_late and not is_new:  # between two steps: retry
                 return self.ask(kind, step, seed)
             raise _FailedError(*self._why(ended)) from None
         try:
             return kind(**answer["found"])
-        except (KeyError, TypeError):  # a function wrote it
+        except (KeyError, TypeError):  # written by the learner's function
             self.close()
             raise _FailedError(*_DISTURBED) from None
 
     def _begun(self) -> Process:
-        process = Process(self._command, 1)  # thread; more would wait for each other, on a busy machine for long
+        process = Process(self._command, 1)  # one thread, as several would wait for each other on a busy machine
         try:
             answer = process.begin()
         except EndedError as ended:
@@ -96,7 +103,7 @@ class _Checks:
         return process
 
     def _why(self, ended: EndedError) -> tuple[str, str]:
-        """Return a status and words for a process that did not answer."""
+        """Return status and message for a process that did not answer."""
         if ended.is_late:
             return "time", f"takes longer than {LAST_S:g} s"
         if ended.code in (-signal.SIGKILL, -signal.SIGXCPU):

@@ -1,7 +1,7 @@
-"""A learner's Llama that answers: `python -m llamarium.course.serve FOLDER MODEL CONNECTION PLACE`.
+"""Serves a learner's model to a runner: `python -m llamarium.course.serve FOLDER MODEL CONNECTION PLACE`.
 
-`runtime/process/runner.py` starts it and asks over the connection; the cache's file comes with each request. The
-learner's functions run here alone. What they do instead of returning a result is answered in words.
+`runtime/process/runner.py` starts this process and sends requests over the connection, each with the descriptor of the
+KV cache's file. The learner's functions run only here. Their failures are returned as error messages.
 """
 
 import mmap
@@ -35,7 +35,7 @@ from llamarium.runtime.taps import Key, Taps, axis_sizes, sizes_of
 
 
 class PlacedError(LearnerError):
-    """What a function did instead of returning a result, and in which layer."""
+    """A failure of a learner's function, with its step and layer."""
 
     def __init__(self, step: str, layer: int | None, words: str) -> None:
         place = step if layer is None else f"{step}, layer {layer}"
@@ -43,15 +43,15 @@ class PlacedError(LearnerError):
 
 
 def main(folder: str, model: str, connection: str, place: str) -> int:
-    """Load the model and the functions, and answer until the other side ends."""
+    """Load the model and the functions, and answer requests until the connection is closed."""
     return serve(connection, lambda channel: Answering(read_weights(model), Path(folder), channel, int(place)).answer)
 
 
 def read_weights(model: str) -> Weights:
-    """Return a model's weights, all read, as float32; LlamariumError if they cannot be read, or are not all finite."""
+    """Read all weights of a model as float32; LlamariumError if they cannot be read or are not finite."""
     checkpoint = open_model(model, with_tokenizer=False).checkpoint
     read: dict[str, Floats] = {}
-    weights = Weights(checkpoint.config, read.__getitem__)  # refuses a model before its weights are read
+    weights = Weights(checkpoint.config, read.__getitem__)  # rejects unsupported models before their weights are read
     found = native_weights(checkpoint, LoadOptions(dtype="float32", device="cpu", strict=True))
     if found is None:
         raise OptionError(f"the weights of {escape(model)} are NF4, or the C kernels are missing; use another model")
@@ -60,13 +60,16 @@ def read_weights(model: str) -> Weights:
 
 
 class Answering:
-    """Answers requests; LearnerError if a function of a pass is missing, empty or cannot be imported.
+    """Answers requests with a learner's model.
 
     Args:
-        weights: The model's.
-        folder: The learner's.
-        channel: Where the requests come from.
-        place: Descriptor of the file in which the layer is noted that computes.
+        weights: The model's weights.
+        folder: The learner's folder.
+        channel: The connection.
+        place: Descriptor of a file that receives the index of the running layer.
+
+    Raises:
+        LearnerError: If a function of the forward pass is missing, empty or cannot be imported.
     """
 
     def __init__(self, weights: Weights, folder: Path, channel: socket.socket, place: int) -> None:
@@ -81,7 +84,7 @@ class Answering:
         self._num_layers = 0
         self._pass = Pass(self._weights)
         past_bytes = self._config.max_position_embeddings * block_bytes(self._config, 1)
-        bound_memory(3 * past_bytes)  # what was kept, what is returned, and the copies for the heads
+        bound_memory(3 * past_bytes)  # the old cache, the new one, and copies for the heads
         os.chdir(folder)
         sys.dont_write_bytecode = True
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
@@ -105,7 +108,7 @@ class Answering:
             send(self._channel, {}, answers)
 
     def _cache(self, descriptor: int, block_size: int) -> Floats:
-        """Return the cache whose file this is; the last one stays mapped."""
+        """Return the KV cache in a file; the most recent one stays mapped."""
         status = os.fstat(descriptor)
         which = status.st_dev, status.st_ino, status.st_size, block_size
         if which != self._mapped[0]:
@@ -117,7 +120,7 @@ class Answering:
         self, cache: Floats, keys: Sequence[Key], ids_M: Ints, positions_M: Ints, sequences_M: Ints,
         block_tables: Ints, rows_W: Ints,
     ) -> list[Floats]:  # fmt: skip
-        """Run the sequences of a batch one by one; return the logits, and what is tapped."""
+        """Run the sequences of a batch one by one; return logits and tapped activations."""
         borders = (np.flatnonzero(np.diff(sequences_M)) + 1).tolist()
         parts: list[list[Floats]] = []
         for begin, end in zip([0, *borders], [*borders, len(ids_M)], strict=True):
@@ -149,7 +152,7 @@ class Answering:
     def _keep(
         self, cache: Floats, table: Ints, past: Sequence[KeysAndValues], kept: Sequence[KeysAndValues]
     ) -> None:  # fmt: skip
-        """Write the new keys and values; those of earlier tokens belong to other sequences too, and stay."""
+        """Write new keys and values to the KV cache; earlier ones may be shared between sequences, so check them."""
         num_all, start = self._sizes["S"], len(past[0][0])
         positions_T = np.arange(start, num_all)
         blocks_T, slots_T = table[positions_T // cache.shape[3]], positions_T % cache.shape[3]
@@ -162,7 +165,7 @@ class Answering:
                 cache[blocks_T, layer, part, slots_T] = new[start:]
 
     def _tapped(self, taps: Taps, key: Key) -> Floats:
-        """Return an activation of a sequence: what was computed last, if it was more than once."""
+        """Return an activation of a sequence; if it was computed repeatedly, the last one."""
         name, layer = key
         found = taps.kept[key]
         if not found:
@@ -179,7 +182,7 @@ class Answering:
             raise PlacedError(step.name, None, str(error)) from None
 
     def _checked(self, step: Step, function: Function) -> Function:
-        """Return a function whose results have the right shapes, as float32, or are an error that names it."""
+        """Wrap a function so that its results are float32 of the right shapes; otherwise PlacedError is raised."""
 
         def call(*args: Any) -> Any:
             layer = self._pass.layer

@@ -1,8 +1,8 @@
-"""What a step of the course is. Never torch.
+"""A step of the course. Torch-free.
 
-The right function of a step is its text, its solution and the measure of the learner's: signature and docstring make
-the file that a learner fills, its source is the last hint, and what it returns is what a learner's function is compared
-with. Tests hold these functions to the library's own pass.
+A step's right function has several uses: its signature and docstring make the file that a learner completes, its source
+is the last hint, and its results are compared with those of the learner's function. Tests compare these functions with
+the library's forward pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,20 +17,20 @@ Arguments = tuple[Any, ...]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An argument whose calls have an effect on the next one, such as a choice by random numbers."""
+    """An argument with state, e.g. a function that samples with random numbers."""
 
     def anew(self) -> Self:
-        """Return it as it was before its first call."""
+        """Return the argument in its initial state."""
         ...
 
 
 def own_state(args: Arguments) -> Arguments:
-    """Return arguments for one more call: those with a state begin anew."""
+    """Return arguments for another call, with stateful ones reset to their initial state."""
     return tuple(arg.anew() if isinstance(arg, Stateful) else arg for arg in args)
 
 
 def something_is_kept(args: Arguments, yours: tuple[Any, ...] | None, right: tuple[Any, ...]) -> str:
-    """Return the cause of a result that an earlier call has changed."""
+    """Return the default cause for a result that is wrong because of an earlier call."""
     del args, yours, right
     return (
         "Something of an earlier call is used again, from a global, a cache, a class or a default argument: alone, "
@@ -40,13 +40,12 @@ def something_is_kept(args: Arguments, yours: tuple[Any, ...] | None, right: tup
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something that is often done wrong.
+    """A common mistake.
 
     Attributes:
-        cause: The mistake in a sentence.
-        wrong: The step's function with the mistake in it. Where a learner's results equal its results, this is what
-            happened.
-        section: Where the course explains it; the step's own section where empty.
+        cause: The mistake in one sentence.
+        wrong: The step's function with this mistake; a learner's function with the same results has made it.
+        section: The course's section that explains it; "" is the step's section.
     """
 
     cause: str
@@ -59,17 +58,17 @@ class Step:
     """One function that a learner writes.
 
     Attributes:
-        right: The right function. Arrays are numpy's, float32.
-        title: What the step is about, in a few words.
-        about: The text above the function: what it is for.
-        section: Where the course explains it: a chapter's file name without `.md`, `#`, and a heading.
-        stage: The id of the page's stage beside which it stands.
-        outputs: What it returns: a name and the axes of each array, such as `q TNH`; "" for what is no array.
-        hints: Two hints; the third is the solution.
-        cases: Arguments of random shapes, small, on which the mistakes show.
-        mistakes: What is often done wrong.
-        cause_of_keeping: The cause where a result is wrong because of an earlier call, by what was given, returned
-            (None where it raised) and right.
+        right: The right function. Arrays are NumPy arrays of float32.
+        title: Title of the step.
+        about: Text above the function that explains its purpose.
+        section: The course's section that explains it: a chapter's file name without `.md`, `#`, and a heading.
+        stage: Id of the stage on the page where the step is shown.
+        outputs: Name and axes of each returned array, e.g. `q TNH`; "" for a result that is not an array.
+        hints: Two hints; the third one is the solution.
+        cases: Returns arguments of small random shapes that reveal the mistakes.
+        mistakes: Common mistakes.
+        cause_of_keeping: Returns the cause for a result that is wrong because of an earlier call, from the arguments,
+            the learner's results (None if the function raised) and the right ones.
     """
 
     right: Function
@@ -85,5 +84,5 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The function's name, which is the step's."""
+        """Name of the step, which is the function's name."""
         return self.right.__name__

@@ -1,4 +1,4 @@
-"""A learner's whole model: how far it is from the library's, in nats and in tokens a second."""
+"""Compares a learner's whole model with the library, in nats and in tokens per second."""
 
 import math
 import time
@@ -27,42 +27,41 @@ if TYPE_CHECKING:
 
 PROMPT = "The capital of France is"
 FURTHER_PROMPTS = "The capital of Japan is", "Water boils at"
-"""Continued in the same process: a prompt as long as the first one that begins as it does, and a
-shorter one."""
+"""Further prompts in the same process: one that shares the first one's length and prefix, and a shorter one."""
 
 NUM_TOKENS, FURTHER_TOKENS = 12, 3
 
 SLOW_S = 120.0
-"""Functions that would take more of the processor's time run in a part of the model."""
+"""Functions that would take more CPU time than this run in a part of the model."""
 
 PART_LAYERS, PART_TOKENS, PART_NEW = 2, 1000, 2
-"""That part: the first layers, the first tokens of the vocabulary, and how many tokens are written. Loops over single
-numbers take a minute for a token of SmolLM2, and 4 s for one in this part."""
+"""Size of that part: layers, vocabulary, and number of generated tokens. Plain Python loops take a minute per token of
+SmolLM2, and 4 s per token in this part."""
 
 CALL_LIMITS = 8
-"""How much longer than in a check of one step a call may take: all tokens of a prompt, and all rows of the weights."""
+"""Factor on the time limit of a call, which is larger than in a step's check: all prompt tokens and all weights."""
 
 MAX_NATS = 1e-4
-"""Right functions are 4e-6 nats a token from the library inside SmolLM2, as float32 sums in another order are; the
-smallest of the steps' mistakes that a distance shows, an eps outside of the root, 4e-4."""
+"""Maximum distance to pass, in nats per token. In SmolLM2, right functions differ from the library by 4e-6 because of
+the order of float32 sums; the mistake with the smallest visible effect, eps outside of the square root, by 4e-4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What a learner's functions are all together.
+    """The comparison of a learner's whole model with the library.
 
     Attributes:
-        text: How they continue `PROMPT`.
-        library_text: How the library does.
-        tokens_per_second: Of the functions.
-        library_tokens_per_second: Of the library.
-        nats: The mean distance of log P of a text's tokens from the library's, the largest of all prompts; NaN if a
+        text: The model's continuation of `PROMPT`.
+        library_text: The library's continuation.
+        tokens_per_second: Speed of the learner's functions.
+        library_tokens_per_second: Speed of the library.
+        nats: Mean absolute difference of the tokens' log-probabilities, the largest one of all prompts; NaN if a
             function failed.
-        error: What a function did instead of returning a result, or another text than the library's from the same
-            numbers; or "".
-        prompt: The prompt with this distance.
-        is_slow: Whether the functions are so slow that they ran in a part of the model, beside the right functions in
-            the library's place.
+        error: A function's failure, or a text that differs from the library's although the log-probabilities agree;
+            else "".
+        prompt: The prompt with the largest difference.
+        is_slow: Whether the functions are so slow that they ran in a part of the model, compared with the right
+            functions instead of the library.
     """
 
     text: str = ""
@@ -76,19 +75,26 @@ class Whole:
 
     @property
     def passed(self) -> bool:
-        """Whether all functions returned, and what they return together is the library's."""
+        """Whether all functions returned, and the model agrees with the library."""
         return not self.error and self.nats <= MAX_NATS
 
 
 def functions_of(folder: Path, limits: Limits | None = None) -> dict[str, Function]:
-    """Return all of a learner's functions; LearnerError if one is missing."""
+    """Return all of a learner's functions by name; LearnerError if one is missing."""
     return {step.name: Learner(step, folder / file_of(step), limits) for step in STEPS}
 
 
 def whole(llama: "Llama", source: Source, folder: Path, limits: Limits) -> Whole:
-    """Let the functions in a learner's folder write texts and compare these with the library's, of a model in float32.
+    """Generate texts with a learner's functions and compare them with the library's.
 
-    LearnerError if one of them fails.
+    Args:
+        llama: The library's model, in float32.
+        source: The same model's weights and tokenizer.
+        folder: The learner's folder.
+        limits: Limits of CPU time for a step's check.
+
+    Raises:
+        LearnerError: If a function fails.
     """
     mine = functions_of(folder, replace(limits, call_s=CALL_LIMITS * limits.call_s))
     part = replace(source, weights=_Part(source.weights))
@@ -107,7 +113,7 @@ def whole(llama: "Llama", source: Source, folder: Path, limits: Limits) -> Whole
 
 
 class _Part(Weights):
-    """The first layers of a model, with a head for the first tokens of its vocabulary."""
+    """The first layers of a model, with an LM head for the first tokens of its vocabulary."""
 
     def __init__(self, weights: Weights) -> None:
         num_layers = min(PART_LAYERS, weights.config.num_hidden_layers)
@@ -115,14 +121,14 @@ class _Part(Weights):
 
     @property
     def head(self) -> Floats:
-        """The rows of these tokens."""
+        """The LM head (PART_TOKENS, D) of these tokens."""
         return super().head[:PART_TOKENS]
 
 
 def _num_seconds(source: Source, part: Source, mine: dict[str, Function]) -> float:
-    """Return how much processor time the functions would take in the whole model, by what they take in a part of it."""
+    """Estimate the CPU time of the functions in the whole model, in seconds, from a token in a part of the model."""
     running, ids = Pass(part.weights, mine), np.array(source.tokenizer.encode(PROMPT)[:1])
-    Pass(part.weights).logits(ids, running.empty())  # which reads the weights
+    Pass(part.weights).logits(ids, running.empty())  # reads the weights, so that this is not timed
     started = time.process_time()
     hidden_TD, _ = running.hidden(ids, running.empty())
     of_layers = time.process_time() - started
@@ -135,7 +141,7 @@ def _num_seconds(source: Source, part: Source, mine: dict[str, Function]) -> flo
 
 
 def _compared_in_part(part: Source, mine: dict[str, Function], prompt: str) -> Whole:
-    """Let the functions and the right ones continue a prompt in a part of the model."""
+    """Continue a prompt with the learner's and the right functions in a part of the model."""
     written, right = _Writing(part, mine), _Writing(part, RIGHT)
     started = time.perf_counter()
     text = written.text(prompt, PART_NEW)
@@ -147,7 +153,7 @@ def _compared_in_part(part: Source, mine: dict[str, Function], prompt: str) -> W
 
 
 def _compared(llama: "Llama", source: Source, mine: dict[str, Function], prompt: str, num_tokens: int) -> Whole:
-    """Let the functions and the library continue a prompt."""
+    """Continue a prompt with the learner's functions and the library."""
     written = _Writing(source, mine)
     started = time.perf_counter()
     text = written.text(prompt, num_tokens)
@@ -159,7 +165,7 @@ def _compared(llama: "Llama", source: Source, mine: dict[str, Function], prompt:
 
 
 class _Writing:
-    """Writes with the learner's merges, loop, choice, cache and layers, and keeps what was computed."""
+    """Generates text with the learner's merges, loop, sampling, KV cache and layers, and keeps the logits."""
 
     def __init__(self, source: Source, mine: Mapping[str, Function]) -> None:
         self._source, self._mine = source, mine
@@ -181,16 +187,16 @@ class _Writing:
         return source.tokenizer.decode(list(map(int, new)))
 
     def distance(self, llama: "Llama") -> float:
-        """Return the mean absolute distance of log P of the text's tokens from the library's, in nats."""
+        """Return the mean absolute difference of the tokens' log-probabilities from the library's, in nats."""
         ids = np.array(self._ids)
         yours = log_softmax(np.concatenate(self._logits)[: len(ids) - 1])[np.arange(len(ids) - 1), ids[1:]]
         theirs = np.array(score(llama.runner, self._ids).logprobs[1:], np.float64)
         return float(np.abs(yours - theirs).mean())
 
     def distance_from(self, right: "_Writing") -> float:
-        """Return the mean absolute distance of all log P from another writing's, in nats."""
+        """Return the mean absolute difference of all log-probabilities from another generation's, in nats."""
         mine, others = (log_softmax(np.concatenate(one._logits)) for one in (self, right))
-        num_rows = min(len(mine), len(others))  # from the first other token on, texts differ
+        num_rows = min(len(mine), len(others))  # one text may be shorter
         return float(np.abs(mine[:num_rows] - others[:num_rows]).mean())
 
     def _next_logits(self, ids: list[int]) -> Any:

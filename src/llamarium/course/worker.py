@@ -1,7 +1,7 @@
-"""The process in which learners' functions run: `python -m llamarium.course.worker FOLDER STEPS CONNECTION PLACE`.
+"""The process that checks learners' functions: `python -m llamarium.course.worker FOLDER STEPS CONNECTION PLACE`.
 
-It is asked for one step at a time over the connection, and notes in the file PLACE while it computes. What a function
-prints is kept; the memory that it may take is bounded, and the parent bounds its time.
+It receives one step at a time over the connection, and marks in the file PLACE while it computes. Printed output is
+captured. This process limits its memory, and the parent limits its time.
 """
 
 import faulthandler
@@ -31,18 +31,24 @@ from llamarium.errors import LlamariumError
 from llamarium.runtime.process.frames import read_header, send
 
 MEMORY_BYTES = 2 << 30
-"""What a learner's function may take, beside the model."""
+"""Memory limit of a learner's function, in addition to the model."""
 
 PRINTED_CHARS = 2000
 
 
 def main(folder: str, steps: str, connection: str, place: str) -> int:
-    """Check the steps that are asked for."""
+    """Check steps on request; return the exit code."""
     return serve(connection, lambda channel: _checking(Path(folder), steps.split(","), channel, int(place)))
 
 
 def serve(connection: str, begin: Callable[[socket.socket], Callable[[dict[str, Any], list[int]], None]]) -> int:
-    """Answer requests until the other side ends; `begin` returns what answers one, with its descriptors."""
+    """Answer requests until the connection is closed, and return the exit code.
+
+    Args:
+        connection: Descriptor of the socket.
+        begin: Returns a function that answers a request, from its header and file descriptors. A LlamariumError is
+            sent to the other side.
+    """
     end_with_parent()
     with socket.socket(fileno=int(connection)) as channel:
         try:
@@ -63,8 +69,8 @@ def _checking(
 ) -> Callable[[dict[str, Any], list[int]], None]:
     course = course_of(folder)
     source = _loaded(course, steps)
-    bound_memory(600 << 20)  # the model's weights as float32 come yet
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # what it says on stderr lies in a file
+    bound_memory(600 << 20)  # for the model's weights in float32, which are read later
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # stderr is a file
     os.chdir(folder)
     sys.dont_write_bytecode = True
 
@@ -82,7 +88,7 @@ def _checking(
 
 
 def _loaded(course: Course, steps: Sequence[str]) -> Source:
-    """Load the model and read the texts, so that what is wrong with these is not said of a function."""
+    """Load the model and encode the texts first, so that their errors are not reported as a function's."""
     llama = llamarium.load(course.model)
     source = Source(Weights(llama.config, llama.runner.dequantize), llama.tokenizer, course.texts)
     if "whole" in steps or "merge" in steps:
@@ -91,7 +97,7 @@ def _loaded(course: Course, steps: Sequence[str]) -> Source:
 
 
 def _check(source: Source, folder: Path, name: str, seed: int, limits: Limits) -> Result:
-    """Check one step; whatever the learner's code does but return becomes words."""
+    """Check one step; failures of the learner's code become results."""
     step, started = step_named(name), time.perf_counter()
     with _printed() as printed:
         try:
@@ -111,7 +117,7 @@ def _whole(model: str, source: Source, folder: Path, limits: Limits) -> Whole:
 
 
 class _Bounded(io.StringIO):
-    """Text of which the beginning is kept."""
+    """A text buffer that keeps only the first `PRINTED_CHARS` characters."""
 
     def write(self, text: str, /) -> int:
         super().write(text[: max(0, PRINTED_CHARS - self.tell())])
@@ -126,7 +132,7 @@ def _printed() -> Generator[io.StringIO]:
 
 
 def end_with_parent() -> None:
-    """Be ended by the system when the parent is, whatever runs here then; say where it was when it is aborted."""
+    """Let the system kill this process when its parent ends, even during long computations; dump a trace on a crash."""
     faulthandler.enable(2, all_threads=False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
@@ -134,9 +140,9 @@ def end_with_parent() -> None:
 
 
 def bound_memory(more_bytes: int) -> None:
-    """Bound the memory of this process by what it has, `MEMORY_BYTES` and so many more.
+    """Limit the memory of this process to its current size plus `MEMORY_BYTES` plus `more_bytes`.
 
-    Only Linux says what it has (/proc); on macOS memory is not bounded, and time alone is.
+    This needs /proc, so memory is not limited on macOS.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")

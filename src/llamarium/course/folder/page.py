@@ -1,7 +1,7 @@
-"""Where a learner's folder is shown on a page that runs, so that a check can link to the chapter beside it.
+"""The address of the page that shows a learner's folder, so that a check can link to the course's chapter on it.
 
-`llamarium inspect --build` notes its address in the folder while it serves. A folder may come from elsewhere, so only
-an address of this machine is believed, and only while the process that wrote it runs.
+`llamarium inspect --build` writes its address to the folder while it runs. As a folder may come from elsewhere, only
+local addresses are accepted, and only while the process that wrote them runs.
 """
 
 import json
@@ -20,7 +20,7 @@ _LOCAL = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\]):\d{1,5}")
 
 @contextmanager
 def shown_at(folder: Path, url: str) -> Generator[None]:
-    """Note that a folder is shown at an address, while the code inside runs; OSError leaves it without a note."""
+    """Store the page's address in a folder while the body runs; if the folder cannot be written, nothing is stored."""
     path = folder / PAGE
     try:
         with suppress(OSError):
@@ -32,7 +32,7 @@ def shown_at(folder: Path, url: str) -> Generator[None]:
 
 
 def link_to_section(folder: Path, section: str) -> str | None:
-    """Return the link to a section of the course on the page that shows a folder; None if there is no such page."""
+    """Return the link to a section of the course on the page that shows a folder, or None if no page does."""
     noted = _read(folder / PAGE)
     url, pid = noted.get("url"), noted.get("pid")
     if not isinstance(url, str) or not _LOCAL.fullmatch(url) or not isinstance(pid, int) or not _is_running(pid):
@@ -42,7 +42,7 @@ def link_to_section(folder: Path, section: str) -> str | None:
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor of a heading, as GitHub and the page (`web/plugins/markdown.ts`) make it."""
+    """Return the anchor of a heading, the same as on GitHub and on the page (`web/plugins/markdown.ts`)."""
     return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
 
 

@@ -1,4 +1,4 @@
-"""What a learner has reached, kept in the folder."""
+"""A learner's progress, stored in the folder."""
 
 import hashlib
 import json
@@ -18,17 +18,17 @@ from llamarium.io import read_small, write_json
 PROGRESS = "progress.json"
 
 _changing = threading.Lock()
-"""Held while the file is read and written. Another process finds it complete; of two that write at once one counts."""
+"""Held while the file is read and written. Other processes always see a complete file, but may overwrite a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a step is.
+    """The progress of a step.
 
     Attributes:
-        tries: How often it was checked.
-        hints: How many hints were read; the third is the solution.
-        is_right: Whether the file as it is now was right.
+        tries: Number of checks.
+        hints: Number of hints that were read; the third one is the solution.
+        is_right: Whether the current version of the file has passed.
     """
 
     tries: int = 0
@@ -37,13 +37,13 @@ class Reached:
 
 
 def progress(folder: Path) -> dict[str, Reached]:
-    """Return how far each step is, by its name."""
+    """Return the progress of each step, by name."""
     kept = _read(folder)
     return {step.name: _reached(folder / file_of(step), kept.get(step.name, {})) for step in STEPS}
 
 
 def keep(folder: Path, result: Result) -> None:
-    """Keep what a check found; OSError if it cannot be written."""
+    """Save the result of a check; OSError if it cannot be written."""
     with _entry(folder, result.step) as entry:
         entry["tries"] = _count(entry, "tries") + 1
         if result.passed:
@@ -51,14 +51,14 @@ def keep(folder: Path, result: Result) -> None:
 
 
 def keep_hints(folder: Path, step: Step, depth: int) -> None:
-    """Keep how many hints were read; OSError if it cannot be written."""
+    """Save the number of hints that were read; OSError if it cannot be written."""
     with _entry(folder, step.name) as entry:
         entry["hints"] = max(depth, _count(entry, "hints"))
 
 
 @contextmanager
 def _entry(folder: Path, name: str) -> Generator[dict[str, Any]]:
-    """Yield what is kept of a step, and write what it is afterwards."""
+    """Yield the stored entry of a step, and write it after the body has changed it."""
     with _changing:
         kept = _read(folder)
         yield kept.setdefault(name, {})
@@ -76,7 +76,7 @@ def _count(entry: dict[str, Any], name: str) -> int:
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the file's content; what is damaged counts as nothing reached."""
+    """Return the file's entries; damaged ones are dropped."""
     try:
         raw: Any = json.loads(read_small(folder / PROGRESS))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The files of a learner's folder: the text of a step, an empty function, and the solution."""
+"""Writes the files of a learner's folder, and returns solutions."""
 
 import ast
 import inspect
@@ -14,9 +14,17 @@ from llamarium.io import atomic_file, read_small
 
 
 def start(folder: Path, course: Course | None = None) -> list[Path]:
-    """Write a folder for a learner: the files that are missing; those that are there stay as they are.
+    """Create a learner's folder, or add missing files to it; existing files are unchanged.
 
-    OutputError if the folder holds something else.
+    Args:
+        folder: The folder.
+        course: The course; None is the folder's own or the default one.
+
+    Returns:
+        The paths of the files of steps that were written.
+
+    Raises:
+        OutputError: If the folder is a file, contains other files, or belongs to another course.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{escape(folder)} is a file; choose a directory")
@@ -39,7 +47,7 @@ def start(folder: Path, course: Course | None = None) -> list[Path]:
 
 
 def template(step: Step) -> str:
-    """Return the file of a step: its text, and the function, empty."""
+    """Return the initial content of a step's file: its text, and a function without body."""
     function = _plain_source(step)
     docstring = function.body[0]
     function.body = [docstring, *ast.parse(f"raise NotImplementedError({EMPTY!r})").body]
@@ -50,39 +58,39 @@ def template(step: Step) -> str:
 
 
 def definition(step: Step) -> str:
-    """Return the function's head and what it takes and returns, in words."""
+    """Return the function's signature and docstring."""
     function = _plain_source(step)
     function.body = function.body[:1]
     return _unparsed(function)
 
 
 def is_empty(step: Step, path: Path) -> bool:
-    """Return whether a step's file is missing, or its function ends as the template's does."""
+    """Whether a step's file is missing, or its function still ends with NotImplementedError."""
     try:
         body = ast.parse(read_small(path)).body
     except OSError:
         return True
-    except (SyntaxError, ValueError):  # which importing it will say better
+    except (SyntaxError, ValueError):  # importing the file reports it better
         return False
     ends = [node.body[-1] for node in body if isinstance(node, ast.FunctionDef) and node.name == step.name]
     return bool(ends) and isinstance(ends[-1], ast.Raise) and "NotImplementedError" in ast.unparse(ends[-1])
 
 
 def solution(step: Step) -> str:
-    """Return the right function, as it could stand in the file."""
+    """Return the right function as source code for the step's file."""
     function = _plain_source(step)
     function.body = function.body[1:]
     return f"import numpy as np\n\n\n{_unparsed(function)}\n"
 
 
 def section_words(section: str) -> str:
-    """Return where in the course something stands: a file of the documentation, and a heading in it."""
+    """Return a section of the course as a file of the documentation and a heading in it."""
     chapter, _, heading = section.partition("#")
     return f'docs/learn/{chapter}.md, "{heading}"'
 
 
 def _plain_source(step: Step) -> ast.FunctionDef:
-    """Return the function without annotations, which only the library needs."""
+    """Return the right function without annotations, which learners do not need."""
     function = ast.parse(textwrap.dedent(inspect.getsource(step.right))).body[0]
     assert isinstance(function, ast.FunctionDef)
     for node in ast.walk(function):
@@ -94,9 +102,9 @@ def _plain_source(step: Step) -> ast.FunctionDef:
 
 
 class _Bare(ast.NodeTransformer):
-    """Makes plain assignments of annotated ones."""
+    """Replaces annotated assignments by plain ones."""
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # the name that ast calls
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # ast requires this name
         assert node.value is not None
         return ast.Assign([node.target], node.value, lineno=node.lineno)
 
@@ -106,7 +114,7 @@ def _unparsed(function: ast.FunctionDef) -> str:
 
 
 def _letters(step: Step) -> str:
-    """Explain the letters of the shapes that a step uses, in a comment."""
+    """Return a comment that explains the axis letters in a step's shapes, or ""."""
     meanings = {
         "T": "tokens", "D": "numbers of a row", "N": "query heads", "K": "heads of keys and values",
         "H": "numbers of a head", "S": "tokens up to now", "F": "numbers inside the MLP",
