@@ -1,5 +1,6 @@
-"""A load generator for OpenAI-compatible servers, over HTTP alone: times, counts and percentiles. Never torch.
+"""A load generator for OpenAI-compatible HTTP servers: latencies, token counts and percentiles. Torch-free.
 
-`workload` makes the requests, the same ones for the same seed; `drive` sends them, from some clients or at arrival
-times. `client` times one over HTTP, `chunks` reads its events, `exchange` keeps its measures, `summary` those of all.
+`workload` creates requests, reproducibly from a seed. `drive` sends them, in a closed loop of clients or at arrival
+times. `client` measures one request, `chunks` parses its events, `exchange` stores its measurements, and `summary`
+aggregates those of all requests.
 """

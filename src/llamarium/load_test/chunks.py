@@ -1,4 +1,4 @@
-"""Server-sent events of a completion's or a chat's stream, and their content.
+"""Parses the server-sent events of streamed completions and chat completions.
 
 Source: the HTML standard, section 9.2.6.
 """
@@ -16,14 +16,14 @@ _MESSAGE_CHARACTERS = 300
 
 
 class Events:
-    """Splits a stream of bytes into the data of its events."""
+    """Splits a byte stream into the data of its events."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of the events that end in these bytes, without comments and other fields."""
+        """Return the data of the events that are complete with these bytes; comments and other fields are ignored."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         found: list[bytes] = []
         for line in lines:
@@ -38,7 +38,13 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An event: whether it has text, reasoning, a tool's call or ids, whether it is the last one, and token counts."""
+    """An event of a stream.
+
+    Attributes:
+        has_piece: Whether it has text, reasoning, a tool call or token ids.
+        is_last: Whether it has a finish reason.
+        usage: The server's token counts, or None.
+    """
 
     has_piece: bool
     is_last: bool
@@ -46,7 +52,7 @@ class Chunk:
 
 
 def parse_chunk(data: bytes) -> Chunk:
-    """Read an event's data."""
+    """Parse an event's data; Failure if it is not JSON or contains an error."""
     fields = _parsed(data)
     if fields is None:
         raise Failure("not JSON", f"an event is {shown(data)}")
@@ -61,14 +67,14 @@ def parse_chunk(data: bytes) -> Chunk:
 
 
 def listed_models(body: bytes) -> list[str]:
-    """Return the names that `/v1/models` lists, or none from another body."""
+    """Return the model names in the body of `/v1/models`; an invalid body has none."""
     models = (_parsed(body) or {}).get("data")
     found = cast(list[object], models) if isinstance(models, list) else []
     return [name for model in found if isinstance(name := (_object(model) or {}).get("id"), str)]
 
 
 def error_message(body: bytes) -> str:
-    """Return an error's message: OpenAI's `error.message`, FastAPI's `detail`, or the beginning of the body."""
+    """Return the message in an error's body: OpenAI's `error.message`, FastAPI's `detail`, or the body's beginning."""
     fields = _parsed(body) or {}
     error = fields.get("error", fields.get("detail"))
     message = (_object(error) or {}).get("message", error)
@@ -76,7 +82,7 @@ def error_message(body: bytes) -> str:
 
 
 def shown(data: bytes) -> str:
-    """Return bytes from a server as safe text."""
+    """Return bytes from a server as escaped and shortened text."""
     return escape(" ".join(data.decode("utf-8", "replace").split()), _MESSAGE_CHARACTERS) or "(nothing)"
 
 

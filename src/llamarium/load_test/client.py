@@ -1,6 +1,6 @@
-"""A client of an OpenAI-compatible server: requests, timed; the model's name; whether the server is ready.
+"""A client of an OpenAI-compatible server: measures requests, finds the model's name, and waits for readiness.
 
-The time of a piece is when its bytes were read from the socket, before parsing. Proxies are not used.
+A piece's arrival time is when its bytes were read from the socket, before parsing. Proxies are not used.
 """
 
 import asyncio
@@ -19,19 +19,20 @@ from llamarium.load_test.exchange import Exchange, Failure
 from llamarium.load_test.workload import LoadRequest
 
 _POLL_S = 0.2
-_ASK_S = 10.0  # of requests without computation
-_ERROR_BYTES = 65536  # read of an error's body
+_ASK_S = 10.0  # timeout of requests without inference
+_ERROR_BYTES = 65536  # maximum size kept of an error's body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server, and how it is called.
+    """A server and the common parameters of requests to it.
 
     Attributes:
-        url: As `base_url` returns it.
-        model: The name in requests.
-        timeout_s: Of a request, from its start to its end.
-        extra: Further fields of each request's body; None removes one.
+        url: Address, as returned by `base_url`.
+        model: Model name in requests.
+        api_key: API key, or None.
+        timeout_s: Maximum duration of a request, in seconds.
+        extra: Further fields of each request's body; None removes a field.
     """
 
     url: str
@@ -42,10 +43,10 @@ class Target:
 
 
 def base_url(text: str) -> str:
-    """Return a server's address without a `/v1` or a slash at its end."""
+    """Return a server's address without a trailing `/v1` or slash; InputError if it is not an HTTP address."""
     try:
         parts, port = urlsplit(text), urlsplit(text).port
-        (parts.hostname or "").encode("idna")  # as looking it up does
+        (parts.hostname or "").encode("idna")  # fails here instead of on lookup
     except ValueError:
         parts, port = urlsplit(""), None
     is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
@@ -57,7 +58,7 @@ def base_url(text: str) -> str:
 
 
 class Client:
-    """A client of one server, with a connection for each concurrent request; close it after use."""
+    """A client of one server, with a connection per concurrent request; close it after use."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -73,13 +74,18 @@ class Client:
         self._connections.close()
 
     async def send(self, request: LoadRequest, due: float | None = None) -> Exchange:
-        """Send a request that was `due` (`time.perf_counter`), or now; the result has the failure, if any."""
+        """Send a request and return its measurements, including the failure, if any.
+
+        Args:
+            request: The request.
+            due: When the request was due (`time.perf_counter`), from which latencies count; None is now.
+        """
         exchange = Exchange(request, time.perf_counter() if due is None else due)
         await self.carry_out(exchange)
         return exchange
 
     async def carry_out(self, exchange: Exchange) -> None:
-        """Run an exchange, which may be read meanwhile; see `send`."""
+        """Run an exchange as `send` does; it can be read while it runs."""
         try:
             async with asyncio.timeout(self.target.timeout_s):
                 await self._exchange(exchange)
@@ -113,7 +119,7 @@ class Client:
         return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
     async def model(self) -> str:
-        """Return the name of the server's only model."""
+        """Return the name of the server's only model; ServerError if there is not exactly one."""
         status, said = await self._get("/v1/models")
         if status != 200:
             raise ServerError(f"{self.target.url}/v1/models: {self._described(status, said)}; set --model")
@@ -126,7 +132,11 @@ class Client:
         return names[0]
 
     async def ready(self, wait_s: float) -> None:
-        """Wait until the server is ready, by `/health`, or `/v1/models` where there is none."""
+        """Wait until the server is ready according to `/health`, or `/v1/models` if that is missing.
+
+        Raises:
+            ServerError: If it is not ready after `wait_s` seconds.
+        """
         end = time.perf_counter() + wait_s
         while True:
             status, said = await self._get("/health")
@@ -164,11 +174,11 @@ class _Answer:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._events = Events()
-        self._other = b""  # the body, if it is no stream
+        self._other = b""  # the body, if it is not a stream
         self._is_whole = False
 
     def receive(self, response: Response, now: float, body: bytes) -> None:
-        """Take a part of the body, and the arrival times of its pieces."""
+        """Process a part of the body, and record the arrival times of its pieces."""
         if not _is_stream(response):
             self._other += body[: _ERROR_BYTES - len(self._other)]
             return
@@ -184,7 +194,7 @@ class _Answer:
             self._exchange.usage = chunk.usage or self._exchange.usage
 
     def check(self, response: Response) -> None:
-        """Refuse an answer that ended incomplete."""
+        """Raise Failure unless the answer is complete."""
         if response.status != 200:
             raise Failure(f"http {response.status}", error_message(self._other))
         if not _is_stream(response):

@@ -1,7 +1,7 @@
 """Sends requests in a closed loop of clients, or in an open loop at arrival times.
 
-In a closed loop each client waits for its answer before the next request, so the load falls when the server is slow. In
-an open loop it does not: latency counts from when a request was due, so an overloaded server shows.
+In a closed loop, each client waits for its answer before it sends the next request, so a slow server gets less load. In
+an open loop, requests arrive independently, and latency counts from when a request was due, which reveals overload.
 """
 
 import asyncio
@@ -19,12 +19,15 @@ from llamarium.load_test.workload import LoadRequest
 
 @dataclass(slots=True)
 class LoadRun:
-    """The exchanges of a run in the order of their ends, and what it took.
+    """The exchanges and the duration of a run.
 
     Attributes:
-        start: Seconds of `time.perf_counter`, as `end`.
-        cpu_s: Processor time of this process in between.
-        was_interrupted: Whether the run was cancelled, with the requests under way.
+        exchanges: Finished exchanges, in order of completion.
+        start: Start of the run (`time.perf_counter`), in seconds.
+        end: End of the run.
+        cpu_s: CPU time of this process during the run, in seconds.
+        num_started: Number of requests sent.
+        was_interrupted: Whether the run was cancelled, together with its running requests.
     """
 
     exchanges: list[Exchange] = field(default_factory=list[Exchange])
@@ -36,7 +39,7 @@ class LoadRun:
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the first request to the last answer."""
+        """Duration of the run, in seconds."""
         return self.end - self.start
 
 
@@ -44,7 +47,16 @@ Progress = Callable[[LoadRun], None]
 
 
 def poisson(requests: Iterable[LoadRequest], rate: float, *, seed: int = 0) -> Iterator[tuple[float, LoadRequest]]:
-    """Yield seconds from the start and requests: independent arrivals, `rate` a second on average, the first at 0."""
+    """Yield (arrival time, request) of a Poisson process.
+
+    Args:
+        requests: The requests.
+        rate: Mean number of requests per second.
+        seed: Seed of the arrival times.
+
+    Yields:
+        Seconds from the start of the run, 0 for the first request, and the request.
+    """
     source, due = random.Random(f"arrivals {seed}"), 0.0
     for request in requests:
         yield due, request
@@ -60,10 +72,17 @@ async def closed_loop(
     duration_s: float = math.inf,
     progress: Progress | None = None,
 ) -> LoadRun:
-    """Send requests with `num_clients` clients, each of which takes the next one `think_s` after its answer.
+    """Send requests from a fixed number of clients, each with one request at a time.
 
-    No request is sent after `duration_s`, and `progress` is called after each answer. A cancelled loop returns
-    its run so far.
+    A cancelled loop returns the run so far.
+
+    Args:
+        client: The client of the server.
+        requests: The requests, shared by all clients.
+        num_clients: Number of concurrent clients.
+        think_s: Pause of a client between an answer and its next request, in seconds.
+        duration_s: Time after which no more requests are sent, in seconds.
+        progress: Called after each answer.
     """
     run, waiting = LoadRun(), iter(requests)
 
@@ -90,7 +109,16 @@ async def open_loop(
     duration_s: float = math.inf,
     progress: Progress | None = None,
 ) -> LoadRun:
-    """Send each request at its time in seconds from the start, independent of those before it; see `closed_loop`."""
+    """Send each request at its arrival time, whether or not earlier ones are complete.
+
+    A cancelled loop returns the run so far.
+
+    Args:
+        client: The client of the server.
+        timetable: (Seconds from the start, request), in order of time.
+        duration_s: Time after which no more requests are sent, in seconds.
+        progress: Called after each answer.
+    """
     run = LoadRun()
     with _timed(run):
         async with asyncio.TaskGroup() as group:
@@ -114,7 +142,7 @@ async def _send(
 
 @contextmanager
 def _timed(run: LoadRun) -> Generator[None]:
-    """Time the body; a cancellation ends it early and is recorded."""
+    """Measure the duration and CPU time of the body; suppress and record a cancellation."""
     run.start, cpu_start = time.perf_counter(), time.process_time()
     try:
         yield

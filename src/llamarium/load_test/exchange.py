@@ -1,7 +1,7 @@
-"""One request and its outcome: arrival times of its pieces, the server's token counts, its failure; limits of latency.
+"""One request and its measurements: arrival times of pieces, token counts, failure; and latency goals.
 
-Times are seconds of `time.perf_counter`. A piece is an event with text, not one with only a role, the usage or an empty
-text.
+Times are in seconds of `time.perf_counter`. A piece is an event with text; events with only a role, the usage or an
+empty text do not count.
 """
 
 import math
@@ -14,7 +14,12 @@ from llamarium.load_test.workload import LoadRequest
 
 
 class Failure(Exception):
-    """The failure of an exchange: a kind, as "timeout" or "http 429", for counts of errors, and a message."""
+    """The failure of an exchange.
+
+    Attributes:
+        kind: Kind of failure, by which failures are counted, e.g. "timeout" or "http 429".
+        message: Error message.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -23,7 +28,13 @@ class Failure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """The server's token counts; of the prompt, `cached_tokens` were cached, or None if it does not report them."""
+    """The server's token counts.
+
+    Attributes:
+        prompt_tokens: Prompt tokens.
+        completion_tokens: Generated tokens.
+        cached_tokens: Prompt tokens read from the server's prefix cache; None if it does not report them.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -32,14 +43,15 @@ class ReportedUsage:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request, timed.
+    """A request and its measurements.
 
     Attributes:
-        start: When it was sent, or was due.
-        arrivals: When the bytes of each piece could be read.
-        end: When the last bytes arrived, or it failed.
-        usage: None if the server reports none.
-        failure: None if the answer is complete.
+        request: The request.
+        start: When the request was sent, or was due.
+        arrivals: Arrival times of the pieces.
+        end: When the last event arrived, or the request failed.
+        usage: The server's token counts; None if it reports none.
+        failure: The failure; None if the answer is complete.
     """
 
     request: LoadRequest
@@ -51,39 +63,39 @@ class Exchange:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds until the first piece (time to first token)."""
+        """Time to first token, i.e. until the first piece, in seconds."""
         return self.arrivals[0] - self.start
 
     @property
     def e2e_s(self) -> float:
-        """Seconds until the end of the answer (end to end)."""
+        """End-to-end latency, in seconds."""
         return self.end - self.start
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds between each piece and the one before it (inter-token latency)."""
+        """Inter-token latencies, i.e. between consecutive pieces, in seconds."""
         return [later - earlier for earlier, later in pairwise(self.arrivals)]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer by the server's count, else its pieces."""
+        """Number of generated tokens reported by the server, or of pieces if it reports none."""
         return self.usage.completion_tokens if self.usage else len(self.arrivals)
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each token after the first (time per output token); None for a single token."""
+        """Time per output token after the first one, in seconds; None for a single token."""
         return (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Latency limits of a good answer, in seconds; None is no limit.
+    """Latency limits for goodput, in seconds; None is no limit.
 
     Attributes:
-        ttft_s: Until the first piece.
-        itl_s: Between any two pieces.
-        tpot_s: For each token after the first, on average.
-        e2e_s: Until the end.
+        ttft_s: Maximum time to first token.
+        itl_s: Maximum inter-token latency, for every pair of consecutive pieces.
+        tpot_s: Maximum time per output token.
+        e2e_s: Maximum end-to-end latency.
     """
 
     ttft_s: float | None = None
@@ -93,7 +105,7 @@ class Goal:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Goal":
-        """Read `ttft:500`, `itl:50`, `tpot:40`, `e2e:3000`: milliseconds."""
+        """Parse limits in milliseconds, e.g. `ttft:500`, `itl:50`, `tpot:40`, `e2e:3000`; OptionError if invalid."""
         names, found = [field.name.removesuffix("_s") for field in fields(cls)], dict[str, float]()
         for word in words:
             name, _, number = word.partition(":")
@@ -109,7 +121,7 @@ class Goal:
         return cls(**found)
 
     def is_met(self, exchange: Exchange) -> bool:
-        """Whether a complete answer is within the limits."""
+        """Whether a complete answer is within all limits."""
         limits = (
             (self.ttft_s, exchange.ttft_s),
             (self.itl_s, max(exchange.gaps_s, default=0.0)),

@@ -1,4 +1,4 @@
-"""The summary of a run: percentiles of its times, throughput, goodput, errors."""
+"""Summarizes a run: latency percentiles, throughput, goodput and errors."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from llamarium.load_test.exchange import Goal
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean, percentiles and maximum of numbers."""
+    """Mean, percentiles and maximum of a set of values."""
 
     mean: float
     p50: float
@@ -22,7 +22,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """Return the spread of some values, or None without any."""
+        """Return the spread of values, or None if there are none."""
         if not values:
             return None
         cuts = statistics.quantiles(values if len(values) > 1 else [*values, *values], n=100, method="inclusive")
@@ -31,19 +31,31 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """The numbers of a run; times are of complete answers alone, in seconds.
+    """The results of a run. Latencies are in seconds and include only complete answers.
 
     Attributes:
-        num_requests: That ended, with or without a failure.
-        num_unfinished: Interrupted.
-        errors: Numbers of failures, by kind.
-        examples: The first message of each kind.
-        total_tokens_per_s: With their prompts' tokens; None if the server does not report them.
-        goodput_per_s: Answers a second that meet the goal; None without a goal.
-        cached_tokens: Of the prompts.
-        server_counts: Whether tokens are the server's counts, or pieces.
-        cpu_s_per_token: Processor time of the load generator for each token of an answer.
-        cpu_share: Its share of one processor's time.
+        duration_s: Duration of the run.
+        num_requests: Number of finished requests, including failed ones.
+        num_answered: Number of complete answers.
+        num_unfinished: Number of interrupted requests.
+        errors: Number of failures by kind.
+        examples: First error message of each kind.
+        requests_per_s: Complete answers per second.
+        output_tokens_per_s: Generated tokens per second.
+        total_tokens_per_s: Prompt and generated tokens per second; None if the server does not report token counts.
+        mean_concurrency: Mean number of concurrent requests.
+        goodput_per_s: Answers per second that meet the goal; None without a goal.
+        num_good: Number of answers that meet the goal; None without a goal.
+        ttft_s: Time to first token.
+        itl_s: Inter-token latency.
+        tpot_s: Time per output token.
+        e2e_s: End-to-end latency.
+        prompt_tokens: Prompt tokens per request.
+        cached_tokens: Prompt tokens per request read from the prefix cache.
+        output_tokens: Generated tokens per request.
+        server_counts: Whether tokens are counted by the server; otherwise pieces are counted.
+        cpu_s_per_token: CPU time of the load generator per generated token.
+        cpu_share: CPU time of the load generator relative to the duration, where 1 is one core.
     """
 
     duration_s: float
@@ -71,7 +83,7 @@ class LoadSummary:
 
 
 def summarize(run: LoadRun, goal: Goal | None = None) -> LoadSummary:
-    """Summarize a run."""
+    """Return the summary of a run; with a goal, it includes the goodput."""
     answers = [exchange for exchange in run.exchanges if exchange.failure is None]
     failures = [exchange.failure for exchange in run.exchanges if exchange.failure is not None]
     usages = [exchange.usage for exchange in answers if exchange.usage is not None]

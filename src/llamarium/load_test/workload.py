@@ -1,8 +1,8 @@
-"""Requests: synthetic ones of a wanted length, or those of a file; the same ones for the same seed.
+"""Creates requests: synthetic ones with given lengths, or from a file; reproducible from a seed.
 
-A synthetic prompt has random common English words. With the space before it each is one token in the vocabularies of
-GPT-2, Llama 3 and their like, so N words are N tokens. A server may add tokens (BOS, a dialog's template); the summary
-uses the server's own count.
+A synthetic prompt consists of random common English words. With its leading space, each word is one token in
+vocabularies such as those of GPT-2 and Llama 3, so N words are N tokens. A server may add tokens (BOS, the chat
+template); the summary uses the server's counts.
 """
 
 import json
@@ -20,11 +20,11 @@ _SPELLINGS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA"
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of whole numbers of at least 1.
+    """A distribution of positive integers.
 
     Attributes:
-        spelling: As on the command line.
-        draw: Returns the next one, from a generator of random numbers.
+        spelling: The distribution as on the command line.
+        draw: Returns a sample, from a random number generator.
     """
 
     spelling: str
@@ -32,9 +32,12 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> "Lengths":
-        """Read `N`, `uniform:LOW:HIGH` (inclusive) or `lognormal:MEAN:SIGMA`.
+        """Parse `N`, `uniform:LOW:HIGH` (inclusive) or `lognormal:MEAN:SIGMA`.
 
-        MEAN is the mean of the drawn numbers; SIGMA the standard deviation of its logarithm.
+        MEAN is the mean of the samples, SIGMA the standard deviation of their logarithm.
+
+        Raises:
+            OptionError: If the text is invalid.
         """
         kind, *words = text.split(":")
         try:
@@ -59,7 +62,7 @@ def _uniform(low: int, high: int) -> Callable[[random.Random], int]:
 def _lognormal(mean: float, sigma: float) -> Callable[[random.Random], int]:
     if not (1 <= mean < math.inf and 0 <= sigma < math.inf):
         raise ValueError
-    middle = math.log(mean) - sigma**2 / 2  # so that the mean of the drawn numbers is `mean`
+    middle = math.log(mean) - sigma**2 / 2  # so that the mean of the samples is `mean`
     return lambda source: max(1, round(source.lognormvariate(middle, sigma)))
 
 
@@ -77,18 +80,23 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A request: a text or token ids for completions, or a dialog's messages, and the answer's length."""
+    """A request.
+
+    Attributes:
+        prompt: A text or token ids for completions, or messages for chat completions.
+        max_tokens: Maximum number of generated tokens.
+    """
 
     prompt: str | tuple[int, ...] | tuple[Message, ...]
     max_tokens: int
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is a dialog."""
+        """Whether the request is a dialog."""
         return isinstance(self.prompt, tuple) and isinstance(self.prompt[0], Mapping)
 
     def as_chat(self) -> "LoadRequest":
-        """Return the request as a dialog with one user message."""
+        """Return the request as a dialog with one user message; InputError if the prompt is token ids."""
         if self.is_chat:
             return self
         if not isinstance(self.prompt, str):
@@ -99,7 +107,14 @@ class LoadRequest:
 def synthetic(
     prompt_tokens: Lengths, max_tokens: Lengths, *, shared_prefix: int = 0, seed: int | str = 0
 ) -> Iterator[LoadRequest]:
-    """Yield requests without end: prompts begin with `shared_prefix` common words, and have drawn lengths."""
+    """Yield an endless sequence of synthetic requests.
+
+    Args:
+        prompt_tokens: Lengths of the prompts, without the shared prefix.
+        max_tokens: Maximum lengths of the answers.
+        shared_prefix: Number of words with which all prompts start.
+        seed: Seed of words and lengths.
+    """
     prefix = random.Random(f"prefix {seed}").choices(WORDS, k=shared_prefix)
     source = random.Random(seed)
     while True:
@@ -108,7 +123,16 @@ def synthetic(
 
 
 def from_file(path: Path, max_tokens: Lengths, *, seed: int = 0) -> list[LoadRequest]:
-    """Read a JSONL file's requests: `messages`, or a `prompt` (a text or token ids), and optionally `max_tokens`."""
+    """Read requests from a JSONL file.
+
+    Args:
+        path: The file; each line has `messages` or a `prompt` (a text or token ids), and optionally `max_tokens`.
+        max_tokens: Maximum lengths of answers, for lines without `max_tokens`.
+        seed: Seed of these lengths.
+
+    Raises:
+        InputError: If the file contains no requests, or a line is invalid.
+    """
     lines = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
     if not lines:
         raise InputError(f"{path} contains no requests; expected one JSON object per line, with prompt or messages")
