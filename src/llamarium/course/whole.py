@@ -176,7 +176,7 @@ class _Writing:
         self.num_new = 0
 
     def text(self, prompt: str, num_tokens: int) -> str:
-        """Continue a prompt; LearnerError if a function fails."""
+        """Return the continuation of a prompt by up to `num_tokens` tokens; LearnerError if a function fails."""
         source, mine = self._source, self._mine
         vocabulary = source.vocabulary()
         parts = [part for piece in vocabulary.cut(prompt) for part in mine["merge"](piece.encode(), vocabulary.rank)]

@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         self._transport.abort()
 
-    # --- what the event loop calls ------------------------------------------------------------------------------------
+    # --- callbacks of the event loop ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
 
-    # --- what the parser calls ----------------------------------------------------------------------------------------
+    # --- callbacks of the parser --------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header."""

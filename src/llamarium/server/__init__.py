@@ -1,1 +1,1 @@
-"""HTTP: an OpenAI-compatible server over one engine. Never torch; `llamarium serve` is its command."""
+"""The OpenAI- and Anthropic-compatible HTTP server (`llamarium serve`), with one engine. Torch-free."""

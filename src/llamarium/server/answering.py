@@ -343,7 +343,7 @@ def _params(
 
 
 def close(answers: Iterable[Answers]) -> None:
-    """Abort requests."""
+    """Abort answers that are still running."""
     for one in answers:
         one.close()
 

@@ -93,7 +93,7 @@ def post_paths() -> tuple[str, ...]:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """Translate the framework's errors (404, 405)."""
+    """Return the response to an ApiError or one of the framework's errors (404, 405)."""
     if not isinstance(error, ApiError):
         assert isinstance(error, HTTPException)
         message, code = {

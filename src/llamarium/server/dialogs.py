@@ -43,7 +43,7 @@ class Dialog:
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def path_of(self, path: str) -> str:
-        """Translate a field's path from OpenAI's chat completions to the client's protocol."""
+        """Translate a field path in OpenAI's chat completions to the client's protocol."""
         found = re.match(r"messages\[\d+\](\.tool_calls\[\d+\])?", path)
         if found is not None and found[0] in self._places:
             path = self._places[found[0]] + path[found.end() :]

@@ -136,7 +136,7 @@ def is_anthropic(path: str) -> bool:
 
 
 def internal_error() -> ApiError:
-    """Return the error of a bug in the server."""
+    """Return the error for a bug in the server."""
     return ApiError(500, "internal server error; see the server's log", code="internal_error")
 
 

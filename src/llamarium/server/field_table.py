@@ -50,12 +50,12 @@ def _hints(names: str) -> dict[str, Hint | Refused]:
 
 
 def _refused(reason: str, **off: Any) -> dict[str, Hint | Refused]:
-    """Return fields that are refused for one reason, each with the values that switch it off."""
+    """Return fields that are rejected for the same reason; `off` are the values that disable each of them."""
     return {name: Refused(reason, values if isinstance(values, tuple) else (values,)) for name, values in off.items()}
 
 
 def _off_at(values: Any, names: str) -> dict[str, Any]:
-    """Return the values that switch off each of some fields."""
+    """Return the same disabling values for several fields."""
     return dict.fromkeys(names.split(), values)
 
 
@@ -63,29 +63,29 @@ _CACHED = _hints("cache_control")
 
 _OPENAI: Row = {
     **_hints("prompt_cache_options prompt_cache_retention service_tier"),
-    "metadata": Hint(dict[str, Any]),  # responses repeat these four
+    "metadata": Hint(dict[str, Any]),  # /v1/responses repeats these four in its reply
     "prompt_cache_key": Hint(str),
     "safety_identifier": Hint(str),
     "user": Hint(str),
 }
 
 GENERATION: Row = {
-    # how a server schedules, caches and reports
+    # scheduling, caching and reporting of other servers
     **_hints(
         "cache_prompt id_slot slot_id n_keep n_cache_reuse n_discard t_max_predict_ms t_max_prompt_ms return_progress "
         "timings_per_token priority request_id session_id kv_transfer_params keep_alive num_ctx "
         "return_tokens_as_token_ids"
     ),
-    # which provider answers, and how it reports
+    # choice of provider, and its reporting
     **_hints("transforms route models provider plugins usage extra_headers extra_query timeout num_retries trace tags"),
-    # where reasoning is put, and how much of it is wanted
+    # location and amount of reasoning
     **_hints(
         "include_reasoning separate_reasoning stream_reasoning reasoning_format reasoning_budget thinking_budget "
         "thinking_token_budget think parse_tool_calls"
     ),
-    # how a grammar is made, and text is put together
+    # grammar backends and detokenization
     **_hints("guided_decoding_backend guided_whitespace_pattern spaces_between_special_tokens web_search_options"),
-    # settings of samplers that are off unless the field that switches them on is given
+    # settings of samplers that are disabled unless another field enables them
     **_hints(
         "mirostat_tau mirostat_eta mirostat_lr dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
         "xtc_threshold dynatemp_exponent smoothing_curve"
@@ -119,7 +119,7 @@ GENERATION: Row = {
     **_refused("set it in chat_template_kwargs of a chat completion", enable_thinking=True),
     **_refused("set model to the adapter's name", lora=[], lora_path=(), lora_request=(), adapter_id=()),
     **_refused("prompts must be text or token ids", prompt_embeds=(), documents=[], images=[], videos=[], audios=[]),
-    # the same by another name
+    # other names of supported fields
     **_refused("use repetition_penalty", repeat_penalty=1, rep_pen=1),
     **_refused("use max_tokens", n_predict=-1, num_predict=-1, max_new_tokens=(), max_length=()),
     **_refused("use min_tokens", min_length=0, min_new_tokens=0),

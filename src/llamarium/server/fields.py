@@ -206,7 +206,7 @@ def parameters_in(body: BaseModel, taker: Taker) -> GenerationOptions:
     return cast(GenerationOptions, values)
 
 
-# --- names that a body does not declare -------------------------------------------------------------------------------
+# --- undeclared names -------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -316,7 +316,7 @@ def _distance(one: str, other: str) -> int:
     return row[-1]
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
+# --- nested objects ---------------------------------------------------------------------------------------------------
 
 
 def _count(said: Any) -> int:

@@ -40,7 +40,7 @@ class NoEffect:
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
-        self._others: set[int] = set()  # hashes, as there may be many names
+        self._others: set[int] = set()  # hashes save memory, as there may be many names
 
     def add(self, path: str) -> None:
         """Add a field by its path as text."""

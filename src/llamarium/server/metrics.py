@@ -40,7 +40,7 @@ class Metrics:
         self.of(None)  # exported before the first request
 
     def of(self, adapter: str | None) -> "RequestMetrics":
-        """Return the metrics of an adapter's requests; None is the model without one."""
+        """Return the metrics of an adapter's requests; None is the model without adapter."""
         if adapter not in self._of:
             name = adapter or self._model_name
             histograms = (self._first.labels(name), self._between.labels(name), self._whole.labels(name))

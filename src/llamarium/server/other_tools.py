@@ -18,8 +18,8 @@ ToolT = TypeVar("ToolT", bound=Body)
 FUNCTION, OTHER = of_type("function"), of_type("other")
 
 _OF_FUNCTIONS = {"function", "input_schema", "inputSchema"}  # no other tool has these
-_OF_UNTYPED_FUNCTIONS = {*_OF_FUNCTIONS, "parameters", "name"}  # hosted tools may have these, beside a type
-_TYPES_OF_FUNCTIONS = {"function", "custom"}  # in either protocol
+_OF_UNTYPED_FUNCTIONS = {*_OF_FUNCTIONS, "parameters", "name"}  # hosted tools may have these in addition to a type
+_TYPES_OF_FUNCTIONS = {"function", "custom"}  # OpenAI's and Anthropic's
 
 
 class OtherTool(Body):
@@ -66,7 +66,7 @@ def _looks_like_function(tool: dict[str, Any]) -> bool:
 
 
 class FunctionTool(Protocol):
-    """A tool of any protocol that is a function."""
+    """A function tool of any protocol."""
 
     def function_object(self) -> Mapping[str, Any]:
         """Return the function as OpenAI's object; None values are missing fields."""

@@ -96,7 +96,7 @@ class ReplyFormatter(ABC):
 
     @abstractmethod
     def failure(self, error: ApiError) -> str:
-        """Return the last events of a stream that fails."""
+        """Return the last events of a failed stream."""
 
     def take(self, prompt: int, pieces: Pieces, usage: Usage) -> None:
         """Process one step of a prompt's answers."""
@@ -185,7 +185,7 @@ class _Reply:
             self._request.scope["notes"].update(notes)
             is_recorded = service.settings.recorder is not None and self._is_kept
             if is_recorded or any(len(one.prompt.ids) > LONG_PROMPT for one in self._explained):
-                await asyncio.shield(asyncio.to_thread(self._keep, service))  # kept even if the client is gone
+                await asyncio.shield(asyncio.to_thread(self._keep, service))  # also if the client has disconnected
             else:
                 self._keep(service)
 

@@ -1,4 +1,4 @@
-"""A server's settings: its address, access, and limits."""
+"""A server's settings: address, access, and limits."""
 
 from dataclasses import dataclass
 from pathlib import Path

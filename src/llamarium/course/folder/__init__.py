@@ -1,1 +1,1 @@
-"""A learner's folder."""
+"""A learner's folder: files of steps, progress, and the page that shows it."""

@@ -67,7 +67,7 @@ def read_prompt(body: requests.CountRequest) -> Prompt:
 
 
 def _add(dialog: Dialog, where: str, message: requests.MessageParam) -> None:
-    """Append a message; results of calls are messages of their own, before its text."""
+    """Append a message; tool results become separate messages before its text."""
     content = message.content
     blocks: Sequence[requests.Block] = [] if isinstance(content, str) else content
     has_text = isinstance(content, str) or any(isinstance(block, requests.TextBlock) for block in blocks)
@@ -114,7 +114,7 @@ def _begun(message: requests.MessageParam, where: str) -> str:
 
 
 def _choice(choice: requests.AnthropicToolChoice | None) -> tuple[object, bool | None]:
-    """Return `tool_choice` and `parallel_tool_calls` in OpenAI's form."""
+    """Return `tool_choice` and `parallel_tool_calls` in OpenAI's format."""
     if choice is None:
         return None, None
     if choice.type == "tool" and choice.name is None:

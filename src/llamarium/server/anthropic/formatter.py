@@ -53,7 +53,7 @@ class MessageFormatter(ReplyFormatter):
         return event(error.anthropic_body(self._request_id))
 
     def whole(self, usage: Usage) -> dict[str, Any]:
-        """Return the message."""
+        """Return the complete message."""
         return self._message
 
     def _finish(self, usage: Usage, last: Piece, finish_reason: str) -> str:

@@ -64,7 +64,7 @@ class Output:
         """Close the output."""
 
     def begin(self) -> None:
-        """Prepare for the first answer: remove previous content that is not kept."""
+        """Prepare for the first answer by removing previous content that is not kept."""
 
     def write(self, line: bytes) -> None:
         """Append an answer and flush it."""
@@ -142,7 +142,7 @@ class OutputFile(Output):
 
     def __exit__(self, *_: object) -> None:
         """Flush the file to disk and close it."""
-        with suppress(OSError):  # a pipe or a device has no disk
+        with suppress(OSError):  # pipes and devices cannot be synced
             os.fsync(self._descriptor)
         if self._is_new and os.fstat(self._descriptor).st_size == 0:
             self._path.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""A server's lifecycle: loading, ready, draining or broken; signals; the status line."""
+"""A server's lifecycle: its state (loading, ready, draining or broken), signals, and the status line."""

@@ -1,4 +1,4 @@
-"""Loads a model in a thread, while the server imports what it needs and answers `/health`.
+"""Loads a model in a thread, while the server imports its modules and answers `/health`.
 
 Imports nothing heavy: the thread is started before the server's own modules are imported.
 """

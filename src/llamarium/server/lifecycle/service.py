@@ -75,7 +75,7 @@ class Service:
 
     @property
     def state(self) -> State:
-        """Lifecycle state."""
+        """The server's lifecycle state."""
         loaded = self.loaded
         if self.loading.failure is not None or (loaded is not None and loaded[1].state == "broken"):
             return "broken"

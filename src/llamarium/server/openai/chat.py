@@ -72,7 +72,7 @@ class ChatFormatter(ChoicesFormatter):
 
 def _delta_json(delta: Delta) -> str:
     """Return a member of a chunk's `delta` as JSON, or "" for the end of a tool call."""
-    if isinstance(delta, ContentDelta):  # the usual case
+    if isinstance(delta, ContentDelta):  # the most frequent case
         return f'"content":{encode(delta.text)}'
     match delta:
         case CallBegin(index, call_id, name):

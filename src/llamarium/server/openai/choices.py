@@ -134,7 +134,7 @@ def error_event(error: ApiError) -> str:
 
 
 def counts_of(usage: Usage) -> dict[str, Any]:
-    """Return token counts under OpenAI's names."""
+    """Return token counts with OpenAI's names."""
     counts = usage.counts()
     from_disk = {"disk_tokens": counts.disk} if counts.disk else {}
     return {

@@ -15,7 +15,7 @@ from llamarium.tokenizer.tools.definition import ToolDefinition
 
 MAX_LOGPROBS = 20
 
-_MAX_DIGITS = 10  # of a token id
+_MAX_DIGITS = 10  # keys of `logit_bias` have fewer digits
 
 
 @of_table("stream_options")
@@ -38,7 +38,7 @@ class Sampling(Body):
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | None = None
-    # not OpenAI's: as vLLM has them
+    # vLLM's
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = Field(None, min_length=1)

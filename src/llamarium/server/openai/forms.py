@@ -22,7 +22,7 @@ class JsonSchema(Body):
     `strict` refuses those keywords, and closes objects (`--open-objects`).
     """
 
-    name: str | None = None  # of no effect
+    name: str | None = None  # without effect
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -52,12 +52,12 @@ class Formed(Sampling):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # as llama-server and SGLang have them
+    # llama-server's and SGLang's
     json_schema: dict[str, Any] | str | None = None
     grammar: str | None = None
     regex: str | None = None
     ebnf: str | None = None
-    # as earlier versions of vLLM had them
+    # earlier versions of vLLM
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

@@ -22,7 +22,7 @@ or how it does.
 MAX_OTHERS = 8
 """Maximum number of further fields that are reported."""
 
-_Group = tuple[tuple[int, int, int], ...]  # kind, part and digest of the fields of a tool or message
+_Group = tuple[tuple[int, int, int], ...]  # (kind, part, exact digest) of each field of a tool or message
 _is_tool: Callable[[Field], bool] = attrgetter("is_tool")
 _is_message: Callable[[Field], bool] = attrgetter("is_message")
 
@@ -65,7 +65,7 @@ def differences(earlier: Sequence[Field], now: Sequence[Field]) -> list[Differen
 
 
 def _moved(earlier: Sequence[Field], now: Sequence[Field], first: int) -> Difference | None:
-    """Return the difference where whole tools or messages were added, removed or reordered, else None."""
+    """Return the difference if whole tools or messages were added, removed or reordered, else None."""
     for is_kind, name in ((_is_tool, "tools"), (_is_message, "messages")):
         if not is_kind(now[first]) and not is_kind(earlier[first]):
             continue

@@ -149,7 +149,7 @@ class PromptRecord:
 
     @property
     def fields(self) -> list[Field]:
-        """Its fields."""
+        """The unpacked fields."""
         return unpack(self.packed)
 
     @property

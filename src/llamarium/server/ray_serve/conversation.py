@@ -34,7 +34,7 @@ def conversation_of(path: str, body: object) -> str | None:
 def _prompt(path: str, fields: dict[str, Any]) -> Any:
     prompt = next((fields[name] for name in ("messages", "input", "prompt") if fields.get(name)), None)
     if path == "/v1/responses" and isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]  # as in the next turn
+        return [{"role": "user", "content": prompt}]  # the next turn has this form
     return prompt
 
 

@@ -117,7 +117,7 @@ class Forward:
                         full = part.replica
                     elif not full:
                         yield part
-            except BaseException:  # also if the client has disconnected
+            except BaseException:  # including cancellation when the client disconnects
                 answer.cancel()
                 raise
             if not full:

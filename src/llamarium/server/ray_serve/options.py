@@ -72,7 +72,7 @@ class RayOptions(ModelOptions, ServingOptions, AccessOptions):
         return Settings(**alike, host="0.0.0.0", api_keys=self._keys())
 
     def served_names(self) -> tuple[str, ...]:
-        """Return the model's names for requests; the first is used in replies."""
+        """Return the model's served names; the first one is used in replies."""
         adapters = self.adapters or {}
         names = self.served_model_name or (public_name(self.model, self.adapter, adapters),)
         if both := [name for name in names if name in adapters]:

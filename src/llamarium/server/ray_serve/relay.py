@@ -88,7 +88,7 @@ class ResponseStreamFailure(StreamFailure):
             self._number += 1
 
     def of(self, error: ApiError) -> bytes:
-        """Return the error, and the response with its complete items."""
+        """Return the error event, and the last event with the response's complete items."""
         return failure_events(self._response, self._items, self._number, error).encode()
 
 

@@ -10,7 +10,7 @@ from llamarium.server.ray_serve.ranking import Places, by_choice, ranking
 
 
 class ConversationRouter(RequestRouter):
-    """Routes a conversation to its replica, and other requests to the less busy one of two."""
+    """Routes a conversation to its replica, and other requests to the less busy of two random replicas."""
 
     _places: Places
 

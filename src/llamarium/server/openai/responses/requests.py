@@ -87,7 +87,7 @@ class TextFormat(Body):
     """
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None  # of no effect
+    name: str | None = None  # without effect
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
