@@ -283,7 +283,7 @@ def wanted_forms(
 ) -> tuple[Grammar | None, Grammar | None]:
     """Return the grammar of the output format and that of the whole answer, each None if absent; neither is compiled.
 
-    Raises: as `held_form`.
+    Errors as for `held_form`.
     """
     tool_form, is_open = settings.tool_form or own_tool_form(tokenizer), settings.open_objects
     try:

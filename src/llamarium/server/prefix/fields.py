@@ -145,7 +145,7 @@ class PromptParts(NamedTuple):
     def values(self) -> Iterator[Value]:
         """Yield the fields with their texts, in order of comparison.
 
-        A prompt that is not a dialog is one field with an empty text, as its tokens are compared instead.
+        The text of a prompt that is not a dialog is yielded as "", as its tokens are compared instead.
         """
         yield FieldKind.MODEL, 0, 0, self.model
         yield FieldKind.CACHE_SALT, 0, 0, self.salt
