@@ -1,8 +1,8 @@
-"""Alarms of a run: KL that is too high, a reward that rises while answers collapse, validations that stay worse.
+"""Alarms of a run: high KL, a rising reward with collapsing answers, a validation loss that no longer improves.
 
-An alarm does not end a run. It is raised once for each episode: it is active from the step at which its condition holds
-until the step at which the condition clearly no longer does. What has been seen so far is part of a checkpoint, so a
-resumed run raises what one that was not interrupted raises. Never imports torch.
+An alarm does not end a run. It is raised once per episode: it stays active from the step at which its condition holds
+until the condition clearly no longer does. The state is part of the checkpoint, so a resumed run raises the same alarms
+as an uninterrupted one. Torch-free.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from llamarium.errors import TrainingError, show_value
 from llamarium.train.config import GRPOConfig, RunConfig
 
 WINDOW = 10
-"""Steps at the beginning of a run, and steps until now, whose mean rewards, lengths and entropies are compared."""
+"""Number of first steps and of latest steps whose mean rewards, lengths and entropies are compared."""
 
-_OVER = 0.8  # of a bound: an active alarm ends this far on its good side, so a value around the bound raises one alarm
+_OVER = 0.8  # an active alarm ends at this fraction of its bound, so a value around the bound raises only one alarm
 
 AlarmName = Literal["kl", "length", "entropy", "validation"]
 NAMES: tuple[AlarmName, ...] = ("kl", "length", "entropy", "validation")
@@ -27,13 +27,13 @@ _COLLAPSING: tuple[tuple[AlarmName, str, str], ...] = (
 
 @dataclass(slots=True)
 class AlarmState:
-    """What a run's alarms have seen so far.
+    """State of a run's alarms.
 
     Attributes:
-        active: Names of the alarms whose episode has not ended.
+        active: Names of the active alarms.
         first: Reward, length and entropy of the first `WINDOW` steps.
-        last: The same of the last `WINDOW` steps.
-        num_worse: Validations in a row that were worse than the best one.
+        last: The same for the latest `WINDOW` steps.
+        num_worse: Consecutive validations that were worse than the best one.
     """
 
     active: list[str] = field(default_factory=list[str])
@@ -43,7 +43,7 @@ class AlarmState:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "AlarmState":
-        """Read what `dataclasses.asdict` makes of one; TrainingError for invalid values."""
+        """Read a state from the dict that `dataclasses.asdict` returns; TrainingError for invalid values."""
         num_worse: object = raw.get("num_worse", 0)
         active, first, last = (_list(raw.get(name, [])) for name in ("active", "first", "last"))
         good = type(num_worse) is int and num_worse >= 0 and all(name in NAMES for name in active)
@@ -62,7 +62,7 @@ def _is_row(row: object) -> bool:
 
 
 class Alarms:
-    """Looks at a run's steps and validations, and returns the events of alarms that are raised or over.
+    """Checks a run's steps and validations, and returns an event for each alarm that is raised or has ended.
 
     `state` is updated in place.
     """
@@ -75,7 +75,7 @@ class Alarms:
         self._collapse = config.alarm_collapse if is_rewarded else 0.0
 
     def after_step(self, step: int, metrics: Mapping[str, float]) -> list[dict[str, Any]]:
-        """Return the events of a step with these metrics."""
+        """Return the events for a step with these metrics."""
         events: list[dict[str, Any]] = []
         if self._kl and "kl" in metrics:
             kl, bound = metrics["kl"], self._kl
@@ -89,7 +89,7 @@ class Alarms:
         return events
 
     def _after_answers(self, step: int, row: list[float]) -> list[dict[str, Any]]:
-        """Compare the last steps' rewards, lengths and entropies with those of the first steps."""
+        """Compare the rewards, lengths and entropies of the latest steps with those of the first steps."""
         state, events = self._state, list[dict[str, Any]]()
         if len(state.first) < WINDOW:
             state.first.append(row)
@@ -112,7 +112,7 @@ class Alarms:
         return events
 
     def after_validation(self, step: int, loss: float, best_loss: float, best_step: int | None) -> list[dict[str, Any]]:
-        """Return the events of a validation with this loss; the best one is the lowest so far, this one included."""
+        """Return the events for a validation with this loss; `best_loss` is the lowest so far, including this one."""
         state, most = self._state, self._num_validations
         is_worse = not loss <= best_loss
         state.num_worse = state.num_worse + 1 if is_worse else 0
@@ -130,7 +130,7 @@ class Alarms:
     def _judge(
         self, name: AlarmName, step: int, value: float, bound: float, message: str, *, is_bad: bool, is_over: bool
     ) -> list[dict[str, Any]]:
-        """Return the event of an alarm that is raised or over, if it is."""
+        """Return the event if the alarm is raised or has ended, else nothing."""
         active, about = self._state.active, {"step": step, "alarm": name, "value": value, "bound": bound}
         if name not in active and is_bad:
             active.append(name)

@@ -1,10 +1,10 @@
-"""Conduct a run in its folder: hold the lock, write the settings and the journal.
+"""Run training in a folder: hold the lock, write the settings and the journal.
 
     run/.lock            held by this process
-    run/train.toml       the settings, once the run is accepted; they start the same run again
-    run/metrics.jsonl    the events, once the run is accepted
+    run/train.toml       the settings, written once settings and data are accepted; they reproduce the run
+    run/metrics.jsonl    the events, from the same moment on
 
-A refused run leaves the folder unchanged.
+A run whose settings or data are refused leaves the folder unchanged.
 """
 
 import os
@@ -32,9 +32,9 @@ def conduct(
     allow_changes: bool = False,
     watch: AbstractContextManager[Emit],
 ) -> TrainingResult:
-    """Prepare and train; arguments and errors as for `run`. Only rank zero writes; other processes keep in step.
+    """Prepare a run and train; arguments and errors as for `run`. Only rank zero writes files.
 
-    `prepare` is called once the folder is known to be free, and `watch` is entered after it.
+    `prepare` is called after the folder is locked and checked, and `watch` is entered after it.
     """
     if not process_group.is_rank_zero:
         setup = process_group.rank_zero_first(prepare)
@@ -56,7 +56,7 @@ def conduct(
 
 
 def is_acceptance(event: Event) -> bool:
-    """Whether an event, the first of a run, reports that settings and data are accepted."""
+    """Return whether an event is the first of a run, which reports that settings and data are accepted."""
     return event["event"] in ("start", "resume")
 
 
@@ -71,7 +71,10 @@ def save_settings(config: RunConfig, path: Path) -> None:
 
 @contextmanager
 def init_process_group(config: RunConfig) -> Generator[ProcessGroup]:
-    """Yield the processes of `torchrun`, or this one alone; TrainingError if they do not fit, or one is lost."""
+    """Yield the process group of `torchrun`, or a single process.
+
+    TrainingError if the number of processes does not fit the settings, or if a process is lost.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:
         from llamarium.train.distributed.parallel import init_distributed

@@ -1,7 +1,7 @@
-"""Settings of a training run: one flat list, from a TOML file and from flags, which take precedence.
+"""Settings of a training run: one flat list, read from a TOML file and from flags, which take precedence.
 
-Every setting has a default that trains. The resolved list is written beside the checkpoints as `train.toml`, which
-starts the same run again.
+Every setting has a usable default. The resolved settings are written next to the checkpoints as `train.toml`, which
+reproduces the run.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ DATA_HELP = f"a text file, a {FILES_OF_ROWS}, a folder, shakespeare, or org/name
 ROWS_HELP = f"a {FILES_OF_ROWS}, a folder, org/name on the hub, or several (a.jsonl=2,b.jsonl=1), of rows with "
 
 EPOCHS_COUNTED = 10
-"""Epochs whose packed rows are counted to find the steps of `epochs`; more have the mean number of rows of these."""
+"""Number of epochs whose packed rows are counted to convert `epochs` to steps; more epochs count with the mean."""
 
-_MAX_CONTEXT = 2**20  # tokens a row: eight times what Llama 3 reads
+_MAX_CONTEXT = 2**20  # tokens per row: eight times the context of Llama 3.1
 
 SHAPE = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "tie_word_embeddings", "rope_theta", "initializer_range",
 )  # fmt: skip
-"""Settings that change a preset's shape."""
+"""Settings that change a preset's architecture."""
 
 _LENGTHS = ("steps", "epochs", "tokens")
 _OF_SCRATCH = ("preset", "tokenizer", "vocab_size", *SHAPE)
 _OF_ADAPTERS = ("rank", "alpha", "target_modules", "rslora", "dora")
-# Settings that count only where another one has one of these values.
+# Settings that have an effect only if another setting has one of these values.
 _NEEDS: dict[str, tuple[str, tuple[str | None, ...]]] = {
     "muon_learning_rate": ("optimizer", ("muon", None)),
     "decay_share": ("schedule", ("wsd",)),
@@ -50,7 +50,7 @@ _NEEDS: dict[str, tuple[str, tuple[str | None, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Settings of every run; their help texts document them (`llamarium pretrain --help`)."""
+    """Settings that all runs share; their help texts document them (`llamarium pretrain --help`)."""
 
     # the recipe
     steps: int = option(2000, "optimizer steps", 1)
@@ -87,7 +87,7 @@ class RunConfig:
     )
     tensor_parallel: int = option(1, "processes of torchrun that shard each layer's matrices", 1, is_free=True)
 
-    # watching and saving
+    # logging, validation and checkpoints
     log_every: int = option(10, "steps between lines of metrics", 1, is_free=True)
     eval_every: int | None = option(None, "steps between validations; left out: 1/8, at most 250", 1, is_free=True)
     eval_rows: int = option(200, "rows of a validation at most; 0 is all", 0, is_free=True)
@@ -104,7 +104,7 @@ class RunConfig:
     save_total_limit: int = option(2, "checkpoints that are kept, besides the best", 1, is_free=True)
 
     def __post_init__(self) -> None:
-        """Check types and ranges; TrainingError names the setting, its value and what was expected."""
+        """Check types and ranges; the TrainingError has the setting's name, its value and the expected values."""
         if (data := getattr(self, "data", None)) is not None:
             object.__setattr__(self, "data", parse_data(data))
         check_options(self, TrainingError)
@@ -128,7 +128,7 @@ class RunConfig:
 
     @property
     def sample_steps(self) -> int:
-        """Steps between samples; 0 is never."""
+        """Steps between samples; 0 disables them."""
         return min(500, max(1, self.steps // 4)) if self.sample_every is None else self.sample_every
 
     @property
@@ -138,34 +138,34 @@ class RunConfig:
 
     @property
     def chosen_precision(self) -> Literal["float32", "bfloat16"]:
-        """The precision of a prepared run."""
+        """Compute precision, once "auto" is resolved."""
         assert self.precision != "auto", "`with_precision` comes first"
         return self.precision
 
     @property
     def chosen_optimizer(self) -> tuple[OptimizerName, float]:
-        """The optimizer and the peak rate of a prepared run."""
+        """Optimizer and peak learning rate, once they are resolved."""
         assert self.optimizer and self.learning_rate, "`with_optimizer` comes first"
         return self.optimizer, self.learning_rate
 
     @classmethod
     def resolve(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
-        """Combine defaults, a TOML file (if not None) and flags, in this order; TrainingError for invalid settings."""
+        """Combine defaults, a TOML file (if not None) and flags; later ones win. TrainingError for invalid settings."""
         settings, where = ({}, "") if file is None else (read_toml(file), f"{file}: ")
         known = [*declared(cls)]
         if unknown := [name for name in (*settings, *flags) if name not in known]:
             raise TrainingError(f"{where}{unknown_names(unknown, known)}")
-        if any(name in flags for name in _LENGTHS):  # a flag takes the place of all that the file says of the length
+        if any(name in flags for name in _LENGTHS):  # a flag replaces whichever of these settings the file has
             settings = {name: value for name, value in settings.items() if name not in _LENGTHS}
         name, before = flags.get("optimizer"), settings.get("optimizer")
         if name and before not in (None, name) and "learning_rate" in settings.keys() - flags.keys():
             raise TrainingError(f"{where}learning_rate is that of {escape(before)}; give one beside optimizer {name}")
         found = cls(**{**settings, **flags})
-        _refuse_brought(found, flags)  # also the defaults, named
+        _refuse_brought(found, flags)  # also flags that repeat a default
         return found
 
     def to_toml(self) -> str:
-        """Return the settings as TOML for `resolve`; those that are None are comments."""
+        """Return the settings as TOML for `resolve`; settings that are None become comments."""
         values = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
         return "".join(
             f"# {name} =\n" if value is None else f"{name} = {toml_value(value)}\n" for name, value in values
@@ -182,11 +182,14 @@ class RunConfig:
         return declared(cls)[name].default
 
     def changed(self, names: Sequence[str]) -> list[str]:
-        """Return those of some settings that are not their defaults."""
+        """Return the names whose settings differ from their defaults."""
         return [name for name in names if getattr(self, name) != self.default(name)]
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
-        """List a resumed run's changes as "name: before -> now"; a setting missing in `before` had its default."""
+        """List a resumed run's changes as "name: before -> now"; a setting missing in `before` counts as its default.
+
+        Settings that may change freely (`is_free`) are left out.
+        """
         free = {name for name, one in declared(type(self)).items() if one.is_free}
         now, before = dataclasses.asdict(self), renamed(before)
         pairs = [(name, before.get(name, self.default(name)), value) for name, value in now.items()]
@@ -200,9 +203,9 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig(RunConfig):
-    """Settings of pretraining: data, tokenizer and shape."""
+    """Settings of pretraining: data, tokenizer and architecture."""
 
-    # the data; what it holds is compared, not where it lies
+    # data: a resumed run compares its content, not its path
     data: Data | None = option(None, f"{DATA_HELP}; several with weights: a.txt=2,b.txt=1", is_free=True, repeats=True)
     text_field: str = option("text", "the field of a file's rows that holds the text")
     validation: float = option(0.1, "the share at the end that is held out", 0.0, 0.9)
@@ -210,7 +213,7 @@ class PretrainConfig(RunConfig):
     tokenizer: str = option("characters", "chars, words or bpe, learned from the data, or a tokenizer's name or path")
     vocab_size: int = option(4096, "tokens of bpe, or of words at most", 3, 2**21)
 
-    # the model: a preset, and what differs from it
+    # architecture: a preset and changes to it
     preset: str = option("small", "the model's shape, by name; the settings below change it")
     hidden_size: int | None = option(None, "width of the residual stream", 2)
     intermediate_size: int | None = option(
@@ -226,7 +229,7 @@ class PretrainConfig(RunConfig):
     initializer_range: float | None = option(None, "standard deviation of fresh weights", 0.0, 10.0)
 
     def __post_init__(self) -> None:
-        """Check types and ranges; "chars" is the short name of "characters"."""
+        """Check types and ranges; "chars" is short for "characters"."""
         if self.tokenizer == "chars":
             object.__setattr__(self, "tokenizer", "characters")
         RunConfig.__post_init__(self)
@@ -236,7 +239,7 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """Settings of fine-tuning: base model, dialogs and adapters."""
 
-    # smaller defaults, as the model is trained already
+    # smaller defaults, as the model is pretrained
     steps: int = with_default(RunConfig, "steps", 300)
     batch_rows: int = with_default(RunConfig, "batch_rows", 4)
     optimizer: OptimizerName = option("adamw", "adamw, or muon for the layers' matrices")
@@ -245,7 +248,7 @@ class FinetuneConfig(RunConfig):
     sample_prompt: str = option("Hello!", "what a sample answers", is_free=True)
     save_every: int = with_default(RunConfig, "save_every", 100)
 
-    # the base and the data
+    # base model and data
     model: str = option("smollm2-135m", "the base: what -m takes elsewhere")
     data: Data = option(
         "",
@@ -269,7 +272,7 @@ class FinetuneConfig(RunConfig):
     quantize: QuantizeName = option("none", "keep the base in few bits: QLoRA", ignores_case=True)
     dequantize: Literal["auto", "load", "use"] = option("auto", "of a base whose file is quantized")
 
-    # what is learned
+    # trained parameters
     adapter: str = option("", "the folder of an adapter to go on from; its base, rank, alpha and targets count")
     method: Literal["lora", "full"] = option("lora", "adapters beside the frozen base, or all of its weights")
     rank: int = option(16, "of the adapters", 1, 4096)
@@ -282,17 +285,17 @@ class FinetuneConfig(RunConfig):
     def __post_init__(self) -> None:
         """Check types and ranges."""
         RunConfig.__post_init__(self)
-        assert self.reading is not None  # it raises for texts that are none
+        assert self.reading is not None  # raises for malformed columns and roles
 
     @property
     def reading(self) -> Reading:
-        """How the rows of the data are read."""
+        """Options for reading the rows of the data."""
         return Reading.parse(self.columns, self.roles, skip_bad=self.skip_bad)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOConfig(FinetuneConfig):
-    """Settings of preference training, with smaller defaults: it changes a model less."""
+    """Settings of preference tuning, with smaller defaults than fine-tuning, as it changes a model less."""
 
     data: Data = option("", ROWS_HELP + "prompt or messages, chosen and rejected", is_free=True, repeats=True)
     learning_rate: float = with_default(FinetuneConfig, "learning_rate", 5e-5)
@@ -306,7 +309,7 @@ class DPOConfig(FinetuneConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOConfig(FinetuneConfig):
-    """Settings of learning from rewards: a row is an answer, and the answers of a step are groups of equal size."""
+    """Settings of GRPO: a row is a sampled answer, and the answers of a step form groups of equal size."""
 
     data: Data = option("", ROWS_HELP + "prompt or messages, and what the reward reads", is_free=True, repeats=True)
     learning_rate: float = with_default(FinetuneConfig, "learning_rate", 2e-5)
@@ -337,9 +340,9 @@ class GRPOConfig(FinetuneConfig):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check types and ranges, and that groups are whole; `reward` has the weights of several from here on."""
+        """Check types and ranges, and that a step has whole groups; merge `reward_weights` into `reward`."""
         object.__setattr__(self, "reward", parse_rewards(self.reward, self.reward_weights))
-        object.__setattr__(self, "reward_weights", self.reward_weights and "")  # None stays, and is refused
+        object.__setattr__(self, "reward_weights", self.reward_weights and "")  # None stays None, to be refused below
         FinetuneConfig.__post_init__(self)
         if self.rows_per_step % self.group_size:
             raise TrainingError(
@@ -358,7 +361,7 @@ class GRPOConfig(FinetuneConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig(PretrainConfig):
-    """Settings of an experiment's runs, which take a minute or two on a laptop."""
+    """Settings of an experiment's runs, sized for a minute or two on a laptop."""
 
     steps: int = with_default(PretrainConfig, "steps", 400)
     batch_rows: int = with_default(PretrainConfig, "batch_rows", 16)
@@ -379,14 +382,14 @@ class ExperimentConfig(PretrainConfig):
     )
 
     def __post_init__(self) -> None:
-        """Check types and ranges; the runs of an experiment have the same number of steps."""
+        """Check types and ranges; only `steps` sets the length, so that all runs have the same number of steps."""
         RunConfig.__post_init__(self)
         if given := self.changed(["epochs", "tokens"]):
             raise TrainingError(f"{given[0]}: of no effect on an experiment; give steps")
 
 
 def _refuse_brought(config: RunConfig, given: Collection[str] | None = None) -> None:
-    """Refuse what a model or an adapter brings: settings that are `given`, else those that are not defaults."""
+    """Raise for settings that the model or adapter determines: those in `given`, or if None all non-default ones."""
     for other, names in (("model", _OF_SCRATCH), ("adapter", _OF_ADAPTERS)):
         if hasattr(config, names[0]) and getattr(config, other):
             for name in config.changed(names) if given is None else filter(given.__contains__, names):

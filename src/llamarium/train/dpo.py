@@ -1,29 +1,29 @@
-"""DPO: learn from pairs of answers which is preferred, without a reward model and without sampling.
+"""DPO: preference tuning on pairs of answers, without a reward model and without sampling.
 
-Preferences could be learned as a reward r(x, y), and a model trained to maximize it while staying near a reference. The
-best such model is known in closed form; solved for the reward it gives
+One could learn a reward r(x, y) from preferences, and train a policy to maximize it while staying close to a reference
+model. The optimal policy is known in closed form; solved for the reward it gives
 
     r(x, y) = beta * (log P(y | x) - log P_reference(y | x)) + a term of x alone
 
-So the model is its own reward model. In a pair the term of x cancels, and the loss is that of telling the chosen answer
-from the rejected one by their rewards:
+So the policy is its own reward model. Within a pair the term of x cancels, and the loss is that of classifying the
+chosen answer against the rejected one by their rewards:
 
     loss = -log sigmoid(r(x, chosen) - r(x, rejected))
 
-A share e of the pairs may be labelled the wrong way round (`label_smoothing`, conservative DPO). Then the loss is its
-expectation: with m = r(x, chosen) - r(x, rejected),
+With label smoothing (conservative DPO), a share e of the pairs is assumed to have its labels swapped. The loss is then
+the expectation: with m = r(x, chosen) - r(x, rejected),
 
     loss = -(1 - e) log sigmoid(m) - e log sigmoid(-m)
 
 which is lowest at the margin m = log((1 - e) / e) instead of at infinity.
 
-The loss begins at log 2, where model and reference are equal. beta is the cost of leaving the reference. The reference
-is the model as the run began with it: with fresh adapters it is the model with its adapters off, and costs a second
-forward pass; in full training, and where it goes on from an adapter, its log-probabilities are computed once, before
-the first step.
+The loss starts at log 2, where policy and reference are equal; beta is the cost of moving away from the reference. The
+reference is the model at the start of the run. With new adapters it is the model with its adapters disabled, which
+costs a second forward pass. In full training, and when training continues from an adapter, its log-probabilities are
+computed once, before the first step.
 
-Only the answers' tokens count. A chosen answer may become less likely while the loss falls, if the rejected one falls
-faster: so both rewards are reported beside their margin.
+Only the answers' tokens count. A chosen answer may become less likely while the loss falls, if the rejected one becomes
+less likely still, so both rewards are reported next to their margin.
 
 Source: Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Secretly a Reward Model", equation
 7 for the loss and 5 for the reward; Mitchell 2023, "A note on DPO with noisy preferences & relationship to IPO",
@@ -54,10 +54,11 @@ from llamarium.train.step import causal_trunk, computing_in
 
 
 class Preference:
-    """The DPO objective of pairs.
+    """The DPO objective.
 
-    `beta`, above 0, is the cost of leaving the reference; `label_smoothing`, 0 to 0.5, is the share of pairs whose
-    answers are assumed to be exchanged.
+    Args:
+        beta: Cost of moving away from the reference; above 0.
+        label_smoothing: Share of pairs whose answers are assumed to be swapped, 0 to 0.5.
     """
 
     def __init__(self, beta: float, label_smoothing: float = 0.0) -> None:
@@ -70,9 +71,9 @@ class Preference:
     def loss_sum(
         self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return a batch's sum of losses, and sums of rewards, margins and correct choices.
+        """Return the sum of a batch's losses, and the sums of its rewards, margins and correctly ranked pairs.
 
-        Without a reference in the batch, the model without its adapters is the reference.
+        If the batch has no reference log-probabilities, the model without its adapters is the reference.
         """
         reference_E = batch.reference_E
         if reference_E is None:
@@ -91,9 +92,9 @@ class Preference:
 
 
 def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return the loss of each pair (P,), and the rewards of its answers (P, 2) without a gradient.
+    """Return the loss of each pair (P,), and the detached rewards of its answers (P, 2).
 
-    `policy_E` and `reference_E` are log P of each answer: chosen, rejected, chosen, ...
+    `policy_E` and `reference_E` are the log-probabilities of the answers: chosen, rejected, chosen, ...
     """
     rewards_P2 = beta * (policy_E - reference_E).view(-1, 2)
     margin_P = rewards_P2[:, 0] - rewards_P2[:, 1]
@@ -104,7 +105,7 @@ def dpo_loss(policy_E: Tensor, reference_E: Tensor, beta: float, label_smoothing
 
 
 def answer_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk = causal_trunk) -> Tensor:
-    """Return log P of each answer of a batch, the sum over its tokens: (E,), float32, in row order."""
+    """Return the log-probability of each answer in a batch, summed over its tokens: (E,), float32, in row order."""
     logprobs_N, counts_E = learned_logprobs(model, batch, trunk), _counts(batch)
     answer_N = torch.arange(len(counts_E), device=counts_E.device).repeat_interleave(counts_E)
     return logprobs_N.new_zeros(len(counts_E)).index_add(0, answer_N, logprobs_N)
@@ -112,7 +113,7 @@ def answer_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk 
 
 def _counts(batch: TrainingBatch) -> Tensor:
     """Return the number of learned tokens of each answer: (E,)."""
-    assert batch.segments_BT is not None  # two answers are two segments
+    assert batch.segments_BT is not None  # the two answers of a pair are two segments
     num_rows, length = batch.labels_BT.shape
     keys_BT = batch.segments_BT + torch.arange(num_rows, device=batch.segments_BT.device)[:, None] * (length + 1)
     return torch.unique_consecutive(keys_BT[batch.labels_BT != IGNORED], return_counts=True)[1]
@@ -122,10 +123,10 @@ def _counts(batch: TrainingBatch) -> Tensor:
 def set_reference(
     rows: PairRows, model: LlamaForCausalLM, batch_rows: int, precision: Literal["float32", "bfloat16"] = "float32"
 ) -> None:
-    """Compute log P of every answer under `model`, and store it in the rows.
+    """Compute the log-probability of every answer under `model`, and store it in the rows.
 
-    In the run's own precision and batches of its shape, otherwise the first step would see rounding between the model
-    and itself.
+    Precision and batch shape are the run's; otherwise the first step would see a rounding difference between policy and
+    reference.
     """
     found_E, each = torch.empty(len(rows.examples)), rows.once()
     last = each.num_rows(0) - 1
@@ -141,7 +142,7 @@ first_row = partial(finetune.first_row, kind=PairRows)
 
 
 def prepare(config: DPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
-    """Load base and pairs, add the adapters, and compute a reference if needed; errors as `finetune.prepare`."""
+    """Load the base and the pairs, add adapters, and compute the reference if needed; errors as `finetune.prepare`."""
     if process_group.world_size > 1:
         raise TrainingError("dpo trains in one process, as its reference is the same model; start it without torchrun")
     setup = finetune.prepare(config, process_group, partial(finetune.read_rows, kind=PairRows))

@@ -1,7 +1,7 @@
-"""Fine-tune a model: all of its weights, or adapters beside frozen weights.
+"""Fine-tuning: all weights of a model, or LoRA adapters on frozen weights.
 
-The rows are dialogs of which the assistant's tokens are learned; `run` does the rest, as for pretraining. A checkpoint
-holds the whole model in full training, else the adapter in PEFT's layout.
+The rows are dialogs in which the assistant's tokens are learned; the training loop is that of pretraining (`run`). A
+checkpoint contains the whole model in full fine-tuning, else the adapter in PEFT's layout.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,9 +51,9 @@ _Read = Callable[[_Config, Tokenizer], SplitRows]
 def prepare(
     config: _Config, process_group: ProcessGroup = SINGLE_PROCESS, read: "_Read[_Config] | None" = None
 ) -> Setup:
-    """Load the base and what `read` reads, dialogs by default, and add the adapters.
+    """Load the base and the rows (by `read`; None reads dialogs), and add the adapters.
 
-    LlamariumError if the base or the data cannot be read, or the settings do not fit together.
+    LlamariumError if the base or the data cannot be read, or if the settings conflict.
     """
     check(config)
     config = with_precision(with_base(config), process_group)
@@ -83,7 +83,7 @@ def prepare(
 
 
 def with_base(config: _Config) -> _Config:
-    """Return settings whose `model` is the base that `adapter` names, unless another is given.
+    """Set `model` to the base model of `adapter`, unless a model is given.
 
     LlamariumError if the adapter cannot be read; TrainingError if `model` is an adapter.
     """
@@ -105,9 +105,10 @@ def _open(config: FinetuneConfig) -> tuple[Checkpoint, Tokenizer]:
 
 
 def base_dtype(config: FinetuneConfig, device: str) -> Literal["auto"] | DtypeName:
-    """Return the frozen base's dtype; "auto" is as stored.
+    """Return the dtype to load the frozen base in; "auto" is the stored dtype.
 
-    On a CPU that is float32 where products are. Without native bfloat16 a processor multiplies it many times slower.
+    On a CPU it is float32 unless the CPU has native bfloat16 and the run computes in it: without native support,
+    bfloat16 matrix products are many times slower.
     """
     if config.dtype != "auto":
         return config.dtype
@@ -140,12 +141,12 @@ def _train_adapters(
 
 
 def with_chat_format(config: FinetuneConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the base's tokenizer with the dialog format of the training; ChatFormatError without its tokens."""
+    """Return the tokenizer with the run's dialog format; ChatFormatError if the vocabulary lacks its control tokens."""
     return tokenizer if config.chat_format == "none" else with_format(tokenizer, config.chat_format)
 
 
 def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -> _Rows:
-    """Read the examples, with `with_chat_format`'s tokenizer, and pack them; TrainingError for invalid ones."""
+    """Read and pack the examples, with the tokenizer of `with_chat_format`; TrainingError for invalid examples."""
     return kind.from_file(
         config.data,
         tokenizer,
@@ -159,13 +160,13 @@ def read_rows(config: FinetuneConfig, tokenizer: Tokenizer, kind: type[_Rows]) -
 
 
 def first_row(config: FinetuneConfig, kind: type[DialogRows] = DialogRows) -> "Text":
-    """Show the first row, its learned tokens marked; errors as `read_rows`'s."""
+    """Format the first row, with its learned tokens marked; errors as `read_rows`."""
     tokenizer = bare_tokenizer(config)
     return preview(read_rows(config, tokenizer, kind).batch(0, [0]), tokenizer)
 
 
 def bare_tokenizer(config: FinetuneConfig) -> Tokenizer:
-    """Load the tokenizer of a run, without its model."""
+    """Load the tokenizer of a run without loading the model."""
     check(config)
     return with_chat_format(config, load_tokenizer(with_base(config).model))
 
@@ -179,7 +180,8 @@ def restore_adapter(
 ) -> None:
     """Load a saved adapter into the model's adapters, in place.
 
-    `metadata`, `adapter_metadata` of the model's base, is compared; TrainingError if the base or the tensors differ.
+    `metadata` is the `adapter_metadata` of the model's base. TrainingError if the base or the tensors' names, shapes or
+    dtypes differ.
     """
     written = read_metadata(folder)
     if metadata is not None and not _same_base(written, metadata):
@@ -202,7 +204,7 @@ def _same_base(written: Mapping[str, str], here: Mapping[str, str]) -> bool:
 
 
 def check(config: FinetuneConfig) -> None:
-    """Check that the settings fit together; TrainingError if not."""
+    """Check settings that depend on each other; TrainingError if they conflict."""
     if not config.data:
         raise TrainingError(
             f"no data; expected a {FILES_OF_ROWS} of examples, a folder of them, or org/name on the hub"

@@ -1,4 +1,4 @@
-"""Train from Python: `pretrain`, `finetune`, `dpo` and `grpo`, with the settings of the command line.
+"""Training from Python: `pretrain`, `finetune`, `dpo` and `grpo`, with the settings of the command line.
 
 llamarium.pretrain("runs/story", data="story.txt", preset="tiny", steps=200)
 llamarium.finetune("runs/mine", data="examples.jsonl", steps=100)
@@ -33,7 +33,7 @@ def pretrain(
     watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[PretrainKeywords],
 ) -> "TrainingResult":
-    """Train a model from scratch, or go on from `model`, to its last step, or until SIGTERM or Ctrl-C, which save.
+    """Train a model from scratch, or continue from `model`. SIGTERM and Ctrl-C save a checkpoint and stop.
 
     >>> short = {"device": "cpu", "steps": 2, "batch_rows": 2, "warmup_steps": 1, "sample_every": 0}
     >>> result = llamarium.pretrain("story", data="shakespeare", preset="tiny", tokenizer="bpe", vocab_size=280,
@@ -42,18 +42,19 @@ def pretrain(
     2
 
     Args:
-        out: The run's folder: settings, metrics.jsonl, checkpoints; `best` is the one of the lowest validation loss.
-        resume: Continue from the newest checkpoint, with the run's settings except those given here; else begin.
-        allow_changes: Resume although settings or data have changed.
-        watch: Called with events: each line of metrics.jsonl, and the current activity. Without it, alarms are
+        out: Folder of the run: settings, metrics.jsonl and checkpoints; `best` has the lowest validation loss.
+        resume: Continue from the newest checkpoint with the run's settings, except those given here.
+        allow_changes: Resume even if settings or data have changed.
+        watch: Called with each event: the lines of metrics.jsonl, and the current activity. Without it, alarms become
             warnings.
-        **settings: Those of `PretrainConfig`; on the command line they are flags.
+        **settings: Fields of `PretrainConfig`; on the command line they are flags.
 
     Returns:
-        The run's last position and checkpoint, the signal that ended it early or None, and whether no step was left.
+        The last position and checkpoint, the signal that stopped the run or None, and whether the run was already
+        complete.
 
     Raises:
-        LlamariumError: If PyTorch is missing, settings or data are refused, or the run cannot continue.
+        LlamariumError: If PyTorch is missing, settings or data are invalid, or the run cannot continue.
     """
     return _train(PretrainConfig, Path(out), resume, allow_changes, watch, settings)
 
@@ -67,10 +68,10 @@ def finetune(
     watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[FinetuneKeywords],
 ) -> "TrainingResult":
-    """Fine-tune a model on examples, `data`: adapters beside it, or with `method="full"` all of its weights.
+    """Fine-tune a model on the examples in `data`: LoRA adapters, or all weights with `method="full"`.
 
-    Arguments and errors are those of `pretrain`; settings are those of `FinetuneConfig`. `data` may also be rows of
-    Python: any iterable of dicts, a `datasets.Dataset`, or an Arrow table.
+    Arguments and errors are those of `pretrain`; settings are the fields of `FinetuneConfig`. `data` may also be Python
+    rows: any iterable of dicts, a `datasets.Dataset`, or an Arrow table.
 
     >>> rows = [{"prompt": "To be", "completion": ", or not to be"}] * 8
     >>> base = {"model": "story/best", "chat_format": "none", "context": 64, "rank": 2, **short}
@@ -89,9 +90,9 @@ def dpo(
     watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[DPOKeywords],
 ) -> "TrainingResult":
-    """Train a model on preferences, `data`: of two answers the better one becomes likelier.
+    """Tune a model on preferences (DPO): `data` has pairs of a chosen and a rejected answer.
 
-    Arguments and errors are those of `pretrain`; settings are those of `DPOConfig`.
+    Arguments and errors are those of `pretrain`; settings are the fields of `DPOConfig`.
 
     >>> pairs = [{"prompt": "To be", "chosen": ", or not to be", "rejected": " a cat"}] * 8
     >>> llamarium.dpo("preferred", data=pairs, **base).position.step
@@ -109,9 +110,9 @@ def grpo(
     watch: "Callable[[Event], None] | None" = None,
     **settings: Unpack[GRPOKeywords],
 ) -> "TrainingResult":
-    """Train a model on rewards: it answers prompts, `data`, and answers with a higher `reward` become likelier.
+    """Train a model with rewards (GRPO): it samples answers to the prompts in `data`, and `reward` scores them.
 
-    Arguments and errors are those of `pretrain`; settings are those of `GRPOConfig`.
+    Arguments and errors are those of `pretrain`; settings are the fields of `GRPOConfig`.
 
     >>> prompts = [{"prompt": "To be"}] * 4
     >>> llamarium.grpo("rewarded", data=prompts, reward="length:20", max_tokens=8, group_size=2,
@@ -130,7 +131,7 @@ def _train(
     settings: Mapping[str, Any],
 ) -> "TrainingResult":
     need_torch("training", "train")
-    out = out.absolute()  # whatever a reward changes to
+    out = out.absolute()  # a reward function may change the working directory
     file = out / "train.toml"
     with named_rows(settings.get("data")) as data:
         named = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
@@ -160,7 +161,7 @@ def _warn_of_alarms(event: "Event") -> None:
 
 
 def tuning_of(kind: type[RunConfig]) -> Any:
-    """Return the module of a kind of run that begins with a model: it has `prepare` and `first_row`."""
+    """Return the module that prepares runs of this kind, other than pretraining: it has `prepare` and `first_row`."""
     from llamarium.train import dpo, finetune
     from llamarium.train.rewards import grpo
 

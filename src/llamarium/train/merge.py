@@ -1,4 +1,4 @@
-"""Merge an adapter into its base: a plain model's folder, which every tool of the ecosystem reads."""
+"""Merge an adapter into its base model, into a checkpoint that other tools can read."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,27 +38,29 @@ def merge(
     progress: Callable[[int, int], None] | None = None,
     **loading: Unpack[WeightKeywords],
 ) -> "MergeReport":
-    """Merge an adapter into its base, compare the result with the adapter, and save it.
+    """Merge an adapter into its base, compare the result with the unmerged adapter, and save it.
 
     >>> llamarium.merge("tuned/best", "merged", device="cpu").kept > 0.9
     True
 
     Args:
         adapter: The adapter's folder.
-        out: Folder of the merged model; complete or absent.
-        model: The base; None is the one that the adapter names.
-        onto: "full": the base as its files have it; "trained": as training held it, quantized if it was (QLoRA).
-        check_base: Refuse another base than the adapter's own, and one that contains the adapter already.
-        force: Replace a model that is at `out`.
+        out: Folder of the merged model; on failure it is not created.
+        model: Base model; None reads it from the adapter.
+        onto: "full" merges into the base as stored; "trained" into the base as used in training, quantized for QLoRA.
+        check_base: Raise if the base is not the adapter's, or if it already contains the adapter.
+        force: Replace an existing model at `out`.
         progress: Called with (bytes read, total bytes).
-        **loading: As for `load`. `dtype` is the merged model's, too: float32 rounds nothing; `quantize` is the base's.
+        **loading: As for `load`. `dtype` is also the merged model's (float32 avoids rounding); `quantize` is the
+            base's.
 
     Returns:
-        The share of the correction that was kept, the base that training used, and distances; see `MergeReport`.
+        The share of the adapter's change that was kept, the base used in training, and distances; see `MergeReport`.
 
     Raises:
-        LlamariumError: As `load`; if the adapter does not fit; if `quantize` is not what training used.
-        TrainingError: If the merged model computes something else than the adapter; warns where much of it is lost.
+        LlamariumError: As `load`; if the adapter does not fit; if `quantize` differs from training.
+        TrainingError: If half of the adapter's change is lost in rounding (a tenth only warns), or if the merged
+            model's logits differ from the adapter's.
     """
     need_torch("merging an adapter")
     from llamarium.adapters.merge import merge_adapter
@@ -86,7 +88,7 @@ def _check_out(out: Path, adapter: Path, base: Path) -> None:
 
 
 def _save(llama: Llama, adapter: Path, folder: Path) -> None:
-    """Save a merged model, with the tokenizer of the adapter's training where there is one."""
+    """Save a merged model with the adapter's tokenizer if it has one, else the base's."""
     from llamarium.checkpoints.save import save_model
 
     tokenizer, recommended = llama.optional_tokenizer, llama.generation_config
@@ -98,7 +100,7 @@ def _save(llama: Llama, adapter: Path, folder: Path) -> None:
 
 
 def _quantize(onto: str, over: str | None, asked: str | None, adapter: Path) -> str | None:
-    """Return the type that the base is quantized to before the merge, None for none."""
+    """Return the type to quantize the base to before the merge, or None."""
     asked = None if asked is None else chosen_type("quantize", asked, METHODS)
     if onto == "full":
         return asked
@@ -120,7 +122,7 @@ def _trained_logits(
     *,
     check_base: bool,
 ) -> "Tensor":
-    """Return the logits of the adapter over the base as training held it."""
+    """Return the logits of the adapter on the base as used in training."""
     from llamarium.adapters.merge import adapted_logits
 
     held = _held_in(None if over == "none" else over, base, loading)
@@ -128,7 +130,7 @@ def _trained_logits(
 
 
 def _held_in(quantize: str | None, base: str | Path, loading: WeightKeywords) -> WeightKeywords:
-    """Return options that load the base as training held it, which rounded a quantized file a second time."""
+    """Return options that load the base as in training, which requantized a base that is stored quantized."""
     held: WeightKeywords = {**loading, "quantize": quantize}
     if quantize is not None and quantized_types(open_checkpoint(resolve(str(base)))):
         held["dequantize"] = "load"
@@ -136,7 +138,10 @@ def _held_in(quantize: str | None, base: str | Path, loading: WeightKeywords) ->
 
 
 def _with_bases(report: "MergeReport", over: str | None, quantize: str | None) -> "MergeReport":
-    """Add what training and the merge held the base in; warn where that matters more than what was learned."""
+    """Add the types of the base in training and in the merge to the report.
+
+    Warn if the difference between the two bases exceeds the adapter's effect.
+    """
     named = {"none": "stored"}
     report = replace(report, trained_over=over and named.get(over, over), merged_onto=quantize or "stored")
     if over is None:

@@ -1,11 +1,12 @@
-"""Optimizers, and the learning-rate schedule.
+"""Optimizers and learning-rate schedules.
 
-AdamW moves every weight by about the learning rate, whatever its gradient's size. Muon orthogonalises the momentum of a
-whole matrix, so that a step changes all directions alike; it is for the matrices of the layers, and embeddings, head
-and norms stay with AdamW. Weight decay applies to matrices only: a norm's weight has no reason to be small.
+AdamW moves every weight by about the learning rate, whatever the size of its gradient. Muon orthogonalizes the momentum
+of a whole matrix, so that a step changes all directions equally; it is used for the layers' matrices, and AdamW for
+embeddings, head and norms. Weight decay applies to matrices only: there is no reason for a norm's weight to be small.
 
 Source: Loshchilov & Hutter 2019, "AdamW"; Jordan et al. 2024, "Muon", with Moonshot's scaling to AdamW's step size, so
-that one learning rate can serve both. A small model's best for Muon is four times as high (docs/decisions/0042).
+that both can use one learning rate. For small models Muon's best learning rate is four times as high
+(docs/decisions/0042).
 """
 
 import math
@@ -21,7 +22,7 @@ from llamarium.errors import TrainingError, escape
 from llamarium.train.choices import OptimizerName, ScheduleName
 from llamarium.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 
-# What they remember of each parameter.
+# The optimizer state of each parameter.
 _ADAMW_FIELDS = ("step", "exp_avg", "exp_avg_sq")
 _MUON_FIELDS = ("momentum_buffer",)
 
@@ -35,11 +36,18 @@ def make_optimizers(
     betas: tuple[float, float],
     muon_learning_rate: float | None = None,
 ) -> list[Optimizer]:
-    """Return the optimizers of a model's trainable parameters; each tied parameter is in one of them, once.
+    """Return the optimizers for a model's trainable parameters; a tied parameter is in exactly one of them, once.
 
-    "adamw" is for all of them, "muon" for the layers' matrices with AdamW, whose `betas` these are, for the rest.
-    Learning rates are peaks (Muon's is `learning_rate` if None), and only matrices have weight decay. TrainingError
-    without any trainable parameter.
+    Args:
+        model: The model.
+        name: "adamw" for all parameters; "muon" for the layers' matrices, with AdamW for the rest.
+        learning_rate: Peak learning rate.
+        weight_decay: Weight decay of matrices.
+        betas: Betas of AdamW.
+        muon_learning_rate: Peak learning rate of Muon; None uses `learning_rate`.
+
+    Raises:
+        TrainingError: If no parameter is trainable.
     """
     named = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
     if not named:
@@ -47,7 +55,7 @@ def make_optimizers(
     in_layers = [(key, p) for key, p in named if name == "muon" and p.ndim == 2 and ".layers." in f".{key}"]
     taken = {key for key, _ in in_layers}
     rest = [(key, p) for key, p in named if key not in taken]
-    alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # what is sharded otherwise needs a group of its own
+    alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # fused AdamW needs equal sharding within a group
     for _, p in rest:
         alike.setdefault((p.ndim < 2, getattr(p, "device_mesh", None)), []).append(p)
     groups = [
@@ -80,10 +88,11 @@ def set_learning_rate(optimizers: Sequence[Optimizer], factor: float) -> None:
 def schedule(
     step: int, *, name: ScheduleName, warmup_steps: int, num_steps: int, final_ratio: float, decay_share: float = 0.2
 ) -> float:
-    """Return the learning rate at a step as a share of its peak.
+    """Return the learning rate at a step, relative to its peak.
 
-    It rises linearly over the warmup; then "cosine" and "linear" fall to `final_ratio` at the end, "wsd" (warmup,
-    stable, decay) stays until the last `decay_share` of the run and falls linearly, "constant" stays.
+    After a linear warmup, "cosine" and "linear" decay to `final_ratio` at the end of the run; "wsd"
+    (warmup-stable-decay) stays at the peak and decays linearly over the last `decay_share` of the run; "constant" stays
+    at the peak.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -96,7 +105,7 @@ def schedule(
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Return the optimizers' state by "field/parameter"."""
+    """Return the optimizer state as tensors named "field/parameter"."""
     names = {id(p): key for key, p in model.named_parameters()}
     found: dict[str, Tensor] = {}
     for optimizer in optimizers:
@@ -112,7 +121,10 @@ def restore_optimizers(
     tensors: Mapping[str, Tensor],
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> None:
-    """Restore `optimizer_tensors`, whole even if the parameters are sharded; TrainingError for other state."""
+    """Restore the state from `optimizer_tensors`; TrainingError if it does not fit the parameters.
+
+    `tensors` are unsharded, even if the parameters are sharded.
+    """
     names = {id(p): key for key, p in model.named_parameters()}
     owner: dict[str, tuple[Optimizer, Tensor]] = {}
     for optimizer in optimizers:

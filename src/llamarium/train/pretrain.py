@@ -1,8 +1,8 @@
-"""Pretraining: prepare a run from scratch, or one that goes on from a model.
+"""Pretraining: prepare a run from scratch, or one that continues from a model.
 
-The tokenizer is learned from the data or loaded, the data becomes one stream of ids on disk, the model is a preset with
-the settings' changes, and `run` does the rest. A model to go on from brings tokenizer, shape and weights; all of them
-are trained, in float32.
+The tokenizer is learned from the data or loaded, the data is tokenized into one stream on disk, and the model is a
+preset with the settings' changes. A run that continues from a model takes its tokenizer, architecture and weights; all
+weights are trained, in float32. The training loop is in `run`.
 """
 
 import math
@@ -43,16 +43,16 @@ from llamarium.train.setup import Setup, with_optimizer, with_precision, with_st
 from llamarium.train.state.checkpoint import latest_checkpoint
 from llamarium.train.state.resume import load_resume
 
-_LONGEST_UNASKED = 8192  # tokens a row, as in Llama 3's pretraining
-_MLP_MULTIPLE = 64  # of widths that are not given: matrix products like them
+_LONGEST_UNASKED = 8192  # tokens per row without an explicit `context`, as in Llama 3's pretraining
+_MLP_MULTIPLE = 64  # derived MLP widths are a multiple of it, which keeps matrix products fast
 
 
 def prepare(
     config: PretrainConfig, out: Path, progress: Progress | None = None, process_group: ProcessGroup = SINGLE_PROCESS
 ) -> Setup:
-    """Prepare a run; its folder also keeps the data's ids.
+    """Prepare a run; the tokenized data is cached in the run's folder.
 
-    LlamariumError if the data cannot be read or is too short, or the settings do not fit together.
+    LlamariumError if the data cannot be read or is too short, or if the settings conflict.
     """
     data = config.data
     if config.changed(["text_field"]) and (data is None or (data in BUNDLED and not Path(str(data)).exists())):
@@ -76,7 +76,7 @@ def prepare(
     save, restore = train_all(model, tokenizer, base.generation_config if base else {}, process_group)
     newest = None if config.optimizer and config.learning_rate else latest_checkpoint(out)
     before = load_resume(newest)[1].get("settings") if newest else None
-    before = before if isinstance(before, dict) else {}  # what is no settings is refused where the run is restored
+    before = before if isinstance(before, dict) else {}  # `restore_run` raises for malformed settings
     config, reason = with_optimizer(config, model.config, process_group, before)
     return Setup(
         config, model, tokenizer, train, validation, save, restore, optimizer_reason=reason, process_group=process_group
@@ -84,7 +84,7 @@ def prepare(
 
 
 def _rows(corpus: Corpus, config: PretrainConfig, context: int) -> tuple[Rows, Rows | None]:
-    """Return the rows to train on, and those that are held out, of each source its last share."""
+    """Return the training rows, and the validation rows: the last share of each source."""
     weights = config.data if isinstance(config.data, Mapping) else None
     parts, share = corpus.by_source(weights) if weights else [corpus], config.validation
     halves = [part.split(share, at_least=context + 1) if share > 0 else (part, part) for part in parts]
@@ -108,7 +108,7 @@ def _open(config: PretrainConfig) -> tuple[Checkpoint, Tokenizer]:
 def fitting_tokenizer(
     name: str, path: Path, checkpoint: Checkpoint, tokenizer: Tokenizer | None, context: int | None
 ) -> Tokenizer:
-    """Return a model's tokenizer; TrainingError without one, or for rows longer than the model's context."""
+    """Return a model's tokenizer; TrainingError if it has none, or if rows are longer than the model's context."""
     if tokenizer is None:
         raise TrainingError(f"{name} has no tokenizer files; put a tokenizer.json beside the weights")
     fit_tokenizer(tokenizer, checkpoint.config, path)
@@ -119,26 +119,26 @@ def fitting_tokenizer(
 
 
 def load_whole(checkpoint: Checkpoint, device: str) -> LlamaForCausalLM:
-    """Load a model whose weights are all trained, in float32; a warning names the types that are dequantized."""
+    """Load a model for full training, in float32; a warning lists the quantized types that are dequantized."""
     types = quantized_types(checkpoint)
     if types:
         warn_caller(
             f"{escape(checkpoint.path)}: weights of {', '.join(types)} are dequantized to float32, in which all are "
             "trained and saved"
         )
-    # not joined: weights that are views into others cannot be sharded, or moved by an optimizer of their own
+    # not joined: weights that are views cannot be sharded, or be in different optimizers
     options = LoadOptions(dtype="float32", device=device, dequantize="load" if types else "auto", join=False)
     return load_model(checkpoint, options)[0].requires_grad_(True)
 
 
 SaveAndRestore = tuple[Callable[[Path], None], Callable[[Path], None]]
-"""What writes the model into a folder, and what reads it back."""
+"""Functions that write the model into a folder, and load it from there."""
 
 
 def train_all(
     model: LlamaForCausalLM, tokenizer: Tokenizer, recommended: Mapping[str, Any], process_group: ProcessGroup
 ) -> SaveAndRestore:
-    """Return how a model that is trained whole is saved and restored; `recommended` is its `generation_config`."""
+    """Return functions to save and restore a fully trained model; `recommended` is its `generation_config`."""
 
     def save(folder: Path) -> None:
         weights = process_group.weights(model)
@@ -148,7 +148,7 @@ def train_all(
 
 
 def _tell_unknown(corpus: Corpus) -> None:
-    """Warn of words that a vocabulary of words lacks."""
+    """Warn if words of the data are missing in a word-level vocabulary."""
     backend = corpus.tokenizer.backend
     if isinstance(backend, WordBackend) and (share := float((corpus.ids == backend.unknown_id).double().mean())):
         warn_caller(
@@ -158,10 +158,10 @@ def _tell_unknown(corpus: Corpus) -> None:
 
 
 def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """Return the preset with the settings' changes and the tokenizer's vocabulary; TrainingError if they do not fit.
+    """Return the preset with the settings' changes and the tokenizer's vocabulary; TrainingError if they conflict.
 
-    Unset values follow from the others: as many key-value heads as query heads, heads that share the hidden size, and
-    a SwiGLU in the preset's proportion.
+    Unset values follow from the others: as many key-value heads as query heads, `head_dim` as the hidden size divided
+    by the number of heads, and `intermediate_size` in the preset's ratio to the hidden size.
     """
     base = preset(config.preset)
     changes = {name: value for name in SHAPE if (value := getattr(config, name)) is not None}
@@ -190,7 +190,7 @@ def resolve_model(config: PretrainConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 @torch.no_grad()
 def restore_weights(model: LlamaForCausalLM, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-    """Load a saved model's weights in place; TrainingError if shape or dtype differ."""
+    """Load a saved model's weights in place; TrainingError if architecture or dtype differ."""
     saved = open_checkpoint(folder)
     if saved.config != model.config:
         raise TrainingError(f"{folder}: holds a model of another shape than this run's; expected {model.config}")

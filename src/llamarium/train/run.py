@@ -1,11 +1,11 @@
-"""A run: steps, validations, samples and checkpoints, from its current step to its end.
+"""The training loop: training steps, validations, samples and checkpoints.
 
-A checkpoint holds everything that decides the next step: weights, optimizer, position in the data, counters, number of
-threads. The learning rate follows from the step, and random numbers from seed and step, so on a CPU a run that is
-killed and resumed goes through exactly the same weights as one that is not.
+A checkpoint contains everything that determines the next step: weights, optimizer state, position in the data, counters
+and number of threads. The learning rate depends only on the step, and random numbers on seed and step. On a CPU a run
+that is killed and resumed therefore has exactly the weights of an uninterrupted run.
 
-Progress is reported as events, small dicts of JSON values. `metrics.jsonl` holds them; the terminal's view, the report
-and the trackers read the same.
+Progress is reported as events, small dicts of JSON values. They are written to `metrics.jsonl`, and the terminal view,
+the report and the trackers use the same events.
 """
 
 import dataclasses
@@ -48,15 +48,20 @@ from llamarium.train.state.snapshots import save_snapshot
 from llamarium.train.step import StepResult, any_learned, checkpoint_layers, measure, train_step
 from llamarium.train.threads import Threads, computing
 
-_MAX_NOT_FINITE = 20  # updates in a row that were not finite, after which a run is given up
+_MAX_NOT_FINITE = 20  # consecutive non-finite gradients after which the run fails
 _SAMPLE_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Where a run ended: position, checkpoint, the signal that ended it early or None.
+    """Result of a run.
 
-    `was_over`: no step was left. `chat`: dialogs were learned.
+    Attributes:
+        position: Last step and counters.
+        checkpoint: Folder of the last checkpoint.
+        signal: Signal that stopped the run, or None.
+        was_over: True if the run was already complete when it was resumed.
+        chat: True if the model was trained on dialogs.
     """
 
     position: Position
@@ -69,10 +74,17 @@ class TrainingResult:
 def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, emit: Emit) -> TrainingResult:
     """Train until the last step, or until SIGTERM or SIGINT, and save a checkpoint. The caller holds the `run_lock`.
 
-    `resume` continues from the newest checkpoint that verifies, if any; `allow_changes` accepts other settings or data;
-    `emit` is called with events. TrainingError if there are checkpoints and `resume` is false, or settings or data have
-    changed, or nothing can be learned, or weights or gradients are not finite, or no step could change the weights;
-    OutputError if a checkpoint cannot be written.
+    Args:
+        setup: The prepared run.
+        out: Folder of the run.
+        resume: Continue from the newest intact checkpoint, if any.
+        allow_changes: Resume even if settings or data have changed.
+        emit: Called with each event.
+
+    Raises:
+        TrainingError: If there are checkpoints and `resume` is false; if settings or data have changed; if no token has
+            a label; if weights or gradients are not finite; if no step updated the weights.
+        OutputError: If a checkpoint cannot be written.
     """
     config, model = setup.config, setup.model
     check_start(out, resume)
@@ -104,7 +116,7 @@ def run(setup: Setup, out: Path, *, resume: bool, allow_changes: bool = False, e
 
 
 def check_start(out: Path, resume: bool) -> None:
-    """Refuse to begin in a folder with checkpoints unless resuming, before anything is read or written."""
+    """Raise TrainingError if the folder has checkpoints and the run does not resume; reads and writes nothing else."""
     if not resume and (found := checkpoints(out)):
         raise TrainingError(
             f"{out}: holds a run ({found[-1].name}); resume it (--resume), or choose another folder (--out)"
@@ -112,7 +124,7 @@ def check_start(out: Path, resume: bool) -> None:
 
 
 def _check_finite(model: LlamaForCausalLM, where: str) -> None:
-    """Check that trainable weights, or this process's shards, are finite."""
+    """Check that the trainable weights (this process's shards of them) are finite."""
     for key, parameter in model.named_parameters():
         values: Any = parameter.detach()
         if parameter.requires_grad and not getattr(values, "to_local", lambda v=values: v)().isfinite().all():
@@ -132,13 +144,13 @@ class _Loop:
         seed, group = setup.config.seed, setup.process_group
         self.order = Order(setup.train, seed, at.cursor, shard_idx=group.shard_idx, num_shards=group.num_shards)
         self.trunk: Trunk = torch.compile(setup.trunk) if setup.config.compile else setup.trunk
-        # a backward pass costs two forward passes, or one where hardly a weight has a gradient
+        # a backward pass costs two forward passes, or one if most weights are frozen
         length, passes = setup.train.context, 3 if all(p.requires_grad for p in setup.model.parameters()) else 2
         self.flops_per_token = passes * flops(setup.model.config, length, num_logits=length) / length
         if self.rollouts is not None:
             self.rollouts.trunk = self.trunk
         self.alarms = Alarms(setup.config, at.alarms)
-        self.num_not_finite = self.num_skipped = 0  # in a row
+        self.num_not_finite = self.num_skipped = 0  # consecutive
         self.window_tokens, self.window_seconds = 0, 0.0
 
     def go(self, checkpoint: Path | None) -> TrainingResult:
@@ -152,7 +164,7 @@ class _Loop:
             while not stopped and not self._is_over():
                 found, improved = None, False
                 try:
-                    if at.is_validated:  # else the last run was stopped in the validation of this step
+                    if at.is_validated:  # else the run was stopped during the validation of this step
                         found = self._step()
                         if self._due(config.log_every):
                             self._log(found)
@@ -188,7 +200,7 @@ class _Loop:
         self.emit({"event": "progress", "step": self.at.step, "doing": doing, "signal": signal})
 
     def _is_over(self) -> bool:
-        """Whether the last step is done and validated, or `patience` validations in a row found no better loss."""
+        """Return whether all steps are done and validated, or the loss has not improved for `patience` validations."""
         config, at = self.setup.config, self.at
         return (at.step >= config.steps and at.is_validated) or 0 < config.patience <= at.num_since_best
 
@@ -207,9 +219,9 @@ class _Loop:
         first = found = self._update(batches)
         for _ in range(1, self.rollouts.num_iterations if self.rollouts else 1):
             assert self.rollouts is not None
-            reported |= {"largest_difference": first.metrics["largest_difference"]}  # of the weights that sampled
+            reported |= {"largest_difference": first.metrics["largest_difference"]}  # before the weights change
             before, found = found, self._update(self.rollouts.again())
-            if before.updated and found.skip_reason == "no signal":  # all ratios are clipped: the step did its work
+            if before.updated and found.skip_reason == "no signal":  # all ratios are clipped: the step is complete
                 found = replace(found, skip_reason=None)
         found = replace(found, metrics={**found.metrics, **reported})
         seconds = time.perf_counter() - begin
@@ -220,7 +232,7 @@ class _Loop:
         return found
 
     def _batches(self) -> tuple[Sequence[TrainingBatch], dict[str, float]]:
-        """Take the step's batches from the data, or let the model write them; return also what is reported of that."""
+        """Return the step's batches, from the data or sampled from the model, and metrics of the sampling."""
         config = self.setup.config
         if self.rollouts is None:
             return [self.order.take(config.batch_rows) for _ in range(config.gradient_accumulation_steps)], {}
@@ -240,7 +252,7 @@ class _Loop:
         return found
 
     def _check_updated(self, found: StepResult) -> None:
-        """Report a skipped update; raise after too many in a row, or at the end of a run without any update."""
+        """Report a skipped update; raise after too many non-finite ones, or at the end of a run without any update."""
         at, reason = self.at, found.skip_reason
         self.num_not_finite = self.num_not_finite + 1 if reason == "not finite" else 0
         self.num_skipped = 0 if reason is None else self.num_skipped + 1
@@ -263,7 +275,7 @@ class _Loop:
             )
 
     def _numbers(self, found: StepResult) -> dict[str, Any]:
-        """Metrics of every step."""
+        """Return the metrics of a step."""
         config, at = self.setup.config, self.at
         return {
             "step": at.step,
@@ -287,7 +299,7 @@ class _Loop:
 
     def _log(self, found: StepResult) -> None:
         config, numbers = self.setup.config, self._numbers(found)
-        # a base may be frozen in half
+        # a frozen base may be in half precision
         half = config.chosen_precision == "bfloat16" or self.setup.model.dtype != torch.float32
         peak = peak_flops(self.setup.model.device, "bfloat16" if half else "float32")
         flops_per_s = numbers["tokens_per_s"] * self.flops_per_token
@@ -316,13 +328,13 @@ class _Loop:
         return improved
 
     def _snapshot(self) -> None:
-        """Save some embedding rows, if they are trained, for the report."""
+        """Save some embedding rows for the report, if embeddings are trained."""
         written: list[bool] = []
 
         def save() -> None:
             try:
                 written.append(save_snapshot(self.setup.model, self.out, self.at.step, self.process_group.full_tensor))
-            except OutputError as error:  # no drawing is worth a run
+            except OutputError as error:  # a missing plot must not stop the run
                 warn_caller(f"left out: {error}")
 
         self.process_group.on_rank_zero(save, self.setup.model.model.embed_tokens.parameters())
@@ -350,7 +362,7 @@ class _Loop:
             else:
                 made = llama.generate(config.sample_prompt, **options)
             self.emit({**event, "text": made.text})
-        except LlamariumError as error:  # a prompt that the tokenizer lacks, say: no reason to end a run
+        except LlamariumError as error:  # e.g. a prompt that the tokenizer cannot encode: no reason to stop the run
             self.emit({**event, "error": str(error)})
         finally:
             model.train()
@@ -384,7 +396,7 @@ class _Loop:
 
 @contextmanager
 def seeded(seed: int, step: int, device: torch.device) -> Generator[None]:
-    """Seed the body's random numbers (dropout) from seed and step; restore the process's own state after."""
+    """Seed the random numbers of the body (dropout) from seed and step; restore the previous state afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(derived_seed("step", seed, step))

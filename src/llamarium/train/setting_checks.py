@@ -1,4 +1,4 @@
-"""The check of a setting's text, which has to fit into the file of a run's settings."""
+"""Check that text settings can be written to a run's TOML file."""
 
 import re
 from collections.abc import Mapping
@@ -6,11 +6,12 @@ from typing import cast
 
 from llamarium.errors import TrainingError, show_value
 
-_HALF_PAIR = re.compile("[\ud800-\udfff]")  # a byte of the shell that is no UTF-8 comes as one; no TOML can hold it
+# Python decodes bytes of the command line that are not UTF-8 to lone surrogates, which TOML cannot represent.
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse a text that is no valid Unicode, or a name of several sources or functions; TrainingError."""
+    """Raise TrainingError if a text, or a name in a mapping of sources or functions, is not valid Unicode."""
     texts = list(cast("Mapping[str, float]", value)) if isinstance(value, Mapping) else [value]
     if any(isinstance(text, str) and _HALF_PAIR.search(text) for text in texts):
         raise TrainingError(

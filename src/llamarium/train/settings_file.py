@@ -1,4 +1,4 @@
-"""The file of a run's settings: TOML, with the names that settings had before."""
+"""The TOML file of a run's settings, including earlier names of settings."""
 
 import tomllib
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ _EARLIER_NAMES = {"too_long": "truncate"}
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return a file's settings, by their names of today; TrainingError if it cannot be read."""
+    """Return a file's settings under their current names; TrainingError if it cannot be read."""
     try:
         return renamed(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise TrainingError(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, and what is nested too deep
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or nested too deeply
         raise TrainingError(f"{file}: is no TOML: {escape(error)}") from None
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a run of an earlier version by their names of today."""
+    """Rename settings of an earlier version to their current names."""
     return {_EARLIER_NAMES.get(name, name): value for name, value in settings.items()}
 
 
 def toml_value(value: Any) -> str:
-    """Return a setting's value as TOML spells it."""
+    """Format a setting's value as TOML."""
     if isinstance(value, Mapping):
         pairs = cast("Mapping[str, float]", value).items()
         return f"{{{', '.join(f'{toml_value(name)} = {weight}' for name, weight in pairs)}}}"

@@ -1,4 +1,7 @@
-"""A prepared run, and the events that it emits. `pretrain` and `finetune` make it; `run` consumes it."""
+"""A prepared run, and settings that are resolved while preparing it.
+
+`pretrain.prepare` and `finetune.prepare` return a `Setup`; `run` trains it.
+"""
 
 import dataclasses
 import functools
@@ -29,23 +32,23 @@ from llamarium.train.step import causal_trunk
 
 _Config = TypeVar("_Config", bound=RunConfig)
 
-_SIDE = 512  # of the matrices that are multiplied: 1 to 3 ms in float32
-_MUON_UP_TO = 11_000_000  # parameters that models had in which it was measured to be better
-_WORTH = 1.25  # times as fast has bfloat16 to be: a step is more than its products
+_SIDE = 512  # size of the timed matrices: 1 to 3 ms in float32
+_MUON_UP_TO = 11_000_000  # parameters of the largest model for which Muon was measured to be better
+_WORTH = 1.25  # required speedup of bfloat16 products, as a step does more than matrix products
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A prepared run; the model is on its device, float32 where it is trained.
+    """A prepared run; the model is on its device, with trainable weights in float32.
 
     Attributes:
-        tokenizer: For samples, and saved with the model.
+        tokenizer: Tokenizer for samples; it is saved with the model.
         save: Writes the model into a checkpoint's folder.
-        restore: Loads it from there.
-        chat: Samples answer the prompt, as a dialog, instead of continuing it.
-        optimizer_reason: Why this optimizer was chosen; empty where it was given.
-        rollouts: Makes the batches of each step; None where they are rows of the data.
-        threads: Number of threads of the first of several runs whose speeds are compared; None for the first.
+        restore: Loads the model from a checkpoint's folder.
+        chat: True if samples answer the prompt as a dialog instead of continuing it.
+        optimizer_reason: Why this optimizer was chosen; empty if it was given.
+        rollouts: Samples the batches of each step; None if they are rows of the data.
+        threads: Number of threads of the first run in a comparison of speeds; None if this is the first.
     """
 
     config: RunConfig
@@ -65,7 +68,7 @@ class Setup:
 
 
 def describe(setup: Setup) -> dict[str, Any]:
-    """Return what the first event of a run says of it, as JSON values."""
+    """Return the description of a run in its first event, as JSON values."""
     parameters = {id(p): p for p in setup.model.parameters()}.values()
     packed = {
         id(m.weight): m.out_features * m.in_features for m in setup.model.modules() if isinstance(m, QuantizedLinear)
@@ -86,9 +89,9 @@ def describe(setup: Setup) -> dict[str, Any]:
 
 
 def with_precision(config: _Config, process_group: ProcessGroup) -> _Config:
-    """Return settings whose precision is no longer "auto": bfloat16 on a CPU where that is faster, else float32.
+    """Resolve the precision "auto": bfloat16 on a CPU where it is faster, else float32.
 
-    Several processes could measure differently, and take float32.
+    Several processes use float32, as their measurements could differ.
     """
     if config.precision != "auto":
         return config
@@ -97,7 +100,7 @@ def with_precision(config: _Config, process_group: ProcessGroup) -> _Config:
 
 
 def with_steps(config: _Config, rows: Rows) -> _Config:
-    """Return settings that count optimizer steps, for `rows` to train on, in place of epochs or tokens."""
+    """Convert `epochs` or `tokens` to optimizer steps, given the training rows."""
     if config.epochs is None and config.tokens is None:
         return config
     per_step = config.rows_per_step
@@ -112,9 +115,9 @@ def with_steps(config: _Config, rows: Rows) -> _Config:
 
 
 def _rows_of_epochs(rows: Rows, epochs: float) -> float:
-    """Return the number of rows of some passes over the data, which differ where rows are packed.
+    """Return the number of rows in some epochs, which differ between epochs if rows are packed.
 
-    They are packed to be counted, `EPOCHS_COUNTED` at most; more have the mean number of these.
+    Up to `EPOCHS_COUNTED` epochs are packed and counted; more are estimated from their mean.
     """
     whole, part = divmod(epochs, 1)
     if whole >= EPOCHS_COUNTED:
@@ -126,9 +129,9 @@ def _rows_of_epochs(rows: Rows, epochs: float) -> float:
 def with_optimizer(
     config: PretrainConfig, shape: ModelConfig, group: ProcessGroup, before: Mapping[str, Any]
 ) -> tuple[PretrainConfig, str]:
-    """Return settings with the optimizer and the rate that were left out, and why it is this one; "" if it was given.
+    """Fill in the optimizer and the learning rate, and return the settings and the reason ("" if it was given).
 
-    They are those `before`, the settings of the run that goes on, if any; else what was measured to be better.
+    `before` are the settings of the resumed run, which take precedence over the measured default; empty for a new run.
     """
     if config.optimizer in (None, before.get("optimizer")):
         rate = config.learning_rate or before.get("learning_rate")
@@ -140,7 +143,7 @@ def with_optimizer(
 
 
 def _measured_optimizer(config: PretrainConfig, is_small: bool, group: ProcessGroup) -> tuple[OptimizerName, str]:
-    """Choose Muon where it was measured to be better, and multiplies fast (docs/decisions/0042); return also why."""
+    """Choose Muon where it was measured to be better and is fast (docs/decisions/0042), and return the reason."""
     if config.model:
         return "adamw", "going on from a model"
     if config.learning_rate:
@@ -154,10 +157,10 @@ def _measured_optimizer(config: PretrainConfig, is_small: bool, group: ProcessGr
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether products of bfloat16 are faster here, by instructions for them: some are timed, in milliseconds."""
+    """Return whether bfloat16 matrix products are faster than float32 on this CPU, by timing some (milliseconds)."""
     x = torch.ones(_SIDE, _SIDE)
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    for _ in range(5):  # in turn, and the fastest: others may compute at the same time
+    for _ in range(5):  # alternate and take the fastest, as other programs may use the CPU
         for dtype, rounded in ((dtype, x.to(dtype)) for dtype in seconds):
             begin = time.perf_counter()
             torch.mm(rounded, rounded)
