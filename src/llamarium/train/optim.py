@@ -55,7 +55,7 @@ def make_optimizers(
     in_layers = [(key, p) for key, p in named if name == "muon" and p.ndim == 2 and ".layers." in f".{key}"]
     taken = {key for key, _ in in_layers}
     rest = [(key, p) for key, p in named if key not in taken]
-    alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # fused AdamW needs equal sharding within a group
+    alike: dict[tuple[bool, object], list[nn.Parameter]] = {}  # differently sharded parameters need separate groups
     for _, p in rest:
         alike.setdefault((p.ndim < 2, getattr(p, "device_mesh", None)), []).append(p)
     groups = [

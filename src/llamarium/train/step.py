@@ -1,8 +1,8 @@
-"""One optimizer step, and one validation.
+"""The training step and the validation.
 
-A step computes the loss of some batches, adds up their gradients, and moves the weights once. The sum of the losses is
-divided by the number of learned tokens (or pairs) of the whole step, so k small batches give what one large batch
-gives, even with different numbers of learned tokens. The loss is an `Objective`.
+A step accumulates the gradients of several micro-batches and updates the weights once. The sum of the losses is divided
+by the number of learned tokens (or pairs) of the whole step, so k micro-batches give the same gradient as one large
+batch, even with different numbers of learned tokens. The loss is an `Objective`.
 """
 
 import math
@@ -42,18 +42,19 @@ _PARTS = [LlamaAttention, *[nn.Linear] * 4, LlamaMLP, *[nn.Linear] * 3, SiLUActi
 
 
 SkipReason = Literal["not finite", "no labels", "no signal"]
-"""Why a step changes nothing: a gradient is not finite, no token has a label, or the gradient is zero."""
+"""Why an update was skipped: the gradient is not finite, no token has a label, or the gradient is zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a step.
+    """Result of a training step.
 
     Attributes:
-        loss: Mean of the objective (of -log P over the learned tokens, in nats), before the update; NaN if nothing is
-            learned.
+        loss: Mean of the objective before the update (for `NEXT_TOKEN`, -log P per learned token in nats); NaN if no
+            token has a label.
         grad_norm: Norm of all gradients, before clipping.
-        skip_reason: Why the weights and the optimizers stayed as they were; None where they were updated.
+        num_tokens: Input tokens of the step, over all processes.
+        skip_reason: Why the update was skipped; None if the weights were updated.
         metrics: Means of the objective's other metrics, by name.
     """
 
@@ -65,38 +66,38 @@ class StepResult:
 
     @property
     def updated(self) -> bool:
-        """Whether the weights were updated."""
+        """True if the weights were updated."""
         return self.skip_reason is None
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Result of a validation: means of the objective, NaN if nothing is measured, and of its other metrics by name."""
+    """Result of a validation: mean of the objective (NaN if no token has a label), and of its other metrics by name."""
 
     loss: float
     metrics: Mapping[str, float]
 
 
 def causal_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
-    """Compute hidden states; each token attends to its own segment up to itself."""
+    """Compute hidden states with causal attention within each segment."""
     positions = batch.positions_BT if batch.segments_BT is not None else batch.positions_BT[:1]
     attend = TrainingAttend(segments_BT=batch.segments_BT, window=model.config.sliding_window)
     return model.model(batch.ids_BT, positions, attend)
 
 
 def bidirectional_trunk(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
-    """Compute hidden states like an encoder: each token attends to its whole segment, its own label included."""
+    """Compute hidden states like an encoder: each token attends to its whole segment, including its label."""
     attend = TrainingAttend(segments_BT=batch.segments_BT, bidirectional=True)
     return model.model(batch.ids_BT, batch.positions_BT, attend)
 
 
 def checkpoint_layers(model: LlamaForCausalLM) -> None:
-    """Make every layer recompute its activations in the backward pass instead of keeping them, in place."""
+    """Enable activation checkpointing in every layer, in place: activations are recomputed in the backward pass."""
     for layer in model.model.layers:
         layer.forward = partial(cpu_training.checkpointed, layer.forward)
 
 
-@torch.enable_grad()  # whatever the caller has switched off
+@torch.enable_grad()  # the caller may have disabled gradients
 def train_step(
     model: LlamaForCausalLM,
     optimizers: Sequence[Optimizer],
@@ -109,19 +110,27 @@ def train_step(
     process_group: ProcessGroup = SINGLE_PROCESS,
     has_signal: bool = True,
 ) -> StepResult:
-    """Compute gradients of some micro-batches, on any device, and update the weights, which are float32, once.
+    """Accumulate the gradients of some micro-batches, and update the float32 weights once.
 
-    Each optimizer is stepped once, or not at all where there is a `SkipReason`: then weight decay and momentum move no
-    weight either. `max_grad_norm` is the largest norm of all gradients together (0 is off), `precision` that of matrix
-    products; `batches` are this process's shard of the rows. Without `has_signal` the gradient is known to be zero, and
-    a computed one is rounding.
+    If there is a `SkipReason`, no optimizer is stepped, so weight decay and momentum do not change the weights either.
+
+    Args:
+        model: The model, on any device.
+        optimizers: Optimizers of its trainable parameters.
+        batches: This process's shard of the step's rows.
+        max_grad_norm: Gradients are clipped to this norm; 0 disables clipping.
+        precision: Precision of matrix products.
+        trunk: Computes the hidden states.
+        objective: The loss.
+        process_group: The processes that train together.
+        has_signal: False if the true gradient is known to be zero, so that a computed one is only rounding.
     """
     tokens, terms = sum(batch.ids_BT.numel() for batch in batches), sum(map(objective.count, batches))
     num_tokens, count = process_group.all_reduce_sum(tokens, terms)
     sums = _Sums(model.device)
     for batch in batches:
         here = batch.to(model.device)
-        as_pass = isinstance(batch, AnswerBatch) and batch.exact_N is None  # to the bit as the pass that sampled
+        as_pass = isinstance(batch, AnswerBatch) and batch.exact_N is None  # bit-identical to the sampling pass
         with computing_in(model.device, precision, as_pass=as_pass):
             loss = process_group.forward(partial(sums.take, objective, model, here, trunk)) / (count or 1)
         loss.backward()
@@ -137,7 +146,7 @@ def train_step(
 
 
 def _skip_reason(norm: float, count: float, *, has_signal: bool) -> SkipReason | None:
-    """Return why a step with such a gradient changes nothing, if it does not."""
+    """Return why the update must be skipped, or None."""
     if not math.isfinite(norm):
         return "not finite"
     if not count > 0:
@@ -154,7 +163,7 @@ class _Sums:
         self.metrics: dict[str, Tensor] = {}
 
     def take(self, objective: Objective, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk) -> Tensor:
-        """Return the loss of a batch, a sum, and add it."""
+        """Return the summed loss of a batch, and add it and its metrics."""
         loss, metrics = objective.loss_sum(model, batch, trunk)
         self.loss += loss.detach()
         for name, value in metrics.items():
@@ -164,20 +173,20 @@ class _Sums:
         return loss
 
     def means(self, process_group: ProcessGroup, count: float) -> Evaluation:
-        """Return the means over all processes' batches, and this one's largest values."""
-        values = [float(value) for value in (self.loss, *self.metrics.values())]  # sync: to show
+        """Return the means over the batches of all processes; maxima are those of this process."""
+        values = [float(value) for value in (self.loss, *self.metrics.values())]  # sync: the metrics are reported
         loss, *others = (value / count if count else math.nan for value in process_group.all_reduce_sum(*values))
         means = dict(zip(self.metrics, others, strict=True))
         return Evaluation(loss, means | {name: float(v) for name, v in self.metrics.items() if _is_largest(name)})
 
 
 def _is_largest(name: str) -> bool:
-    """Whether a metric is the largest value of all batches rather than a sum; its name says so."""
+    """Return whether a metric is a maximum over batches rather than a sum, by its name."""
     return name.startswith("largest_")
 
 
 def measured_rows(rows: Rows, max_rows: int) -> range:
-    """Return the indices of at most `max_rows` rows of epoch 0, spread evenly; 0 is all."""
+    """Return the indices of up to `max_rows` evenly spaced rows of epoch 0; 0 means all."""
     every = range(rows.num_rows(0))
     return every[:: max(1, math.ceil(len(every) / max_rows)) if max_rows else 1]
 
@@ -194,9 +203,9 @@ def measure(
     objective: Objective = NEXT_TOKEN,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Evaluation:
-    """Return the mean of an objective over rows of epoch 0, at most `max_rows` spread evenly (0 is all).
+    """Return the mean of an objective over up to `max_rows` evenly spaced rows of epoch 0 (0 means all).
 
-    Other arguments are those of `train_step`; the model is in evaluation mode meanwhile.
+    Other arguments are those of `train_step`. The model is in evaluation mode during the measurement.
     """
     was_training = model.training
     model.eval()
@@ -213,7 +222,7 @@ def measure(
 
 
 def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> TrainingBatch:
-    """Return this process's shard of some rows; if there are too few, one row without labels."""
+    """Return this process's shard of some rows; if it is empty, one row without labels."""
     if mine := indices[process_group.shard_idx :: process_group.num_shards]:
         return rows.batch(0, mine)
     batch = rows.batch(0, indices[:1])
@@ -224,7 +233,10 @@ def _shard(rows: Rows, indices: Sequence[int], process_group: ProcessGroup) -> T
 def computing_in(
     device: torch.device, precision: Literal["float32", "bfloat16"], *, as_pass: bool = False
 ) -> Generator[None]:
-    """Compute products in this precision, the rest in C on a CPU; in float32 `as_pass` all has a pass's own bits."""
+    """Compute matrix products in this precision; on a CPU, other operations use the C kernels.
+
+    With `as_pass`, float32 results are bit-identical to those of the inference kernels, for GRPO.
+    """
     faster: dict[Any, Any] = {LlamaRMSNorm.forward: _rms_norm, LlamaMLP.gated: _swiglu, Rotary.rotate: _rotate}
     faster[attend_rows] = partial(attend_rows, as_pass=as_pass)
     if not as_pass:
@@ -237,7 +249,7 @@ def computing_in(
 
 
 def _are_unchanged(modules: Iterable[nn.Module]) -> bool:
-    """Whether these modules compute by their classes' own methods, and no hook sees it."""
+    """Return whether these modules have neither hooks nor replaced methods."""
     changes: list[Any] = [getattr(torch_module, f"_global{name}", None) for name in _HOOKS]
     changes += [vars(kind).get(name) is not function for kind, name, function in METHODS]
     for own in map(vars, modules):
@@ -246,7 +258,10 @@ def _are_unchanged(modules: Iterable[nn.Module]) -> bool:
 
 
 def compute_layer(layer: LlamaDecoderLayer, x_BTD: Tensor, rotary: Rotary, attend: Attend) -> Any:
-    """Return what the layer does, (B, T, D); NotImplemented where a part is changed, watched, or frozen."""
+    """Compute a layer by the fused C kernel, (B, T, D).
+
+    NotImplemented if a part of the layer is replaced, hooked or frozen, or if the kernel lacks its shapes or dtypes.
+    """
     if type(attend) is not TrainingAttend or type(rotary) is not Rotary or x_BTD.dim() != 3:
         return NotImplemented
     parts, weights, angles = list(layer.modules()), list(layer.parameters()), (rotary.cos_BT1H, rotary.sin_BT1H)
@@ -278,7 +293,7 @@ def _rotate(rotary: Rotary, x_BTNH: Tensor) -> Any:
 
 
 def any_learned(rows: Rows) -> bool:
-    """Whether any label of epoch 0 counts; reads a thousand rows at a time."""
+    """Return whether any token of epoch 0 has a label; reads a thousand rows at a time."""
     num_rows = rows.num_rows(0)
     starts = range(0, num_rows, 1000)
     return any(rows.batch(0, range(start, min(start + 1000, num_rows))).num_learned for start in starts)

@@ -1,12 +1,12 @@
-"""Choose a run's number of CPU threads: the fewest that are nearly the fastest, as measured at its start.
+"""Choose a run's number of CPU threads: the smallest that is close to the fastest, measured at the start.
 
-Threads that share every product wait for each other, many hundred times a step. On free cores that costs little; if
-another program uses one of the cores, all wait for that one. So before the first step a forward and backward pass is
-timed with all threads, half of them, and so on to one. With `torch.compile` each number would take minutes to compile:
-such a run takes all threads.
+Threads synchronize many hundred times per step. On idle cores that costs little, but if another program uses one of the
+cores, all threads wait for that one. Before the first step a forward and backward pass is therefore timed with all
+threads, half of them, and so on down to one. With `torch.compile` each measurement would take minutes to compile, so
+all threads are used.
 
-PyTorch does not promise that sums have the same bits on another number of threads. So a run keeps its number: a
-checkpoint holds it, and a resumed run uses it, whatever would be faster now.
+PyTorch does not guarantee bit-identical sums for different numbers of threads. The number is therefore stored in the
+checkpoint, and a resumed run uses it even if another would be faster now.
 """
 
 import os
@@ -26,17 +26,21 @@ from llamarium.train.step import computing_in
 
 Clock = Callable[[], float]
 
-_ROUNDS = 3  # that each number is timed, in turn with the others; the median counts
-_PASS_S = 1.0  # a pass is of as many rows as take about so long
-_LONGEST_S = 10.0  # after which no further round is begun
-_NEARLY = 1.05  # fewer threads are taken where they take at most this times as long
+_ROUNDS = 3  # timings per number of threads, interleaved; the median is used
+_PASS_S = 1.0  # target duration of a timed pass, which sets its number of rows
+_LONGEST_S = 10.0  # no further round starts after this time
+_NEARLY = 1.05  # fewer threads are preferred if they are at most this factor slower
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """A run's number of threads, why it is that, and the seconds of a pass over `rows` rows by number, if it was timed.
+    """A run's number of threads.
 
-    The reason is "all" if there was no choice, and "compiled" if the step is.
+    Attributes:
+        count: Number of threads.
+        why: Reason for this number; "all" if there was no choice, "compiled" with `torch.compile`.
+        seconds: Seconds per pass by number of threads; empty if nothing was timed.
+        rows: Rows of the timed pass.
     """
 
     count: int
@@ -45,16 +49,16 @@ class Threads:
     rows: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON values for the run's first event."""
+        """Return the fields as JSON values for the run's first event."""
         seconds = {str(count): round(value, 4) for count, value in self.seconds.items()}
         return {"threads": self.count, "threads_why": self.why, "threads_seconds": seconds, "threads_rows": self.rows}
 
 
 @contextmanager
 def computing(setup: Setup, saved: int | None, *, resumed: bool) -> Generator[Threads | None]:
-    """Set the run's number of threads in the body; on a GPU or with several processes, change nothing and yield None.
+    """Set the number of threads within the body; on a GPU or with several processes, yield None and change nothing.
 
-    `saved` is the number in the checkpoint that is resumed, if any.
+    `saved` is the number in the resumed checkpoint, or None.
     """
     if not _ours(setup):
         yield None
@@ -89,13 +93,13 @@ def choose(setup: Setup, saved: int | None, *, resumed: bool, clock: Clock = tim
 
 
 def _wanted() -> int | None:
-    """Return the number set from outside of Llamarium, or None for PyTorch's default."""
+    """Return the number of threads that the user set outside of Llamarium, or None for PyTorch's default."""
     now = torch.get_num_threads()
     return now if "OMP_NUM_THREADS" in os.environ or now != default_threads() else None
 
 
 def halves(most: int) -> list[int]:
-    """Return a number, half of it, and so on to one."""
+    """Return a number, half of it, and so on down to one."""
     return [most] if most == 1 else [most, *halves(most // 2)]
 
 
@@ -111,7 +115,7 @@ def _measured(setup: Setup, counts: Sequence[int], clock: Clock) -> Threads:
 
 
 def time_each(work: Callable[[], None], counts: Sequence[int], clock: Clock) -> dict[int, float]:
-    """Return the median seconds of some work by number of threads, measured in turn."""
+    """Return the median seconds of some work by number of threads, with interleaved measurements."""
     before, begin = torch.get_num_threads(), clock()
     found: dict[int, list[float]] = {count: [] for count in counts}
     try:
@@ -129,12 +133,12 @@ def time_each(work: Callable[[], None], counts: Sequence[int], clock: Clock) -> 
 
 
 def fewest_of_the_fastest(seconds: dict[int, float]) -> int:
-    """Return the fewest threads that take hardly longer than the fastest number."""
+    """Return the smallest number of threads whose time is within `_NEARLY` of the fastest."""
     return min(count for count, value in seconds.items() if value <= _NEARLY * min(seconds.values()))
 
 
 def _pass(setup: Setup, rows: int) -> None:
-    """Compute gradients of the first rows, and discard them."""
+    """Compute and discard the gradients of the first rows."""
     batch = setup.train.batch(0, range(rows)).to(setup.model.device)
     setup.model.train()
     with torch.random.fork_rng([]), computing_in(setup.model.device, setup.config.chosen_precision):

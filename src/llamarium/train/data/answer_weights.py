@@ -1,9 +1,8 @@
-"""Encode dialogs with a weight for each part: how much the tokens of each answer are learned.
+"""Encode dialogs with loss weights for the parts of the assistant's messages.
 
-Most dialog formats write one part for each of the assistant's messages. A template that marks what is learned, by
-`{% generation %}`, may mark several parts of a message (its reasoning, its content), or none. Where messages have
-different weights, such a dialog is also encoded up to each answer: the parts that it has there belong to the messages
-before.
+Most dialog formats write one learned part per assistant message. A chat template with `{% generation %}` may mark
+several parts of a message (its reasoning, its content), or none. If messages have different weights, such a dialog is
+therefore also encoded up to each assistant message; the parts of that prefix belong to the earlier messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +14,15 @@ from llamarium.errors import LlamariumError, TrainingError
 from llamarium.tokenizer.chat.format import ChatFormat, Part, TrainingDialog, value_or_error
 
 WeightedPart = tuple[list[int], float]
-"""Ids of one part of an example, and the weight of their losses; 0 for what is not learned."""
+"""Token ids of one part of an example and their loss weight; 0 for context."""
 
 
 def weighted_dialogs(form: ChatFormat, dialogs: Sequence[Record]) -> Iterator[list[WeightedPart] | LlamariumError]:
-    """Yield the parts of each dialog, or the error that refuses it."""
+    """Yield the parts of each dialog, or the error if it cannot be encoded."""
     encoded = [*form.parts_of([record.dialog for record in dialogs])]
     needs_borders = [form.marks_answers and len({*answer_weights(record)}) > 1 for record in dialogs]
 
-    # All prefixes at once, as a chat template is a process.
+    # All prefixes in one call, as a chat template runs in a subprocess.
     ambiguous = [record for record, needs in zip(dialogs, needs_borders, strict=True) if needs]
     begun = form.parts_of([prefix for record in ambiguous for prefix in _prefixes(record.dialog)])
     for record, parts, needs in zip(dialogs, encoded, needs_borders, strict=True):
@@ -32,13 +31,13 @@ def weighted_dialogs(form: ChatFormat, dialogs: Sequence[Record]) -> Iterator[li
 
 
 def answer_weights(record: Record) -> list[float]:
-    """Return the weights of the assistant's messages."""
+    """Return the weight of each assistant message."""
     messages = zip(record.messages, record.weights, strict=True)
     return [weight for message, weight in messages if message["role"] == ASSISTANT]
 
 
 def _prefixes(dialog: TrainingDialog) -> list[TrainingDialog]:
-    """Return a dialog up to each of the assistant's messages but the first."""
+    """Return the dialog up to each assistant message except the first."""
     places = [i for i, message in enumerate(dialog.messages) if message["role"] == ASSISTANT]
     return [dialog._replace(messages=dialog.messages[:i]) for i in places[1:]]
 
@@ -46,12 +45,12 @@ def _prefixes(dialog: TrainingDialog) -> list[TrainingDialog]:
 def _weighted(
     record: Record, parts: Sequence[Part], prefixes: Sequence[list[Part] | LlamariumError] | None
 ) -> list[WeightedPart]:
-    """Give each part the weight of its message; TrainingError where that cannot be told."""
+    """Assign each part the weight of its message; TrainingError if the message of a part is ambiguous."""
     weights = answer_weights(record)
     num_learned = sum(is_answer for _, is_answer in parts)
     if prefixes is not None:
         counts = _counts(parts, prefixes)
-    elif len({*weights}) == 1:  # whatever the parts are, they are learned alike
+    elif len({*weights}) == 1:  # all parts have the same weight
         weights, counts = weights[:1], [num_learned]
     else:
         counts = [1] * len(weights)
@@ -62,9 +61,9 @@ def _weighted(
 
 
 def _counts(parts: Sequence[Part], prefixes: Sequence[list[Part] | LlamariumError]) -> list[int]:
-    """Return how many learned parts each of the assistant's messages has."""
+    """Return the number of learned parts of each assistant message."""
     learned = _learned(parts)
-    ends: list[int] = []  # of each message but the last, in learned parts
+    ends: list[int] = []  # number of learned parts up to the end of each message except the last
     for prefix in prefixes:
         begun = None if isinstance(prefix, LlamariumError) else _learned(prefix)
         if begun is None or learned[: len(begun)] != begun or len(begun) < max(ends, default=0):

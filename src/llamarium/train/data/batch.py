@@ -1,4 +1,4 @@
-"""Training batches: rows of tokens, and which of them are learned."""
+"""Training batches: rows of tokens and labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-"""The label of a position that is not learned, as everywhere in the ecosystem."""
+"""Label of positions without a loss, as in PyTorch and Transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """One micro-batch.
+    """A micro-batch.
 
     Attributes:
-        ids_BT: int64; the input tokens.
-        labels_BT: int64; the token after each, or `IGNORED`. Already shifted: labels[b, t] follows ids[b, t].
-        positions_BT: int64; they start at 0 in every segment of a row.
-        segments_BT: int64; the document of each token within its row. None where every row is one segment, for which
-            the fast causal kernel needs no mask.
-        reference_E: float32; log P under a reference model: of each example's learned tokens, in the order of the
-            examples in the rows, or in an `AnswerBatch` of each token. None where no loss needs it.
-        weights_BT: float32; what each label's loss is multiplied by. None is 1 for all.
+        ids_BT: int64; input tokens.
+        labels_BT: int64; the next token, or `IGNORED`. Already shifted: labels[b, t] follows ids[b, t].
+        positions_BT: int64; positions, starting at 0 in every segment of a row.
+        segments_BT: int64; segment (document) of each token within its row. None if every row is one segment, so that
+            the causal kernel needs no mask.
+        reference_E: float32; log-probabilities under the reference model, one per example in row order (the sum over
+            its learned tokens), or one per token in an `AnswerBatch`. None if no loss needs them.
+        weights_BT: float32; loss weight of each label. None means 1.
     """
 
     ids_BT: Tensor
@@ -35,12 +35,12 @@ class TrainingBatch:
 
     @property
     def num_learned(self) -> int:
-        """The number of labels that count."""
+        """Number of labels that are not `IGNORED`."""
         return int((self.labels_BT != IGNORED).sum())  # sync: on a GPU, so call it before `to`
 
     @property
     def sum_of_weights(self) -> float:
-        """The sum of the learned labels' weights: their number if all are 1."""
+        """Sum of the learned labels' weights; their number if all weights are 1."""
         if self.weights_BT is None:
             return self.num_learned
         return float(self.weights_BT[self.labels_BT != IGNORED].double().sum())
@@ -56,13 +56,13 @@ class TrainingBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBatch(TrainingBatch):
-    """Answers that were sampled and rewarded, one a row; all of a row's learned tokens (N in all) are its answer's.
+    """Sampled and rewarded answers, one per row; N is the number of answer tokens, which are the learned ones.
 
     Attributes:
-        advantages_N: float32; how much better than its group's mean the token's answer was.
-        sampled_N: float32; log P of each token in the pass that sampled it.
-        exact_N: float32; log P of each token in the pass in C over the weights of now. None where the training's own
-            pass says how probable a token is.
+        advantages_N: float32; advantage of each token's answer.
+        sampled_N: float32; log-probability of each token when it was sampled.
+        exact_N: float32; log-probability of each token under the current weights, computed by the C kernels. None uses
+            those of the training pass.
     """
 
     advantages_N: Tensor
@@ -92,7 +92,8 @@ def join(batches: Sequence[TrainingBatch]) -> TrainingBatch:
 class Rows(Protocol):
     """The data of a run: rows of `context` tokens with random access.
 
-    `fingerprint` is the SHA-256, hex, of the content and everything that shapes the rows, the tokenizer included.
+    `fingerprint` is the SHA-256, hex, of the content and of everything that determines the rows, including the
+    tokenizer.
     """
 
     fingerprint: str
@@ -100,11 +101,11 @@ class Rows(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Counts, and the SHA-256 of parts by name, to describe a difference between data sets."""
+        """Counts and SHA-256 of parts by name, used to describe differences between data sets."""
         ...
 
     def num_rows(self, epoch: int) -> int:
-        """The number of rows of an epoch."""
+        """Return the number of rows in an epoch."""
         ...
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
@@ -113,8 +114,8 @@ class Rows(Protocol):
 
 
 class SplitRows(Rows, Protocol):
-    """Rows of which a share can be held out."""
+    """Rows that can be split into training and validation rows."""
 
     def split(self, validation: float) -> tuple[Self, Self]:
-        """Return the rows to train on, and the last share of them to validate; TrainingError if either has none."""
+        """Return the training rows and the validation rows (the last share); TrainingError if either is empty."""
         ...

@@ -1,12 +1,12 @@
-"""Learn a vocabulary from texts: byte-level BPE, their words, or their characters.
+"""Train a tokenizer on texts: byte-level BPE, words, or characters.
 
-Byte-pair encoding begins with the 256 bytes as tokens. It finds the most frequent pair of neighbours and makes it one
-token, again and again, until the vocabulary is large enough. No token crosses the cuts of Llama 3's pre-tokenizer:
-roughly words with the space before them, and numbers of up to three digits. As in Llama 3, control tokens come last.
+Byte-pair encoding starts with the 256 bytes as tokens, and repeatedly merges the most frequent pair of adjacent tokens
+until the vocabulary has the requested size. No token crosses the splits of Llama 3's pre-tokenizer: roughly words with
+the preceding space, and numbers of up to three digits. As in Llama 3, control tokens come last.
 
-Learning needs only the counts of the different words, so the size of the texts costs time, not memory. A piece of more
-than 1,024 bytes, as in a text without blanks, is counted in parts of 1,024: in one part the time grows with the square
-of its length. No word of ordinary text is that long, so nothing else is learned from it; encoding makes no such cut.
+Training keeps only the counts of distinct words, so larger texts cost time, not memory. Pieces of more than 1,024
+bytes, as in text without spaces, are counted in parts of 1,024, as the time grows with the square of their length.
+Words of ordinary text are shorter, so this does not change their vocabulary; encoding has no such limit.
 
 Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words with Subword Units", section 3.2. The
 `tokenizers` package does the work.
@@ -23,21 +23,21 @@ from llamarium.tokenizer.special import SpecialTokens, check_text
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 SMALLEST_VOCAB = 256 + 2
-"""One token a byte, and the two control tokens."""
+"""One token per byte, and the two control tokens."""
 
 Counted = Callable[[int], None]
-"""Called with the number of characters that are counted; the package takes about a million at once."""
+"""Called with the number of characters counted so far, about every million."""
 
 _LONGEST_PIECE = 1024  # bytes
-_PART = 4096  # characters of a text, and more: the package takes 256 texts at once
-_MIN_FREQUENCY = 2  # what stands together once is no pattern
+_PART = 4096  # characters per part, at least; `tokenizers` takes 256 texts at once
+_MIN_FREQUENCY = 2  # a pair that occurs once is not merged
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, counted: Counted | None = None) -> Tokenizer:
-    """Learn a byte-level BPE vocabulary; the same texts in the same order give the same one.
+    """Train a byte-level BPE tokenizer; the same texts in the same order give the same tokenizer.
 
-    `vocab_size` counts 256 bytes, the merges, and the two control tokens. TrainingError if it is out of range or the
-    texts do not hold that many merges; TokenizerError if a text is no valid Unicode.
+    `vocab_size` includes the 256 bytes, the merges and the two control tokens. TrainingError if it is out of range, or
+    if the texts are too small for that many merges; TokenizerError if a text is not valid Unicode.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Inner
@@ -77,9 +77,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int, counted: Counted | None = N
 
 
 def train_words(texts: Iterable[str], vocab_size: int, counted: Counted | None = None) -> Tokenizer:
-    """Make the most frequent words of the texts tokens, at most `vocab_size` with `<|unknown|>` and the space.
+    """Train a word-level tokenizer on the most frequent words.
 
-    TrainingError if `vocab_size` is out of range; TokenizerError if a text is no valid Unicode.
+    `vocab_size` is an upper bound, including `<|unknown|>` and the space. TrainingError if it is out of range;
+    TokenizerError if a text is not valid Unicode.
     """
     from tokenizers import Tokenizer as Inner
     from tokenizers import models, trainers
@@ -99,7 +100,10 @@ def train_words(texts: Iterable[str], vocab_size: int, counted: Counted | None =
 
 
 def train_characters(texts: Iterable[str], counted: Counted | None = None) -> Tokenizer:
-    """Make each different character of the texts a token, by code point; TokenizerError if there is none."""
+    """Train a character tokenizer: every distinct character is a token, in code point order.
+
+    TokenizerError if the texts have no characters.
+    """
     from llamarium.tokenizer.backends.characters import CharacterTokenizer
 
     alphabet: set[str] = set()
@@ -109,7 +113,7 @@ def train_characters(texts: Iterable[str], counted: Counted | None = None) -> To
 
 
 def _pieces(texts: Iterable[str], counted: Counted | None) -> Iterator[str]:
-    """Cut long texts, which changes no count: the package's memory grows with the longest text."""
+    """Split long texts without changing any counts, as the memory of `tokenizers` grows with the longest text."""
     done = 0
     for text in texts:
         check_text(text)

@@ -1,16 +1,16 @@
 """A data set as one stream of token ids on disk, read and tokenized once.
 
-    corpus-.../ids.bin       uint16 or int32 in the machine's order, document after document; mapped into memory
-    corpus-.../starts.bin    int64, of documents; the first is 0
-    corpus-.../tokenizer/    if it was learned from them
-    corpus-.../corpus.json   what they were made from; their sizes, times and SHA-256
+    corpus-.../ids.bin       uint16 or int32 in native byte order, all documents concatenated; memory-mapped
+    corpus-.../starts.bin    int64; start of each document, the first is 0
+    corpus-.../tokenizer/    if it was trained on the documents
+    corpus-.../corpus.json   source and tokenizer; size, modification time and SHA-256 of the files
 
-Each document begins with the begin-of-text token where the tokenizer adds one, and ends with the end-of-text token if
-any, so that a model learns to end.
+Each document begins with the begin-of-text token if the tokenizer adds one, and ends with the end-of-text token if
+there is one, so that a model learns to stop.
 
-The source is read once, into a file beside the corpus, from which the vocabulary is learned and the ids are written:
-the two fit even if the source changes. It is read again only if its stamp (`source_stamp`: sizes and times of files)
-has changed. A running run is not affected; one that is resumed with other documents sees another fingerprint.
+The source is read once into a temporary file, which is used to train the tokenizer and to write the ids, so both see
+the same text even if the source changes. It is read again only if its stamp (`source_stamp`: sizes and times of files)
+has changed. A running run is not affected; a run that is resumed with other documents sees another fingerprint.
 """
 
 import hashlib
@@ -37,17 +37,17 @@ from llamarium.leftovers import remove_stale
 from llamarium.tokenizer.base import Tokenizer
 
 Progress = Callable[[str, float | None], None]
-"""Called with what is being done, and the share of it that is done, None where that is not known."""
+"""Called with the current activity and its completed share, None if unknown."""
 
 _Number = type[np.uint16 | np.int32 | np.int64]
 
-_FORMAT = "llamarium corpus 2"  # part of every fingerprint: other rules or another layout make another corpus
+_FORMAT = "llamarium corpus 2"  # part of every fingerprint; changes with the rules and the file layout
 _UNFINISHED = ".corpus-"
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A tokenizer to be learned by `learn(documents, counted=)`; `name` identifies the method, such as "bpe 4096"."""
+    """A tokenizer to train by `learn(documents, counted=)`; `name` identifies the method, e.g. "bpe 4096"."""
 
     name: str
     learn: Callable[..., Tokenizer]
@@ -55,14 +55,14 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """A stream of token ids, and the starts of its documents.
+    """A stream of token ids with the starts of its documents.
 
     Attributes:
-        name: The source, for messages.
-        ids: (num_tokens,) uint16 or int32; mapped from a file.
+        name: Name of the source, for messages.
+        ids: (num_tokens,) uint16 or int32; memory-mapped.
         starts: (num_documents,) int64; ascending, the first is 0.
-        fingerprint: SHA-256, hex, of the documents, the tokenizer and the part of them.
-        about: The whole corpus in counts of documents, bytes and tokens, and the SHA-256 of text and tokenizer.
+        fingerprint: SHA-256, hex, of the documents, the tokenizer, and the range within the corpus.
+        about: Documents, bytes and tokens of the whole corpus, and the SHA-256 of text and tokenizer.
     """
 
     name: str
@@ -74,19 +74,19 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens."""
+        """Number of tokens."""
         return self.ids.numel()
 
     @property
     def num_documents(self) -> int:
-        """The number of documents, the first and last of which may be parts."""
+        """Number of documents; the first and the last may be incomplete."""
         return self.starts.numel()
 
     def split(self, validation: float, *, at_least: int = 1) -> tuple["Corpus", "Corpus"]:
-        """Split into the first part, for training, and the last share, above 0 and below 1, for validation.
+        """Split into a first part for training, and the last share (above 0 and below 1) for validation.
 
-        The cut may fall within a document: of Tiny Shakespeare's 1,115,394 characters the usual split keeps the first
-        int(0.9 · n). TrainingError if a part would be shorter than `at_least` tokens.
+        The cut may be inside a document; for Tiny Shakespeare (1,115,394 characters) it is the usual split after
+        int(0.9 · n). TrainingError if a part would have less than `at_least` tokens.
         """
         if not 0 < validation < 1:  # NaN is not, either
             raise TrainingError(f"the validation share is {show_value(validation)}; expected above 0 and below 1")
@@ -101,7 +101,7 @@ class Corpus:
         return self._part(0, cut), self._part(cut, self.num_tokens)
 
     def by_source(self, names: Iterable[str]) -> list["Corpus"]:
-        """Return the part of each source; they are called `names` in messages."""
+        """Return one corpus per source, named by `names` in messages."""
         documents = [0, *accumulate(self.about["documents_of"])]
         ends = [*self.starts[documents[:-1]].tolist(), self.num_tokens]
         return [
@@ -109,7 +109,7 @@ class Corpus:
         ]
 
     def _part(self, first: int, end: int) -> "Corpus":
-        """Return the tokens from `first` to `end`; a document that began before starts there."""
+        """Return the tokens from `first` to `end`; a document that begins earlier starts at `first`."""
         open_document = int(torch.searchsorted(self.starts, first, right=True)) - 1
         next_part = int(torch.searchsorted(self.starts, end))
         return replace(
@@ -128,12 +128,15 @@ def tokenize_corpus(
     text_field: str = "text",
     progress: Progress | None = None,
 ) -> Corpus:
-    """Return a source (see `read_documents`), or several joined, as token ids, from `folder`'s files if they are there.
+    """Tokenize a source (see `read_documents`), or several concatenated, or reuse the corpus cached in `folder`.
 
-    Several corpora may share a folder. Output is complete or absent. While a source is read, the folder also holds a
-    copy of its text. `progress` is called after each document and each million characters. TrainingError if a source
-    holds no text, or text that the tokenizer cannot encode; OptionError as `read_documents`;
-    OutputError if the folder cannot be written.
+    Several corpora may share a folder, and a corpus is written atomically. While a source is read, the folder also
+    contains a copy of its text. `progress` is called after each document and each million characters.
+
+    Raises:
+        TrainingError: If a source has no text, or text that the tokenizer cannot encode.
+        OptionError: As `read_documents`.
+        OutputError: If the folder cannot be written.
     """
     sources = [*source] if isinstance(source, Mapping) else [source]
     name, folder = ", ".join(map(source_name, sources)), Path(folder)
@@ -165,9 +168,9 @@ def tokenize_corpus(
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a SHA-256, hex, of everything that decides a document's ids; it survives saving and loading.
+    """Return the SHA-256, hex, of everything that determines a document's ids; saving and loading keep it.
 
-    The chat template does not count. OutputError if the folder for temporary files cannot be written.
+    The chat template is not included. OutputError if the folder for temporary files cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="llamarium-") as temporary:
         tokenizer.save(Path(temporary))
@@ -179,7 +182,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 class _Spool:
-    """Copy of the documents on disk: of each its length in 8 bytes and its UTF-8; `sha256` is the file's, hex."""
+    """Copy of the documents on disk: each as its length in 8 bytes and its UTF-8; `sha256` is the file's, hex."""
 
     def __init__(self, path: Path, read: Iterable[tuple[str, Iterable[str]]], progress: Progress | None) -> None:
         self._path = path
@@ -205,7 +208,7 @@ class _Spool:
         self.sha256 = digest.hexdigest()
 
     def counting(self, progress: Progress) -> Callable[[int], None]:
-        """Return what shows how many of the characters are counted for a vocabulary."""
+        """Return a callback that reports the share of characters counted for a vocabulary."""
         return lambda done: progress("learning the vocabulary", min(1.0, done / self.num_characters))
 
     def __iter__(self) -> Iterator[str]:
@@ -234,7 +237,7 @@ def _make(
 def _write_ids(
     folder: Path, documents: Iterable[str], tokenizer: Tokenizer, name: str, progress: Progress | None
 ) -> int:
-    """Write `ids.bin` and `starts.bin`, one document at a time, and return the number of tokens."""
+    """Write `ids.bin` and `starts.bin` one document at a time, and return the number of tokens."""
     dtype = _ids_dtype(tokenizer)
     starts, num_tokens = array("q"), 0
     with (folder / "ids.bin").open("wb") as file:
@@ -252,7 +255,7 @@ def _write_ids(
 
 
 def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
-    """Describe a complete corpus and rename it to its name; a damaged one of that name is removed."""
+    """Write the description of a complete corpus and rename it into place; a damaged corpus there is replaced."""
     written = {path.relative_to(fresh).as_posix(): path for path in fresh.rglob("*") if path.is_file()}
     files = {
         name: (s := path.stat()) and [s.st_size, s.st_mtime_ns, file_sha256(path)] for name, path in written.items()
@@ -260,23 +263,23 @@ def _publish(fresh: Path, target: Path, description: dict[str, Any]) -> None:
     write_json(fresh / "corpus.json", {**description, "files": files})
     sync_tree(fresh)
     try:
-        fresh.rename(target)  # fails where one with files in it is there
+        fresh.rename(target)  # fails if the folder exists and is not empty
     except OSError:
         if _kept(target, description["recipe"]):
-            return  # another process was faster, and may have mapped it
+            return  # another process wrote it first, and may have mapped it
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     sync(target.parent)
 
 
 def _kept(inside: Path, recipe: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the content of `corpus.json` if an intact corpus of this recipe is there, else None."""
+    """Return the content of `corpus.json` if the folder has an intact corpus of this recipe, else None."""
     try:
         found: Any = json.loads((inside / "corpus.json").read_bytes())
         if found["recipe"] != recipe:
             return None
         for name, (num_bytes, mtime_ns, sha256) in found["files"].items():
-            status = (inside / name).stat()  # and the content is compared if it was touched since
+            status = (inside / name).stat()  # the content is compared only if the modification time differs
             if status.st_size != num_bytes or (status.st_mtime_ns != mtime_ns and file_sha256(inside / name) != sha256):
                 return None
         return found
@@ -296,7 +299,7 @@ def _map_corpus(inside: Path, name: str, tokenizer: Tokenizer | Learner) -> Corp
 
 
 def _check_numbers(path: Path, numbers: Tensor, stop: int) -> None:
-    """Check that all numbers are from 0 to `stop` - 1, as bytes may change under an old time; TrainingError if not."""
+    """Raise TrainingError unless all numbers are from 0 to `stop` - 1; damage may leave a file's time unchanged."""
     lowest, highest = (int(f(numbers.numpy())) if len(numbers) else 0 for f in (np.min, np.max))
     if lowest < 0 or highest >= stop:
         raise TrainingError(
@@ -306,7 +309,7 @@ def _check_numbers(path: Path, numbers: Tensor, stop: int) -> None:
 
 
 def _map(path: Path, dtype: _Number) -> Tensor:
-    """Map a file of numbers, copy-on-write, so that writing to the tensor leaves the file unchanged."""
+    """Map a file of numbers copy-on-write, so that writing to the tensor does not change the file."""
     return torch.from_numpy(np.memmap(path, dtype, "c") if path.stat().st_size else np.empty(0, dtype))
 
 

@@ -1,13 +1,13 @@
-"""Rows of dialogs: several side by side, each a segment that begins at position 0 and attends only to itself.
+"""Rows of dialogs: several per row, each a segment that starts at position 0 and attends only to itself.
 
-Examples are short and rows long, so several share a row:
+Examples are short and rows are long, so several share a row:
 
     ids        <u>2+2?<a>4<e><u>hi<a>hey____      <u>, <a>, <e>: header of the user and the assistant, end of turn
-    labels     ......4<e>....... hey<e>.....      the next token, where it is learned
+    labels     ......4<e>....... hey<e>.....      the next token, if it is learned
     segments   0000000000111111111111112222       the last one is padding
 
-Nothing is cut unasked: half an answer does not teach to stop. An example longer than a row is refused; on request it
-is dropped, or loses its end or its beginning; two that share a row as a pair lose the same beginning.
+Nothing is truncated by default, as a truncated answer does not teach a model to stop. An example longer than a row is
+an error; `truncate` can drop it, or keep its start or its end. The two answers of a pair lose the same beginning.
 """
 
 import hashlib
@@ -33,20 +33,21 @@ if TYPE_CHECKING:
 
 Truncate = Literal["error", "drop", "keep-start", "keep-end"]
 
-# Rows that are filled at the same time: a longer search wastes less room, and mixes the order less.
+# Rows that are filled at the same time: more rows waste less space, but change the order more.
 _OPEN_ROWS = 32
-_EPOCHS_KEPT = 2  # packed: a batch may be of two
+_EPOCHS_KEPT = 2  # packed epochs in memory: a batch may span two
 
 
 class DialogRows:
-    """Examples packed into rows of `context` tokens, in another order every epoch; `together` of them share a row.
+    """Examples packed into rows of `context` tokens, in a new order every epoch.
 
-    `fingerprint` is the SHA-256, hex, of the examples and everything else that shapes the rows.
+    `together` consecutive examples always share a row (2 for pairs). `fingerprint` is the SHA-256, hex, of the examples
+    and of everything else that determines the rows.
     """
 
     together = 1
     _read: ClassVar[Callable[..., list[Example]]] = staticmethod(read_dialogs)
-    _label = "dialog rows 1"  # in the fingerprint: what the rows are, and the version of how they are packed
+    _label = "dialog rows 1"  # part of the fingerprint: kind of rows, and version of the packing
 
     def __init__(
         self,
@@ -59,12 +60,19 @@ class DialogRows:
         packing: bool = True,
         mixture: Mixture | None = None,
     ) -> None:
-        """Pack at least one example into rows of `context` tokens, filled up with `pad_id`, which is never learned.
+        """Pack examples into rows.
 
-        `seed` draws the order; None keeps the file's in every epoch, for validation. TrainingError for no example, or
-        for one longer than a row, which the other values of `truncate` leave out or cut, with a warning. Without
-        `packing` a row holds one example, or one pair. `mixture` is of the examples' sources, all of which fit; it has
-        its own seed.
+        Args:
+            examples: At least one example.
+            context: Tokens per row.
+            seed: Seed of the order; None keeps the order of the file in every epoch, for validation.
+            truncate: Handling of examples longer than a row: an error, or dropping or truncating them with a warning.
+            pad_id: Token id of the padding, which is never learned.
+            packing: False puts one example, or one pair, in each row.
+            mixture: Mixture of the examples' sources, with its own seed; the examples then all fit.
+
+        Raises:
+            TrainingError: If there is no example, or for an example longer than a row with `truncate="error"`.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
@@ -92,7 +100,7 @@ class DialogRows:
         packing: bool = True,
         reading: Reading | None = None,
     ) -> Self:
-        """Read a source, or several and their weights, with `read_dialogs`; other arguments are the constructor's."""
+        """Read a source, or several with weights, by `read_dialogs`; other arguments are those of the constructor."""
         weights = source if isinstance(source, Mapping) else {str(source): 1.0}
         read = [(f"{escape(name)}: ", cls._read(name, tokenizer, chat=chat, reading=reading)) for name in weights]
         parts = [fitting(examples, context, truncate, cls.together, where) for where, examples in read]
@@ -103,9 +111,9 @@ class DialogRows:
         return cls([*chain(*parts)], context, pad_id=pad_id, packing=packing, mixture=mixture)
 
     def split(self, validation: float) -> tuple[Self, Self]:
-        """Return the first examples to train on, and the last share of them, in a fixed order, to validate.
+        """Return the rows for training, and those of the last share of the examples, in a fixed order, for validation.
 
-        TrainingError if either would have none.
+        TrainingError if either would be empty.
         """
         train, held = (self._of([*self._of_units(units)], part) for units, part in self.mixture.split(validation))
         counts = " ".join(map(str, held.mixture.sizes))
@@ -113,7 +121,7 @@ class DialogRows:
         return train, held
 
     def once(self) -> Self:
-        """Return rows like these that hold each example once an epoch; those of one source are the same."""
+        """Return rows with the same options that have each example once per epoch, whatever the sources' weights."""
         return self._of(range(len(self.examples)), Mixture({"": 1.0}, [sum(self.mixture.sizes)], self.mixture.seed))
 
     def _of(self, numbers: Sequence[int], mixture: Mixture) -> Self:
@@ -122,7 +130,7 @@ class DialogRows:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Counts, of each form and source, too, to describe the data and a difference between data sets."""
+        """Counts of examples, tokens, forms and sources, used to describe differences between data sets."""
         forms = Counter(f"examples of {example.form}" for example in self.examples if example.form)
         tokens = self.mixture.sums([len(example.ids) for example in self.examples])
         return {"examples": len(self.examples), "tokens": sum(tokens), **forms, **self.mixture.about(tokens)}
@@ -166,7 +174,7 @@ class DialogRows:
         return self._packed[epoch]
 
     def _of_units(self, units: Iterable[int]) -> Iterator[int]:
-        """Yield the numbers of units' examples."""
+        """Yield the indices of the examples in some units."""
         return (unit * self.together + i for unit in units for i in range(self.together))
 
     def _hash(self) -> str:
@@ -182,7 +190,7 @@ class DialogRows:
 
 
 def _lengths(examples: Sequence[Example], together: int) -> list[int]:
-    """Return the tokens of each unit in a row; the last token of an example is only a label."""
+    """Return the number of input tokens of each unit; the last token of an example is only a label."""
     lengths = [len(example.ids) - 1 for example in examples]
     return [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
 
@@ -190,7 +198,7 @@ def _lengths(examples: Sequence[Example], together: int) -> list[int]:
 def fitting(
     examples: Sequence[Example], context: int, truncate: Truncate, together: int = 1, where: str = ""
 ) -> list[Example]:
-    """Return the examples that fit a row together with those that share it; `where` begins messages."""
+    """Return the examples whose units fit in a row, after dropping or truncating; `where` is a prefix of messages."""
     if not examples:
         raise TrainingError("there is no example; expected at least one")
     lengths = _lengths(examples, together)
@@ -227,10 +235,10 @@ def fitting(
 
 
 def _cut(parts: Sequence[Example], context: int, truncate: Truncate) -> list[Example]:
-    """Cut the examples of one row so that they share it; nothing if one of them would have nothing to learn.
+    """Truncate the examples of a unit to fit in one row; return none if one of them has no learned tokens left.
 
-    The two of a pair lose the same beginning, so that both answers are compared after the same prompt; nothing if what
-    they begin with in common is too short for that.
+    The examples of a pair lose the same beginning, so that both answers follow the same prompt; return none if their
+    common prefix is too short for that.
     """
     lengths = [len(part.ids) - 1 for part in parts]
     if truncate == "keep-start":
@@ -244,14 +252,14 @@ def _cut(parts: Sequence[Example], context: int, truncate: Truncate) -> list[Exa
 
 
 def _rooms(lengths: Sequence[int], context: int) -> list[int]:
-    """Return how much of a row each of its examples has: an equal share, and what shorter ones leave over."""
+    """Return the number of tokens for each example of a row: an equal share, plus what shorter ones leave."""
     share = context // len(lengths)
     taken = [min(length, share) for length in lengths]
     return [max(share, context - sum(taken) + own) for own in taken]
 
 
 def _within(example: Example, kept: slice) -> Example:
-    """Return the tokens of an example that are kept; the first of them is not learned."""
+    """Return a slice of an example; its first token is not learned."""
     learned = example.learned[kept].copy()
     learned[:1] = False
     weights = None if example.weights is None else example.weights[kept]
@@ -259,7 +267,7 @@ def _within(example: Example, kept: slice) -> Example:
 
 
 def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[int]]:
-    """Put each example, in this order, into the first of the latest rows with room: linear time, and a mixed order."""
+    """Put each example into the first of the latest `_OPEN_ROWS` rows with room; takes linear time."""
     rows: list[list[int]] = []
     left: list[int] = []
     for number in order:
@@ -275,7 +283,7 @@ def _pack(lengths: Sequence[int], order: Sequence[int], room: int) -> list[list[
 
 
 def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
-    """Format a row, its learned tokens marked; see `add_marked`."""
+    """Format a row with its learned tokens marked; see `add_marked`."""
     from rich.text import Text
 
     shown = Text()
@@ -288,7 +296,7 @@ def preview(batch: TrainingBatch, tokenizer: Tokenizer, row: int = 0) -> "Text":
 
 
 def _examples(batch: TrainingBatch, row: int) -> Iterator[Example]:
-    """Recover a row's examples: each token followed by its label."""
+    """Recover a row's examples from its tokens and labels."""
     ids, labels = batch.ids_BT[row].cpu().numpy(), batch.labels_BT[row].cpu().numpy()
     starts = np.flatnonzero(batch.positions_BT[row].cpu().numpy() == 0)
     for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):

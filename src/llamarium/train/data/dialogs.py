@@ -1,9 +1,10 @@
-"""Encode the examples of a data set: an answer's tokens are learned, all others are context.
+"""Encode the examples of a data set: the tokens of answers are learned, all others are context.
 
-`datasets/forms.py` says which rows are examples. Learned are an answer's tokens and the one that ends it, so that a
-model learns to stop; of a text all, as documents are learned in pretraining, with what begins and ends them.
+`datasets/forms.py` defines which rows are examples. The token that ends an answer is learned too, so that a model
+learns to stop. A plain text is learned whole, like a document in pretraining, with its begin and end tokens.
 
-Rows are read and encoded some hundreds at a time, so what stays in memory are ids: 5 bytes a token, 9 with weights.
+Rows are read and encoded in chunks of several hundred, so only the token ids stay in memory: 5 bytes per token, 9 with
+weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from llamarium.tokenizer.chat.format import ChatFormat, value_of
 from llamarium.train.data.answer_weights import WeightedPart, answer_weights, weighted_dialogs
 
 ROWS_AT_ONCE = 400
-"""Rows that are encoded together: a chat template is a process."""
+"""Rows that are encoded together, as a chat template runs in a subprocess."""
 
 # Source: tatsu-lab/stanford_alpaca, `train.py`, PROMPT_DICT.
 _ALPACA = (
@@ -40,17 +41,21 @@ _ALPACA_INPUT = (
 
 
 class Understood(NamedTuple):
-    """A row, and the records that it holds."""
+    """A row and its records."""
 
     row: Row
     records: Sequence[Record]
 
 
 class Example(NamedTuple):
-    """One example: ids, int32 (n,), and which are learned, bool (n,); never the first, as nothing precedes it.
+    """An encoded example.
 
-    `form` is the first field of the row's form. `weights`, float32 (n,), multiply the learned tokens' losses; None is 1
-    for all. `place` is the row's ("data.jsonl:3"), for messages.
+    Attributes:
+        ids: int32, (n,).
+        learned: bool, (n,); True for learned tokens. The first token is never learned, as nothing precedes it.
+        form: First field of the row's form.
+        weights: float32, (n,); loss weights. None means 1.
+        place: The row's place for messages, e.g. "data.jsonl:3".
     """
 
     ids: NDArray[np.int32]
@@ -70,15 +75,23 @@ def read_dialogs(
     finish: Callable[[list[Example]], list[Example]] = list,
     tally: Tally | None = None,
 ) -> list[Example]:
-    """Read the examples of a source: see `datasets/forms.py` for the rows that are examples.
+    """Read and encode the examples of a source; see `datasets/forms.py` for the forms of rows.
 
     Prompts and instructions become dialogs of two messages if the tokenizer has a dialog format and `chat` is true.
-    Without one (a base model) the answer follows the prompt directly, and an instruction uses Alpaca's template.
+    Otherwise (a base model) the answer directly follows the prompt, and instructions use Alpaca's template.
 
-    `understand` turns a row's fields into records, `finish` selects or checks a row's examples. `tally` counts the
-    rows, with its own `reading`; without one, what is not read or skipped is named in a warning.
-    TrainingError for a source that cannot be read or holds no example; for a row that is no example, or has nothing to
-    learn, with its place.
+    Args:
+        source: Name or path of the source.
+        tokenizer: Encodes the examples.
+        chat: Use the tokenizer's dialog format.
+        reading: Names of columns and roles, and whether to skip bad rows.
+        understand: Converts a row's fields to records.
+        finish: Selects or checks a row's examples.
+        tally: Counts the rows, with its own `reading`; None warns of unread fields and skipped rows instead.
+
+    Raises:
+        TrainingError: If the source cannot be read or has no example; if a row is not an example or has no learned
+            tokens, with its place.
     """
     counts = tally or Tally(escape(source), reading or Reading())
     examples: list[Example] = []
@@ -98,11 +111,11 @@ def read_dialogs(
 def encoded_rows(
     rows: Sequence[Row | BadRow], tokenizer: Tokenizer, tally: Tally, *, chat: bool, understand: Understand
 ) -> Iterator[tuple[Row, Sequence[Record], list[list[WeightedPart]]]]:
-    """Yield rows with their records and the parts of these; rows that cannot be encoded are `tally`'s."""
+    """Yield rows with their records and the records' parts; `tally` handles rows that cannot be encoded."""
     form = tokenizer.chat_format if chat else None
     understood = understood_rows(rows, form, tally, understand)
 
-    # All dialogs at once, as a chat template is a process.
+    # All dialogs in one call, as a chat template runs in a subprocess.
     dialogs = [record for _, records in _usable(understood) for record in records if _is_dialog(record, form)]
     parts_of = iter(()) if form is None else weighted_dialogs(form, dialogs)
     for row, records in _usable(understood, tally):
@@ -118,7 +131,7 @@ def encoded_rows(
 def encoded_prompts(
     rows: Sequence[Row | BadRow], tokenizer: Tokenizer, tally: Tally, *, chat: bool
 ) -> Iterator[tuple[Row, Record, list[int]]]:
-    """Yield rows that are prompts, with their records and ids; rows that cannot be encoded are `tally`'s."""
+    """Yield rows of prompts with their records and ids; `tally` handles rows that cannot be encoded."""
     form = tokenizer.chat_format if chat else None
     understood = understood_rows(rows, form, tally, prompt_of)
     dialogs = [record.dialog for _, records in _usable(understood) for record in records]
@@ -137,9 +150,9 @@ def encoded_prompts(
 def understood_rows(
     rows: Sequence[Row | BadRow], form: ChatFormat | None, tally: Tally, understand: Understand
 ) -> list[Understood | BadRow]:
-    """Return rows with their records, without what a dialog format does not read, which `tally` counts.
+    """Return rows with their records, without fields that the dialog format does not use; `tally` counts those.
 
-    A row that is none stands in its place as a bad one, so that errors come in the order of the rows.
+    An invalid row becomes a `BadRow` in its place, so that errors are raised in the order of the rows.
     """
     found: list[Understood | BadRow] = []
     for row in rows:
@@ -157,7 +170,7 @@ def understood_rows(
 
 
 def _usable(rows: Sequence[Understood | BadRow], tally: Tally | None = None) -> Iterator[Understood]:
-    """Yield the rows that are understood; `tally` counts the others."""
+    """Yield the valid rows; `tally` counts the others."""
     for row in rows:
         if isinstance(row, Understood):
             yield row
@@ -170,7 +183,7 @@ def _is_dialog(record: Record, form: ChatFormat | None) -> bool:
 
 
 def _fitting_keys(record: Record, form: ChatFormat | None) -> Record:
-    """Take keys of messages, and variables, that the format does not read out of a dialog."""
+    """Remove message keys and template variables that the format does not use, and list them in `unread`."""
     if form is None:
         return record
     others = other_keys(record.messages, form.message_keys)
@@ -184,8 +197,8 @@ def _fitting_keys(record: Record, form: ChatFormat | None) -> Record:
 
 
 def _continuation(record: Record, tokenizer: Tokenizer) -> list[WeightedPart]:
-    """Return the parts of a text, or of a prompt and its completion without a dialog format."""
-    if record.text is not None:  # as pretraining learns documents
+    """Return the parts of a text, or of a prompt and its completion, without a dialog format."""
+    if record.text is not None:  # like a document in pretraining
         return [(ids, record.weights[0]) for ids in document_ids(tokenizer, record.text)]
     plain = record.plain
     if plain is None:
@@ -201,21 +214,21 @@ def _continuation(record: Record, tokenizer: Tokenizer) -> list[WeightedPart]:
 
 
 def _plain_prompt(record: Record, tokenizer: Tokenizer) -> str:
-    """Return a prompt as a text, without a dialog format."""
+    """Return the text of a prompt without a dialog format."""
     if record.plain is None:
         raise TrainingError(f"is a dialog, and {tokenizer.source} has no dialog format; write prompts instead")
     return written_prompt(record.plain)
 
 
 def written_prompt(plain: Plain) -> str:
-    """Return a prompt as a base model is given it: an instruction within Alpaca's template."""
+    """Return the text of a prompt for a base model; instructions use Alpaca's template."""
     if plain.input is None:
         return plain.prompt
     return (_ALPACA_INPUT if plain.input else _ALPACA).format(instruction=plain.prompt, input=plain.input)
 
 
 def joined(form: str, parts: Sequence[WeightedPart]) -> Example:
-    """Join the parts of an example in a form; TrainingError if nothing of it is learned."""
+    """Concatenate the parts of an example; TrainingError if it has no learned tokens."""
     ids = np.array([i for part, _ in parts for i in part], dtype=np.int32)
     weights = np.array([weight for part, weight in parts for _ in part], dtype=np.float32)
     weights[:1] = 0
@@ -228,7 +241,7 @@ def joined(form: str, parts: Sequence[WeightedPart]) -> Example:
 
 
 def checked_pair(pair: list[Example]) -> list[Example]:
-    """Return a pair of which one answer can be preferred; TrainingError for others."""
+    """Return a pair unchanged; TrainingError if its answers are equal or have no prompt."""
     chosen, rejected = pair
     if np.array_equal(chosen.ids, rejected.ids):
         raise TrainingError("chosen and rejected are the same tokens, of which neither can be preferred")

@@ -1,4 +1,4 @@
-"""Show an example as text, its learned tokens marked."""
+"""Format an example as text with its learned tokens marked."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def add_marked(
     shown: "Text", title: str, ids: NDArray[Any], learned: NDArray[np.bool_], tokenizer: Tokenizer, most: int = 0
 ) -> None:
-    """Append an example to a text: learned tokens in green and within ⟦ ⟧, context dim, under a title.
+    """Append a titled example to a text, with learned tokens in green within ⟦ ⟧ and dimmed context.
 
-    Control tokens are spelled out, and characters that could control a terminal are escaped. `most` is the number of
-    characters of a part that are shown, its beginning and its end; 0 is all.
+    Control tokens are written out, and terminal control characters are escaped. `most` is the maximum number of
+    characters per part, of which the middle is left out; 0 means no limit.
     """
     shown.append(f"── {title}: {counted(len(ids), 'token')}, {int(learned.sum()):,} learned\n", "bold")
     borders = np.flatnonzero(np.diff(learned)) + 1
@@ -34,5 +34,5 @@ def add_marked(
 
 
 def visible(text: str) -> str:
-    """Return a text for a terminal, its control characters escaped."""
+    """Escape the control characters of a text for a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else escape(c) for c in text)

@@ -3,11 +3,11 @@
     a.jsonl=2,b.parquet=0.5             in the shell
     {"a.jsonl": 2, "b.parquet": 0.5}    in Python and TOML, for any name
 
-A source is drawn with its weight over the sum of the weights: a.jsonl four times out of five. What is drawn is an
-example, a pair or a prompt; for pretraining it is a row, so that shares are of tokens. An epoch has as many draws as
-the sources hold together, in an order that the seed draws. Within a source one pass follows the other, each in another
-order, and nothing is drawn again before all else of the source was. A source that runs out is repeated within the
-epoch; one that does not is continued in the next.
+The probability of a source is its weight divided by the sum of the weights: a.jsonl is drawn four times out of five. A
+draw is an example, a pair or a prompt; in pretraining it is a row, so that shares are in tokens. An epoch has as many
+draws as the sources have units in total, in an order determined by the seed. Each source is traversed in passes, each
+in a new order, so no unit is drawn again before all others of its source. A source that runs out within an epoch is
+repeated; one that does not continues in the next epoch.
 
 Source: Megatron-LM's blends of data sets, and `probabilities` of `interleave_datasets` in Hugging Face's datasets.
 """
@@ -27,12 +27,12 @@ from llamarium.train.data.order import permutation
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How often, and in which order, the units (examples, pairs, prompts, rows) of some sources are drawn.
+    """A weighted mixture of sources, whose units are examples, pairs, prompts or rows.
 
     Attributes:
-        weights: Of each source, by name.
-        sizes: The number of each source's units.
-        seed: Of the order; None draws the sources one after the other, each in its own order, for validation.
+        weights: Weight of each source, by name.
+        sizes: Number of units of each source.
+        seed: Seed of the order; None draws the sources one after the other in file order, for validation.
     """
 
     weights: Mapping[str, float]
@@ -41,23 +41,23 @@ class Mixture:
 
     @property
     def counts(self) -> list[int]:
-        """How often each source is drawn in an epoch: to the nearest whole number, and at least once."""
+        """Draws of each source per epoch, rounded, at least 1."""
         scale = sum(self.sizes) / sum(self.weights.values())
         return [max(1, round(weight * scale)) for weight in self.weights.values()]
 
     def draws(self, epoch: int) -> Tensor:
-        """Return an epoch's draws, int64 (n, 3): source, complete passes over it before, and unit within it."""
+        """Return an epoch's draws, int64 (n, 3): source, number of completed passes over it, and unit within it."""
         return _draws(tuple(self.sizes), tuple(self.counts), self.seed, epoch)
 
     def units(self, epoch: int) -> Tensor:
-        """Return an epoch's draws as numbers of units, counted through all sources; int64 (n,)."""
+        """Return an epoch's draws as unit indices over all sources, int64 (n,)."""
         starts, drawn = torch.tensor([0, *self.sizes]).cumsum(0), self.draws(epoch)
         return starts[drawn[:, 0]] + drawn[:, 2]
 
     def split(self, validation: float) -> tuple[tuple[list[int], "Mixture"], tuple[list[int], "Mixture"]]:
-        """Return the units to train on, and the last share of each source's, in a fixed order, to validate.
+        """Return the units and mixtures for training, and for validation (the last share of each source, fixed order).
 
-        TrainingError if a source would have none of either.
+        TrainingError if either would have no unit of a source.
         """
         parts: tuple[list[int], list[int]] = [], []
         held: list[int] = []
@@ -77,16 +77,16 @@ class Mixture:
 
     @property
     def label(self) -> str:
-        """What a fingerprint has to say of several sources; empty for one."""
+        """Part of the fingerprint that describes several sources; empty for one."""
         return f" {self.counts} {[*self.sizes]}" if len(self.sizes) > 1 else ""
 
     def sums(self, tokens: Sequence[int]) -> list[int]:
-        """Return each source's sum of `tokens`, of which all units have equally many, one or more each."""
+        """Return the sum of `tokens` for each source; every unit has the same number of entries."""
         each = len(tokens) // sum(self.sizes)
         return [sum(tokens[a * each : b * each]) for a, b in pairwise([0, *accumulate(self.sizes)])]
 
     def about(self, tokens: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
-        """Return "sources", of several each one's share of the draws, passes an epoch and `tokens`, as JSON values."""
+        """Return each source's share of draws, passes per epoch and `tokens` as JSON values; empty for one source."""
         rows = zip(self.weights.items(), self.counts, self.sizes, tokens, strict=True)
         found = [
             {"source": name, "weight": weight, "share": n / sum(self.counts), "passes": n / size, "tokens": held}
@@ -95,7 +95,7 @@ class Mixture:
         return {"sources": found} if len(found) > 1 else {}
 
 
-@lru_cache(maxsize=4)  # a batch may be of two epochs, and a validation comes between
+@lru_cache(maxsize=4)  # a batch may span two epochs, and validation alternates with training
 def _draws(sizes: Sequence[int], counts: Sequence[int], seed: int | None, epoch: int) -> Tensor:
     found: list[Tensor] = []
     for source, (size, count) in enumerate(zip(sizes, counts, strict=True)):

@@ -1,8 +1,8 @@
-"""The order of the data: drawn from a seed, and resumable from two numbers.
+"""The order of the data: determined by a seed, and resumable from an epoch and an index.
 
-An epoch is a permutation of its rows, drawn from (seed, epoch) alone, and so is what it holds of a mixture. So an epoch
-and an index describe the position in the data, and a resumed run continues with exactly the rows that it would have
-seen.
+An epoch is a permutation of its rows that depends only on (seed, epoch), as do the draws of a mixture. An epoch and an
+index therefore describe the position in the data, and a resumed run continues with exactly the rows of an uninterrupted
+one.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def derived_seed(purpose: str, seed: int, number: int) -> int:
 
 
 def permutation(length: int, seed: int | None, purpose: str, number: int) -> Tensor:
-    """Return the numbers below `length` in an order drawn by `derived_seed`, int64; without a seed in theirs."""
+    """Return a permutation of the numbers below `length`, int64, seeded by `derived_seed`; sorted if `seed` is None."""
     if seed is None:
         return torch.arange(length)
     return torch.randperm(length, generator=torch.Generator().manual_seed(derived_seed(purpose, seed, number)))
@@ -31,16 +31,16 @@ def permutation(length: int, seed: int | None, purpose: str, number: int) -> Ten
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Position in the data: complete passes over it, and rows taken of the current one."""
+    """Position in the data: completed epochs, and rows taken from the current one."""
 
     epoch: int = 0
     index: int = 0
 
 
 class Order:
-    """Returns the rows of a run, batch by batch, from `cursor` on; TrainingError if there is no row.
+    """Returns the rows of a run in batches, starting at `cursor`; TrainingError if there is no row.
 
-    With several shards, `take` returns those of `shard_idx`.
+    With several shards, `take` returns the rows of `shard_idx`.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""Rows for pretraining: the stream of a corpus cut into equal lengths, without padding or loss.
+"""Rows for pretraining: the stream of a corpus cut into rows of equal length, without padding or dropped tokens.
 
     documents      "the_cat_sat", "a_dog_ran_off", "so_it_goes"
     rows of 8      the_cat_  sata_dog  _ran_off  so_it_go      (here a character is a token)
     segments       00000000  00011111  00000000  00000000      attention stays within a segment
-    positions      01234567  01201234  01234567  01234567      and counts from its first token
-    labels         he_cat_s  at._dog_  ran_off.  o_it_goe      the next token, but none across a border
+    positions      01234567  01201234  01234567  01234567      counted from the first token of a segment
+    labels         he_cat_s  at._dog_  ran_off.  o_it_goe      the next token, but not across documents
 
-A row has T input tokens and, for the last of them, one more to predict. Each epoch cuts at another offset, so that a
-row's first token, which has no context, has some in the next epoch.
+A row has T input tokens, and one more as the label of the last. Each epoch cuts at another offset, so that the first
+token of a row, which has no context, has context in other epochs.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from llamarium.train.data.order import derived_seed
 
 
 class PackedRows:
-    """The rows of a corpus, by epoch and index; `fingerprint` is of the corpus, the context and the seed."""
+    """The rows of a corpus, by epoch and index; `fingerprint` covers the corpus, the context and the seed."""
 
     def __init__(self, corpus: Corpus, context: int, seed: int | None) -> None:
-        """Cut a corpus into rows of `context` tokens; TrainingError if it is shorter than a row and the token after it.
+        """Cut a corpus into rows of `context` tokens; TrainingError if it has less than `context` + 1 tokens.
 
-        `seed` draws the offset of each epoch; None is offset 0 in every epoch, for validation on the same rows.
+        `seed` determines the offset of each epoch; None uses offset 0 in every epoch, for validation on the same rows.
         """
         if context < 1:
             raise TrainingError(f"a row of {context} tokens; expected a context of at least 1")
@@ -53,7 +53,7 @@ class PackedRows:
         self.about = corpus.about
 
     def offset(self, epoch: int) -> int:
-        """Return the start of an epoch's first row: below T, and so that there is at least one row."""
+        """Return the start of an epoch's first row: less than T, and with at least one row after it."""
         if self._seed is None:
             return 0
         generator = torch.Generator().manual_seed(derived_seed("offset", self._seed, epoch))
@@ -65,11 +65,11 @@ class PackedRows:
 
     @property
     def fewest_rows(self) -> int:
-        """The number of rows that every epoch has; an epoch has one more at most."""
+        """Minimum number of rows in an epoch; some epochs have one more."""
         return (self.corpus.num_tokens - self._num_offsets) // self.context
 
     def num_rows(self, epoch: int) -> int:
-        """Return the number of whole rows of an epoch."""
+        """Return the number of complete rows in an epoch."""
         return (self.corpus.num_tokens - self.offset(epoch) - 1) // self.context
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:
@@ -87,7 +87,7 @@ class PackedRows:
         documents_BU = torch.searchsorted(self.corpus.starts, places_BU, right=True) - 1
         documents_BT = documents_BU[:, :-1]
         segments_BT = documents_BT - documents_BT[:, :1]
-        starts_BT = self.corpus.starts[documents_BT].maximum(begins_B1)  # of what the row holds of the document
+        starts_BT = self.corpus.starts[documents_BT].maximum(begins_B1)  # of the document's part in this row
         return TrainingBatch(
             ids_BT,
             next_BT.masked_fill(documents_BU[:, 1:] != documents_BT, IGNORED),
@@ -97,10 +97,10 @@ class PackedRows:
 
 
 class MixedRows:
-    """Rows of several corpora with weights, by epoch and index; each pass over a corpus is an epoch of its own rows."""
+    """A weighted mixture of several corpora's rows; each pass over a corpus uses another epoch of its `PackedRows`."""
 
     def __init__(self, parts: Sequence[PackedRows], weights: Mapping[str, float], seed: int | None) -> None:
-        """Draw from `parts`, of the sources that `weights` names, by `seed`; None for validation."""
+        """Mix `parts`, one per source in `weights`; `seed` determines the order, None is for validation."""
         self.parts, self.context = parts, parts[0].context
         self.mixture = Mixture(weights, [part.fewest_rows for part in parts], seed)
         described = f"{[part.fingerprint for part in parts]}{self.mixture.label}"
@@ -112,7 +112,7 @@ class MixedRows:
         return {**self.parts[0].about, **self.mixture.about([part.corpus.num_tokens for part in self.parts])}
 
     def num_rows(self, epoch: int) -> int:
-        """Return the number of draws of an epoch; every epoch has the same."""
+        """Return the number of draws in an epoch, the same for every epoch."""
         return sum(self.mixture.counts)
 
     def batch(self, epoch: int, indices: Sequence[int]) -> TrainingBatch:

@@ -1,8 +1,8 @@
-"""Read prompts to be answered and rewarded: one a row of the data (see `datasets/forms.py`).
+"""Read prompts for GRPO: one per row of the data (see `datasets/forms.py`).
 
     {"prompt": "17+25=", "answer": "42"}
 
-Other fields of a row, as "answer" here, are the reward's.
+Other fields of a row, such as "answer" here, are passed to the reward function.
 """
 
 import hashlib
@@ -25,9 +25,13 @@ from llamarium.train.data.mixture import Mixture
 
 
 class Prompt(NamedTuple):
-    """One prompt: its ids, its row's fields, which the reward sees, and its place for messages ("data.jsonl:3").
+    """A prompt.
 
-    `text` is what is asked, for people: the prompt, or the last message.
+    Attributes:
+        ids: Token ids.
+        row: Fields of the row, for the reward function.
+        place: The row's place for messages, e.g. "data.jsonl:3".
+        text: The prompt or the last message, for display.
     """
 
     ids: tuple[int, ...]
@@ -37,9 +41,9 @@ class Prompt(NamedTuple):
 
 
 class PromptRows:
-    """Prompts, each a row of a run's data; its answers are sampled while the run goes on.
+    """The prompts of a run, one per row of the data; answers are sampled during training.
 
-    `fingerprint` is the SHA-256, hex, of all lines, their ids and the longest row.
+    `fingerprint` is the SHA-256, hex, of all rows, their ids and `context`.
     """
 
     def __init__(self, prompts: Sequence[Prompt], context: int, mixture: Mixture | None = None) -> None:
@@ -63,11 +67,12 @@ class PromptRows:
         seed: int = 0,
         reading: Reading | None = None,
     ) -> Self:
-        """Read the prompts of a source, or of several with weights, which `seed` draws from.
+        """Read the prompts of a source, or of several with weights.
 
-        A prompt is written as a dialog's if the tokenizer has a dialog format and `chat` is true. Prompt and answer
-        have `context` tokens at most, an answer `max_tokens`; `truncate` is what becomes of prompts without that room.
-        TrainingError for a source that cannot be read or holds no prompt; for a row that is none, with its place.
+        A prompt is written in the tokenizer's dialog format if it has one and `chat` is true. Prompt and answer have up
+        to `context` tokens, the answer up to `max_tokens`; `truncate` is the handling of longer prompts. `seed`
+        determines the order of several sources. TrainingError if a source cannot be read or has no prompt, or if a row
+        is not a prompt, with its place.
         """
         if truncate == "keep-start":
             raise TrainingError("truncate is keep-start, which would cut what is asked; expected error, drop, keep-end")
@@ -78,22 +83,19 @@ class PromptRows:
         return cls([prompt for part in parts for prompt in part], context, mixture)
 
     def split(self, validation: float) -> tuple[Self, Self]:
-        """Return the first prompts to train on, and the last share of them to validate.
-
-        TrainingError if either would have none.
-        """
+        """Return the prompts for training, and the last share for validation; TrainingError if either is empty."""
         train, held = self.mixture.split(validation)
         make = [type(self)([self.prompts[i] for i in units], self.context, mixture) for units, mixture in (train, held)]
         return make[0], make[1]
 
     @property
     def about(self) -> dict[str, Any]:
-        """Counts, of each source, too, to describe the data and a difference between data sets."""
+        """Counts of prompts, tokens and sources, used to describe differences between data sets."""
         tokens = self.mixture.sums([len(prompt.ids) for prompt in self.prompts])
         return {"prompts": len(self.prompts), "tokens": sum(tokens), **self.mixture.about(tokens)}
 
     def num_rows(self, epoch: int) -> int:
-        """Return the number of prompts; every epoch has the same."""
+        """Return the number of prompts in an epoch, the same for every epoch."""
         return sum(self.mixture.counts)
 
     def prompt(self, epoch: int, index: int) -> Prompt:
@@ -101,7 +103,7 @@ class PromptRows:
         return self.prompts[int(self.mixture.units(epoch)[index])]
 
     def batch(self, epoch: int, indices: Sequence[int]) -> AnswerBatch:
-        """Return rows of the shape that answers have, to time a step; they hold no prompt."""
+        """Return dummy rows in the shape of answers, to time a step."""
         ids_BT = torch.zeros((len(indices), self.context), dtype=torch.int64)
         positions_BT, zeros_N = torch.arange(self.context).expand_as(ids_BT), torch.zeros(ids_BT.numel())
         return AnswerBatch(ids_BT, ids_BT, positions_BT, None, advantages_N=zeros_N, sampled_N=zeros_N)

@@ -1,4 +1,4 @@
-"""Look at a data set before it is trained on: what its rows are, how long, and what is wrong with them."""
+"""Inspect a data set before training: forms and lengths of its rows, and problems."""
 
 from array import array
 from collections import Counter
@@ -32,7 +32,7 @@ _SHARES = (0.0, 0.5, 0.95, 1.0)
 
 
 class Sample(NamedTuple):
-    """One of the examples that are shown: where it stands, with which answer of a pair it is, and its ids."""
+    """An example to show: its place (with the answer's name in a pair), and its ids."""
 
     place: str
     example: Example
@@ -40,18 +40,18 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What is known of a data set.
+    """Statistics of a data set.
 
     Attributes:
-        source: Its name.
-        purpose: The command that it is for.
-        tally: Counts of rows, problems, and what is not read.
-        forms: Numbers of rows by the first field of their form.
-        roles: Numbers of messages by role.
-        num_with_tools: Rows that describe tools.
-        lengths: Of each example in tokens; a pair is two.
+        source: Name of the source.
+        purpose: Training command that the data is for.
+        tally: Counts of rows, problems and unread fields.
+        forms: Number of rows by the first field of their form.
+        roles: Number of messages by role.
+        num_with_tools: Number of rows with tool definitions.
+        lengths: Tokens of each example; a pair is two examples.
         num_learned: Learned tokens of all examples.
-        samples: The first examples, or pairs.
+        samples: The first examples or pairs.
     """
 
     source: str
@@ -66,20 +66,20 @@ class Survey:
 
     @property
     def quantiles(self) -> list[int]:
-        """The shortest length, the median, the one that 95 % do not exceed, and the longest; none without examples."""
+        """Minimum, median, 95th percentile and maximum of the lengths; empty without examples."""
         if not self.lengths:
             return []
         return [int(value) for value in np.quantile(np.array(self.lengths), _SHARES, method="inverted_cdf")]
 
     @property
     def num_units(self) -> int:
-        """The number of examples, pairs or prompts: what training finds too long or not."""
+        """Number of examples, pairs or prompts."""
         return len(self.lengths) // self._together
 
     def num_longer(self, context: int, max_tokens: int) -> int:
-        """Return the number of examples or pairs that no row of `context` tokens holds, counted as training does.
+        """Return the number of examples or pairs longer than a row of `context` tokens, counted as in training.
 
-        A pair shares a row. Of prompts it is those that leave no room in the row for an answer of `max_tokens`.
+        Both answers of a pair share a row. Prompts count if they leave less than `max_tokens` for the answer.
         """
         lengths = np.array(self.lengths)
         if self.purpose == "grpo":
@@ -92,7 +92,7 @@ class Survey:
         return 2 if self.purpose == "dpo" else 1
 
     def add(self, row: Row, records: Sequence[Record], examples: Sequence[Example], num_samples: int) -> None:
-        """Count a row; the examples of the first rows are kept."""
+        """Count a row, and keep the examples of the first rows."""
         self.forms[records[0].form] += 1
         self.num_with_tools += bool(records[0].tools)
         names = [f"{row.place}, {name}" for name in PAIRED] if self.purpose == "dpo" else [row.place]
@@ -135,11 +135,11 @@ def survey(
     max_rows: int | None = None,
     num_samples: int = 3,
 ) -> Survey:
-    """Read a data set as training does, and count; rows that cannot be used are problems of the tally.
+    """Read a data set as in training, and count its rows; unusable rows become problems of the tally.
 
-    Only lengths are kept of the rows, 4 bytes each, so a data set may be larger than memory. `purpose` "auto" is that
-    of the first row that can be used. TrainingError for a source that cannot be read to its end, and for `max_rows`
-    below 1.
+    Only the lengths of the rows are kept, 4 bytes each, so a data set may be larger than memory. `purpose` "auto" is
+    inferred from the first usable row. TrainingError if the source cannot be read to its end, or if `max_rows` is less
+    than 1.
     """
     if max_rows is not None and max_rows < 1:
         raise TrainingError(f"max_rows is {max_rows}; expected at least 1")
@@ -160,9 +160,9 @@ def survey(
 
 
 def _purpose_of(rows: Sequence[Mapping[str, Any]], reading: Reading) -> str:
-    """Return the command that the first row that can be used is for, or "auto" if none can.
+    """Return the training command for the first usable row, or "auto" if no row is usable.
 
-    A prompt with its completion is no prompt to be answered, also where the two cannot be used.
+    A row with a completion is never data for GRPO, even if prompt and completion are unusable.
     """
     for fields in rows:
         for purpose in ("dpo", "finetune", "grpo"):
@@ -179,7 +179,7 @@ def _purpose_of(rows: Sequence[Mapping[str, Any]], reading: Reading) -> str:
 def _examples(
     found: Survey, rows: Sequence[Row | BadRow], tokenizer: Tokenizer, *, chat: bool
 ) -> Iterator[tuple[Row, Sequence[Record], Callable[[], list[Example]]]]:
-    """Yield rows, their records and a function for their examples, which may raise; of a prompt nothing is learned."""
+    """Yield rows, their records, and a function that returns their examples or raises; prompts have no labels."""
     if found.purpose == "grpo":
         for row, record, ids in encoded_prompts(rows, tokenizer, found.tally, chat=chat):
             example = Example(np.array(ids, np.int32), np.zeros(len(ids), np.bool_), record.form)

@@ -1,21 +1,21 @@
-"""One run on many devices: weights, gradients and optimizer state spread over the processes of `torchrun`.
+"""Distributed training: weights, gradients and optimizer state are sharded over the processes of `torchrun`.
 
-The processes form a grid: `world / tensor_parallel` along "data", `tensor_parallel` along "tensor".
+The processes form a mesh: `world_size / tensor_parallel` along "data", `tensor_parallel` along "tensor".
 
-- Along "data" weights are *sharded* (FSDP2): a process keeps a shard of every weight, gradient and optimizer state.
-  Before a layer computes, its weights are gathered (all-gather), and freed afterwards; backwards, gradients are added
-  up and each process keeps its own shard (reduce-scatter). Each process has other rows.
-- Along "tensor" the matrices of a layer are *divided* (tensor parallelism): a process computes some of the heads and
-  some of the SwiGLU's features, and the results of o_proj and down_proj are added up. All have the same rows.
+- Along "data" weights are sharded (FSDP2): each process keeps a shard of every weight, gradient and optimizer state.
+  A layer's weights are all-gathered before it computes and freed afterwards; in the backward pass gradients are summed
+  and each process keeps its shard (reduce-scatter). Each process has different rows.
+- Along "tensor" the matrices of a layer are split (tensor parallelism): each process computes some of the heads and
+  some of the SwiGLU's features, and the outputs of o_proj and down_proj are summed. All processes have the same rows.
 
-Both are applied to the model from outside, with `DTensor`s. The weights outside of layers (embedding, final norm, head)
-are one unit, so a tied head stays the embedding's own Parameter.
+Both are applied to the model from outside, with `DTensor`s. The weights outside of the layers (embedding, final norm,
+head) are one FSDP unit, so a tied head remains the same Parameter as the embedding.
 
-A step learns from the same rows as on one device, and its gradient is the same sum, divided by the same number of
-learned tokens: only the order of additions differs.
+A step uses the same rows as on one device, and its gradient is the same sum divided by the same number of learned
+tokens; only the order of additions differs.
 
-Files do not depend on the number of processes. Rank zero writes checkpoints as a single process would, tensor by
-tensor: it broadcasts which one it needs, and all gather it. Each process reads its shard.
+Checkpoints do not depend on the number of processes. Rank zero writes them like a single process, tensor by tensor: it
+broadcasts the index of the next tensor, and all processes gather it. Each process reads its shard.
 
 Source: PyTorch, `torch.distributed.fsdp.fully_shard`, `torch.distributed.tensor.parallel`; Shoeybi et al. 2019,
 "Megatron-LM", for which matrix is divided by rows and which by columns.
@@ -50,16 +50,16 @@ from llamarium.train.distributed.process_group import ProcessGroup
 
 T = TypeVar("T")
 
-_STEP_TIMEOUT = timedelta(minutes=10)  # steps are short: a process that does not answer is lost
-_WORK_TIMEOUT = timedelta(days=1)  # rank zero may read data or write a checkpoint; a death is noticed at once
+_STEP_TIMEOUT = timedelta(minutes=10)  # steps are short: a process that does not respond is considered lost
+_WORK_TIMEOUT = timedelta(days=1)  # rank zero may read data or write a checkpoint; a dead process is noticed at once
 _DONE, _FAILED = -1, -2
 
 
 @contextmanager
 def init_distributed(config: RunConfig, world_size: int) -> Generator["DistributedGroup"]:
-    """Connect `world_size` processes, and disconnect at the end; `device` and `tensor_parallel` are read.
+    """Initialize the process group for the settings `device` and `tensor_parallel`, and destroy it at the end.
 
-    TrainingError if they do not fit the settings, or one of them is lost.
+    TrainingError if `world_size` or the settings do not fit, or if a process is lost.
     """
     kind = config.device
     if kind == "auto":
@@ -74,13 +74,13 @@ def init_distributed(config: RunConfig, world_size: int) -> Generator["Distribut
         raise TrainingError(f"{world_size} processes cannot form groups of tensor_parallel {config.tensor_parallel}")
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # what "cuda" means from here on
-    # That a tensor of a grid is gathered along one side and then along the other is of no interest to a user.
+    # PyTorch logs that a tensor is gathered along one mesh dimension at a time, which is of no interest to users.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=_STEP_TIMEOUT)
     try:
         sizes = world_size // config.tensor_parallel, config.tensor_parallel
         yield DistributedGroup(init_device_mesh(kind, sizes, mesh_dim_names=("data", "tensor")))
-    except RuntimeError as error:  # a lost connection, of which Gloo's have no class of their own
+    except RuntimeError as error:  # a lost connection; Gloo raises no more specific class
         gloos = any(word in str(error) for word in ("gloo", "Connection closed", "Timed out"))
         if not gloos and not isinstance(error, dist.DistError):
             raise
@@ -93,7 +93,7 @@ def init_distributed(config: RunConfig, world_size: int) -> Generator["Distribut
 
 
 class DistributedGroup(ProcessGroup):
-    """This process among several; `mesh` is all of them, ("data", "tensor")."""
+    """One of several processes; `mesh` is the device mesh ("data", "tensor")."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.world_size, self.is_rank_zero = mesh.size(), dist.get_rank() == 0
@@ -150,7 +150,7 @@ class DistributedGroup(ProcessGroup):
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
         assert self._root is not None, "shard_model comes first"
         found: Tensor = self._root(work)
-        if not torch.is_grad_enabled():  # nothing comes backwards that would let go of the embedding and the head
+        if not torch.is_grad_enabled():  # without a backward pass FSDP does not free the gathered embedding and head
             _as_sharded(self._root).reshard()
         return found
 
@@ -169,12 +169,13 @@ class DistributedGroup(ProcessGroup):
             assert isinstance(gradient, DTensor)
             local.append(gradient.to_local())
             if gradient.device_mesh.ndim == 1 and tensor.size() > 1:
-                # All along "tensor" computed the same; on a GPU the last bits may differ, and copies would drift apart.
+                # Processes along "tensor" compute the same gradient; on a GPU the last bits may differ, so average them
+                # to keep the copies identical.
                 dist.all_reduce(local[-1], group=tensor.get_group())
                 local[-1] /= tensor.size()
             length = torch.linalg.vector_norm(local[-1], dtype=torch.float64)
             squares += length.square() * (_num_shards(gradient) / self.world_size)
-        total = squares.cpu()  # sync: decides whether to update
+        total = squares.cpu()  # sync: the norm decides whether to update
         dist.all_reduce(total)
         norm = float(total.sqrt())
         if norm > max_norm:
@@ -232,7 +233,7 @@ class DistributedGroup(ProcessGroup):
 
 
 class _Root(nn.Module):
-    """The whole model as a callable: FSDP gathers the weights outside of layers when its root is called."""
+    """FSDP root module: calling it gathers the weights outside of the layers."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         super().__init__()
@@ -243,7 +244,7 @@ class _Root(nn.Module):
 
 
 def _shard(module: nn.Module, data: DeviceMesh) -> nn.Module:
-    """Shard the weights of a module outside of inner units; gradients are added up, not averaged."""
+    """Shard the weights of a module except those of inner FSDP units; gradients are summed, not averaged."""
     unit = _as_sharded(fully_shard(module, mesh=data))
     unit.set_force_sum_reduction_for_comms(True)
     unit.set_gradient_divide_factor(1.0)
@@ -256,7 +257,7 @@ def _as_sharded(module: object) -> FSDPModule:
 
 
 def _plan() -> dict[str, ParallelStyle]:
-    """Divide the first products of each block by output features, which are heads, and the last by input features."""
+    """Split the last matrix of each block (o, down) by rows, and the others by columns (heads, features)."""
     return {
         path: RowwiseParallel() if name in ("o", "down") else ColwiseParallel() for name, path in LAYER_LINEARS.items()
     }
@@ -271,7 +272,7 @@ def _check_divisible(model: LlamaForCausalLM, parts: int) -> None:
 
 
 def _num_shards(tensor: DTensor) -> int:
-    """Return the number of processes that hold different parts of a tensor."""
+    """Return the number of processes with different shards of a tensor."""
     sizes = [tensor.device_mesh.size(i) for i, where in enumerate(tensor.placements) if not where.is_replicate()]
     return torch.Size(sizes).numel()
 

@@ -1,7 +1,7 @@
-"""The processes that train together, as one process without communication.
+"""The process group interface, implemented for a single process.
 
-`step.py` and `run.py` use a `ProcessGroup` only. Its subclass `parallel.DistributedGroup` shards weights and rows over
-several processes.
+`step.py` and `run.py` depend only on `ProcessGroup`. Its subclass `parallel.DistributedGroup` shards weights and rows
+over several processes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class ProcessGroup:
-    """A single process; rank zero writes files and shows events, and the rows are divided into shards."""
+    """A process group of one process.
+
+    Rank zero writes files and shows events; the rows are divided into `num_shards` shards.
+    """
 
     is_rank_zero = True
     world_size = 1
@@ -26,45 +29,45 @@ class ProcessGroup:
     num_shards = 1
 
     def rank_zero_first(self, work: Callable[[], T]) -> T:
-        """Do the same work in every process, first in rank zero; TrainingError if it fails in another one."""
+        """Run `work` in every process, first on rank zero; TrainingError if it fails in another process."""
         return work()
 
     def check_equal(self, what: str, value: str) -> None:
-        """Check that all processes have the same value; TrainingError if not."""
+        """Raise TrainingError if the processes have different values."""
 
     def shard_model(self, model: LlamaForCausalLM) -> None:
-        """Leave each process its shard of the weights, in place; TrainingError if heads or features do not divide."""
+        """Shard the weights in place; TrainingError if heads or features cannot be divided evenly."""
 
     def forward(self, work: Callable[[], Tensor]) -> Tensor:
         """Call `work` with the weights gathered."""
         return work()
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
-        """Sum each number over the shards of the rows."""
+        """Return the sum of each number over the shards."""
         return list(numbers)
 
     def clip_grad_norm(self, parameters: Sequence[Tensor], max_norm: float) -> float:
-        """Scale all gradients together down to `max_norm`, and return their norm before."""
+        """Clip the total gradient norm to `max_norm`, and return the norm before clipping."""
         return cpu_training.clip_grad_norm(parameters, max_norm)
 
     def any_signal(self, signals: list[int]) -> Sequence[int]:
-        """Return the signals of any process, the same in all of them."""
+        """Return the signals that any process received; the result is the same in all processes."""
         return signals
 
     def on_rank_zero(self, work: Callable[[], object], tensors: Iterable[Tensor]) -> None:
-        """Call `work` on rank zero, which may gather any of `tensors` by `full_tensor`; TrainingError if it fails."""
+        """Call `work` on rank zero; it may gather any of `tensors` by `full_tensor`. TrainingError if it fails."""
         work()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Gather a tensor, within `on_rank_zero`."""
+        """Gather a sharded tensor; only within `on_rank_zero`."""
         return tensor
 
     def weights(self, model: LlamaForCausalLM) -> list[OutputTensor]:
-        """Return the model's weights to save; they are read in `on_rank_zero`."""
+        """Return the model's weights for saving; they are gathered within `on_rank_zero`."""
         return model_weights(model)
 
     def distribute(self, values: Tensor, like: Tensor) -> Tensor:
-        """Return this process's shard of `values`, placed like `like`."""
+        """Return this process's shard of `values`, on the device and with the sharding of `like`."""
         return values.to(like.device)
 
 

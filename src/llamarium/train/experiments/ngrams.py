@@ -1,10 +1,10 @@
-"""n-gram models: the next token from the few before it, by counting alone.
+"""n-gram models: predict the next token from the n - 1 tokens before it, by counting.
 
-They wrote the text before neural networks did, and say what a Llama has to beat. The probability of a token after n - 1
-others is how often it stood there, less a discount; what the discounts leave is given out as the model of n - 1 says,
-and so on down to probabilities that are all alike. In the models below n, what counts is not how often a token stood
-somewhere, but after how many different tokens: "Francisco" is frequent, and hardly ever new. This is Kneser-Ney
-smoothing, interpolated, with one discount for each n.
+They preceded neural language models, and are the baseline for a Llama. The probability of a token is its discounted
+count after the n - 1 previous tokens; the discounted mass is distributed according to the model of order n - 1, and so
+on down to the uniform distribution. Models of lower order count not how often a token occurs, but after how many
+different tokens: "Francisco" is frequent, but nearly always follows the same word. This is interpolated Kneser-Ney
+smoothing with one discount per order.
 
 Source: Kneser and Ney 1995; Chen and Goodman 1999, "An empirical study of smoothing techniques", section 2.7.
 """
@@ -32,14 +32,14 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Level:
-    """The k-grams of a text: a context, which is a (k-1)-gram, and a token.
+    """The k-grams of a text: each is a context, which is a (k-1)-gram, and a token.
 
     Attributes:
-        keys: Ascending; context * V + token. A gram's place is its id, a context of the next level.
-        counts: Of each gram, or of the tokens before it.
-        totals: Of each context, the sum of its grams' counts.
-        num_continuations: Of each context, the number of different tokens after it.
-        discount: What is taken from each count, above 0 and below 1.
+        keys: context * V + token, ascending. The index of a k-gram is its id, which is a context of the next level.
+        counts: Count of each k-gram; below order n, the number of different tokens before it.
+        totals: Sum of the counts of each context's k-grams.
+        num_continuations: Number of different tokens after each context.
+        discount: Discount of each count, above 0 and below 1.
     """
 
     keys: _Ints
@@ -49,16 +49,16 @@ class _Level:
     discount: float
 
     def find(self, keys: _Ints) -> _Ints:
-        """Return the ids of grams, -1 for those that the text does not have."""
+        """Return the ids of k-grams, -1 for those that do not occur."""
         places = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         return np.where(self.keys[places] == keys, places, -1)
 
 
 class NGramModel:
-    """A model of n tokens: counts of a stream of ids, none across two documents."""
+    """An n-gram model of a stream of token ids; n-grams do not cross documents."""
 
     def __init__(self, ids_S: _Ints, starts: _Ints, order: int, vocab_size: int) -> None:
-        """Count a stream; `starts` are its documents' first places, `order` is n."""
+        """Count the n-grams of a stream; `starts` are the starts of its documents, `order` is n."""
         self.order, self.vocab_size = order, vocab_size
         places = np.arange(len(ids_S))
         within_S = places - starts[np.searchsorted(starts, places, side="right") - 1]
@@ -68,14 +68,14 @@ class NGramModel:
         for k in range(1, order + 1):
             here = np.flatnonzero(within_S >= k - 1)
             if not len(here):
-                break  # no document is so long
+                break  # no document is that long
             contexts = grams[-1][here - 1] if k > 1 else grams[0][here]
             keys, first, ids, counts = np.unique(contexts * vocab_size + ids_S[here], True, True, True)
             grams.append(np.full(len(ids_S), -1))
             grams[-1][here] = ids
             firsts.append(here[first])
             found.append((keys, counts))
-        for k in range(len(found) - 1):  # the different tokens before each gram; at least one, where a document begins
+        for k in range(len(found) - 1):  # different tokens before each gram; at least 1, as it may begin a document
             before = np.bincount(grams[k + 1][firsts[k + 1]], minlength=len(found[k][0]))
             found[k] = found[k][0], before.clip(min=1)
         sizes = [1, *(len(keys) for keys, _ in found)]
@@ -90,11 +90,11 @@ class NGramModel:
 
     @property
     def num_counts(self) -> int:
-        """The number of counts that the model is."""
+        """Number of counts, the model's parameters."""
         return sum(len(level.keys) for level in self.levels)
 
     def contexts(self, ids_BT: _Ints, positions_BT: _Ints) -> list[_Ints]:
-        """Return for k = 0 to n - 1 the id of the k-gram that ends at each place, -1 where none is known."""
+        """Return, for k = 0 to n - 1, the id of the k-gram that ends at each position, -1 if it is unknown."""
         found = [np.zeros_like(ids_BT)]
         for k, level in enumerate(self.levels[:-1], start=1):
             before = found[-1] if k == 1 else np.pad(found[-1], ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
@@ -103,7 +103,7 @@ class NGramModel:
         return found
 
     def probabilities(self, contexts: Sequence[_Ints], next_ids: _Ints) -> _Floats:
-        """Return the probability of each next token; arrays of one shape, or that broadcast."""
+        """Return the probability of each next token; the arrays have the same shape or broadcast."""
         p = np.full(np.broadcast(contexts[0], next_ids).shape, 1 / self.vocab_size)
         for context, level in zip(contexts, self.levels, strict=True):
             totals = np.where(context >= 0, level.totals[context], 0)  # 0: nothing ever followed this context
@@ -114,7 +114,7 @@ class NGramModel:
         return p
 
     def loss(self, rows: PackedRows, max_rows: int) -> float:
-        """Return the mean of -log P in nats over the rows that a Llama is measured on."""
+        """Return the mean of -log P in nats over the rows on which the Llamas are validated."""
         nats, count = 0.0, 0
         for row in measured_rows(rows, max_rows):
             batch = rows.batch(0, [row])
@@ -126,7 +126,7 @@ class NGramModel:
         return nats / max(count, 1)
 
     def continue_text(self, ids: Sequence[int], num_tokens: int, seed: int) -> Iterator[int]:
-        """Yield tokens drawn one after the other."""
+        """Sample `num_tokens` tokens, and yield each."""
         generator, written = np.random.default_rng(seed), list(ids)
         for _ in range(num_tokens):
             last = np.array([written[-self.order :] or [0]])
@@ -138,10 +138,10 @@ class NGramModel:
 
 
 def conduct_ngrams(setup: Setup, config: ExperimentConfig, order: int, out: Path, show: Emit) -> tuple[int, float]:
-    """Count a model of `order` tokens, write its journal as a run's; return its size and validation loss.
+    """Count an n-gram model, write the journal of its run, and return its number of counts and its validation loss.
 
-    It is finished at step 0: `is_counted` says so in the journal, and the page draws its loss as a level line. The
-    setup's rows are `PackedRows`, with validation.
+    The run ends at step 0 and is marked by `is_counted` in the journal; the page plots its loss as a horizontal line.
+    The rows of `setup` must be `PackedRows`, with validation.
     """
     train, validation = setup.train, setup.validation
     assert isinstance(train, PackedRows) and isinstance(validation, PackedRows)
@@ -166,7 +166,7 @@ def conduct_ngrams(setup: Setup, config: ExperimentConfig, order: int, out: Path
 def _sample(model: NGramModel, setup: Setup, config: ExperimentConfig) -> Mapping[str, Any]:
     try:
         prompt = setup.tokenizer.encode(config.sample_prompt)
-    except LlamariumError as error:  # a prompt that the tokenizer lacks, say
+    except LlamariumError as error:  # e.g. a prompt that the tokenizer cannot encode
         return {"error": str(error)}
     decoder = setup.tokenizer.stream(continuation=True)
     written = model.continue_text(prompt, config.sample_tokens, config.seed)

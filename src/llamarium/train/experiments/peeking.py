@@ -1,4 +1,4 @@
-"""Measure how looking ahead cheats: a model that sees the next token copies it instead of predicting it."""
+"""Measure how a bidirectional model cheats: it attends to the next token and copies it instead of predicting it."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,14 @@ from llamarium.train.step import bidirectional_trunk, causal_trunk, measure
 
 @dataclass(frozen=True, slots=True)
 class Peeking:
-    """Use of the token to predict: the head with the largest share of attention to it, and the losses in nats.
+    """How a model uses the token to predict.
 
-    `loss` is as trained, `loss_without` with causal attention.
+    Attributes:
+        loss: Validation loss as trained, in nats.
+        loss_without: Validation loss with causal attention, in nats.
+        share: Largest mean attention weight of a head on the next token.
+        layer_idx: Layer of that head.
+        head_idx: Index of that head.
     """
 
     loss: float
@@ -29,7 +34,7 @@ class Peeking:
 
 
 class _NextTokenShares:
-    """Attends as in training, and records each head's share of attention to the next token."""
+    """Attends as in training, and records each head's mean attention weight on the next token."""
 
     def __init__(self, inner: CausalAttend) -> None:
         self.inner = inner
@@ -43,7 +48,7 @@ class _NextTokenShares:
 
 @torch.no_grad()
 def measure_peeking(model: LlamaForCausalLM, rows: Rows, trunk: Trunk, config: RunConfig) -> Peeking:
-    """Measure a model with and without access to the next token, and find the head that reads it."""
+    """Measure a model with and without access to the next token, and find the head that attends to it most."""
     how = {"batch_rows": config.batch_rows, "max_rows": config.eval_rows}
     loss = partial(measure, model, rows, **how, precision=config.chosen_precision)
     batch = rows.batch(0, range(min(4, rows.num_rows(0)))).to(model.device)

@@ -1,4 +1,4 @@
-"""Run an experiment: train every variant with every seed in its own folder, and write a page that compares them."""
+"""Run an experiment: train every variant with every seed in its own folder, and write a page to compare them."""
 
 import os
 from collections.abc import Callable, Generator, Mapping
@@ -34,7 +34,7 @@ from llamarium.train.setup import Setup
 from llamarium.train.state.lock import run_lock
 
 Watch = Callable[[str], AbstractContextManager[Emit]]
-"""From a variant's name to what shows its events."""
+"""Maps a variant's name to a context manager that yields the consumer of its events."""
 
 _WEIGHTS, _ABOUT = "variant.safetensors", "variant.json"
 _FORMAT = "weights of an experiment: no Llama config describes this model, and only its experiment can go on from it"
@@ -42,7 +42,7 @@ _FORMAT = "weights of an experiment: no Llama config describes this model, and o
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A variant's number of parameters, and its best validation loss with each seed, in nats; none if not measured."""
+    """A variant's number of parameters, and its best validation loss per seed, in nats; empty without validation."""
 
     parameters: int
     losses: list[float] = field(default_factory=list[float])
@@ -50,9 +50,13 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of an experiment: its page, or None if a signal ended it early, and that signal; the arms and the verdict.
+    """Result of an experiment.
 
-    The verdict is empty without validation.
+    Attributes:
+        report: The page, or None if a signal stopped the experiment.
+        signal: That signal, or None.
+        arms: Results by variant.
+        verdict: Statistical comparison in words; empty without validation.
     """
 
     report: Path | None
@@ -64,10 +68,10 @@ class Outcome:
 def run_experiment(
     name: str, config: ExperimentConfig, out: Path, *, resume: bool, allow_changes: bool = False, watch: Watch
 ) -> Outcome:
-    """Train every variant in a folder of its own below `out`, and write `out/report.html`.
+    """Train every variant in its own folder below `out`, and write `out/report.html`.
 
-    The settings are in `out/experiment.toml`, which starts the same experiment again. `resume` continues an earlier
-    call, without the finished runs; `watch` shows the runs. Other arguments and errors are those of `conduct`.
+    The settings are written to `out/experiment.toml`, which reproduces the experiment. `resume` continues an earlier
+    call and skips finished runs; `watch` shows the runs. Other arguments and errors are those of `conduct`.
     """
     if name not in EXPERIMENTS:
         raise TrainingError(f"no experiment {show_value(name)}; there are: {', '.join(EXPERIMENTS)}")
@@ -80,7 +84,7 @@ def run_experiment(
         raise TrainingError(f"embedding_std: of no effect in the experiment {name}; leave it out, or ask for tied")
     variants = EXPERIMENTS[name].variants(config)
     measured: dict[str, Peeking] = {}
-    threads: int | None = None  # the first run's for all, as their speeds are compared
+    threads: int | None = None  # all runs use those of the first, as their speeds are compared
     arms: dict[str, Arm] = {}
     with run_lock(out):
         for (label, variant), seed in product(variants.items(), range(config.seed, config.seed + config.seeds)):
@@ -135,7 +139,7 @@ def _write_page(
 
 
 def _count(setup: Setup, order: int, config: ExperimentConfig, out: Path, watch: AbstractContextManager[Emit]) -> Arm:
-    """Count an n-gram model, which no seed changes."""
+    """Count an n-gram model, which does not depend on the seed."""
     with watch as show:
         parameters, loss = conduct_ngrams(setup, config, order, out, show)
     write_report(out)
@@ -156,7 +160,7 @@ def _settling(watch: AbstractContextManager[Emit], config: ExperimentConfig, pat
 
 
 def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path, threads: int | None) -> Setup:
-    """Prepare a variant's run; the data's ids are shared."""
+    """Prepare a variant's run; the tokenized data is shared."""
     setup = replace(prepare(replace(config, **variant.changes), out), threads=threads)
     if variant.transform is not None:
         variant.transform(setup.model)
@@ -173,14 +177,14 @@ def _setup(label: str, variant: Variant, config: ExperimentConfig, out: Path, th
 
 
 def save_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
-    """Write the weights of a model that is no Llama, in a form that no reader takes for a model."""
+    """Write the weights of a model that is not a Llama, in a format that is not mistaken for a model's folder."""
     write_safetensors(folder / _WEIGHTS, [tensor_weight(key, p) for key, p in model.named_parameters()])
     write_json(folder / _ABOUT, {"format": _FORMAT, "variant": label, "trained_as": model.config.to_hf()})
 
 
 @torch.no_grad()
 def restore_variant(model: LlamaForCausalLM, label: str, folder: Path) -> None:
-    """Load what `save_variant` wrote, in place; TrainingError if it is of another variant or shape."""
+    """Load the weights written by `save_variant` in place; TrainingError if variant or shapes differ."""
     about = read_json_object(folder / _ABOUT)
     table, file = read_safetensors(folder / _WEIGHTS), TensorFile(folder / _WEIGHTS)
     parameters = dict(model.named_parameters())

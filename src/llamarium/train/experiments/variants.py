@@ -1,4 +1,4 @@
-"""The experiments, the variants of each, and changes of a model, from outside, that no Llama config describes."""
+"""The experiments with their variants, and changes to a model that a Llama config cannot express."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ from llamarium.train.step import bidirectional_trunk, causal_trunk
 
 
 class NoRotary(nn.Module):
-    """Replaces `LlamaRotaryEmbedding` by a rotation by zero."""
+    """Replacement of `LlamaRotaryEmbedding` that rotates by zero."""
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotary:
-        """Return cos 0 and sin 0, whatever the positions are."""
+        """Return cos 0 and sin 0 for any positions."""
         one_1111 = torch.ones(1, 1, 1, 1, dtype=dtype, device=positions_BT.device)
         return Rotary(one_1111, torch.zeros_like(one_1111))
 
 
 class NoNorm(nn.Module):
-    """Replaces a `LlamaRMSNorm` by the identity.
+    """Replacement of a `LlamaRMSNorm` by the identity.
 
-    Its weight is a buffer that multiplies nothing: the model reads its device and dtype.
+    The weight is an unused buffer, from which the model reads device and dtype.
     """
 
     weight: Tensor
@@ -46,7 +46,7 @@ class NoNorm(nn.Module):
 
 
 class NoPart(nn.Module):
-    """Replaces a layer's attention or its MLP: adds nothing to the residual stream; `layer_idx` stays for runners."""
+    """Replacement of a layer's attention or MLP that adds nothing to the residual stream; runners read `layer_idx`."""
 
     def __init__(self, layer_idx: int) -> None:
         super().__init__()
@@ -84,17 +84,21 @@ def layer_norm(norm: LlamaRMSNorm) -> nn.LayerNorm:
 
 @torch.no_grad()
 def set_embedding_std(model: LlamaForCausalLM, std: float, seed: int) -> None:
-    """Redraw the embedding table, and so a tied head, from N(0, std)."""
+    """Reinitialize the embedding table (and a tied head) from a normal distribution with this standard deviation."""
     generator = torch.Generator(model.model.embed_tokens.weight.device).manual_seed(seed)
     model.model.embed_tokens.weight.normal_(0.0, std, generator=generator)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One variant of a run: changed settings, model, or trunk.
+    """A variant of a run.
 
-    `embedding_std` is the initial standard deviation of the embedding table; None is that of all matrices.
-    `ngram_order` makes it an n-gram model of so many tokens, which is counted and not trained; None is a Llama.
+    Attributes:
+        changes: Changed settings.
+        transform: Changes the model in place.
+        trunk: Computes the hidden states.
+        embedding_std: Initial standard deviation of the embedding table; None is that of all matrices.
+        ngram_order: n of an n-gram model, which is counted instead of trained; None is a Llama.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -105,13 +109,13 @@ class Variant:
 
     @property
     def is_llama(self) -> bool:
-        """Whether a Llama config describes the model, so that it is saved as one."""
+        """True if a Llama config describes the model, so that it is saved as a Llama."""
         return self.transform is None and self.trunk is causal_trunk
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingExperiment:
-    """Runs that differ in one thing: title and explanation for the page, and the variants for some shared settings."""
+    """Runs that differ in one thing: title and explanation for the page, and the variants for given settings."""
 
     title: str
     note: str

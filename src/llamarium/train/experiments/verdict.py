@@ -1,7 +1,7 @@
-"""Which runs of an experiment differ by more than seeds do.
+"""Statistical comparison of an experiment's variants.
 
-Each pair is compared by Welch's t-test, as runs differ in their spread, and the p-values are corrected for the number
-of pairs by Holm's method: where no two arms differ, any pair is called different in 5 % of experiments or fewer.
+Each pair is compared by Welch's t-test, as variances may differ, and the p-values are corrected for the number of pairs
+by Holm's method: if no two variants differ, at most 5 % of experiments report a difference.
 
 Source: Welch 1947; Holm 1979, "A simple sequentially rejective multiple test procedure".
 """
@@ -18,11 +18,11 @@ SINGLE = (
     "Each was trained once. Another seed moves a loss, often by as much as such runs differ; --seeds 3 trains each "
     "three times and shows it."
 )
-_POINTS = 2000  # of the integral below, which then has three digits right
+_POINTS = 2000  # of the numerical integral below, accurate to three digits
 
 
 def verdict(losses: Mapping[str, Sequence[float]]) -> str:
-    """Name the pairs of runs whose mean losses differ by more than seeds do, and those that are not told apart."""
+    """Describe which pairs of variants have significantly different mean losses, and which do not."""
     count = len(next(iter(losses.values())))
     if count == 1:
         return SINGLE
@@ -46,13 +46,13 @@ def verdict(losses: Mapping[str, Sequence[float]]) -> str:
 
 
 def spread_of(losses: Sequence[float]) -> str:
-    """Return the mean of losses, and their standard deviation where they differ, as text."""
+    """Format the mean of losses, with their standard deviation if they differ."""
     deviation = f" ± {statistics.stdev(losses):.4f}" if len(set(losses)) > 1 else ""
     return f"{statistics.mean(losses):.4f}{deviation}"
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the p-value of Welch's t-test of two samples of two or more; 0 or 1 if neither varies."""
+    """Return the p-value of Welch's t-test for two samples of two or more values; 0 or 1 if both are constant."""
     difference = statistics.mean(one) - statistics.mean(other)
     errors = [statistics.variance(values) / len(values) for values in (one, other)]
     error = sum(errors)
@@ -63,10 +63,10 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def two_sided(t: float, freedom: float) -> float:
-    """Return P(|T| > |t|) of Student's distribution with at least one degree of freedom.
+    """Return P(|T| > |t|) for Student's t-distribution with at least one degree of freedom.
 
-    With t = sqrt(freedom) / tan(x) it is an integral of sin(x)^(freedom - 1), here over the root of x, in which it is
-    smooth.
+    Substituting t = sqrt(freedom) / tan(x) gives an integral of sin(x)^(freedom - 1), which is computed over sqrt(x),
+    where it is smooth.
     """
     end = math.sqrt(math.atan2(math.sqrt(freedom), abs(t)))
     roots = (np.arange(_POINTS) + 0.5) * (end / _POINTS)
@@ -76,7 +76,7 @@ def two_sided(t: float, freedom: float) -> float:
 
 
 def holm(pairs: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Return the p-values of all pairs, corrected: each may be compared with the level itself."""
+    """Return the p-values of all pairs, corrected for multiple comparisons by Holm's method."""
     corrected: dict[tuple[str, str], float] = {}
     largest = 0.0
     for position, pair in enumerate(sorted(pairs, key=pairs.__getitem__)):

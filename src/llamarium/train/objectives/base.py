@@ -1,7 +1,7 @@
 """Training objectives: the protocol, and next-token cross-entropy.
 
-A step sums an objective over its batches and divides by the number of terms in all of them, so that several small
-batches give what one large batch gives.
+A step sums an objective over its micro-batches and divides by their total number of terms, so that gradient
+accumulation gives the same result as one large batch.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ from llamarium.train.data.batch import TrainingBatch
 from llamarium.train.objectives.cross_entropy import cross_entropy_sum
 
 Trunk = Callable[[LlamaForCausalLM, TrainingBatch], Tensor]
-"""From a batch to its normalised hidden states, (B, T, D)."""
+"""Computes the normalized hidden states of a batch, (B, T, D)."""
 
 
 class Objective(Protocol):
-    """A loss."""
+    """A loss function with a count of its terms."""
 
     def count(self, batch: TrainingBatch) -> float:
         """Return the number of terms in a batch's sum: learned tokens (the sum of their weights), or pairs."""
@@ -33,10 +33,10 @@ class Objective(Protocol):
 
 
 class NextToken:
-    """-log P of each learned token, in nats, times its weight."""
+    """Next-token cross-entropy: -log P of each learned token in nats, times its weight."""
 
     def count(self, batch: TrainingBatch) -> float:
-        """Return the sum of the learned tokens' weights: their number if all are 1."""
+        """Return the sum of the learned tokens' weights; their number if all weights are 1."""
         return batch.sum_of_weights
 
     def loss_sum(
@@ -51,7 +51,7 @@ NEXT_TOKEN = NextToken()
 
 
 def head_weight(model: LlamaForCausalLM) -> Tensor:
-    """Return the head's weight, (V, D), an adapter's correction included; a packed one has no gradient of its own."""
+    """Return the weight of the LM head, (V, D), including an adapter's; a quantized one is dequantized, no gradient."""
     head = model.lm_head
     if isinstance(head, LoRALinear):
         return head.effective_weight(model.dtype)

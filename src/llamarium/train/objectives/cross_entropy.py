@@ -1,11 +1,11 @@
-"""Cross-entropy without the logits of a whole batch in memory.
+"""Cross-entropy without materializing the logits of a whole batch.
 
-With 128,256 tokens in the vocabulary the logits of a batch are larger than everything else in a training step: 4 rows
-of 2,048 make 4.2 GB in float32, and autograd would keep them twice. Here a few rows at a time go through the head, and
-their gradient is computed at once, while their logits exist: d loss / d logits is softmax minus one at the label, so
-only the gradients of the hidden states and of the head are kept.
+With a vocabulary of 128,256 tokens, the logits are larger than everything else in a training step: 4 rows of 2,048
+tokens take 4.2 GB in float32, and autograd would keep them twice. Here the LM head processes a chunk of positions at a
+time and computes the gradient while the logits exist: d loss / d logits is the softmax minus one at the label. Only the
+gradients of the hidden states and of the head are kept.
 
-Source: the derivative is that of the log-softmax; computing it in the forward pass is Liger Kernel's idea
+Source: the derivative of the log-softmax; computing it in the forward pass is from Liger Kernel
 (`fused_linear_cross_entropy`).
 """
 
@@ -17,23 +17,23 @@ from torch import Tensor
 
 from llamarium.train.data.batch import IGNORED
 
-# Logits that are held at a time, at least: 32 MiB of float32. Where the head is trained it is D / 2 rows: with their
-# log-probabilities they take what the head's gradient takes. On a GPU it is more: 512 rows, or D.
+# Minimum number of logits per chunk: 32 MiB of float32. If the head is trained, a chunk has at least D / 2 rows, whose
+# logits and log-probabilities take as much memory as the head's gradient. On a GPU it has at least 512 rows, or D.
 _CHUNK_LOGITS = 2**23
 _DEVICE_ROWS = 512
 
 
 def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the sum of -log P(label) over learned positions: a float32 scalar, differentiable, 0 if there are none.
+    """Return the sum of -log P(label) over learned positions: a differentiable float32 scalar, 0 if there are none.
 
-    A sum, not a mean, so that micro-batches with different numbers of learned tokens add up to one large batch: divide
-    by the learned tokens of the whole step.
+    It is a sum, not a mean, so that micro-batches with different numbers of learned tokens add up to one large batch;
+    divide by the number of learned tokens of the whole step.
 
     Args:
-        hidden: (..., D); the normalised hidden states. Under autocast the product is computed in its dtype.
-        head_VD: The head's weight.
-        labels: (...) int64; `IGNORED` where nothing is learned.
-        weights: (...) float32; what each label's term is multiplied by. None is 1 for all.
+        hidden: (..., D); normalized hidden states. Under autocast the product is computed in its dtype.
+        head_VD: Weight of the LM head.
+        labels: (...) int64; `IGNORED` for positions without a loss.
+        weights: (...) float32; loss weight of each label. None means 1.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -45,12 +45,12 @@ def cross_entropy_sum(hidden: Tensor, head_VD: Tensor, labels: Tensor, weights: 
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Compute the gradients in the forward pass, and scale them in the backward pass."""
+    """Computes the gradients in the forward pass, and scales them in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor, weights_N: Tensor | None) -> Tensor:
         needs_hidden, needs_head, *_ = ctx.needs_input_grad
-        learned_M = (labels_N != IGNORED).nonzero().squeeze(1)  # sync: how many there are
+        learned_M = (labels_N != IGNORED).nonzero().squeeze(1)  # sync: the number of learned positions
         hidden_MD, labels_M = hidden_ND[learned_M], labels_N[learned_M]
         weights_M = None if weights_N is None else weights_N[learned_M]
         weight_VD = head_VD.to(hidden_ND.dtype)
@@ -92,13 +92,13 @@ class _CrossEntropySum(torch.autograd.Function):
 
 
 def _grad_logits(logprobs_CV: Tensor, labels_C: Tensor) -> Tensor:
-    """Turn log-probabilities into softmax minus one at the label, in place."""
+    """Convert log-probabilities in place to the gradient of the logits: softmax minus one at the label."""
     minus_one = logprobs_CV.new_full((1, 1), -1.0)
     return logprobs_CV.exp_().scatter_add_(1, labels_C.unsqueeze(1), minus_one.expand(len(labels_C), 1))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a matrix product to `total`, with a temporary of its size if dtypes differ, as under autocast."""
+    """Add a matrix product to `total`; if dtypes differ, as under autocast, this takes a temporary of its size."""
     if total.dtype == right.dtype:
         total.addmm_(left, right)
     else:
@@ -106,7 +106,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _chunks(num_rows: int, head_VD: Tensor, *, needs_head: bool) -> list[slice]:
-    """Cut the rows into chunks; each adds to all of the head's gradient, so with one, small chunks are slow."""
+    """Split the rows into chunks; each chunk updates the head's whole gradient, so small chunks are slow."""
     vocab_size, width = head_VD.shape
     on_cpu = head_VD.device.type == "cpu"
     enough = (width // 2 if on_cpu else width) if needs_head else 1

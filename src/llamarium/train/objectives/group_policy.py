@@ -1,23 +1,23 @@
-"""GRPO: of several answers to a prompt, make those likelier that were rewarded more than the others.
+"""The GRPO objective: increase the probability of answers with an above-average reward within their group.
 
-A group of G answers is sampled from the policy as it is. An answer's advantage is its reward compared with its group's,
+A group of G answers is sampled from the current policy. The advantage of an answer is its reward relative to its group,
 
     A_i = (r_i - mean(r)) / std(r)
 
-so no second model has to learn what a prompt is worth. Each of the answer's tokens is moved by it:
+so no value model is needed. The loss of each of its tokens is
 
     ratio = P(token) / P(token) when it was sampled
     loss  = -min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon) * A) + beta * KL
 
-At the first update the ratio is 1; in later ones of the same answers the clip ends the pull of a token that has moved
-far enough. KL is the distance from a frozen reference, estimated at each token by x - log x - 1 with
-x = P_reference / P: never negative, and right on average. beta is its weight.
+The ratio is 1 at the first update; in further updates on the same answers, clipping removes the gradient of tokens
+whose ratio has changed enough. KL is the divergence from a frozen reference model, estimated per token by
+x - log x - 1 with x = P_reference / P, which is non-negative and unbiased. beta is its weight.
 
-The mean is over all tokens of a step, so that a token counts the same in a long answer and in a short one.
+The mean is over all tokens of a step, so that a token has the same weight in a long and in a short answer.
 
-Source: Shao et al. 2024, "DeepSeekMath", equations 3 and 4; Schulman 2020, "Approximating KL Divergence", for the
-estimate of KL; Yu et al. 2025, "DAPO", section 3.3, for the mean over tokens; Schulman et al. 2017, "PPO", equation 7,
-for the clip.
+Source: Shao et al. 2024, "DeepSeekMath", equations 3 and 4; Schulman 2020, "Approximating KL Divergence", for the KL
+estimator; Yu et al. 2025, "DAPO", section 3.3, for the mean over tokens; Schulman et al. 2017, "PPO", equation 7, for
+clipping.
 """
 
 from collections.abc import Mapping
@@ -35,25 +35,25 @@ from llamarium.train.objectives.logprobs import learned_logprobs
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """The objective of `AnswerBatch`es; `epsilon` bounds the ratio, `beta` is the weight of KL (0 is off)."""
+    """The GRPO objective for an `AnswerBatch`; `epsilon` is the clipping range, `beta` the weight of KL (0 is off)."""
 
     epsilon: float
     beta: float
 
     def count(self, batch: TrainingBatch) -> int:
-        """Return the number of the answers' tokens."""
+        """Return the number of answer tokens."""
         return batch.num_learned
 
     def loss_sum(
         self, model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return a batch's sum of losses, and sums over tokens of ratio, clipped and KL.
+        """Return the sum of a batch's losses, and the sums over its tokens of ratio, clipped and KL.
 
-        `largest_difference` is the largest one between log P in the pass that sampled and in the pass that trains.
+        `largest_difference` is the maximum difference of log-probabilities between the sampling and the training pass.
         """
         assert isinstance(batch, AnswerBatch)
         logprobs_N = learned_logprobs(model, batch, trunk)
-        if batch.exact_N is not None:  # its values, with the gradient of this pass
+        if batch.exact_N is not None:  # use its values with the gradient of this pass
             logprobs_N = _WithValues.apply(logprobs_N, batch.exact_N)
             assert isinstance(logprobs_N, Tensor)
         change_N = logprobs_N - batch.sampled_N
@@ -73,7 +73,7 @@ class GroupPolicy:
 
 
 class _WithValues(torch.autograd.Function):
-    """Values of a more exact pass, with the gradient of the first argument's; a + (b - a) would not be b."""
+    """Returns the values of the second argument with the gradient of the first; a + (b - a) would be rounded."""
 
     @staticmethod
     def forward(ctx: Any, logprobs_N: Tensor, exact_N: Tensor) -> Tensor:

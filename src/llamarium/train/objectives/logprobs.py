@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens, differentiable, without the logits of a whole batch in memory."""
+"""Differentiable log-probabilities of given tokens, without materializing the logits of a whole batch."""
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,11 @@ from llamarium.model import LlamaForCausalLM
 from llamarium.train.data.batch import IGNORED, TrainingBatch
 from llamarium.train.objectives.base import Trunk, head_weight
 
-_CHUNK_LOGITS = 2**23  # that are held at a time: 32 MiB of float32
+_CHUNK_LOGITS = 2**23  # logits per chunk: 32 MiB of float32
 
 
 def learned_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk) -> Tensor:
-    """Return log P of each learned token: (N,), float32, row by row."""
+    """Return the log-probability of each learned token: (N,), float32, row by row."""
     hidden_BTD = trunk(model, batch)
     places_N = (batch.labels_BT.flatten() != IGNORED).nonzero().squeeze(1)
     labels_N = batch.labels_BT.flatten()[places_N]
@@ -21,7 +21,7 @@ def learned_logprobs(model: LlamaForCausalLM, batch: TrainingBatch, trunk: Trunk
 
 
 def token_logprobs(hidden_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """Return log P of each label, (N,), float32 and differentiable; chunks of logits are recomputed backwards."""
+    """Return the log-probability of each label: (N,), float32; the backward pass recomputes the logits in chunks."""
     step = max(1, _CHUNK_LOGITS // head_VD.shape[0])
     chunks = [
         checkpointed(_logprobs, hidden_ND[rows], head_VD, labels_N[rows])
@@ -34,5 +34,5 @@ def _logprobs(hidden_CD: Tensor, head_VD: Tensor, labels_C: Tensor) -> Tensor:
     logits_CV = F.linear(hidden_CD, head_VD.to(hidden_CD.dtype)).float()
     below_CV = logits_CV - logits_CV.detach().amax(-1, keepdim=True)
     wide = torch.float32 if logits_CV.device.type == "mps" else torch.float64  # Metal has no float64
-    log_sum_C = below_CV.exp().sum(-1, dtype=wide).log()  # as the sampler; F.cross_entropy's sum is off by 1e-5
+    log_sum_C = below_CV.exp().sum(-1, dtype=wide).log()  # as in the sampler; F.cross_entropy is off by up to 1e-5
     return (below_CV.gather(-1, labels_C[:, None]).squeeze(-1) - log_sum_C).float()

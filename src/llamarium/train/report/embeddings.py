@@ -1,4 +1,4 @@
-"""Movement of embedding rows in training, in the two directions that show most: drawn, and as numbers."""
+"""Movement of embedding rows during training, projected to two principal components, as a plot and a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from llamarium.train.state.checkpoint import checkpoint_folder, checkpoint_steps
 if TYPE_CHECKING:
     from llamarium.train.report.history import History
 
-_MAX_MOMENTS = 40  # of the embedding rows' paths
-_PLANE = 440  # width and height of the embeddings' drawing
+_MAX_MOMENTS = 40  # snapshots per path
+_PLANE = 440  # width and height of the plot
 
 _Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPaths:
-    """Rows of the embedding table over a run, in one projection.
+    """Rows of the embedding table during a run, in one projection.
 
     Attributes:
-        steps: The checkpoints, S of them, the oldest first.
-        ids: The rows, R of them.
-        places_SR2: Their places on the first two principal components of the last checkpoint's rows.
-        share: Of the last one's variance that these show.
+        steps: Steps of the S checkpoints, the oldest first.
+        ids: Token ids of the R rows.
+        places_SR2: Coordinates on the first two principal components of the last checkpoint's rows.
+        share: Share of the last checkpoint's variance that they explain.
     """
 
     steps: tuple[int, ...]
@@ -44,9 +44,9 @@ class RowPaths:
 
 
 def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = None) -> RowPaths:
-    """Follow at least two rows of the embedding table through a run's checkpoints (None is all); only those are read.
+    """Project at least two rows of the embedding table at each checkpoint of a run (`steps` None is all).
 
-    InputError for ids outside the table, or too few; LlamariumError for a missing or malformed checkpoint.
+    InputError for ids outside the table, or fewer than two; LlamariumError for a missing or malformed checkpoint.
     """
     wanted = tuple(checkpoint_steps(run) if steps is None else steps)
     if not wanted:
@@ -59,7 +59,7 @@ def row_paths(run: Path, ids: Sequence[int], *, steps: Sequence[int] | None = No
 
 
 def _rows(folder: Path, ids: Sequence[int]) -> _Floats:
-    """Return rows of a checkpoint's table, (R, D) float32."""
+    """Return rows of a checkpoint's embedding table, (R, D) float32."""
     checkpoint = open_checkpoint(folder)
     vocab_size = checkpoint.config.vocab_size
     if min(ids) < 0 or max(ids) >= vocab_size:
@@ -68,10 +68,10 @@ def _rows(folder: Path, ids: Sequence[int]) -> _Floats:
 
 
 def project(moments: Sequence[_Floats]) -> tuple[_Floats, float]:
-    """Project rows at S moments, (R, D) each, onto the first two principal components of the last.
+    """Project S snapshots of rows, (R, D) each, onto the first two principal components of the last.
 
-    Returns the places, (S, R, 2), and the share of the last moment's variance that they show; TrainingError for values
-    that are not finite.
+    Returns the coordinates, (S, R, 2), and the share of the last snapshot's variance that they explain. TrainingError
+    for values that are not finite.
     """
     last_RD = moments[-1]
     if any(rows.shape != last_RD.shape for rows in moments) or min(last_RD.shape) < 2:
@@ -89,8 +89,8 @@ def project(moments: Sequence[_Floats]) -> tuple[_Floats, float]:
 
 
 def embedding_paths(history: "History") -> Iterator[str]:
-    """Yield the report's section about the rows, as HTML."""
-    from llamarium.train.state.snapshots import read_snapshot  # torch's
+    """Yield the report's section about embedding rows, as HTML."""
+    from llamarium.train.state.snapshots import read_snapshot  # imports torch
 
     steps = page.spread(sorted({int(event["step"]) for event in history.of("embeddings")}), _MAX_MOMENTS)
     if len(steps) < 2:

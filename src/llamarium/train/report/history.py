@@ -1,4 +1,4 @@
-"""A run's history from its journal; no value in that file is trusted."""
+"""A run's history from its journal; values in the file are not trusted."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from llamarium.train.report.page import Point
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run's history: its folder, all events, and the newest "start" or "resume" with settings, shape, parameters."""
+    """A run's folder and events, and the newest "start" or "resume" event, which has settings and architecture."""
 
     run: Path
     events: Sequence[Mapping[str, Any]]
@@ -23,7 +23,7 @@ class History:
 
     @classmethod
     def read(cls, run: Path) -> "History":
-        """Read a run's journal; TrainingError if there is none, or it is malformed."""
+        """Read a run's journal; TrainingError if it is missing or malformed."""
         events = list(read_journal(run / NAME))
         begun = [event for event in events if event["event"] in ("start", "resume")]
         if not begun:
@@ -35,7 +35,7 @@ class History:
         return [event for event in self.events if event["event"] == kind and number_of(event["step"]) is not None]
 
     def curve(self, kind: str, field: str) -> list[Point]:
-        """Return a field of a kind of event over the steps, without what is no number."""
+        """Return a field of a kind of event over the steps, without values that are not numbers."""
         pairs = ((float(event["step"]), number_of(event.get(field))) for event in self.of(kind))
         return sorted((x, y) for x, y in pairs if y is not None)
 
@@ -45,7 +45,7 @@ class History:
         return points[-1][1] if points else None
 
     def validations(self) -> list[Point]:
-        """Return the validation loss over the steps; that of a model that is counted is level over all of them."""
+        """Return the validation loss over the steps; that of an n-gram model is constant over all steps."""
         points, end = self.curve("validation", "loss"), number_of(self.section("settings").get("steps"))
         return [*points, (end, points[-1][1])] if points and end and self.start.get("is_counted") is True else points
 
@@ -54,7 +54,7 @@ class History:
         return min(self.curve("validation", "loss"), key=lambda point: point[1], default=None)
 
     def tokens_per_s(self) -> float | None:
-        """Return the median speed, without the first value, which includes the warm-up."""
+        """Return the median throughput, without the first value, which includes warm-up."""
         speeds = [y for _, y in self.curve("step", "tokens_per_s")]
         return statistics.median(speeds[1:] or speeds) if speeds else None
 
@@ -64,7 +64,7 @@ class History:
         return cast(dict[str, Any], found) if isinstance(found, dict) else {}
 
     def kv_bytes(self) -> int | None:
-        """Return the bytes of KV cache of a token in bfloat16, or None if the shape is unknown."""
+        """Return the KV cache's bytes per token in bfloat16, or None if the architecture is unknown."""
         try:
             return kv_bytes_per_token(ModelConfig.from_hf(self.section("model"), f"{self.run / NAME}"))
         except LlamariumError:
@@ -72,7 +72,7 @@ class History:
 
 
 def number_of(value: object) -> float | None:
-    """Return a number from a file as a float; None for anything else, or an extreme number."""
+    """Convert a number from a file to a float; None for other values and extreme numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not abs(value) < 1e100:  # NaN, too

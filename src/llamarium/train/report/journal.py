@@ -1,10 +1,10 @@
-"""`metrics.jsonl`: the events of a run, one a line, written at once.
+"""`metrics.jsonl`: the events of a run, one per line, written immediately.
 
-When a run resumes from a checkpoint, later events are cut off, so that the file is always the history of the current
+When a run resumes from a checkpoint, later events are removed, so that the file is always the history of the current
 weights.
 
-The journal never stops a run: what cannot be written is kept and retried, and unreadable lines are left out when it is
-resumed. Both cause one warning.
+The journal never stops a run: lines that cannot be written are kept and retried, and unreadable lines are removed when
+the run resumes. Both cause one warning.
 """
 
 import json
@@ -24,7 +24,7 @@ Emit = Callable[[Event], None]
 
 
 def is_passing(event: Event) -> bool:
-    """Whether an event only shows current activity and is not written to the journal."""
+    """Return whether an event only reports current activity and is not written to the journal."""
     return event["event"] == "progress"
 
 
@@ -36,9 +36,9 @@ class Journal:
         self._waiting = b""
 
     def __call__(self, event: Event) -> None:
-        """Write one event; a "start" empties the file first, and a "resume" cuts it to its step.
+        """Write an event; "start" empties the file first, and "resume" removes events after its step.
 
-        OutputError if these two cannot be written, TrainingError if an existing file cannot be read.
+        OutputError if these two cannot be written; TrainingError if an existing file cannot be read.
         """
         if event["event"] == "start":
             self._rewrite([event])
@@ -58,7 +58,7 @@ class Journal:
         late, self._waiting = self._waiting, self._waiting + line
         try:
             with self.path.open("ab", buffering=0) as file:
-                while self._waiting:  # of what a full disk takes half, the other half is next
+                while self._waiting:  # a write may be partial, e.g. on a full disk
                     self._waiting = self._waiting[file.write(self._waiting) :]
         except OSError as error:
             if not late:

@@ -1,8 +1,8 @@
 """Parts of a report: curves as inline SVG, tables, and a self-contained page.
 
-No script, font or image is fetched, so a page can be mailed and archived. Every curve has a title, a text alternative,
-and its numbers in a table. Every text is escaped (`text`), as a model can write anything: `<script>`, terminal
-controls, overrides of the writing direction.
+Nothing is fetched (scripts, fonts, images), so a page can be mailed and archived. Every curve has a title, a text
+alternative, and a table of its values. All text is escaped (`text`), as a model can write anything: `<script>`,
+terminal control characters, overrides of the writing direction.
 """
 
 import html
@@ -17,13 +17,13 @@ from llamarium.errors import counted, escape
 T = TypeVar("T")
 Point = tuple[float, float]
 
-_WIDTH, _HEIGHT = 440, 250  # of a plot, in units of its own: about the pixels of a column
+_WIDTH, _HEIGHT = 440, 250  # of a plot, in SVG units: about the pixels of a column
 _RIGHT, _TOP, _BOTTOM = 12, 12, 38  # the left margin is as wide as the labels
-_MAX_POINTS = 400  # of a curve; beyond, neighbours are averaged
+_MAX_POINTS = 400  # per curve; if there are more, adjacent points are averaged
 _MAX_TABLE_ROWS = 25
 
 NUM_STYLES = 5
-"""Series that a plot can tell apart, by colour and dashes."""
+"""Number of distinct line styles (color and dashes)."""
 
 _CSS = "\n" + Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
@@ -33,9 +33,9 @@ class Series:
     """One curve.
 
     Attributes:
-        name: For the legend and the table.
-        points: (x, y), by rising x; all finite.
-        style: Below `NUM_STYLES`: colour and dashes.
+        name: Name in the legend and the table.
+        points: (x, y) with ascending x; all finite.
+        style: Color and dashes, less than `NUM_STYLES`.
         faint: Draw a thin line behind the others.
         dots: Mark the points.
     """
@@ -48,7 +48,7 @@ class Series:
 
     @property
     def dotted(self) -> bool:
-        """Whether its points are marked: by option, or if there is only one."""
+        """True if points are marked: by option, or if there is only one."""
         return self.dots or len(self.points) == 1
 
 
@@ -57,11 +57,11 @@ HEAD = (
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
 )
-"""How every page begins, by which it is known."""
+"""Beginning of every page, by which a report is recognized."""
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """Return a whole page; `body` is HTML."""
+    """Return a complete HTML page; `body` is HTML."""
     return (
         f"{HEAD}<title>{text(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
@@ -70,20 +70,20 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def text(value: object) -> str:
-    """Return any value as HTML text: markup and control characters are escaped, newlines stay."""
+    """Escape a value as HTML text: markup and control characters are escaped, newlines are kept."""
     lines = str(value).split("\n")
     return html.escape("\n".join(escape(line, 12 * len(line) + 1) for line in lines))
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return the main numbers, large, in rows of at most six of about the same length."""
+    """Format the key figures in large type, in balanced rows of up to six."""
     shown = [f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs]
     columns = math.ceil(len(shown) / max(1, math.ceil(len(shown) / 6)))
     return f'<dl class="facts" style="--columns: {columns}">{"".join(shown)}</dl>'
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; each row begins with its name."""
+    """Format a table; the first cell of each row is its header."""
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in columns)
     body = "".join(
         f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'
@@ -96,12 +96,12 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def details(summary: str, body: str) -> str:
-    """Fold `body`, which is HTML, under a line."""
+    """Format a collapsible section; `body` is HTML."""
     return f"<details><summary>{text(summary)}</summary>{body}</details>"
 
 
 def figure(title: str, y_name: str, series: Sequence[Series], caption: str = "") -> str:
-    """Return curves over steps, without empty ones, with a legend if there are several, and a table."""
+    """Format a plot of the non-empty curves over steps, with a legend if there are several, and a table."""
     drawn = [s for s in series if s.points]
     if not drawn:
         return ""
@@ -114,7 +114,7 @@ def figure(title: str, y_name: str, series: Sequence[Series], caption: str = "")
 
 
 def svg(title: str, description: str, width: float, height: float, body: str) -> str:
-    """Return a drawing with its text alternative."""
+    """Return an SVG image with a text alternative."""
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(title)}: {text(description)}">'
         f"<title>{text(title)}</title>{body}</svg>"
@@ -122,7 +122,7 @@ def svg(title: str, description: str, width: float, height: float, body: str) ->
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
-    """Return an exponential moving average over about a twentieth of the points, unbiased at its beginning."""
+    """Return an exponential moving average over about a twentieth of the points, with bias correction."""
     keep = 1 - 1 / max(1.0, len(points) / 20)
     total = weight = 0.0
     found: list[Point] = []
@@ -133,14 +133,14 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """Choose at most `most` items, evenly, with the first and the last."""
+    """Choose up to `most` evenly spaced items, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def duration(seconds: float) -> str:
-    """Format a time: "45 s", "3 min 20 s", "2 h 05 min"."""
+    """Format a duration: "45 s", "3 min 20 s", "2 h 05 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -150,14 +150,14 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a number in four figures; a dash for None."""
+    """Format a number with four significant digits; a dash for None."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def ticks(low: float, high: float, *, whole: bool = False, enclosing: bool = False) -> list[float]:
-    """Return about five round numbers within two bounds, or `enclosing` them; `whole` ones only."""
+    """Return about five round numbers within two bounds, or `enclosing` them; `whole` allows only integers."""
     if not high > low:
         return [low]
     rough = max((high - low) / 5, 1.0 if whole else 0.0)
@@ -173,7 +173,7 @@ def ticks(low: float, high: float, *, whole: bool = False, enclosing: bool = Fal
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """Format the ticks of an axis in one unit, with the decimals that their distance needs."""
+    """Format the ticks of an axis with a common unit and as many decimals as needed."""
     most = max(map(abs, values), default=0.0)
     unit, suffix = 1.0, ""
     if most >= 1e7 or 0 < most < 1e-3:
@@ -225,7 +225,7 @@ def _axes(at: Callable[[float, float], Point], xs: Sequence[float], ys: Sequence
 
 
 def _range(values: Sequence[float], least: float = 0.0) -> Point:
-    """Return the span of some values; around a single value, at least `least` to each side."""
+    """Return the range of some values; a single value is widened by at least `least` to each side."""
     low, high = min(values), max(values)
     around = max(abs(low) / 10 or 0.5, least)
     return (low, high) if high > low else (low - around, low + around)
@@ -242,7 +242,7 @@ def _legend(series: Sequence[Series]) -> str:
 
 
 def _numbers(title: str, series: Sequence[Series]) -> str:
-    """Return a table of at most `_MAX_TABLE_ROWS` steps: if there are more, those of the sparsest series."""
+    """Return a table of up to `_MAX_TABLE_ROWS` steps; if there are more, steps of the sparsest series."""
     by_step = [dict(s.points) for s in series]
     steps = sorted({x for points in by_step for x in points})
     sparse = sorted(min(by_step, key=len)) if len(steps) > _MAX_TABLE_ROWS else steps

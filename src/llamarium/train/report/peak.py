@@ -1,9 +1,9 @@
-"""Peak rates of devices, for the share that a run reaches (MFU).
+"""Peak FLOP/s of devices, for the model FLOPs utilization (MFU).
 
-Dense matrix products, without sparsity, operations per second. bfloat16 uses tensor cores; float32 is counted without
-TF32, PyTorch's default.
+Values are for dense matrix products in FLOP/s: bfloat16 on tensor cores, float32 without TF32, which is PyTorch's
+default.
 
-Source: NVIDIA's data sheets of each GPU.
+Source: NVIDIA's data sheet of each GPU.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-_PEAKS: dict[str, tuple[float, float]] = {  # name within torch's: bfloat16, float32
+_PEAKS: dict[str, tuple[float, float]] = {  # part of the device name: (bfloat16, float32)
     "H200": (989e12, 67e12),
     "H100": (989e12, 67e12),
     "A100": (312e12, 19.5e12),
@@ -23,11 +23,11 @@ _PEAKS: dict[str, tuple[float, float]] = {  # name within torch's: bfloat16, flo
 
 
 def peak_flops(device: torch.device, precision: Literal["float32", "bfloat16"]) -> float | None:
-    """Return the peak, or None if it is unknown, as for a CPU."""
+    """Return a device's peak FLOP/s, or None if it is unknown, as for a CPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    if re.search(r"PCIe|NVL", name):  # other clocks than the sheets' main column
+    if re.search(r"PCIe|NVL", name):  # their clocks differ from the data sheet's main column
         return None
     found = (peaks for known, peaks in _PEAKS.items() if re.search(rf"\b{known}\b", name))
     return next((peaks[precision == "float32"] for peaks in found), None)

@@ -1,10 +1,10 @@
-"""Log a run to TensorBoard or trackio, as it happens.
+"""Log a run to TensorBoard or trackio.
 
-Both are watchers: they take the run's events, like `metrics.jsonl` and the terminal's view, and log numbers by step,
-settings and samples.
+Both consume the run's events, like `metrics.jsonl` and the terminal view, and log metrics by step, settings and
+samples.
 
-A resumed run continues the same curves. Points after its checkpoint are hidden in TensorBoard; trackio, which cannot
-hide them, keeps them beside the newer ones.
+A resumed run continues the same curves. TensorBoard hides points after the checkpoint; trackio cannot hide them and
+shows them together with the newer ones.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ Watcher = Callable[[Event], None]
 
 @contextmanager
 def trackers(names: Iterable[str], run: Path) -> Generator[list[Watcher]]:
-    """Yield a watcher of each name in `TRACKERS`, and close them at the end; repeated names count once.
+    """Yield a watcher for each distinct name in `TRACKERS`, and close them at the end.
 
-    TensorBoard's files go into the run's folder `tensorboard`; for trackio the folder's name is the run's. An
-    unknown name is a TrainingError, a missing package an OptionError.
+    TensorBoard's files are in the folder `tensorboard` of the run; in trackio the run has the folder's name.
+    TrainingError for an unknown name; OptionError if a package is missing.
     """
     chosen = dict.fromkeys(names)
     if unknown := [name for name in chosen if name not in TRACKERS]:
@@ -40,12 +40,12 @@ def trackers(names: Iterable[str], run: Path) -> Generator[list[Watcher]]:
 
 @contextmanager
 def _tensorboard(run: Path) -> Generator[Watcher]:
-    """Write TensorBoard's event files; `tensorboard --logdir RUN` shows them."""
+    """Write TensorBoard event files; view them with `tensorboard --logdir RUN`."""
     make: Any = optional("torch.utils.tensorboard", "tensorboard", "--report-to", "tensorboard").SummaryWriter
     folder, opened = run / "tensorboard", list[Any]()
 
     def close() -> None:
-        with contextlib.suppress(OSError):  # a full disk was reported
+        with contextlib.suppress(OSError):  # a full disk has been reported already
             while opened:
                 opened.pop().close()
 
@@ -53,7 +53,7 @@ def _tensorboard(run: Path) -> Generator[Watcher]:
         step = event["step"]
         if event["event"] in ("start", "resume"):
             close()
-            first = step + 1 if event["event"] == "resume" else 0  # the first step that older files may not show
+            first = step + 1 if event["event"] == "resume" else 0  # older files are hidden from this step on
             opened.append(make(str(folder), purge_step=first))
             opened[-1].add_text("settings", _block(json.dumps(event["settings"], indent=2)), step)
         for tag, value in numbers_of(event).items():
@@ -76,7 +76,7 @@ def _tensorboard(run: Path) -> Generator[Watcher]:
 
 @contextmanager
 def _trackio(run: Path) -> Generator[Watcher]:
-    """Log into trackio's project "llamarium", on this machine unless its own settings name a Space or server."""
+    """Log to the trackio project "llamarium", locally unless trackio's settings name a Space or server."""
     trackio, opened, name = optional("trackio", "trackio", "--report-to"), list[Any](), run.resolve().name
 
     def close() -> None:
@@ -107,7 +107,7 @@ TRACKERS: Mapping[str, Callable[[Path], AbstractContextManager[Watcher]]] = {
 
 
 def numbers_of(event: Event) -> dict[str, float]:
-    """Return an event's numbers by their names in trackers, without those that are None (MFU, say)."""
+    """Return an event's metrics by their names in trackers, without those that are None (e.g. MFU)."""
     if event["event"] == "step":
         found = {f"train/{name}": event[name] for name in _STEP_NUMBERS}
     elif event["event"] == "validation":

@@ -1,7 +1,7 @@
-"""Write a run's report on one page: its curves, samples over time, and the movement of embedding rows.
+"""Write a run's report: curves, samples over time, and the movement of embedding rows.
 
-Everything comes from `metrics.jsonl` and the snapshots of the embedding table, so a run may be running, killed, or from
-another machine. No value in those files is trusted: numbers must be numbers, and texts are escaped.
+It is made from `metrics.jsonl` and the snapshots of the embedding table, so the run may be running, killed, or from
+another machine. Values in these files are not trusted: numbers are checked, and text is escaped.
 """
 
 import shlex
@@ -37,13 +37,16 @@ _PORT = 8765  # of the page that the report links to
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into a run's folder and return its path; TrainingError without a run, OutputError."""
+    """Write `report.html` into a run's folder and return its path.
+
+    TrainingError if the folder has no run; OutputError if the report cannot be written.
+    """
     history, name = History.read(run), f"Training run: {run.resolve().name}"
     done, steps = history.last("step", "step"), history.section("settings").get("steps", "?")
     ended = history.of("end")
     is_early = bool(ended) and bool(ended[-1].get("signal") or ended[-1].get("early"))
     how = "still running, or killed" if not ended else "ended early" if is_early else "finished"
-    of = counted(steps, "step") if isinstance(steps, int) else f"{steps} steps"  # a file's, so of any type
+    of = counted(steps, "step") if isinstance(steps, int) else f"{steps} steps"  # a value from a file may have any type
     sentence = f"{number(done)} of {of} on {history.start.get('device', '?')}; {how}."
     body = [
         f"<h1>{page.text(name)}</h1>",
@@ -75,10 +78,10 @@ def compare(
     notes: Sequence[str] = (),
     columns: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Path:
-    """Write a page with several runs, by name, on one plot, and return its path.
+    """Write a page that compares several named runs, and return its path.
 
-    `notes` are introductory paragraphs, plain text; `columns` are the table's first, by heading, then by the run's
-    name.
+    `notes` are introductory paragraphs in plain text; `columns` are the first columns of the table: heading to run name
+    to text.
     """
     if not 1 <= len(runs) <= page.NUM_STYLES:
         raise TrainingError(f"{len(runs)} runs to compare; expected 1 to {page.NUM_STYLES}")
@@ -104,7 +107,7 @@ def compare(
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is a report of a run, or of several."""
+    """Return whether a file is a report of one or several runs."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -186,14 +189,14 @@ def _samples(history: History) -> Iterator[str]:
 
 
 def _parts(history: History) -> Iterator[Series]:
-    """Yield a curve of each reward function, where there are several."""
+    """Yield a curve for each reward function, if there are several."""
     fields = dict.fromkeys(name for event in history.of("step") for name in event if name.startswith("reward/"))
     for style, field in enumerate(fields):
         yield Series(field.removeprefix("reward/"), history.curve("step", field), style % page.NUM_STYLES)
 
 
 def _alarms(history: History) -> Iterator[str]:
-    """List the run's alarms, each from the step at which it was raised to the one at which it was over."""
+    """Format the run's alarms with the steps at which they were raised and ended."""
     rows: list[list[str]] = []
     for event in history.events:
         kind, name, step = event["event"], str(event.get("alarm")), number_of(event["step"])
@@ -208,7 +211,7 @@ def _alarms(history: History) -> Iterator[str]:
 
 
 def _skipped(history: History) -> Iterator[str]:
-    """Say how many updates were skipped, and why."""
+    """Format the number of skipped updates by reason."""
     reasons = Counter(str(event.get("reason", "not finite")) for event in history.of("skipped"))
     for reason, words in _SKIPPED.items():
         if reasons[reason]:
@@ -217,7 +220,7 @@ def _skipped(history: History) -> Iterator[str]:
 
 
 def _groups(history: History) -> Iterator[str]:
-    """Show groups of answers, the best side by side with the worst."""
+    """Format groups of answers, sorted by advantage."""
     for event in page.spread(history.of("group"), _MAX_SAMPLES):
         rows = [cast("dict[str, Any]", answer) for answer in event.get("answers", ()) if isinstance(answer, dict)]
         rows.sort(key=lambda answer: -(number_of(answer.get("advantage")) or 0.0))
@@ -244,7 +247,7 @@ def _sample(event: Mapping[str, Any]) -> str:
 
 
 def _look_inside(history: History) -> Iterator[str]:
-    """Describe how to open the run's checkpoints in the page on the living model."""
+    """Describe how to open the run's checkpoints in the web page of `llamarium inspect`."""
     steps = checkpoint_steps(history.run)
     if not steps or is_adapter(checkpoint_folder(history.run, steps[-1])):
         yield '<p class="soft">Nothing to open: there is no checkpoint with a whole model in it.</p>'
@@ -262,7 +265,7 @@ def _look_inside(history: History) -> Iterator[str]:
 
 
 def _mixture(history: History) -> Iterator[str]:
-    """Show what a mixture of sources draws from each."""
+    """Format the sources of a mixture with weights, shares and passes."""
     found = history.section("data").get("sources")
     parts = cast("list[Any]", found if isinstance(found, list) else [])
     sources = [cast("dict[str, Any]", part) for part in parts if isinstance(part, dict)]
