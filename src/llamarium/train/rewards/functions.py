@@ -1,12 +1,12 @@
-"""Rewards: what an answer is worth, as a function of its text and of its prompt's line.
+"""Reward functions: score an answer from its text and the row of its prompt.
 
-    exact                   1 where the answer is the line's "answer", blanks around both apart, else 0
-    regex:PATTERN           1 where the pattern (Python's) matches the whole answer, else 0
-    schema:FILE.json        1 where the answer is JSON that the schema accepts, else 0
-    length:N                1 at N characters, falling evenly to 0 at none and at 2 N
-    FILE.py:NAME            a function of your own: NAME(answer: str, row: dict) -> float
+    exact                   1 if the answer equals the row's "answer", ignoring surrounding whitespace, else 0
+    regex:PATTERN           1 if the pattern (Python syntax) matches the whole answer, else 0
+    schema:FILE.json        1 if the answer is JSON that conforms to the schema, else 0
+    length:N                1 at N characters, decreasing linearly to 0 at 0 and 2 N characters
+    FILE.py:NAME            a custom function: NAME(answer: str, row: dict) -> float
 
-A function's file is run as a program of the caller's: it is named by hand, never by data or a model.
+The file of a custom function is executed as trusted code: only the user names it, never data or a model.
 """
 
 import contextlib
@@ -30,28 +30,29 @@ from llamarium.train.rewards.names import RewardNames
 
 Function = Callable[[str, dict[str, Any]], Any]
 
-_SLOW_S = 10.0  # of one call; slower ones are named
-_LARGEST = 1e30  # larger ones have no mean and no spread in float64
+_SLOW_S = 10.0  # a slower call causes a warning
+_LARGEST = 1e30  # mean and standard deviation of larger rewards could overflow float64
 
 FORMS = "exact, regex:PATTERN, schema:FILE.json, length:N, or FILE.py:NAME"
 
 
 class StoppedError(BaseException):
-    """A signal asks the run to stop, and a reward is being computed; no `except Exception` of a reward catches it."""
+    """A signal arrived while a reward is computed. A BaseException, so that a reward function does not catch it."""
 
 
 @dataclass(slots=True)
 class Reward:
-    """A reward function, and what it has done so far besides returning numbers.
+    """A reward function with statistics of its calls.
 
     Attributes:
-        name: As it was asked for.
-        digest: SHA-256, hex, of the file that it is read from; "" without one.
-        reads: The field of a line that it cannot do without, if any.
-        num_failed: Answers without a reward, as the function raised, left, or returned no finite number.
-        seconds: Time in the function.
-        signals: Those that ask the run to stop; once there is one, a call raises StoppedError.
-        is_running: Whether a call is under way; a signal's handler is to raise StoppedError there.
+        name: Name in the setting `reward`.
+        function: The function.
+        digest: SHA-256, hex, of its file; "" if it has none.
+        reads: Field of a row that it requires, or None.
+        num_failed: Answers without a reward, as the function raised or exited, or did not return a finite number.
+        seconds: Time spent in the function.
+        signals: Signals that stop the run; once it is not empty, a call raises StoppedError.
+        is_running: True during a call, in which a signal handler raises StoppedError.
     """
 
     name: str
@@ -65,19 +66,19 @@ class Reward:
     _said: set[str] = field(default_factory=set[str])
 
     def __call__(self, answer: str, row: Mapping[str, Any]) -> float:
-        """Return an answer's reward; NaN where the function gives none, with a warning, once for each reason."""
+        """Return an answer's reward, or NaN with a warning (once per reason) if the function fails."""
         value = self.value(answer, row)
         return self.fail(answer, "returned None; expected a number") if value is None else value
 
     def value(self, answer: str, row: Mapping[str, Any]) -> float | None:
-        """Return what a call does, but None where the function returns None."""
+        """Return an answer's reward as `__call__`, but None if the function returns None."""
         printed, begin = _Kept(), time.perf_counter()
         self.is_running = True
         try:
             if self.signals:
                 raise StoppedError
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                found = self.function(answer, copy.deepcopy(dict(row)))  # it may change what it gets
+                found = self.function(answer, copy.deepcopy(dict(row)))  # a function may modify its arguments
             value = math.nan if found is None or isinstance(found, str | bytes | bytearray) else float(found)
             good = found is None or abs(value) <= _LARGEST
             why = "" if good else f"returned {show_value(found)}; expected a number"
@@ -88,7 +89,7 @@ class Reward:
         finally:
             self.is_running = False
             self.seconds += (took := time.perf_counter() - begin)
-        if self.signals:  # one came meanwhile, and the function has caught what it raised
+        if self.signals:  # a signal arrived during the call, and the function caught the StoppedError
             raise StoppedError
         if took >= _SLOW_S:
             self._warn("slow", f"took {took:.0f} s for the answer {show_value(answer)}; a run waits for every reward")
@@ -99,7 +100,7 @@ class Reward:
         return None if found is None else value
 
     def fail(self, answer: str, why: str) -> float:
-        """Count an answer that gets no reward, and warn once for each reason; return NaN."""
+        """Count an answer without a reward, warn once per reason, and return NaN."""
         self.num_failed += 1
         self._warn(why[:20], f"{why} for the answer {show_value(answer)}; it has no reward, and no weight")
         return math.nan
@@ -112,41 +113,41 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """The reward functions of a run, and the weight of each one's value in an answer's reward."""
+    """The reward functions of a run and their weights."""
 
     functions: Sequence[Reward]
     weights: Sequence[float]
 
     @property
     def names(self) -> list[str]:
-        """The functions' names."""
+        """Names of the functions."""
         return [function.name for function in self.functions]
 
     @property
     def digest(self) -> str:
-        """The functions' digests."""
+        """Digests of the functions, joined by "+"."""
         return "+".join(function.digest for function in self.functions)
 
     @property
     def seconds(self) -> float:
-        """Time in all functions."""
+        """Time spent in all functions."""
         return sum(function.seconds for function in self.functions)
 
     @property
     def is_running(self) -> bool:
-        """Whether a function is being called."""
+        """True while a function is called."""
         return any(function.is_running for function in self.functions)
 
     def listen_to(self, signals: list[int]) -> None:
-        """Let the calls end once there is a signal in this list."""
+        """Stop calls once this list has a signal."""
         for function in self.functions:
             function.signals = signals
 
     def of_group(self, answers: Sequence[str], row: Mapping[str, Any]) -> list[tuple[float, dict[str, float]]]:
-        """Return the reward of each answer to one prompt, and what each function gave; NaN where there is none.
+        """Return, for each answer to a prompt, its reward and the value of each function; NaN for a missing one.
 
-        The reward is the weighted sum. Of several functions, one that returns None for all answers does not apply to
-        this prompt, and is left out of their sums; else an answer without a value of each function has no reward.
+        The reward is the weighted sum. If there are several functions, one that returns None for all answers does not
+        apply to this prompt and is left out. Otherwise an answer needs a value from every function to have a reward.
         """
         columns: list[tuple[Reward, float, list[float]]] = []
         for function, weight in zip(self.functions, self.weights, strict=True):
@@ -165,25 +166,25 @@ class Rewards:
 
 
 class _Kept(io.StringIO):
-    """What a reward prints; also after it has closed it."""
+    """The output that a reward function prints; it remains readable if the function closes the stream."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
 def rewards_of(asked: RewardNames, tokenizer: Tokenizer, vocab_size: int) -> Rewards:
-    """Return the rewards that a parsed setting names, with their weights; errors as `reward_of`."""
+    """Return the rewards of a parsed setting with their weights; errors as `reward_of`."""
     weights = asked if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked, 1.0)
     return Rewards([reward_of(name, tokenizer, vocab_size) for name in weights], [*weights.values()])
 
 
 def reward_of(asked: str, tokenizer: Tokenizer, vocab_size: int) -> Reward:
-    """Return the reward that a setting names.
+    """Return the reward function with a name, as in the module's docstring.
 
     Raises:
-        TrainingError: If there is none of that name, or its file, pattern or number cannot be read.
+        TrainingError: If the name is unknown, or its file, pattern or number is invalid.
         GrammarError: If a schema is not supported.
-        MissingPackageError: If a schema needs a package that is missing.
+        MissingPackageError: If a schema needs a package that is not installed.
     """
     kind, _, argument = asked.partition(":")
     if found := re.fullmatch(r"(.+\.py):(\w+)", asked):
@@ -223,11 +224,11 @@ def _valid(path: Path, tokenizer: Tokenizer, vocab_size: int) -> tuple[Function,
 
 def _from_file(path: Path, name: str) -> tuple[Function, str]:
     spec = importlib.util.spec_from_file_location(f"rewards_in_{path.stem}", path)
-    assert spec is not None  # its name ends in .py
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look it up
+    assert spec is not None  # the name ends in .py
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
     try:
         source = path.read_bytes()
-        exec(compile(source, path, "exec"), vars(module))  # the bytes of the digest, not a cached file's
+        exec(compile(source, path, "exec"), vars(module))  # exactly the bytes of the digest, not a cached .pyc
     except (Exception, SystemExit) as error:
         raise TrainingError(f"reward: {escape(path)} cannot be run: {_words(error)}") from error
     function = getattr(module, name, None)
@@ -240,5 +241,5 @@ def _from_file(path: Path, name: str) -> tuple[Function, str]:
 def _words(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {escape(error)}"
-    except Exception:  # noqa: BLE001 - it is of a caller's class
+    except Exception:  # noqa: BLE001 - str() of a user's exception may raise anything
         return type(error).__name__

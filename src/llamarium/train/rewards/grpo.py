@@ -1,11 +1,11 @@
-"""GRPO: learn from rewards: the model answers, a function rewards each answer, and better ones become likelier.
+"""GRPO: reinforcement learning from rewards of sampled answers.
 
-A step is a rollout and its updates: `group_size` answers to each of some prompts are sampled from the weights as they
-are (`rewards/rollouts.py`), rewarded (`rewards/functions.py`) and compared within their group; then the weights are
-updated (`objectives/group_policy.py`), once or `num_iterations` times. Checkpoints lie between steps: a run that is
-killed between rollout and update samples the same answers again.
+A step is a rollout followed by updates. `group_size` answers per prompt are sampled from the current policy
+(`rewards/rollouts.py`), rewarded (`rewards/functions.py`) and compared within their group; then the weights are updated
+`num_iterations` times (`objectives/group_policy.py`). Checkpoints are written between steps: a run that is killed
+between rollout and update samples the same answers again.
 
-The reference of KL is the model as the run began with it; what is not trained, it shares.
+The reference model for KL is the model at the start of the run; it shares the frozen weights.
 """
 
 import copy
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) -> Setup:
-    """Load base and prompts, add the adapters, and keep a reference if needed; errors as `finetune.prepare`."""
+    """Load the base and the prompts, add adapters, and copy the reference if needed; errors as `finetune.prepare`."""
     if process_group.world_size > 1:
         raise TrainingError("grpo trains in one process, which also samples; start it without torchrun")
     if not config.reward:
@@ -42,7 +42,7 @@ def prepare(config: GRPOConfig, process_group: ProcessGroup = SINGLE_PROCESS) ->
         for reward in rewards.functions:
             _check_fields(part, reward)
     reference = None
-    if config.beta:  # the model as it is now, over the same memory but for what is trained
+    if config.beta:  # copy only trainable parameters; the reference shares all other memory
         shared = [*(p for p in setup.model.parameters() if not p.requires_grad), *setup.model.buffers()]
         reference = copy.deepcopy(setup.model, {id(tensor): tensor for tensor in shared}).requires_grad_(False).eval()
     rollouts = Rollouts(config, setup.model, setup.tokenizer, rows, validation, rewards, reference)
@@ -58,7 +58,7 @@ def read_prompts(config: GRPOConfig, tokenizer: Tokenizer) -> PromptRows:
 
 
 def first_row(config: GRPOConfig) -> "Text":
-    """Show the first prompt, control tokens spelled out; errors as `read_prompts`'s."""
+    """Format the first prompt with its control tokens; errors as `read_prompts`."""
     from rich.text import Text
 
     tokenizer = finetune.bare_tokenizer(config)
@@ -68,7 +68,7 @@ def first_row(config: GRPOConfig) -> "Text":
 
 
 def _check_fields(rows: PromptRows, reward: Reward) -> None:
-    """Check that every line has what the reward reads."""
+    """Raise TrainingError if a row lacks the field that the reward requires."""
     lacking = [prompt for prompt in rows.prompts if reward.reads is not None and reward.reads not in prompt.row]
     if lacking:
         raise TrainingError(

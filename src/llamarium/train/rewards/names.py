@@ -1,4 +1,4 @@
-"""The setting `reward`: one reward function, or several with weights. Never imports torch."""
+"""The setting `reward`: one reward function, or several with weights. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -8,15 +8,15 @@ from llamarium.errors import TrainingError, counted, show_value
 _LARGEST = 1e6
 
 RewardNames = str | Sequence[str] | Mapping[str, float]
-"""A reward function by name, several with the weight 1, or several with their weights."""
+"""A reward function by name, several with weight 1, or several with their weights."""
 
 
 def parse_rewards(reward: Any, weights: Any) -> Any:
-    """Return the name of a single function with the weight 1, else the weights of all functions by name.
+    """Return the name of a single function with weight 1, else a dict of names and weights.
 
-    `weights` are numbers with commas in the order of the names, and win over those of a mapping; "" is none. Values of
-    other types than `RewardNames` are returned as they are. TrainingError for a weight that is no finite number, for
-    another number of weights than functions, and for a function that is named twice.
+    `weights` are comma-separated numbers in the order of the names, which override those of a mapping; "" means none.
+    Values that are not `RewardNames` are returned unchanged. TrainingError for a weight that is not a finite number, a
+    wrong number of weights, or a repeated function.
     """
     found: list[Any]
     if isinstance(reward, Mapping):

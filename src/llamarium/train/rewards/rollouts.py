@@ -1,8 +1,8 @@
-"""Rollouts: sample groups of answers from the model that is trained, reward them, and make batches of them.
+"""Rollouts: sample groups of answers from the policy, reward them, and make batches of them.
 
-On a CPU the C kernels sample, over the very memory that the optimizer updates: there is no second copy of a weight, and
-nothing is exported. A model that they cannot run (NF4, a GPU) samples through its modules. Answers follow from the
-run's seed, the step and the weights, so a run that is resumed samples what one that was not killed samples.
+On a CPU the C kernels sample directly from the memory that the optimizer updates, without copying or exporting weights.
+A model that they do not support (NF4, on a GPU) samples through its PyTorch modules. Answers depend only on the run's
+seed, the step and the weights, so a resumed run samples the same answers as an uninterrupted one.
 """
 
 import math
@@ -38,21 +38,22 @@ from llamarium.train.objectives.logprobs import learned_logprobs
 from llamarium.train.rewards.functions import Rewards
 from llamarium.train.step import Evaluation, causal_trunk, computing_in, measured_rows
 
-_ROWS_AT_ONCE = 4096  # of an embedding table that is computed
-_LEAST_SPREAD = 1e-6  # of a group's rewards; below, they are equal, and none is better than the others
+_ROWS_AT_ONCE = 4096  # rows per chunk when the embedding table is computed
+_LEAST_SPREAD = 1e-6  # rewards of a group with a smaller standard deviation count as equal
 
 
 @dataclass(slots=True)
 class Answer:
-    """One answer to a prompt.
+    """A sampled answer to a prompt.
 
     Attributes:
-        ids: Its tokens, the one that ends it included.
-        logprobs: float32; log P of each in the pass that sampled it.
-        is_cut: Whether it ended by its length.
-        reward: The weighted sum of what the functions gave; NaN where it has no reward.
-        parts: What each function gave, by its name.
-        advantage: Its reward's distance from the group's mean, in standard deviations; 0 without a reward.
+        ids: Token ids, including the end token.
+        logprobs: float32; log-probability of each token when it was sampled.
+        is_cut: True if the answer was cut off at the maximum length.
+        text: The decoded answer.
+        reward: Weighted sum of the reward functions' values; NaN if it has no reward.
+        parts: Value of each reward function, by name.
+        advantage: Distance of the reward from the group's mean, in standard deviations; 0 without a reward.
     """
 
     ids: list[int]
@@ -73,17 +74,17 @@ class Group:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """Those that there are."""
+        """Finite rewards of the answers."""
         return np.array([answer.reward for answer in self.answers if math.isfinite(answer.reward)])
 
     @property
     def spread(self) -> float:
-        """The standard deviation of its rewards; 0 where they are equal."""
+        """Standard deviation of the rewards; 0 if they are equal."""
         found = float(self.rewards.std()) if len(self.rewards) else 0.0
         return found if found > _LEAST_SPREAD else 0.0
 
     def to_event(self) -> dict[str, Any]:
-        """Return it as JSON values for the journal."""
+        """Return the group as JSON values for the journal."""
         answers: list[dict[str, Any]] = [
             {"text": a.text, "reward": _finite(a.reward), "advantage": a.advantage} for a in self.answers
         ]
@@ -94,16 +95,23 @@ class Group:
 
 
 class Rollouts:
-    """Samples and rewards a run's answers.
-
-    OptionError if `config.exact` is on without the C kernels; TrainingError if `config.stop` is not one token.
+    """Samples and rewards the answers of a run.
 
     Args:
-        model: The policy; with adapters, or trained whole.
-        reference: The model as it was, frozen, from which KL is measured; None without.
+        config: Settings of the run.
+        model: The policy, with adapters or fully trained.
+        tokenizer: Decodes the answers.
+        rows: Prompts for training.
+        validation: Prompts for validation, or None.
+        rewards: The reward functions.
+        reference: The frozen reference model for KL; None without KL.
 
     Attributes:
-        trunk: What computes hidden states of the reference; the run's own, as the policy's.
+        trunk: Computes the hidden states of the reference, by the same code as the policy's.
+
+    Raises:
+        OptionError: If `config.exact` is set without the C kernels.
+        TrainingError: If `config.stop` is not one token.
     """
 
     def __init__(
@@ -133,9 +141,9 @@ class Rollouts:
             raise OptionError(f"exact needs the C kernels, and {self.sampler} samples here; leave it out")
 
     def sample(self, places: Sequence[tuple[int, int]], step: int) -> tuple[list[AnswerBatch], dict[str, float]]:
-        """Answer the prompts of a step, `group_size` times each; return their batches and what to report.
+        """Sample `group_size` answers to each prompt of a step, and return their batches and metrics.
 
-        `places` are epochs and indices of prompts.
+        `places` are (epoch, index) of the prompts.
         """
         prompts = [self._rows.prompt(epoch, index) for epoch, index in places]
         seconds = self.rewards.seconds
@@ -160,16 +168,16 @@ class Rollouts:
         }
 
     def again(self) -> Sequence[AnswerBatch]:
-        """Return the last step's batches for another update: if `exact`, with log P in C over the weights of now."""
+        """Return the last step's batches for another update; with `exact`, recompute the log-probabilities in C."""
         if not self._config.exact:
             return self._batches
         parts = self._logprobs_in_c(self._model, _rewarded(self.groups))
         return [replace(batch, exact_N=part) for batch, part in zip(self._batches, parts, strict=True)]
 
     def has_signal(self) -> bool:
-        """Whether the last step's answers can teach anything: some group has unequal rewards, or KL is not zero.
+        """Return whether the last step has a learning signal: unequal rewards within a group, or non-zero KL.
 
-        Where neither holds the gradient is zero, and what a pass makes of it is rounding.
+        Otherwise the true gradient is zero, and a computed one is only rounding.
         """
         if any(group.spread for group in self.groups):
             return True
@@ -179,7 +187,7 @@ class Rollouts:
         return any(p.requires_grad and not torch.equal(p, q) for p, q in pairs)
 
     def evaluate(self) -> Evaluation:
-        """Answer held-out prompts, `eval_rows` at most, greedily; the loss is minus the mean reward."""
+        """Answer up to `eval_rows` validation prompts greedily; the loss is the negative mean reward."""
         assert self._validation is not None
         chosen = measured_rows(self._validation, self._config.eval_rows)
         groups = self._answered([self._validation.prompt(0, index) for index in chosen], 1, 0, temperature=0.0)
@@ -187,11 +195,11 @@ class Rollouts:
         return Evaluation(-found["reward"], found)
 
     def to_event(self) -> dict[str, Any]:
-        """Return the last step's group with the largest spread as JSON values."""
+        """Return the last step's group with the largest reward spread as JSON values."""
         return max(self.groups, key=lambda group: group.spread).to_event()
 
     def _summary(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the means of rewards, of each function's where there are several, and of the answers' tokens."""
+        """Return the mean reward, the mean of each function if there are several, and the mean length in tokens."""
         answers = [answer for group in groups for answer in group.answers]
         names = self.rewards.names if len(self.rewards.names) > 1 else []
         return {
@@ -201,7 +209,7 @@ class Rollouts:
         }
 
     def _answered(self, prompts: Sequence[Prompt], count: int, step: int, *, temperature: float) -> list[Group]:
-        """Sample answers, with a seed of its own for each prompt of each step, and reward them."""
+        """Sample answers with a separate seed for each prompt and step, and reward them."""
         config, was_training = self._config, self._model.training
         params = [
             SamplingParams(
@@ -232,9 +240,9 @@ class Rollouts:
         return groups
 
     def _batched(self, rows: "Sequence[_Row]") -> list[AnswerBatch]:
-        """Return the step's batches: each of `batch_rows` answers, as wide as its longest row.
+        """Return batches of `batch_rows` answers, padded to the longest row of each batch.
 
-        Log P under the reference comes from the same code, over batches of the same shape, as that of the policy.
+        Reference log-probabilities are computed by the same code and in the same batch shapes as the policy's.
         """
         size, is_exact, reference = self._config.batch_rows, self._config.exact, self._reference
         made = [_batch(rows[start : start + size]) for start in range(0, len(rows), size)]
@@ -247,12 +255,12 @@ class Rollouts:
 
     @torch.no_grad()
     def _logprobs(self, reference: LlamaForCausalLM, batch: AnswerBatch) -> Tensor:
-        """Return log P of a batch's tokens under the reference, as `train_step` computes the policy's."""
+        """Return the log-probabilities of a batch's tokens under the reference, computed as in `train_step`."""
         with computing_in(reference.device, self._config.precision, as_pass=True):
             return learned_logprobs(reference, batch.to(reference.device), self.trunk).cpu()
 
     def _logprobs_in_c(self, model: LlamaForCausalLM, rows: "Sequence[_Row]") -> Sequence[Tensor]:
-        """Return log P of the answers' tokens in C, over a model's weights as they are now: a part for each batch."""
+        """Return the answers' log-probabilities under the model's current weights, by the C kernels, per batch."""
         params = [SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0.0)] * len(rows)
         found = [torch.empty(0)] * len(rows)
         ids = [[*prompt, *answer.ids] for prompt, answer in rows]
@@ -263,16 +271,16 @@ class Rollouts:
         return [torch.cat(found[start : start + size]) for start in range(0, len(rows), size)]
 
 
-_Row = tuple[Sequence[int], Answer]  # a prompt's tokens, and an answer to it
+_Row = tuple[Sequence[int], Answer]  # a prompt's token ids, and an answer
 
 
 def _rewarded(groups: Sequence[Group]) -> list[_Row]:
-    """Return the answers that got a reward; the others are no part of an update."""
+    """Return the answers with a reward; others are not used in the update."""
     return [(group.prompt.ids, a) for group in groups for a in group.answers if math.isfinite(a.reward)]
 
 
 def adapted_runner(model: LlamaForCausalLM) -> Runner:
-    """Return a runner over the memory of a model that is trained, as it is now."""
+    """Return a runner over the memory of a model in training, with its current weights."""
     runner = runner_over(model)
     if runner is None:
         return runner_of(model)
@@ -288,22 +296,22 @@ def _finite(value: float) -> float | None:
 
 
 def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return the mean of those that are finite, NaN if there are none."""
+    """Return the mean of the finite values, NaN if there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return float(np.mean(finite)) if finite else math.nan
 
 
 def _entropy(answers: Sequence[Answer]) -> float:
-    """Estimate the entropy of the distributions that the answers were sampled from, in nats a token.
+    """Estimate the entropy of the distributions that the answers were sampled from, in nats per token.
 
-    Answers are sampled from the distributions as they are, so the mean of -log P of their tokens is right on average.
+    Sampling is at temperature 1 without filters, so the mean of -log P of the sampled tokens is unbiased.
     """
     logprobs = [logprob for answer in answers for logprob in answer.logprobs]
     return -sum(logprobs) / len(logprobs)
 
 
 def _set_advantages(group: Group) -> None:
-    """Compare each reward with its group's; all are 0 where the rewards are equal."""
+    """Set the advantages of a group's answers; they are 0 if the rewards are equal."""
     if group.spread:
         mean = group.rewards.mean()
         for answer in group.answers:
@@ -313,9 +321,9 @@ def _set_advantages(group: Group) -> None:
 
 @torch.no_grad()
 def _with_table(runner: Runner, embedding: LoRAEmbedding) -> Runner:
-    """Return a runner with the corrected embedding table, which the kernels look up; a tied head stays the base's."""
+    """Return a runner with the adapted embedding table; a tied head keeps the base's weights."""
     ids = torch.arange(embedding.num_embeddings)
-    with computing_in(ids.device, "float32", as_pass=True):  # the rows have the bits that training computes
+    with computing_in(ids.device, "float32", as_pass=True):  # the rows are bit-identical to training
         table = np.concatenate([embedding(part).float().numpy() for part in ids.split(_ROWS_AT_ONCE)])
     type_name = runner.weights["model.norm.weight"].type_name
     return replaced_in_c(
@@ -324,7 +332,7 @@ def _with_table(runner: Runner, embedding: LoRAEmbedding) -> Runner:
 
 
 def _low_rank(linear: LoRALinear) -> LowRank:
-    """Return an adapted Linear's correction over the memory that is trained."""
+    """Return the low-rank update of an adapted Linear, over the memory in training."""
     gain = None
     if linear.lora_magnitude_vector is not None:
         gain = (linear.lora_magnitude_vector / linear.row_norms()).detach().numpy()
@@ -333,7 +341,7 @@ def _low_rank(linear: LoRALinear) -> LowRank:
 
 
 def _batch(rows: Sequence[_Row]) -> AnswerBatch:
-    """Return answers as rows, which are filled up on the right, where no earlier token sees it."""
+    """Return answers as rows, padded on the right, where causal attention ignores the padding."""
     shape = len(rows), max(len(prompt) + len(answer.ids) for prompt, answer in rows) - 1
     ids_BT, labels_BT = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
     for b, (prompt, answer) in enumerate(rows):

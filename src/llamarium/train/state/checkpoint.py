@@ -1,22 +1,21 @@
-"""Checkpoints that survive a kill at any moment.
+"""Crash-safe checkpoints.
 
-    run/.lock                           held by the process that trains (`run_lock`)
-    run/best                            a link to the checkpoint of the lowest validation loss (`point_at`)
+    run/.lock                           held by the training process (`run_lock`)
+    run/best                            link to the checkpoint with the lowest validation loss (`point_at`)
     run/step-00000500/                  a Hugging Face folder, and
-        resume/optimizer.safetensors    the rest of the state that the next step depends on (`save_resume`)
+        resume/optimizer.safetensors    the optimizer state, and the rest of the run's state (`save_resume`)
         resume/state.json
         manifest.json                   SHA-256 and size of every other file
 
-A checkpoint is written into `run/.saving-...`. All of its files and folders are synced, then the manifest, and only
-then is the folder renamed: whatever has its name is complete. The rename is synced before anything older is deleted, so
-there is always a complete checkpoint, once there was one. Folders are renamed (`.old-...`) before they are deleted, so
-that a deletion cut short leaves no damaged checkpoint.
+A checkpoint is written to `run/.saving-...`. All of its files and folders are synced, then the manifest, and only then
+the folder is renamed, so a folder with a checkpoint's name is complete. The rename is synced before older checkpoints
+are deleted, so once there is a complete checkpoint, there always is one. Folders are renamed to `.old-...` before they
+are deleted, so that an interrupted deletion does not leave a damaged checkpoint.
 
-Renames protect against a killed process; the manifest protects against a disk that returns other bytes, and is verified
-before a run resumes.
+Renames protect against a killed process. The manifest protects against corruption on disk; it is verified before a run
+resumes.
 
-Source: the order of syncs is that of POSIX's rename (2) and fsync (2): a file's content and its name in the folder are
-made durable by two different calls.
+Source: POSIX rename(2) and fsync(2): a file's content and its directory entry are made durable by different calls.
 """
 
 import os
@@ -53,24 +52,32 @@ def checkpoint_step(folder: Path) -> int:
 def save_checkpoint(
     run: Path, step: int, write: Callable[[Path], None], *, save_total_limit: int = 2, best: int | None = None
 ) -> Path:
-    """Save a checkpoint and return its folder, then delete old ones. The caller holds the `run_lock`.
+    """Save a checkpoint, delete old ones, and return its folder. The caller holds the `run_lock`.
 
-    `write` fills the folder, and need not sync; a checkpoint of the same step is replaced. `save_total_limit` are kept
-    up to this step, this one included; later ones, after a step back, are kept. `best` is a step that is also kept, and
-    `run/best` points to it before older checkpoints are deleted. OutputError if something cannot be written: older
-    checkpoints are unchanged.
+    A checkpoint of the same step is replaced.
+
+    Args:
+        run: Folder of the run.
+        step: Step of the checkpoint.
+        write: Writes the files into a folder; it need not sync them.
+        save_total_limit: Number of checkpoints up to this step to keep, including this one. Later ones, from before the
+            run was reset to an earlier step, are also kept.
+        best: Step of the best checkpoint, which is also kept; `run/best` is linked to it before others are deleted.
+
+    Raises:
+        OutputError: If the checkpoint cannot be written; older checkpoints are unchanged.
     """
     assert save_total_limit >= 1
     final, saving = checkpoint_folder(run, step), run / f"{_SAVING}{step:08d}"
     try:
-        for leftover in run.glob(f"{_SAVING}*"):  # of a process that was killed
+        for leftover in run.glob(f"{_SAVING}*"):  # from a killed process
             shutil.rmtree(leftover)
         try:
             saving.mkdir(parents=True)
             write(saving)
             _seal(saving)
             _put(saving, final)
-        except BaseException:  # a full disk has its space back
+        except BaseException:  # free the space of a full disk
             shutil.rmtree(saving, ignore_errors=True)
             raise
     except (OSError, OutputError) as error:
@@ -82,13 +89,13 @@ def save_checkpoint(
         point_at(run, "best", best)
     try:
         _prune(run, step, save_total_limit, best)
-    except OSError as error:  # nothing is lost by it
+    except OSError as error:  # the new checkpoint is complete
         warn_caller(f"{escape(run)}: an old checkpoint cannot be deleted: {escape(error)}")
     return final
 
 
 def point_at(run: Path, name: str, step: int) -> None:
-    """Link `run/<name>` to a step's checkpoint, atomically; warn where links cannot be made."""
+    """Link `run/<name>` to a step's checkpoint atomically; warn if links are not possible."""
     link, fresh = run / name, run / f".{name}-link"
     try:
         fresh.unlink(missing_ok=True)
@@ -100,7 +107,7 @@ def point_at(run: Path, name: str, step: int) -> None:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Return the folders with a checkpoint's name, oldest first; of one step, `.old-...` before `step-...`."""
+    """Return the folders with a checkpoint's name by ascending step; for the same step, `.old-...` is first."""
     try:
         folders = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -111,18 +118,18 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Return the steps of a run's checkpoints, in order, unverified; TrainingError if the folder cannot be read."""
+    """Return the steps of a run's checkpoints, ascending, unverified; TrainingError if the folder cannot be read."""
     return [checkpoint_step(path) for path in checkpoints(run) if not path.name.startswith(_OLD)]
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, or None; warn of damaged ones, TrainingError if all are."""
+    """Return the newest intact checkpoint, or None; warn about damaged ones, TrainingError if all are damaged."""
     damaged: list[str] = []
     for folder in reversed(checkpoints(run)):
         try:
             verify_checkpoint(folder)
         except TrainingError as error:
-            if not folder.name.startswith(_OLD):  # those are half deleted as a rule
+            if not folder.name.startswith(_OLD):  # usually partly deleted
                 warn_caller(f"passed over: {error}")
                 damaged.append(folder.name)
             continue
@@ -136,9 +143,9 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def remove_leftovers(run: Path, step: int) -> None:
-    """Remove a killed process's leftovers from a run's folder. The caller holds the `run_lock`.
+    """Remove files of a killed process from a run's folder. The caller holds the `run_lock`.
 
-    An `.old-...` checkpoint of `step`, where the run continues, is kept: it may be the only complete one.
+    An `.old-...` checkpoint of `step`, from which the run continues, is kept: it may be the only complete one.
     """
     kept = _old_name(checkpoint_folder(run, step)).name
     for path in [*run.glob(f"{_SAVING}*"), *run.glob(f"{_OLD}*"), *run.glob(".*.part"), *run.glob("*/.*.part")]:
@@ -149,7 +156,7 @@ def remove_leftovers(run: Path, step: int) -> None:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Check a checkpoint's files against its manifest, except hidden ones; TrainingError names the first bad file."""
+    """Check a checkpoint's files, except hidden ones, against its manifest; TrainingError for the first mismatch."""
     try:
         promised = _read_manifest(folder)
         found = set(_files(folder)) - {MANIFEST}
@@ -166,7 +173,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Sync everything in `folder`, and write its manifest last."""
+    """Sync everything in `folder`, then write its manifest."""
     sync_tree(folder)
     sizes = {name: (folder / name).stat().st_size for name in _files(folder)}
     files = {name: {"bytes": size, "sha256": file_sha256(folder / name)} for name, size in sizes.items()}
@@ -175,7 +182,7 @@ def _seal(folder: Path) -> None:
 
 
 def _put(saving: Path, final: Path) -> None:
-    """Rename a sealed folder to its name; an older one becomes `.old-...` until it is pruned."""
+    """Rename a sealed folder to its final name; an existing one becomes `.old-...` until it is pruned."""
     old = _old_name(final)
     if replaces := final.exists():
         if old.exists():
@@ -195,7 +202,7 @@ def _old_name(folder: Path) -> Path:
 
 
 def _prune(run: Path, step: int, save_total_limit: int, best: int | None) -> None:
-    """Delete old checkpoints, oldest first; that of `step` is synced already."""
+    """Delete old checkpoints, oldest first; the checkpoint of `step` is already synced."""
     past = [folder for folder in checkpoints(run) if checkpoint_step(folder) < step and folder.name[0] != "."]
     for folder in past[: max(0, len(past) - (save_total_limit - 1))]:
         if checkpoint_step(folder) != best:

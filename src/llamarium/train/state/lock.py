@@ -1,4 +1,4 @@
-"""Lock a run's folder, so that two runs cannot overwrite each other's checkpoints."""
+"""Lock a run's folder so that two runs cannot overwrite each other's checkpoints."""
 
 import fcntl
 import os
@@ -13,16 +13,19 @@ from llamarium.io import unwritable
 
 @contextmanager
 def run_lock(run: Path) -> Generator[None]:
-    """Let only one process train in a folder, which is made if missing.
+    """Lock a run's folder for this process; create the folder if it is missing.
 
-    TrainingError if another process, which is named, holds the lock; OutputError if it cannot be written. The lock is
-    the kernel's (`flock`) and ends with the process, so a killed run needs no cleanup. If the folder holds nothing but
-    the lock at the end, as the run was refused, both are removed, and parent folders that were made for it.
+    The lock (`flock`) is released when the process ends, so a killed run needs no cleanup. If at the end the folder has
+    only the lock, as the run was refused, it is removed together with parent folders that were created for it.
+
+    Raises:
+        TrainingError: If another process holds the lock; the message names the process.
+        OutputError: If the lock cannot be written.
     """
     try:
         made = [path for path in (run, *run.parents) if not path.exists()]
         run.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # no link's target is written
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # do not write through a symbolic link
         descriptor = os.open(run / ".lock", flags, 0o644)
     except OSError as error:
         raise unwritable(run, error) from error
@@ -37,11 +40,11 @@ def run_lock(run: Path) -> Generator[None]:
 
 
 def _tidy(run: Path, made: list[Path]) -> None:
-    """Remove the folders made for a refused run, while the lock is held."""
+    """Remove the folders created for a refused run, while the lock is held."""
     with suppress(OSError):
         if made and [path.name for path in run.iterdir()] == [".lock"]:
             (run / ".lock").unlink()
-            for path in made:  # the innermost first; one in use stays
+            for path in made:  # innermost first; non-empty ones stay
                 path.rmdir()
 
 

@@ -1,7 +1,7 @@
-"""Save and resume a run: its position, the optimizer's state, and a comparison with the current settings and data.
+"""Save and resume a run: position, optimizer state, and a comparison with the current settings and data.
 
-Tensors are safetensors, all else is JSON. A manifest proves that a file is as written, but any program can write a
-manifest; so every value is checked.
+Tensors are stored as safetensors, all else as JSON. The manifest proves that a file is as written, but any program can
+write a manifest, so every value is checked.
 """
 
 import dataclasses
@@ -34,22 +34,25 @@ T = TypeVar("T")
 
 _RESUME = "resume"
 _MAX_STATE_BYTES = 64 * 2**20
-_MAX_THREADS = 1024  # as settings allow
+_MAX_THREADS = 1024  # maximum of the setting `threads`
 
 
 @dataclass(slots=True)
 class Position:
-    """Position of a run.
+    """Position and counters of a run.
 
     Attributes:
-        num_tokens: Input tokens so far, prompts and padding included.
-        best_loss: The lowest validation loss so far, or minus the highest reward; infinite if none was measured on the
-            current rows by the current reward.
-        best_step: The step of the best checkpoint, until there is a lower loss.
+        step: Completed training steps.
+        cursor: Position in the data.
+        num_tokens: Input tokens so far, including prompts and padding.
+        seconds: Time spent in training steps.
+        best_loss: Lowest validation loss so far, or the negative of the highest reward; infinite if none was measured
+            with the current rows and reward.
+        best_step: Step of the best checkpoint; None if there is none.
         num_since_best: Validations after the best one.
-        num_without_signal: Steps whose gradient was zero, which changed nothing.
-        is_validated: Whether the validation of this step, if there is one, was not interrupted.
-        alarms: What the run's alarms have seen so far.
+        num_without_signal: Steps without an update, as the gradient was zero.
+        is_validated: False if the validation of this step was interrupted.
+        alarms: State of the run's alarms.
     """
 
     step: int = 0
@@ -64,7 +67,7 @@ class Position:
     alarms: AlarmState = field(default_factory=AlarmState)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the position as JSON values."""
         best = None if math.isinf(self.best_loss) else self.best_loss
         return dataclasses.asdict(self) | {"best_loss": best}
 
@@ -96,7 +99,7 @@ def entry(raw: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def _count(raw: Mapping[str, Any], name: str, kind: type[Any] = int, low: int = 0) -> Any:
-    """Return a number of a JSON object; TrainingError if it is none from `low` on."""
+    """Return a number of a JSON object; TrainingError if it is not a number from `low` to 2**63."""
     value = entry(raw, name, kind)
     if not low <= value < 2**63:  # NaN is not, either
         raise TrainingError(f"{name} is {show_value(value)}; expected a number from {low} to 2^63")
@@ -109,9 +112,9 @@ def save_resume(
     state: Mapping[str, Any],
     full_tensor: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """Write `resume/optimizer.safetensors` and `resume/state.json` beside a checkpoint's weights.
+    """Write `resume/optimizer.safetensors` and `resume/state.json` into a checkpoint's folder.
 
-    `state` is plain JSON: dicts with str keys, lists, finite numbers, str, bool and None; otherwise TrainingError.
+    `state` must be plain JSON (dicts with str keys, lists, finite numbers, str, bool and None), otherwise TrainingError.
     `full_tensor` gathers a tensor that is sharded over processes.
     """
     try:
@@ -165,7 +168,10 @@ def saved_threads(folder: Path) -> int | None:
 
 
 def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_changes: bool) -> Position:
-    """Load a checkpoint, and return its position; TrainingError if it is of another run, or invalid."""
+    """Load a checkpoint into the model and the optimizers, and return its position.
+
+    TrainingError if it is invalid, or if settings or data have changed and `allow_changes` is false.
+    """
     tensors, state = load_resume(folder)
     try:
         settings, about = entry(state, "settings", dict), entry(state, "about", dict)
@@ -196,7 +202,7 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
     setup.restore(folder)
     if settings.get("optimizer") != setup.config.optimizer:
         warn_caller(f"the optimizer is now {setup.config.optimizer}, and begins anew")
-    elif position.step > position.num_without_signal and not tensors:  # as it is where no update was made
+    elif position.step > position.num_without_signal and not tensors:  # without any update there is no state
         warn_caller(f"{folder}: the optimizer remembers nothing, and begins anew")
     elif tensors:
         try:
@@ -204,13 +210,13 @@ def restore_run(setup: Setup, folder: Path, optimizers: list[Optimizer], allow_c
         except TrainingError as error:
             raise TrainingError(f"{folder}/resume/optimizer.safetensors: {error}") from None
     if not (same_rows and same_reward) or settings.get("eval_rows") != setup.config.eval_rows:
-        position.best_loss, position.num_since_best = math.inf, 0  # of other rows or rewards: no loss compares now
+        position.best_loss, position.num_since_best = math.inf, 0  # losses of other rows or rewards are not comparable
         position.alarms = AlarmState()
     return position
 
 
 def _data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List differences between a checkpoint's data and the current data: counts as "name: before -> now"."""
+    """List the differences between a checkpoint's data and the current data; counts as "name: before -> now"."""
     mixed = ["the sources, or their weights, are others"] * (before.get("sources") != now.get("sources"))
     before = {name: value for name, value in before.items() if type(value) is type(now.get(name))}
     if not before or before == now:

@@ -1,4 +1,4 @@
-"""Signals that end a run between two steps, or a reward that is being computed."""
+"""Handle signals that stop a run between two steps, or while a reward is computed."""
 
 import signal
 import threading
@@ -12,20 +12,20 @@ from llamarium.train.rewards.functions import Rewards, StoppedError
 def stop_signals(
     rewards: Rewards | None = None, first: Callable[[int], object] = lambda _: None
 ) -> Generator[list[int]]:
-    """Yield the list of SIGTERM and SIGINT that arrive, instead of dying; a second SIGINT interrupts at once.
+    """Collect SIGTERM and SIGINT in the yielded list instead of terminating; a second SIGINT interrupts immediately.
 
-    Any of them ends a reward that is being computed, by StoppedError. `first` is called with the first of them.
+    A signal during a reward function raises StoppedError there. `first` is called with the first signal.
     """
     came: list[int] = []
     if rewards is not None:
         rewards.listen_to(came)
-    if threading.current_thread() is not threading.main_thread():  # others may set no handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield came
         return
 
     def note(number: int, frame: object) -> None:
         if number == signal.SIGINT and number in came:
-            signal.signal(number, signal.SIG_DFL)  # a third one kills, whatever catches this one
+            signal.signal(number, signal.SIG_DFL)  # a third one kills, even if this KeyboardInterrupt is caught
             signal.default_int_handler(number, None)
         came.append(number)
         if len(came) == 1:

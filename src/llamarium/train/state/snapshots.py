@@ -1,7 +1,7 @@
-"""Snapshots of the embedding table during training: its first rows, in half precision.
+"""Snapshots of the embedding table during training: its first rows in half precision.
 
-`run/embeddings/step-00000250.safetensors` holds the rows of one step. The journal names the steps that belong to the
-run, so a run that is set back deletes nothing: it overwrites what it passes again.
+`run/embeddings/step-00000250.safetensors` contains the rows at a step. The journal lists the steps that belong to the
+run; a run that is reset to an earlier step deletes no snapshots, but overwrites them as it reaches their steps again.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ _LARGEST = torch.finfo(torch.float16).max
 def save_snapshot(
     model: LlamaForCausalLM, run: Path, step: int, full_tensor: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
-    """Write the first rows of the embedding table, unless it is frozen or adapted; return whether it was written.
+    """Write the first rows of the embedding table unless it is frozen or adapted; return whether they were written.
 
     `full_tensor` gathers a table that is sharded over processes. OutputError if the file cannot be written.
     """
-    weight_VD: Tensor | None = getattr(model.model.embed_tokens, "weight", None)  # none of an adapted one
+    weight_VD: Tensor | None = getattr(model.model.embed_tokens, "weight", None)  # an adapted embedding has none
     if weight_VD is None or not weight_VD.requires_grad:
         return False
     weight_VD = weight_VD if full_tensor is None else full_tensor(weight_VD)
@@ -48,7 +48,7 @@ def save_snapshot(
 
 
 def read_snapshot(run: Path, step: int) -> NDArray[np.float32]:
-    """Return the rows of a step, (R, D) float32; LlamariumError if the file is missing or malformed."""
+    """Return the rows at a step, (R, D) float32; LlamariumError if the file is missing or malformed."""
     path = snapshot_path(run, step)
     found = read_safetensors(path).get(_KEY)
     if found is None or len(found.shape) != 2 or found.dtype != "F16":
@@ -57,12 +57,12 @@ def read_snapshot(run: Path, step: int) -> NDArray[np.float32]:
 
 
 def snapshot_path(run: Path, step: int) -> Path:
-    """Return the path of a step's rows."""
+    """Return the path of a step's snapshot."""
     return run / "embeddings" / f"step-{step:08d}.safetensors"
 
 
 def token_texts(tokenizer: Tokenizer) -> list[str]:
-    """Return the text of each row of a snapshot; an id without one is written `<17>`."""
+    """Return the token text of each row of a snapshot; an id without text is written as `<17>`."""
 
     def text(token_id: int) -> str:
         try:
