@@ -1,5 +1,5 @@
-"""The page of the glass box: its routes and their schema. No torch at import.
+"""The inspection page of the server: routes and their schema. No torch at import.
 
-The numbers come from `llamarium.inspect`; here are the routes, the kept passes and the built bundle. The page's source
-is in `web/`.
+The numbers come from `llamarium.inspect`; this package has the routes, the cache of forward passes, and the built
+bundle. The page's source is in `web/`.
 """

@@ -1,7 +1,7 @@
-"""A model as a tree of modules, with what each holds and costs: of the model at hand, or of a shape alone.
+"""The module tree of a model with parameters, bytes and operations, for a loaded model or a published architecture.
 
-The tree is the one that `print(model)` shows, under Hugging Face's names. Parameters and operations follow from the
-config; bytes and types are those of the weights in memory, and bfloat16's where nothing was loaded.
+The tree is the one that `print(model)` shows, with Hugging Face's names. Parameters and operations follow from the
+config; bytes and types are those of the weights in memory, or of bfloat16 if no weights are loaded.
 """
 
 import math
@@ -31,13 +31,13 @@ _KINDS = {
     "model": "LlamaModel",
 }
 _PUBLISHED = "BF16"
-_PUBLISHED_BYTES = 2  # of a number in bfloat16
+_PUBLISHED_BYTES = 2  # per value in bfloat16
 
 
 def view_of_model(
     llama: "Llama", engine: "TextEngine", loaded_with: Mapping[str, str | int | bool] | None = None
 ) -> ModelView:
-    """Describe the model at hand, which was loaded with some options."""
+    """Describe the loaded model and the options that it was loaded with."""
     from llamarium.inspect.summary import summarize
 
     found = summarize(llama.config, llama.loaded, llama.sources)
@@ -56,7 +56,7 @@ def view_of_model(
 
 
 def view_of_shape(name: str) -> ModelView:
-    """Describe a published shape, of which nothing is loaded."""
+    """Describe a published architecture without loading weights."""
     from llamarium.inspect.summary import summarize
 
     tree = module_tree(PRESETS[name], {})
@@ -89,11 +89,11 @@ def _of_config(found: "Summary") -> dict[str, Any]:
 
 
 def module_tree(config: ModelConfig, sources: "Mapping[str, TensorSource]") -> ModuleNode:
-    """Return the whole model as one node; `sources` is what was loaded, by state-dict key, empty for a shape alone."""
+    """Return the root node of the module tree; `sources` are the loaded tensors by state-dict key, or empty."""
     nested: dict[str, Any] = {}
     shapes = expected_shapes(config)
     for key, shape in shapes.items():
-        if key.endswith(".bias"):  # counted with its matrix
+        if key.endswith(".bias"):  # counted with its weight matrix
             continue
         *parents, leaf = key.removesuffix(".weight").split(".")
         place = nested

@@ -1,4 +1,4 @@
-"""The built page: its files, as `web/` makes them and the package carries them, and the headers that go with them."""
+"""The files of the built page, which `web/` builds and the package contains, and their HTTP headers."""
 
 import gzip
 import re
@@ -21,7 +21,7 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Of every file: nothing from elsewhere, nothing inline, in no frame of another page."""
+"""Headers of every file: no external or inline resources, and no embedding in frames of other pages."""
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -31,7 +31,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-_PACKED = frozenset({".woff2", ".png"})  # those that compressing makes no smaller
+_PACKED = frozenset({".woff2", ".png"})  # already compressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Asset:
     """A file of the page.
 
     Attributes:
-        never_changes: Its name holds a hash of its bytes.
-        zipped: The bytes by gzip, or None where that makes them no smaller.
+        never_changes: True if its name contains a hash of its content, so that it can be cached forever.
+        zipped: The gzipped content, or None if the format is already compressed.
     """
 
     body: bytes
@@ -50,14 +50,14 @@ class Asset:
 
     @classmethod
     def of(cls, path: Path) -> "Asset":
-        """Read a file, and compress it once; KeyError for a suffix without a media type."""
+        """Read and compress a file; KeyError for a suffix without a media type."""
         body = path.read_bytes()
         zipped = None if path.suffix in _PACKED else gzip.compress(body, mtime=0)
         return cls(body, _TYPES[path.suffix], "assets" in path.parts, zipped)
 
 
 def read_assets(folder: Path = DIST) -> dict[str, Asset]:
-    """Return the page's files by the path under which they are served; none where the page was not built."""
+    """Return the page's files by URL path; empty if the page is not built."""
     files = (path for path in folder.rglob("*") if path.suffix in _TYPES)
     found = {f"/{path.relative_to(folder).as_posix()}": Asset.of(path) for path in files}
     index = found.pop("/index.html", None)
@@ -65,9 +65,9 @@ def read_assets(folder: Path = DIST) -> dict[str, Asset]:
 
 
 def asset_routes(assets: Mapping[str, Asset]) -> list[Route]:
-    """Return the routes of the files, which need no key; without the page `/` says what to do.
+    """Return the routes of the files, which need no API key; if the page is not built, `/` explains how to build it.
 
-    They are Starlette's, which has nothing to find out about a handler: FastAPI takes a third of a second for them.
+    They are Starlette routes, as creating FastAPI routes for all files takes a third of a second.
     """
     if not assets:
         return [Route("/", _not_built, methods=["GET"])]
@@ -88,7 +88,7 @@ def _sending(asset: Asset) -> Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def _takes_gzip(accepted: str) -> bool:
-    """Whether a header `accept-encoding` names gzip without refusing it by a quality of zero (RFC 9110, 12.5.3)."""
+    """Return whether an `accept-encoding` header allows gzip, i.e. with a non-zero quality (RFC 9110, 12.5.3)."""
     for one in accepted.lower().split(","):
         name, *parameters = one.replace(" ", "").split(";")
         if name == "gzip":

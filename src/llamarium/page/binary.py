@@ -1,12 +1,12 @@
-"""Numbers in bulk: little-endian bytes, with headers that say what they are.
+"""Binary responses for arrays: little-endian bytes, described by headers.
 
-| header             | what it says                                                                          |
+| header             | content                                                                               |
 |--------------------|---------------------------------------------------------------------------------------|
 | `x-dtype`          | float32, float16 or uint8                                                             |
 | `x-shape`          | the sizes of the axes, as in `9,12,12`                                                |
-| `x-axes`           | a letter for each, as in `NTS`; the project's legend                                  |
-| `x-stride`         | every so many tokens of T and S were taken; 1 is all of them                          |
-| `x-min`, `x-max`   | of uint8: code c is min + c · (max - min) / 254, and 255 is what is not finite (-inf) |
+| `x-axes`           | a letter for each axis, as in `NTS`; see the project's legend                         |
+| `x-stride`         | stride of the tokens on the axes T and S; 1 is all of them                            |
+| `x-min`, `x-max`   | for uint8: code c is min + c · (max - min) / 254; 255 is a non-finite value (-inf)    |
 """
 
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ from llamarium.errors import QuestionError
 from llamarium.page.schema.base import Dtype
 
 MAX_BYTES = 64 * 2**20
-"""Of one answer."""
+"""Maximum size of a response."""
 
 _STEPS, _NOT_FINITE = 254, 255
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """Numbers and the names of their axes.
+    """An array with named axes.
 
     Attributes:
         values: float32.
         axes: A letter for each axis.
-        stride: Every so many tokens were taken.
-        dtype: What they are sent as.
+        stride: Stride of the token axes.
+        dtype: Data type of the response.
     """
 
     values: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Numbers:
 
 
 def respond(numbers: Numbers) -> Response:
-    """Return the answer that carries them; QuestionError if they are too many, or one does not fit into float16."""
+    """Return the binary response; QuestionError if it is too large, or if a value overflows float16."""
     values, dtype = np.ascontiguousarray(numbers.values, "<f4"), numbers.dtype
     check_size(values.size, dtype)
     body, range_ = _encode(values, dtype)

@@ -1,4 +1,7 @@
-"""A pass, and what runs it: the runner that answers requests, or the modules for an experiment. No torch at import."""
+"""Forward passes of the page and their execution: by the engine's runner, or by modules for experiments.
+
+No torch at import.
+"""
 
 import copy
 import hashlib
@@ -23,13 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A run of the model over a text.
+    """A forward pass of the model over a text.
 
     Attributes:
-        id: Names it: a hash of the rest.
-        adapter: The adapter's name, or None.
-        adapter_idx: Its place among the runner's, -1 for none.
-        experiment: Deviations from the model, or None.
+        id: Hash of the other fields.
+        ids: Token ids.
+        adapter: Name of the adapter, or None.
+        adapter_idx: Index of the runner's adapter, -1 for none.
+        experiment: Changes to the model, or None.
     """
 
     id: str
@@ -46,7 +50,7 @@ class Pass:
         adapter_idx: int = -1,
         experiment: ExperimentFields | None = None,
     ) -> "Pass":
-        """Return the pass over token ids, its id hashed from all arguments."""
+        """Return the pass over token ids, with the hash of all arguments as its id."""
         what = [
             list(ids),
             adapter,
@@ -59,12 +63,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """What runs passes.
+    """Runs forward passes.
 
     Attributes:
-        runner: What answers requests; passes without an experiment are its own.
-        modules: Returns the model's modules, which experiments run on; they may be built then.
-        kv_cache_dtype: What the runner keeps keys and values in; the modules' are as they are computed.
+        runner: The engine's runner, for passes without an experiment.
+        modules: Returns the model's PyTorch modules for experiments, and builds them if needed.
+        kv_cache_dtype: KV cache dtype of the runner; the modules keep keys and values as computed.
     """
 
     runner: Runner
@@ -73,11 +77,11 @@ class Executor:
 
     @classmethod
     def of(cls, llama: "Llama", engine: TextEngine) -> "Executor":
-        """Return an executor with an engine's runner and its cache's dtype."""
+        """Return an executor with an engine's runner and KV cache dtype."""
         return cls(engine.runner, lambda: llama.model, engine.kv_cache_dtype)
 
     def begin(self, one: Pass, after: "KeptPass | EditedPass | None" = None) -> "KeptPass | EditedPass":
-        """Return what traces a pass, which takes over what it can of one that is not needed any more."""
+        """Return a tracer for a pass; it may reuse the KV cache of `after`, a pass that is no longer needed."""
         if one.experiment is not None:
             return EditedPass(self.modules, one.ids, one.experiment)
         return KeptPass(
@@ -89,7 +93,7 @@ class Executor:
         )
 
     def runner_of(self, one: Pass) -> Runner:
-        """Return the runner that computes a pass; an experiment's needs PyTorch, and runs on edited modules."""
+        """Return the runner that computes a pass; experiments need PyTorch and run on edited modules."""
         from llamarium.runtime.loaded_model import runner_of
 
         if one.experiment is None:
@@ -108,7 +112,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class EditedPass:
-    """The pass of an experiment: the model is edited only while it runs, and no keys and values stay."""
+    """The pass of an experiment; the model is edited only during the pass, and no KV cache is kept."""
 
     modules: "Callable[[], LlamaForCausalLM]"
     ids: tuple[int, ...]
@@ -126,14 +130,14 @@ class EditedPass:
 
 
 class AdaptedModels:
-    """The model with one of the engine's adapters on it, over the same weights; made at its first use, and kept."""
+    """Models with one of the engine's adapters each, over the same base weights; created on first use and cached."""
 
     def __init__(self) -> None:
         self._made: dict[int, Llama] = {}
         self._lock = threading.Lock()
 
     def of(self, llama: "Llama", engine: TextEngine, one: Pass | None) -> "Llama":
-        """Return the model as a pass runs it: with the pass's adapter on, or the model itself where it has none."""
+        """Return the model with the pass's adapter, or the model itself if the pass has none."""
         if one is None or one.adapter is None:
             return llama
         with self._lock:

@@ -1,4 +1,4 @@
-"""The page as the server takes it."""
+"""The page as an extension of the server."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -23,18 +23,18 @@ from llamarium.server.app import Extension
 from llamarium.server.errors import ErrorBody, documented
 
 HEADER = "x-llamarium-instance"
-"""Of every answer; `web/src/lib/api.ts` reads it."""
+"""Header of every response with the server's instance name; `web/src/lib/api.ts` reads it."""
 
 
 class Instance:
-    """Middleware that puts a name, drawn once, on every answer."""
+    """Middleware that adds a random name of this server instance to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._name = secrets.token_hex(8)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an ASGI request, the header added to its response."""
+        """Handle an ASGI request, and add the header to its response."""
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -45,7 +45,7 @@ class Instance:
 
 
 OTHER_ROUTERS = (passes.router, requests.router, course.router, lesson.router)
-"""Of what is no probe."""
+"""Routers of everything except probes."""
 
 
 def page(
@@ -58,17 +58,17 @@ def page(
     build_folder: Path | None = None,
     shown_lesson: ClassLesson | None = None,
 ) -> Extension:
-    """Return the page: its files at `/`, open without a key, and the routes below `/inspect`, which need one.
+    """Return the page: its files at `/`, which need no API key, and the routes below `/inspect`, which do.
 
     Args:
-        way_in: Lets a browser in that has no key yet.
-        inspects_requests: The key also shows the requests of all clients.
-        loaded_with: Returns how the model was loaded, once it is: arguments of `llamarium.load` besides its name, which
-            a reader's own program needs for the same numbers.
-        prepares: The first pass that is named has its first answers computed ahead.
-        compared: The training runs whose checkpoints may be looked at, and the models that are compared in fewer bits.
-        build_folder: A learner's folder, whose functions may be checked from this machine.
-        shown_lesson: A teacher's questions, which the page shows as a room.
+        way_in: Ticket that a browser can exchange for the API key.
+        inspects_requests: Clients with the API key may see the requests of all clients.
+        loaded_with: Returns the arguments of `llamarium.load`, except the model's name, that give the same model; called
+            once the model is loaded.
+        prepares: Precompute the first views of the first pass.
+        compared: Training runs whose checkpoints may be inspected, and reference models for quantization.
+        build_folder: Folder of a learner, whose functions may be checked from this machine.
+        shown_lesson: Lesson of a teacher to show.
     """
     assets = read_assets()
 

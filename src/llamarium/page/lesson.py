@@ -1,7 +1,7 @@
-"""Reads a lesson file: TOML that a teacher writes. Errors name the path and the line. No torch.
+"""Read lesson files, TOML written by a teacher. Errors have the path and the line. Torch-free.
 
-A lesson has a `title`, `large` for a projector, and a `[[parts]]` table for each question: `text`, `question`,
-`answer`, and `cards` and `answer_cards`, which name cards of the page's story.
+A lesson has a `title`, `large` for a projector, and a `[[parts]]` table per question: `text`, `question`, `answer`, and
+`cards` and `answer_cards`, which list cards of the page's story.
 """
 
 import re
@@ -17,12 +17,12 @@ from llamarium.errors import InputError, escape, show_value
 from llamarium.page.schema.lesson import ClassLesson, ClassLessonPart
 
 MAX_BYTES = 2**16
-"""Of a lesson file."""
+"""Maximum size of a lesson file."""
 
 CARDS = (
     "pieces", "rows", "stream", "looking", "position", "scores", "shares", "values", "mlp", "layers", "guess", "again",
 )  # fmt: skip
-"""Ids of the story's cards, as `web/src/story/cards.ts` names them."""
+"""Ids of the story's cards, as in `web/src/story/cards.ts`."""
 
 _MAX_DOTS = 100
 _KEYS = ("title", "large", "parts")
@@ -30,10 +30,10 @@ _PART_KEYS = ("text", "question", "answer", "cards", "answer_cards")
 
 
 def read_lesson(path: Path) -> ClassLesson:
-    """Read a lesson; a key that is unknown is named in a warning, and has no effect.
+    """Read a lesson; unknown keys are ignored with a warning.
 
     Raises:
-        InputError: If the file cannot be read, is no TOML, or lacks what a lesson needs; `path:line: message`.
+        InputError: If the file cannot be read, is not TOML, or lacks required keys; `path:line: message`.
     """
     text = _text_of(path)
     _check_keys(path, text)
@@ -63,7 +63,7 @@ def _text_of(path: Path) -> str:
 
 
 def _check_keys(path: Path, text: str) -> None:
-    """Refuse keys of very many parts, which `tomllib` takes minutes for."""
+    """Raise InputError for keys with very many dots, for which `tomllib` takes minutes."""
     for number, line in enumerate(text.split("\n"), 1):
         key = line if line.lstrip().startswith("[") else line.partition("=")[0] if "=" in line else ""
         if key.count(".") > _MAX_DOTS:
@@ -71,7 +71,7 @@ def _check_keys(path: Path, text: str) -> None:
 
 
 def _of_syntax(path: Path, text: str, error: Exception) -> InputError:
-    """Return the error of a file that is no TOML, with its line in front."""
+    """Return the error for a file that is not TOML, with its line."""
     if isinstance(error, RecursionError):
         return InputError(f"{escape(path)}: is nested too deeply; expected a title and [[parts]]")
     place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
@@ -82,7 +82,7 @@ def _of_syntax(path: Path, text: str, error: Exception) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """A file, for messages that name its lines."""
+    """A lesson file, for error messages with line numbers."""
 
     path: Path
     text: str
@@ -102,7 +102,7 @@ class _Lesson:
         )
 
     def _parts(self, parts: list[object]) -> Iterator[ClassLessonPart]:
-        """Yield the parts; one without a text is about the text before."""
+        """Yield the parts; a part without a text uses the previous text."""
         text: str | None = None
         for index, one in enumerate(parts):
             if not isinstance(one, dict):
@@ -157,14 +157,14 @@ class _Lesson:
         return escape(self.path) if line is None else f"{escape(self.path)}:{line}"
 
     def _line(self, key: str, index: int | None) -> int | None:
-        """Return the line of a key of the file, or of a part (its header where the key is ""); None if there is none.
+        """Return the line of a key of the file, or of a part (of its header if the key is ""); None if there is none.
 
-        What looks like the key may stand within a text of several lines: what is above it is no TOML alone then.
+        A line within a multi-line string may look like the key; then the lines above it are not valid TOML.
         """
         lines = self.text.split("\n")
         header = re.compile(r"\s*\[\[\s*[\"']?parts[\"']?\s*\]\]")
         sought = re.compile(rf"\s*(?:\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=.\]]") if key else header
-        above = index if index is None or not key else index + 1  # headers of parts above the line
+        above = index if index is None or not key else index + 1  # part headers above the line
         headers = 0
         for number, line in enumerate(lines):
             if sought.match(line) and (above is None or headers == above) and _is_whole(lines[:number]):

@@ -1,4 +1,4 @@
-"""What a probe is asked of: the model with its engine, and mostly a pass, whose numbers are kept."""
+"""The context of a probe: the model with its engine, and usually a forward pass with cached activations."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """The model, in a thread that may take long.
+    """The model and its engine, for a probe in a worker thread.
 
     Attributes:
-        state: The application's: kept passes, and what the server was started with.
+        state: State of the application: cached passes and the server's options.
     """
 
     llama: "Llama"
@@ -38,44 +38,44 @@ class OpenModel:
         return range(self.llama.config.num_hidden_layers)
 
     def check_token(self, name: str, token_id: int | None) -> None:
-        """Refuse an id outside the vocabulary."""
+        """Raise QuestionError for an id outside the vocabulary."""
         check_index(name, token_id, self.llama.config.vocab_size)
 
     def check_layer(self, layer: int) -> None:
-        """Refuse a layer that the model does not have."""
+        """Raise QuestionError for a layer that the model does not have."""
         check_index("layer", layer, len(self.layers))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPass(OpenModel):
-    """A pass; `llama` is the model with the pass's adapter on it."""
+    """A forward pass; `llama` is the model with the pass's adapter."""
 
     one: Pass
 
     @property
     def kept(self) -> Passes:
-        """The passes whose numbers are kept."""
+        """Cache of passes and their activations."""
         return self.state.passes
 
     @property
     def executor(self) -> Executor:
-        """What runs passes."""
+        """Executor of passes."""
         return Executor.of(self.llama, self.engine)
 
     def position(self, position: int | None) -> int:
-        """Return a token's position; the last where none is named."""
+        """Check and return a token's position; None is the last one."""
         check_index("position", position, len(self.one.ids))
         return len(self.one.ids) - 1 if position is None else position
 
     def numbers(self, name: str, layer: int | None, rows: range) -> NDArray[np.float32]:
-        """Return an activation at some tokens."""
+        """Return an activation at the positions `rows`."""
         return self.kept.numbers(self.executor, self.one, name, layer, rows).values
 
     def select(self, name: str, query: ActivationQuery) -> Numbers:
-        """Return the part of an activation that a query names."""
+        """Return the part of an activation that a query selects."""
         return select(self.kept, self.executor, self.one, name, query)
 
     def trace(self, names: Collection[str], layers: Collection[int], rows: range | None = None) -> "Trace":
-        """Return activations as the library's functions take them; of all tokens where no rows are given."""
+        """Return activations as a `Trace`, at the positions `rows` or all."""
         every = range(len(self.one.ids)) if rows is None else rows
         return self.kept.trace(self.executor, self.one, names, layers, every)

@@ -1,10 +1,10 @@
-"""The passes that the page shows, and their kept activations. No torch at import.
+"""Cache of the page's forward passes and their activations. No torch at import.
 
-A pass is its ids, its adapter and its experiment, so it can be run again at any time with the same bits. What it
-computed is kept within a bound of bytes, the least recently used goes first, and what has gone is computed anew: in the
-request's thread, one pass at a time. Of the newest pass the keys and values stay: a long text runs once, then only
-those of its tokens that are requested, and of a text that begins like it only the tokens that differ. A trace is cut
-into batches of 64 tokens, between which the engine's steps go first (`kernels/turns.py`).
+A pass is determined by its ids, adapter and experiment, so it can be recomputed at any time to the same bits.
+Activations are cached up to a number of bytes with LRU eviction, and evicted ones are recomputed in the request's
+thread, one pass at a time. The KV cache of the newest pass is kept: a long text runs once, then only the requested
+tokens, and for a text with a common prefix only the different tokens. A trace is split into batches of 64 tokens,
+between which the engine's steps have priority (`kernels/turns.py`).
 """
 
 import math
@@ -25,35 +25,35 @@ from llamarium.runtime.taps import ACTIVATIONS, Key, axis_sizes
 from llamarium.server.lifecycle.threads import check_wanted
 
 BUDGET_MB = 256.0
-"""What one trace may hold."""
+"""Maximum size of a trace."""
 
 MAX_PASSES = 64
 MAX_KEPT_BYTES = 256 * 2**20
-"""Of all passes' numbers, but for the newest trace: it stays, and in float32 may be twice `BUDGET_MB`."""
+"""Maximum bytes of all cached activations, except the newest trace, which in float32 may be twice `BUDGET_MB`."""
 
 MAX_PAST_BYTES = 512 * 2**20
-"""Of the newest pass's keys and values: 4,000 tokens of an 8B model."""
+"""Maximum bytes of the newest pass's KV cache: 4,000 tokens of an 8B model."""
 
 _AHEAD_BYTES = 96 * 2**20
-"""What may be computed besides what was requested: after one layer the next is often requested."""
+"""Maximum bytes computed in advance: after one layer the next is often requested."""
 
 _OF_A_TOKEN = tuple(name for name, one in ACTIVATIONS.items() if "S" not in one.axes and name != "logits")
 _GROUPS = (_OF_A_TOKEN, ("k", "v"), ("k_rot",), ("scores", "pattern"))
-"""What is computed together where all of it is too much."""
+"""Groups of activations that are computed together if all of them are too large."""
 
 Rows = range
-"""Positions: of all tokens, of every so many, or one."""
+"""Positions: all tokens, every n-th token, or one token."""
 
 _Key = tuple[str, Key, Rows]  # a pass, an activation and its positions
 
 
 class Passes:
-    """Keeps passes and their numbers, from any thread.
+    """Thread-safe LRU cache of passes and their activations.
 
     Args:
-        max_passes: How many; the least recently used goes first.
-        max_bytes: What their numbers may occupy; the newest trace stays, whatever it occupies.
-        max_past_bytes: What keys and values of the newest pass may occupy.
+        max_passes: Maximum number of passes.
+        max_bytes: Maximum bytes of their activations; the newest trace is always kept.
+        max_past_bytes: Maximum bytes of the newest pass's KV cache.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Passes:
         self._max_passes, self._max_bytes, self._max_past_bytes = max_passes, max_bytes, max_past_bytes
         self._passes = OrderedDict[str, Pass]()
         self._values = OrderedDict[_Key, Floats]()
-        self.num_bytes = 0  # of the values
+        self.num_bytes = 0  # size of the cached activations
         self._newest: tuple[str, KeptPass | EditedPass] | None = None
-        self._lock = threading.Lock()  # of the two tables
-        self._running = threading.Lock()  # one trace at a time
+        self._lock = threading.Lock()  # guards the two tables
+        self._running = threading.Lock()  # held while a trace runs, one at a time
 
     def add(self, one: Pass) -> Pass:
-        """Keep a pass as the most recently used one, and return it."""
+        """Add a pass as the most recently used one, and return it."""
         with self._lock:
             self._passes[one.id] = one
             self._passes.move_to_end(one.id)
@@ -77,7 +77,7 @@ class Passes:
         return one
 
     def find(self, pass_id: str) -> Pass:
-        """Return a kept pass, now the most recently used one; UnknownNameError if there is none."""
+        """Return a cached pass and mark it as most recently used; UnknownNameError if there is none."""
         with self._lock:
             if pass_id in self._passes:
                 self._passes.move_to_end(pass_id)
@@ -87,15 +87,15 @@ class Passes:
         )
 
     def numbers(self, executor: Executor, one: Pass, name: str, layer: int | None, rows: Rows) -> Numbers:
-        """Return an activation of a pass, which the executor runs if need be.
+        """Return an activation of a pass, which the executor runs if needed.
 
-        `layer` None is all layers, with an axis L, or an activation outside of them; `rows` are the positions on the
-        axes T.
+        `layer` None means all layers, with an axis L, or an activation outside of the layers; `rows` are the positions
+        on the axis T.
         """
         activation = ACTIVATIONS[name]
         if not activation.in_layer or layer is not None:
             (values,) = self._all(executor, one, [(name, layer)], rows)
-            view = values.view()  # they are kept for others
+            view = values.view()  # the cached array is shared, so the view is read-only
             view.flags.writeable = False
             return Numbers(view, activation.axes)
         every = [(name, i) for i in range(executor.runner.config.num_hidden_layers)]
@@ -104,19 +104,19 @@ class Passes:
     def trace(
         self, executor: Executor, one: Pass, names: Collection[str], layers: Collection[int], rows: Rows
     ) -> Trace:
-        """Return activations as the library's functions take them; `rows` are the positions on the axes T."""
+        """Return activations as a `Trace`; `rows` are the positions on the axis T."""
         keys = [(name, layer) for name in names for layer in (layers if ACTIVATIONS[name].in_layer else (None,))]
         arrays = dict(zip(keys, self._all(executor, one, keys, rows), strict=True))
         return Trace(one.ids, tuple(rows), arrays)
 
     def _all(self, executor: Executor, one: Pass, keys: Sequence[Key], rows: Rows) -> list[Floats]:
-        """Return the activations of these keys; what is not kept is computed, by one thread at a time."""
+        """Return the activations of these keys; missing ones are computed, by one thread at a time."""
         found = {key: values for key in keys if (values := self._look_up(one, key, rows)) is not None}
         if len(found) < len(keys):
             with self._running:
                 check_wanted()
                 missing = [key for key in keys if self._look_up(one, key, rows) is None]
-                if missing:  # no other thread has had it computed meanwhile
+                if missing:  # not computed by another thread in the meantime
                     layers = sorted({layer for _, layer in keys if layer is not None})
                     self._compute(executor, one, list(dict.fromkeys(name for name, _ in missing)), layers, rows)
                 found = {key: self._look_up(one, key, rows) for key in keys} | found
@@ -135,7 +135,7 @@ class Passes:
         return None
 
     def _compute(self, executor: Executor, one: Pass, wanted: Sequence[str], layers: Sequence[int], rows: Rows) -> None:
-        """Trace what was requested, and as much around it as costs little."""
+        """Trace the requested activations, and others that cost little in addition."""
         if self._newest is None or self._newest[0] != one.id:
             before, self._newest = self._newest, None
             self._newest = one.id, executor.begin(one, None if before is None else before[1])
@@ -159,7 +159,7 @@ class Passes:
         self._keep(one, found, kept_rows)
 
     def _beside(self, one: Pass) -> Iterator[Trace]:
-        """Yield what is kept of all tokens of the model's other passes with this one's adapter, once it is asked."""
+        """Yield cached traces over all tokens of other passes without an experiment and with the same adapter."""
         with self._lock:
             others = {
                 other.id: other.ids
@@ -191,10 +191,10 @@ class Passes:
 def _plan(
     config: ModelConfig, num_tokens: int, wanted: Sequence[str], layers: Sequence[int], rows: Rows, *, keeps_past: bool
 ) -> tuple[Sequence[str], list[int] | None, Rows]:
-    """Return what is traced, the most of what costs little: names, layers, positions.
+    """Return the names, layers and positions to trace: the requested ones, and more that cost little.
 
-    Everything, if that is little memory. Else other layers: they cost no time. Other tokens cost none only where the
-    whole text runs anyway.
+    Everything, if it takes little memory; otherwise other layers, as they cost no time. Other tokens cost no time only
+    if the whole text runs anyway.
     """
     every, num_layers = range(num_tokens), config.num_hidden_layers
     whole = [other for other in ACTIVATIONS if other != "logits"]
@@ -211,7 +211,7 @@ def _plan(
 
 
 def _around(layers: Sequence[int], num_layers: int, most: int) -> list[int] | None:
-    """Return as many layers as may be, the requested ones in their middle; None if these are too many."""
+    """Return up to `most` layers around the requested ones; None if the requested ones are too many."""
     first, end = min(layers), max(layers) + 1
     if most < end - first:
         return list(layers) if len(layers) <= most else None

@@ -1,8 +1,8 @@
 """Warm up imports, tokenizers and kernels before the page's first requests need them.
 
-The first lens, neighbours or draw of a process take half a second each, the second ones a tenth of that; Llama 3's
-tokenizer takes as long to read. So as soon as the first pass is named, each is computed once for this pass, in a
-thread of its own, in the order of the page's stages. No torch at import.
+The first lens, neighbors or sample of a process take half a second each, later ones a tenth of that; loading Llama 3's
+tokenizer takes as long. As soon as the first pass is created, each of them is therefore computed once for this pass, in
+a background thread, in the order of the page's stages. No torch at import.
 """
 
 import threading
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from llamarium.api import Llama
 
 MOST_TOKENS = 64
-"""Of a pass that is used for it."""
+"""Maximum tokens of a pass that is used for warm-up."""
 
 
 class Preparation:
-    """Computes the page's first views once, if it `is_wanted`."""
+    """Computes the page's first views once, if `is_wanted`."""
 
     def __init__(self, kept: Passes, is_wanted: bool) -> None:
         self._kept, self._is_due = kept, is_wanted
         self._lock = threading.Lock()
 
     def begin(self, llama: "Llama", engine: TextEngine, one: Pass) -> None:
-        """Compute them for a pass, in a thread; nothing if that has been done, or the pass is not plain and short."""
+        """Start the warm-up for a pass in a thread, unless it has been done or the pass is not plain and short."""
         is_plain = one.adapter is None and one.experiment is None and len(one.ids) <= MOST_TOKENS
         with self._lock:
             is_due, self._is_due = self._is_due, self._is_due and not is_plain

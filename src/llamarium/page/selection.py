@@ -1,4 +1,4 @@
-"""The part of an activation that a query selects: a layer, a head, a token, some tokens, or every so many."""
+"""Select part of an activation by a query: a layer, a head, a token, a range of tokens, or every n-th token."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def check_index(name: str, value: int | None, size: int) -> None:
 
 
 def window_of(num_tokens: int, start: int, stop: int | None, stride: int) -> Rows:
-    """Return every so many tokens of a text from `start` on; QuestionError if there are none."""
+    """Return the positions of every `stride`-th token from `start` to `stop`; QuestionError if there are none."""
     end = num_tokens if stop is None else stop
     check_index("start", start, num_tokens)
     if not start < end <= num_tokens:
@@ -76,7 +76,7 @@ def _rows(num_tokens: int, query: ActivationQuery) -> Rows:
 
 
 def _cut(found: Numbers, query: ActivationQuery) -> Numbers:
-    """Take the requested head and tokens; those of an axis T have been taken already."""
+    """Select the requested head and tokens; the axis T is already selected."""
     values: NDArray[Any] = found.values
     axes = found.axes
     for axis in ("N", "K"):

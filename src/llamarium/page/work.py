@@ -1,4 +1,4 @@
-"""How the page's routes do their work: in a thread of its own, counted, with errors that a client can read."""
+"""Run the work of the page's routes in worker threads, under the server's limits, with errors for the client."""
 
 import asyncio
 import threading
@@ -25,21 +25,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOOK_S = 0.2  # how often is looked whether the engine is still there
+_LOOK_S = 0.2  # interval for checking that the engine is still running
 
 
 def passes_of(request: Request) -> Passes:
-    """Return the application's kept passes."""
+    """Return the application's cache of passes."""
     return request.app.state.passes
 
 
 async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngine], T]", one: Pass | None = None) -> T:
-    """Return what `work` makes of the model and its engine, in a thread of its own, where it may import torch.
+    """Run `work` on the model and its engine in a worker thread, and return its result.
 
-    It is counted with the answers that are under way, so that the server's limit holds for both. When the client
-    leaves, it ends before its next batch of tokens. The pass `one` has its adapter on the model;
-    `field` of the request is what an error of the library is about.
-    ApiError 503, 429, and what `work` refuses.
+    It counts as a running request, so that the server's limit includes it. If the client disconnects, it stops before
+    its next batch of tokens.
+
+    Args:
+        request: The request.
+        field: Field of the request that errors of the library are attributed to.
+        work: May import torch.
+        one: Pass whose adapter is applied to the model.
+
+    Raises:
+        ApiError: 503 or 429, or an error of `work`.
     """
     with closing(_Worker(request, field, one)) as worker:
         return await worker.do_while_here(work)
@@ -48,10 +55,10 @@ async def work_on(request: Request, field: str, work: "Callable[[Llama, TextEngi
 async def stream_on(
     request: Request, field: str, work: "Callable[[Llama, TextEngine], Iterator[object]]", one: Pass | None = None
 ) -> Response:
-    """Return what `work` yields as events, each as soon as it is made; the last one says that it was the last.
+    """Stream the items of `work` as events, followed by a final event.
 
-    The whole stream is counted as one answer; arguments and threads are as for `work_on`, for each step of what `work`
-    returns. What it refuses before its first event is the answer; an error after that is an event, and ends the stream.
+    The whole stream counts as one running request; arguments and threads are those of `work_on`, for each item. An
+    error before the first event is the response; a later one is an event that ends the stream.
     """
     with ExitStack() as held:
         worker = held.enter_context(closing(_Worker(request, field, one)))
@@ -69,7 +76,7 @@ async def stream_on(
 
 
 class _Worker:
-    """Works for one client, in a thread, in a place among the answers that is free again when both have ended."""
+    """Runs work for one client in a thread, and occupies one of the server's request slots until both have ended."""
 
     def __init__(self, request: Request, field: str, one: Pass | None) -> None:
         self._request, self._field, self._one = request, field, one
@@ -81,7 +88,7 @@ class _Worker:
         self._llama = cast("Llama", model)
 
     async def do(self, work: "Callable[[Llama, TextEngine], T]") -> T:
-        """Return what `work` makes of the model with the pass's adapter on; 503 if the server is stopped meanwhile."""
+        """Run `work` on the model with the pass's adapter; ApiError 503 if the server stops in the meantime."""
         adapted: AdaptedModels = self._request.app.state.adapted
 
         def in_turn() -> T:
@@ -96,7 +103,7 @@ class _Worker:
         return running.result()
 
     async def do_while_here(self, work: "Callable[[Llama, TextEngine], T]") -> T:
-        """As `do`, but raise an ApiError (499) as soon as the client has left."""
+        """As `do`, but raise ApiError 499 as soon as the client disconnects."""
         made = await while_listening(_in_list(self.do(work)), self._request.receive)
         if made is None:
             raise ApiError(499, "the client has left", code="client_left")

@@ -114,7 +114,7 @@ def save_resume(
 ) -> None:
     """Write `resume/optimizer.safetensors` and `resume/state.json` into a checkpoint's folder.
 
-    `state` must be plain JSON (dicts with str keys, lists, finite numbers, str, bool and None), otherwise TrainingError.
+    `state` must be plain JSON: dicts with str keys, lists, finite numbers, str, bool and None; otherwise TrainingError.
     `full_tensor` gathers a tensor that is sharded over processes.
     """
     try:
