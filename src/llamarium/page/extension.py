@@ -63,8 +63,8 @@ def page(
     Args:
         way_in: Ticket that a browser can exchange for the API key.
         inspects_requests: Clients with the API key may see the requests of all clients.
-        loaded_with: Returns the arguments of `llamarium.load`, except the model's name, that give the same model; called
-            once the model is loaded.
+        loaded_with: Returns the arguments of `llamarium.load`, except the model's name, that give the same model;
+            called once the model is loaded.
         prepares: Precompute the first views of the first pass.
         compared: Training runs whose checkpoints may be inspected, and reference models for quantization.
         build_folder: Folder of a learner, whose functions may be checked from this machine.

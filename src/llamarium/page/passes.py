@@ -159,7 +159,7 @@ class Passes:
         self._keep(one, found, kept_rows)
 
     def _beside(self, one: Pass) -> Iterator[Trace]:
-        """Yield cached traces over all tokens of other passes without an experiment and with the same adapter."""
+        """Yield the cached activations over all tokens of other passes with the same adapter and no experiment."""
         with self._lock:
             others = {
                 other.id: other.ids

@@ -1,6 +1,7 @@
-"""Models beside the one that answers: built at first use, one at a time, within a bound of memory. No torch at import.
+"""Models to compare with the served one: built on first use, one at a time, within a memory limit.
 
-Their passes are kept within a bound of bytes, so that two models can be compared that are never in memory together.
+Their activations are cached up to a number of bytes, so that two models can be compared that are never in memory at the
+same time. No torch at import.
 """
 
 import threading
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from llamarium.inspect.trace import Trace
 
 MAX_TOKENS = 128
-"""Of a text that is compared: the logits of all tokens are there at once, of both sides."""
+"""Maximum tokens of a compared text, as the logits of all its tokens are in memory for both sides."""
 
 MAX_KEPT_BYTES = 256 * 2**20
-"""Of what all of them have computed."""
+"""Maximum bytes of the cached activations of all models."""
 
-_SHARE = 1 / 2  # of the memory that is free, for one model
+_SHARE = 1 / 2  # of the free memory, for one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,16 @@ class Side:
     """One side of a comparison: the served model, or another one.
 
     Attributes:
-        id: Its name in a request.
+        id: Name in requests.
         title: Display name.
-        words: What it is, and what a comparison with it means.
-        num_bytes: Memory that building it takes; 0 for the served weights.
+        words: Description, and the meaning of a comparison with it.
+        num_bytes: Memory needed to build it; 0 for the served weights.
         build: Returns its runner.
-        adapter_idx: Which of the runner's adapters is used, -1 for none.
-        kv_cache_dtype: Type of its cached keys and values.
-        version: Of the files it is built from, where they can change.
-        vocabulary: Whose tokens it reads; "" is the served model's.
-        tokenizer: Of another vocabulary than the served model's.
+        adapter_idx: Index of the runner's adapter, -1 for none.
+        kv_cache_dtype: KV cache dtype.
+        version: Version of its files, if they can change.
+        vocabulary: Name of its vocabulary; "" is the served model's.
+        tokenizer: Its tokenizer, if its vocabulary differs from the served model's.
     """
 
     id: str
@@ -59,7 +60,7 @@ class Side:
     tokenizer: Tokenizer | None = None
 
     def read(self, ids: tuple[int, ...], served: Tokenizer) -> tuple[int, ...]:
-        """Return the served model's ids as this side's: of another vocabulary, the first ones of the same text."""
+        """Convert the served model's ids to this side's; with another vocabulary, the first ids of the same text."""
         if self.tokenizer is None:
             return ids
         try:
@@ -74,12 +75,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is kept of a pass.
+    """The activations of a pass to cache.
 
     Attributes:
-        ids: The text.
-        names: Of `ACTIVATIONS`.
-        layers: Layers to keep; None is all.
+        ids: Token ids of the text.
+        names: Names in `ACTIVATIONS`.
+        layers: Layers; None is all.
     """
 
     ids: tuple[int, ...]
@@ -87,15 +88,15 @@ class Wanted:
     layers: tuple[int, ...] | None = None
 
 
-_Key = tuple[str, str, Wanted]  # a side's id and version, and what is kept of its pass
+_Key = tuple[str, str, Wanted]  # a side's id and version, and the cached activations
 
 
 class Others:
-    """Runs sides, from any thread, one at a time.
+    """Runs sides one at a time; thread-safe.
 
     Args:
-        max_bytes: What one model may occupy; None is half of the memory that is free at that time.
-        max_kept_bytes: What is kept of their passes.
+        max_bytes: Maximum memory of one model; None is half of the memory that is free when it is built.
+        max_kept_bytes: Maximum bytes of cached activations.
     """
 
     def __init__(self, max_bytes: int | None = None, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -107,18 +108,18 @@ class Others:
 
     @property
     def max_bytes(self) -> int:
-        """What one model may occupy now; the one that is held makes way."""
+        """Maximum memory of one model now; the model in memory counts as free, as it will be released."""
         if self._max_bytes is not None:
             return self._max_bytes
         held = self._held
         return round(_SHARE * (free_bytes() + (0 if held is None else held[0].num_bytes)))
 
     def seconds(self, side: Side) -> float | None:
-        """Return what building a side took; None if it has not been built."""
+        """Return the seconds that building a side took; None if it has not been built."""
         return self._seconds.get(side.id)
 
     def trace(self, side: Side, wanted: Wanted, *, field: str) -> "Trace":
-        """Return a side's activations; `field` of the request names the side, which is built if need be."""
+        """Return a side's activations, and build the side if needed; errors are attributed to the request's `field`."""
         from llamarium.inspect.trace import trace
 
         key = side.id, side.version, wanted
@@ -139,14 +140,14 @@ class Others:
         return found
 
     def perplexity(self, side: Side, tokenizer: Tokenizer, text: str, *, field: str) -> float | None:
-        """Return a side's perplexity of a text, always the same one, None where it cannot read it; as `trace`."""
+        """Return a side's perplexity of a fixed text, None if it cannot encode it; other arguments as `trace`."""
         from llamarium.inspect.measures.perplexity import perplexity_of_text
 
         key = side.id, side.version
         with self._working:
             if key not in self._perplexities:
                 self._perplexities[key] = None
-                with suppress(TokenizerError):  # a character that its vocabulary has not
+                with suppress(TokenizerError):  # a character that its vocabulary lacks
                     found = perplexity_of_text(self._runner(side, field), tokenizer, text)
                     self._perplexities[key] = found.perplexity
             return self._perplexities[key]
@@ -163,7 +164,7 @@ class Others:
                 "taken, half of the memory that is free; choose another side, or free some memory"
             )
             raise QuestionError(message, code="side_too_large", param=field)
-        self._held = None  # before the next is there: never two of them
+        self._held = None  # release it first, so that two are never in memory
         began = time.monotonic()
         try:
             runner = side.build()

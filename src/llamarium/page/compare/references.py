@@ -1,6 +1,7 @@
-"""Models whose weights are at hand in 16 or 32 bits: as they are, and in fewer bits. Never torch.
+"""Reference models with 16- or 32-bit weights, as stored and quantized. Torch-free.
 
-What was quantized is the reference: a quantized model's own weights, unpacked, hide what quantizing has cost.
+The reference is the model before quantization: dequantized weights of a quantized model would hide the quantization
+error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class References:
-    """Reference models by name, from names or paths as `llamarium.load` takes them.
+    """Reference models by name, given as names or paths for `llamarium.load`.
 
-    OptionError if one is quantized itself, or has no tokenizer, or two have one name.
+    OptionError if a reference is quantized, has no tokenizer, or if two have the same name.
     """
 
     def __init__(self, sources: Sequence[str | Path] = ()) -> None:
@@ -51,7 +52,7 @@ class References:
         return tuple(self._opened)
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
-        """Yield a side for each model and type."""
+        """Yield a side for each model and weight type."""
         for name, one in self._opened.items():
             tokenizer = self._tokenizers.of(llama, name, one)
             stored = " and ".join({entry.dtype for entry in one.checkpoint.entries.values()})
@@ -67,7 +68,7 @@ class References:
                 )  # fmt: skip
 
     def of_model(self, llama: "Llama") -> tuple[str, ...]:
-        """Return the names of the references that have a model's shape and vocabulary."""
+        """Return the names of the references with a model's architecture and vocabulary."""
         fitting = list[str]()
         for name, one in self._opened.items():
             shapes = {(c.num_hidden_layers, c.hidden_size, c.vocab_size) for c in (one.config, llama.config)}
@@ -76,7 +77,7 @@ class References:
         return tuple(fitting)
 
     def check(self, name: str) -> None:
-        """Refuse an unknown name."""
+        """Raise an error for an unknown name."""
         if name not in self._opened:
             known = ", ".join(self._opened) or "none (`llamarium inspect --reference MODEL` names one)"
             message = f"there is no reference of this name; there is: {known}"
@@ -94,7 +95,7 @@ def side_id(name: str, kind: VariantName) -> str:
 
 
 def as_stored(llama: "Llama") -> Side | None:
-    """Return a model as its files have it, packed, where it was unpacked when it was loaded; else None."""
+    """Return a side with a model's quantized weights as stored, if they were dequantized at loading; else None."""
     packed = sorted({source.stored_dtype for source in llama.sources} - set(FLOATS))
     in_memory = {weight.type_name for weight in llama.runner.weights.values()}
     files = {source.file for source in llama.sources}
@@ -116,13 +117,13 @@ def _load_stored(files: set[Path]) -> Runner:
 
 
 class OwnTokenizers:
-    """Tokenizers by their models' names, compared with the served model's once."""
+    """Cache of tokenizers by model name, compared with the served model's."""
 
     def __init__(self) -> None:
         self._found = dict[str, Tokenizer | None]()
 
     def of(self, llama: "Llama", name: str, other: OpenedModel) -> Tokenizer | None:
-        """Return a model's tokenizer; None where it reads the served model's tokens."""
+        """Return a model's tokenizer; None if it has the served model's vocabulary."""
         if name not in self._found:
             try:
                 check_same_vocabulary(llama, other, "differ")

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from llamarium.train.report.embeddings import RowPaths
 
 MAX_MOMENTS = 60
-"""Checkpoints of a run that are shown; of more, so many spread over them."""
+"""Maximum number of checkpoints shown per run; if there are more, they are evenly spaced."""
 
 
 class Runs:
-    """Training runs by their folders' names; a folder may get further checkpoints.
+    """Training runs by folder name; new checkpoints in a folder are found.
 
-    OptionError if one holds no checkpoint, or adapters alone, or two have one name.
+    OptionError if a folder has no checkpoint or only adapters, or if two have the same name.
     """
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:
@@ -53,12 +53,12 @@ class Runs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What they are called."""
+        """Names of the runs."""
         return tuple(self._folders)
 
     @property
     def readable(self) -> tuple[str, ...]:
-        """Those whose newest checkpoint can be opened."""
+        """Names of the runs whose newest checkpoint can be opened."""
         found: list[str] = []
         for name in self._folders:
             with suppress(UnknownNameError):
@@ -74,22 +74,22 @@ class Runs:
         return self._folders[name]
 
     def steps(self, name: str) -> list[int]:
-        """Return the steps of a run's checkpoints, in order, as many as are shown."""
+        """Return the steps of a run's checkpoints in order, up to `MAX_MOMENTS`."""
         return spread(checkpoint_steps(self.folder(name)), MAX_MOMENTS)
 
     def groups(self, name: str) -> list[Mapping[str, Any]]:
-        """Return the rewarded groups of a run's journal, as many as checkpoints are shown; none without a journal."""
+        """Return the groups of answers in a run's journal, up to `MAX_MOMENTS`; none without a journal."""
         try:
             return spread(History.read(self.folder(name)).of("group"), MAX_MOMENTS)
         except TrainingError:
             return []
 
     def num_bytes(self, name: str, step: int) -> int:
-        """Return what a checkpoint's weights occupy on the disk; 0 if it has been removed meanwhile."""
+        """Return the bytes of a checkpoint's weights on disk; 0 if it has been removed."""
         return sum(size for size, _ in _weights(checkpoint_folder(self.folder(name), step)))
 
     def sides(self, llama: "Llama") -> Iterator[Side]:
-        """Yield every checkpoint as a side; what is removed meanwhile, or cannot be read, is left out."""
+        """Yield every checkpoint as a side, except removed and unreadable ones."""
         for name in self.readable:
             found = (self._side(llama, name, step) for step in self.steps(name))
             yield from (side for side in found if side is not None)
@@ -125,7 +125,7 @@ class Runs:
         )  # fmt: skip
 
     def config(self, name: str) -> ModelConfig:
-        """Return the shape of a run's model."""
+        """Return the configuration of a run's model."""
         return self._opened(name).config
 
     def _opened(self, name: str) -> OpenedModel:
@@ -137,7 +137,7 @@ class Runs:
         return self._models[name]
 
     def row_paths(self, name: str, ids: Sequence[int]) -> "RowPaths":
-        """Follow rows of the embedding table through a run's checkpoints."""
+        """Return the paths of embedding rows over a run's checkpoints."""
         folder, steps = self.folder(name), self.steps(name)
         from llamarium.train.report.embeddings import row_paths
 
@@ -156,7 +156,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def _weights(folder: Path) -> list[tuple[int, int]]:
-    """Return size and time of the files with a checkpoint's weights; none if it is not there (any more)."""
+    """Return size and modification time of a checkpoint's weight files; empty if it does not exist."""
     try:
         return [(one.st_size, one.st_mtime_ns) for one in map(Path.stat, sorted(folder.glob(ANY_SAFETENSORS)))]
     except FileNotFoundError:

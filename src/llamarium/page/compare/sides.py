@@ -1,4 +1,4 @@
-"""The sides that the server can build of its own model. No torch at import."""
+"""The sides that can be compared: variants of the served model, references and checkpoints. No torch at import."""
 
 from collections.abc import Callable, Iterator
 from math import prod
@@ -40,7 +40,7 @@ _HEADS = {
 
 
 def sides_of(llama: "Llama", engine: TextEngine, references: References, runs: Runs) -> list[Side]:
-    """Return what can be compared; the first is the model as it answers."""
+    """Return all sides; the first is the served model."""
     own = _variants(llama, engine) if llama.loaded.has_modules else ()
     stored = as_stored(llama)
     packed = () if stored is None else (stored,)
@@ -48,7 +48,7 @@ def sides_of(llama: "Llama", engine: TextEngine, references: References, runs: R
 
 
 def find_side(sides: list[Side], side_id: str, field: str) -> Side:
-    """Return a side by its id; `field` of the request has named it."""
+    """Return a side by its id; errors are attributed to the request's `field`."""
     for side in sides:
         if side.id == side_id:
             return side
@@ -57,23 +57,23 @@ def find_side(sides: list[Side], side_id: str, field: str) -> Side:
 
 
 def first_pair(llama: "Llama", references: References) -> tuple[str, str]:
-    """Return the sides that are shown where none are chosen: what is looked at, and what it is measured against."""
+    """Return the ids of the default pair: the inspected side, and the one that it is compared with."""
     if not _packed_types(llama):
         return "NF4", "model"
     if names := references.of_model(llama):
         return "model", side_id(names[0], "float32")
-    if as_stored(llama) is not None:  # unpacked to float32 it is the model that is shown
+    if as_stored(llama) is not None:  # the served model has the same weights dequantized to float32
         return "stored", "model"
     return "model", "float32"
 
 
 def measured_in_bits(llama: "Llama", references: References) -> tuple[str, ...]:
-    """Return the 16- or 32-bit weights that the served model can be measured against, by name; "" is its own."""
+    """Return the names of the 16- or 32-bit references for the served model; "" is the model itself."""
     return references.of_model(llama) if _packed_types(llama) else ("",)
 
 
 def ids_in_bits(name: str, references: References) -> dict[VariantName, str]:
-    """Return the ids of the sides of one of those, by type."""
+    """Return the side ids of a reference by weight type."""
     if name == "":
         return {kind: kind for kind in BITS}
     references.check(name)
@@ -81,7 +81,7 @@ def ids_in_bits(name: str, references: References) -> dict[VariantName, str]:
 
 
 def about_bits(llama: "Llama", references: References) -> str:
-    """Return what is missing to measure what the served model's bits cost, and the command that gives it; or ""."""
+    """Return why the served model's quantization error cannot be measured, with a command that helps; or ""."""
     packed = _packed_types(llama)
     if not packed or references.of_model(llama):
         return ""
@@ -96,7 +96,7 @@ def about_bits(llama: "Llama", references: References) -> str:
 
 
 def stored_as(llama: "Llama") -> tuple[str, float | None]:
-    """Return the quantized types that the model is stored in, and the mean bits of a weight, None where unknown."""
+    """Return the quantized types of the stored model, and the mean bits per weight, None if unknown."""
     own = [source for source in llama.sources if not source.tied_to]
     name = " and ".join(_packed_types(llama))
     if not own or any(source.stored_dtype not in FORMATS for source in own):
@@ -106,7 +106,7 @@ def stored_as(llama: "Llama") -> tuple[str, float | None]:
 
 
 def _at_hand(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
-    """Yield the sides over the same weights, which take almost no memory."""
+    """Yield the sides that share the served weights and take almost no memory."""
     runner = engine.runner
     words, kept_in = f"The pass that answers requests: {runner.name}.", engine.kv_cache_dtype
     yield Side("model", "as it answers", words, 0, lambda: runner, kv_cache_dtype=kept_in)
@@ -131,7 +131,7 @@ def _variants(llama: "Llama", engine: TextEngine) -> Iterator[Side]:
     unfit = "random-head" if not llama.config.tie_word_embeddings else "tied-head"
     packed = _packed_types(llama)
     for name in get_args(VariantName):
-        if name != unfit and not (packed and name in METHODS):  # which would be rounded a second time
+        if name != unfit and not (packed and name in METHODS):  # quantized weights would be rounded a second time
             try:
                 num_bytes = variants.variant_bytes(engine.runner, name, in_c=not has_torch())
             except OptionError:  # a width that the type cannot take
@@ -181,7 +181,7 @@ def _unscaled(llama: "Llama") -> Runner:
 
 
 def _packed_types(llama: "Llama") -> list[str]:
-    """Return the types of the weights, in memory or in their files, that are no floats."""
+    """Return the quantized types of the weights, in memory or on disk."""
     stored = {source.stored_dtype for source in llama.sources}
     return sorted((stored | {weight.type_name for weight in llama.runner.weights.values()}) - set(FLOATS))
 

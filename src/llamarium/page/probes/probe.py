@@ -1,8 +1,8 @@
-"""A probe: a question about the model or a pass, as one function.
+"""A probe: a function that answers a query about the model or a pass.
 
-Its parameters behind the first are the query: their types, defaults and bounds are what a request may ask. A parameter
-whose type is a `Query` is the whole query, one that is a `PageRequest` the body of a POST. What the function returns is
-the answer: one of the library's dataclasses, a view, numbers in bulk, or an iterator of events.
+The parameters after the first are the fields of the query, with their types, defaults and bounds. A parameter of type
+`Query` is the whole query, one of type `PageRequest` is the body of a POST. The result is the response: a dataclass of
+the library, a view, `Numbers` as binary data, or an iterator of events.
 """
 
 import inspect
@@ -17,25 +17,25 @@ from llamarium.page.binary import Numbers
 from llamarium.page.schema.base import PageRequest, Query
 
 Index = Annotated[int, Field(ge=0)]
-"""Of a layer, a head, a token or a row."""
+"""Index of a layer, a head, a token or a row."""
 
 Count = Annotated[int, Field(ge=1)]
-"""Of tokens, or of every so many."""
+"""Number of tokens, or a stride."""
 
 Position = Annotated[int | None, Field(ge=0)]
-"""A token's; the last one where left out."""
+"""Position of a token; None is the last one."""
 
 Stop = Annotated[int | None, Field(ge=1)]
-"""Up to this one, which is left out; to the end where it is left out itself."""
+"""Exclusive end of a range of tokens; None is the end of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A question of the page.
+    """A probe of the page.
 
     Attributes:
-        function: Answers it; its first parameter is an `OpenModel` or an `OpenPass`.
-        about: The field that errors of the library are about.
+        function: Computes the response; its first parameter is an `OpenModel` or an `OpenPass`.
+        about: Field of the request that errors of the library are attributed to.
     """
 
     function: Callable[..., object]
@@ -43,21 +43,21 @@ class Probe:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the answer comes as events."""
+        """True if the response is a stream of events."""
         return get_origin(self.answer) is Iterator
 
     @property
     def is_bulk(self) -> bool:
-        """Whether the answer is numbers as bytes."""
+        """True if the response is binary."""
         return self.answer is Numbers
 
     @property
     def answer(self) -> Any:
-        """The type of the answer."""
+        """Type of the response."""
         return inspect.signature(self.function).return_annotation
 
     def asked(self, path: str) -> type[Query] | type[PageRequest] | None:
-        """Return the type of the query, or of the body of a POST; None where nothing is asked but the path."""
+        """Return the type of the query, or of the body of a POST; None if all fields are in the path."""
         whole = self._whole
         if whole is not None:
             return whole[1]
@@ -72,7 +72,7 @@ class Probe:
         return create_model(f"{''.join(map(str.capitalize, words))}Query", __base__=Query, **fields)
 
     def arguments(self, given: BaseModel | None) -> dict[str, object]:
-        """Return what was asked as the function takes it."""
+        """Return the fields of a query as keyword arguments of the function."""
         if given is None:
             return {}
         return dict(given) if self._whole is None else {self._whole[0]: given}
@@ -83,6 +83,6 @@ class Probe:
 
     @property
     def _whole(self) -> tuple[str, type[Query] | type[PageRequest]] | None:
-        """The parameter that is a whole query or body, and its type."""
+        """Name and type of the parameter that is a whole query or body, or None."""
         kinds = ((one.name, one.annotation) for one in self._parameters if isinstance(one.annotation, type))
         return next(((name, kind) for name, kind in kinds if issubclass(kind, Query | PageRequest)), None)

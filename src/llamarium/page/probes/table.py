@@ -1,6 +1,7 @@
-"""The page's probes, by the path of their route: what is asked there, by which function, and what errors are about.
+"""The page's probes by the path of their route: the function, and the field that errors are attributed to.
 
-Routes (`routes/probes.py`), the checks of what is asked, and TypeScript's types (`schema/everything.py`) come from it.
+The routes (`routes/probes.py`), the validation of queries, and the TypeScript types (`schema/everything.py`) are
+generated from it.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ OF_PASS: Mapping[str, Probe] = {
     "moment": Probe(compare.moment, "layer"),
     "moment/pattern": Probe(compare.moment_pattern, "layer"),
 }
-"""Of a pass: below `/inspect/passes/{pass_id}/`."""
+"""Probes of a pass, below `/inspect/passes/{pass_id}/`."""
 
 OF_MODEL: Mapping[str, Probe] = {
     "model": Probe(model.model, "shape"),
@@ -56,4 +57,4 @@ OF_MODEL: Mapping[str, Probe] = {
     "runs/{run}/rows": Probe(compare.run_rows, "ids"),
     "runs/{run}/groups": Probe(compare.run_groups, "run"),
 }
-"""Of the model, whatever the text: below `/inspect/`."""
+"""Probes of the model, below `/inspect/`."""

@@ -1,7 +1,7 @@
-"""A learner's folder on the page: its steps, their checks and hints. Never torch.
+"""Routes of the course: steps of a learner's folder, their checks and hints. Torch-free.
 
-The only code that runs is that of the folder which the command line named, in a process of its own, and only for a
-client of this machine that has the server's key. No code comes from the page.
+The only code that runs is that of the folder given on the command line, in a separate process, and only for a client on
+this machine with the server's API key. No code is sent by the page.
 """
 
 import ipaddress
@@ -111,7 +111,7 @@ async def give_hint(request: Request, body: StepRequest) -> HintView:
 
 
 def _own_folder(request: Request) -> Path:
-    """Return the folder whose code may run; ApiError 403 where there is none, or the client is not of this machine."""
+    """Return the learner's folder; ApiError 403 if there is none, or if the client is not on this machine."""
     folder: Path | None = request.app.state.build_folder
     if folder is None:
         message = "no folder was named; start the page with `llamarium inspect --build my_llama`"
@@ -122,7 +122,7 @@ def _own_folder(request: Request) -> Path:
 
 
 def _refusal(request: Request) -> ApiError | None:
-    """Return why a client may neither run the folder's code nor read it; None if it may."""
+    """Return the error if a client may not run and read the folder's code, else None."""
     service: Service = request.app.state.service
     if service.settings.api_keys and request.client is not None and _is_loopback(request.client.host):
         return None
@@ -150,7 +150,7 @@ def _steps(course: Course, folder: Path | None, *, shows_code: bool) -> tuple[St
 
 
 def _code(path: Path) -> str | None:
-    """Return what a file of the folder holds, to be shown; None where it cannot be read."""
+    """Return the content of a file for display; None if it cannot be read."""
     try:
         return read_small(path).decode("utf-8", "replace")[:_MAX_CODE_CHARS]
     except OSError:

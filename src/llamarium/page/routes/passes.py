@@ -1,4 +1,4 @@
-"""Passes over a text: their names and their tokens."""
+"""The route that creates passes."""
 
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ def _ids(body: schema.PassRequest, tokenizer: Tokenizer, service: Service) -> li
 
 
 def _experiment(body: schema.PassRequest) -> schema.ExperimentFields | None:
-    """Return what is to be otherwise; where nothing is, the pass is the model's own."""
+    """Return the experiment, or None if it changes nothing."""
     return None if body.experiment == schema.ExperimentFields() else body.experiment
 
 
@@ -91,7 +91,7 @@ def _check_experiment(body: schema.PassRequest, num_tokens: int) -> None:
 def _adapter_idx(engine: TextEngine, adapter: str | None) -> int:
     if adapter is None:
         return -1
-    served = engine.adapters  # they may come and go meanwhile
+    served = engine.adapters  # adapters may be loaded and unloaded concurrently
     if adapter not in served:
         known = ", ".join(served) or "none"
         raise ApiError(

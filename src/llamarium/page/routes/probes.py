@@ -1,4 +1,4 @@
-"""The routes of all probes, made from their table."""
+"""The routes of all probes, generated from their table."""
 
 import re
 from inspect import Parameter, Signature
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 
 def _add(start: str, path: str, probe: Probe) -> None:
-    """Add the route of a probe: it finds the pass, checks what is asked, and has the answer made in a thread."""
+    """Add the route of a probe: it finds the pass, validates the query, and runs the probe in a thread."""
     asked = probe.asked(path)
     has_body = asked is not None and issubclass(asked, PageRequest)
 

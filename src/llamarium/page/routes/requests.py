@@ -1,4 +1,4 @@
-"""The requests of all clients: a list as of now, and one of them computed again; only with --inspect-requests."""
+"""Routes that list the requests of all clients and recompute one of them; only with --inspect-requests."""
 
 import asyncio
 import re
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/inspect", route_class=StrictRoute)
 
 MAX_REQUESTS = 64
-"""Answers listed in one response."""
+"""Maximum number of requests in a response."""
 
 MAX_RUNS = 64
-"""Runs of blocks listed for each."""
+"""Maximum number of block runs per request."""
 
 
 @router.get("/requests")

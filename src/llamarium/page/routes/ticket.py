@@ -1,4 +1,4 @@
-"""The way in for the browser that `llamarium inspect` opens."""
+"""The route that exchanges a ticket for the API key, for the browser that `llamarium inspect` opens."""
 
 from fastapi import APIRouter, Response
 

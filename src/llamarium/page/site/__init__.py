@@ -1,4 +1,4 @@
-"""The page as files for any static host, whose numbers the browser computes. Needs neither torch nor a server.
+"""The page as files for a static host, where the browser runs the model. Needs neither torch nor a server.
 
-The scripts that the site has besides the page are in `web/src/site` and `web/src/engine`.
+The additional scripts of the site are in `web/src/site` and `web/src/engine`.
 """
