@@ -1,16 +1,16 @@
-"""Byte-pair encoding that one can read, and that shows its work.
+"""A readable implementation of byte-level BPE that reports its steps.
 
-A byte-level BPE vocabulary has a token for each of the 256 bytes, so any text can be written. Longer tokens were
-learned: training merged the most frequent pair of neighbours into a new token, again and again, and the order of
-these merges is the vocabulary's knowledge. Encoding a text repeats them:
+A byte-level BPE vocabulary has a token for each of the 256 bytes, so any text can be encoded. Longer tokens are
+learned: training repeatedly merges the most frequent pair of adjacent tokens into a new token. The order of these
+merges defines the encoding:
 
-1. The text is cut into pieces, roughly words with the space before them. No token reaches over a cut.
-2. Each piece is written as bytes, one part per byte.
-3. Of all neighbouring parts that have a merge, the one learned first (the lowest rank; of equals, the leftmost) is
-   joined. This repeats until no neighbours have a merge.
-4. Each part that is left is a token.
+1. The pre-tokenizer splits the text into pieces, roughly words with the preceding space. No token crosses a split.
+2. Each piece is split into its bytes.
+3. Of all adjacent parts that have a merge, the pair with the lowest rank (the leftmost of equals) is merged. This
+   repeats until no adjacent parts have a merge.
+4. Each remaining part is a token.
 
-The backends do the same in Rust. This twin exists to be read and to tell each step; tests hold the two equal.
+The backends do the same in Rust. This implementation is for reading and for showing each step; tests compare the two.
 
 Source: Sennrich, Haddow, Birch 2016, "Neural Machine Translation of Rare Words with Subword Units", section 3.2;
 the byte-level form from Radford et al. 2019 (GPT-2), section 2.2.
@@ -26,7 +26,7 @@ from llamarium.errors import escape
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One step: two neighbours became one part. The lowest rank goes first; `start` counts bytes of the piece."""
+    """A merge of two adjacent parts; `start` is a byte offset in the piece."""
 
     rank: int
     left: bytes
@@ -35,17 +35,19 @@ class Merge:
 
     @property
     def result(self) -> bytes:
-        """The part that the two became."""
+        """The merged part."""
         return self.left + self.right
 
 
 @dataclass(frozen=True, slots=True)
 class PreToken:
-    """A cut of the text and what became of it.
+    """A piece of the text, with its merges and token ids.
 
     Attributes:
-        start: Where it begins, in bytes of the text.
-        merges: The steps in order; none for a single byte, or where the whole piece is one token at once.
+        text: The piece.
+        start: Byte offset in the text.
+        merges: Merges in order; empty for a single byte, or if the piece becomes a token without merging.
+        ids: Token ids.
     """
 
     text: str
@@ -56,7 +58,7 @@ class PreToken:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token in its text: its bytes, perhaps no whole characters, from `start` to before `end`."""
+    """A token with its bytes, which may be part of a character, and its byte range [start, end) in the text."""
 
     id: int
     bytes: bytes
@@ -66,7 +68,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a text became ids: the pieces of the pre-tokenizer, and the tokens with their places."""
+    """The encoding of a text step by step: the pieces of the pre-tokenizer, and the tokens with their byte ranges."""
 
     text: str
     utf8: bytes
@@ -75,11 +77,11 @@ class Explanation:
 
     @property
     def ids(self) -> list[int]:
-        """The ids, as `encode` returns them."""
+        """Token ids, as `encode` returns them."""
         return [token.id for token in self.tokens]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON values; bytes appear as a printable `text` and as `bytes`, a list of numbers."""
+        """Return the explanation as JSON values; bytes appear as printable `text` and as a list of numbers, `bytes`."""
         pieces = [
             {"text": one.text, "start": one.start, "merges": list(map(_shown_merge, one.merges)), "ids": list(one.ids)}
             for one in self.pieces
@@ -99,15 +101,15 @@ def _shown(data: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteLevelBPE:
-    """The vocabulary as the algorithm needs it.
+    """A byte-level BPE vocabulary.
 
     Attributes:
-        ids: Bytes of each token to its id.
-        rank: The rank of merging two neighbours, or None if they never merge.
-        cut: The pre-tokenizer: pieces whose concatenation is the text.
-        whole_pieces: A piece that is itself a token becomes that token without merging (Llama 3's `ignore_merges`).
-        added: Tokens that were given to the vocabulary rather than learned; `cut` makes each a piece.
-        prefix: What is put before a text that is not empty.
+        ids: Id of each token, by its bytes.
+        rank: Returns the rank of merging two adjacent parts, or None if they have no merge.
+        cut: Pre-tokenizer: returns pieces whose concatenation is the text.
+        whole_pieces: A piece that is a token becomes that token without merging (Llama 3's `ignore_merges`).
+        added: Added tokens; `cut` makes each of them a piece.
+        prefix: Prefix of non-empty texts.
     """
 
     ids: Mapping[bytes, int]
@@ -118,7 +120,7 @@ class ByteLevelBPE:
     prefix: str = ""
 
     def explain(self, text: str) -> Explanation:
-        """Encode `text`, keeping every step; with a prefix, the places count from its beginning."""
+        """Encode `text` and record every step; byte offsets include the prefix."""
         text = self.prefix + text if text else text
         pieces: list[PreToken] = []
         tokens: list[Token] = []
@@ -132,11 +134,10 @@ class ByteLevelBPE:
         return Explanation(text, text.encode("utf-8"), tuple(pieces), tuple(tokens))
 
     def merge(self, piece: bytes) -> tuple[list[bytes], list[Merge]]:
-        """Join the parts of one piece until no neighbours have a merge.
+        """Merge the parts of a piece until no adjacent parts have a merge; return the parts and the merges in order.
 
-        Searching all neighbours for the lowest rank before every merge would cost the square of the piece's length
-        (a megabyte of spaces is one piece). A heap holds the candidates instead, and each part links to its neighbours.
-        Returns the parts that are left, and the merges in order.
+        Searching for the lowest rank before every merge would take quadratic time (a megabyte of spaces is one piece),
+        so candidates are kept in a heap, and each part links to its neighbors.
         """
         if piece in self.added or (self.whole_pieces and piece in self.ids):
             return [piece], []
@@ -147,7 +148,7 @@ class ByteLevelBPE:
         while heap:
             rank, start, left, right = heapq.heappop(heap)
             if parts.pair_at(start) != (left, right):
-                continue  # one of the two has been merged with another since
+                continue  # stale: one of the parts has been merged with another
             merges.append(Merge(rank, left, right, start))
             parts.join(start)
             for place in (parts.before[start], start):
@@ -164,11 +165,11 @@ class ByteLevelBPE:
 
 
 class _Parts:
-    """The parts of a piece, found by the byte at which they begin; a part that was merged away is b""."""
+    """The parts of a piece by their start offset; merged parts are b""."""
 
     def __init__(self, piece: bytes) -> None:
         self.at = [piece[i : i + 1] for i in range(len(piece))]
-        self.before = list(range(-1, len(piece) - 1))  # where the part before begins
+        self.before = list(range(-1, len(piece) - 1))  # start of the previous part
 
     def pair_at(self, start: int) -> tuple[bytes, bytes] | None:
         if start < 0:
@@ -187,7 +188,7 @@ class _Parts:
 
 
 def _byte_spellings() -> dict[int, str]:
-    """Give each byte a printable character, as GPT-2's vocabulary files write it (a space is `Ġ`).
+    """Return a printable character for each byte, as in GPT-2's vocabulary files (a space is `Ġ`).
 
     Source: openai/gpt-2, `encoder.py`, `bytes_to_unicode`.
     """
@@ -201,12 +202,12 @@ CHARACTER_TO_BYTE = {character: byte for byte, character in BYTE_TO_CHARACTER.it
 
 
 def spell(data: bytes) -> str:
-    """Write bytes in GPT-2's printable characters."""
+    """Convert bytes to GPT-2's printable characters."""
     return "".join([BYTE_TO_CHARACTER[byte] for byte in data])
 
 
 def unspell(token: str) -> bytes:
-    """Read a token written in GPT-2's printable characters; any other token stands for its own UTF-8."""
+    """Convert a token in GPT-2's printable characters to bytes; any other token to its UTF-8."""
     try:
         return bytes([CHARACTER_TO_BYTE[character] for character in token])
     except KeyError:

@@ -1,8 +1,8 @@
-"""Where a vocabulary comes from: a module for each kind of file.
+"""Tokenizer backends: a module for each file format.
 
-`files` reads all of them, with limits; `huggingface_rules` says what of a `tokenizer.json` is refused; `words` is one
-with a vocabulary of words; `pipeline` is what the files of `meta` and `gguf` do not say of how a text is cut.
+`files` reads all of them, with limits; `huggingface_rules` validates a `tokenizer.json`; `words` is a word-level
+vocabulary; `pipeline` has the pre-tokenizers that the files of `meta` and `gguf` do not contain.
 
-What is malformed, too large or not supported raises `TokenizerError`, which names the file, the place, what was found
-and what is expected. A file that cannot be written raises `OutputError`.
+Malformed, oversized and unsupported files raise `TokenizerError` with the file, the place, the value and the expected
+one. A file that cannot be written raises `OutputError`.
 """

@@ -1,7 +1,7 @@
-r"""A tokenizer whose tokens are the characters of a text: the smallest there is, to train small models with.
+r"""A character-level tokenizer, for training small models.
 
-Its file, `characters.json`, is the alphabet: `{"type": "characters", "version": 1, "characters": ["\n", " ", ...]}`.
-Beside it a `tokenizer.json` says the same to other programs, which refuse other characters, too; here it is not read.
+Its file, `characters.json`, has the alphabet: `{"type": "characters", "version": 1, "characters": ["\n", " ", ...]}`.
+An equivalent `tokenizer.json` is written next to it for other programs; it is not read here.
 """
 
 import json
@@ -16,11 +16,11 @@ from llamarium.tokenizer.special import SpecialTokens, check_text
 
 
 class CharacterTokenizer:
-    """Makes tokenizers of characters."""
+    """Creates character tokenizers."""
 
     @staticmethod
     def from_text(text: str) -> Tokenizer:
-        """Give each different character of `text` an id, in the order of code points."""
+        """Return a tokenizer with the distinct characters of `text`, in code point order."""
         check_text(text)
         if not text:
             raise TokenizerError("a character tokenizer is built from a text; this one is empty")
@@ -28,7 +28,7 @@ class CharacterTokenizer:
 
     @staticmethod
     def from_characters(characters: list[str], source: str) -> Tokenizer:
-        """Give each of these different characters an id, in their order."""
+        """Return a tokenizer with these distinct characters, in this order."""
         return Tokenizer(
             CharacterBackend(characters, source), SpecialTokens(), vocab_size=len(characters), source=source
         )
@@ -77,7 +77,7 @@ class CharacterBackend(Backend):
         return self._characters[token_id].encode("utf-8")
 
     def byte_level_bpe(self) -> ByteLevelBPE:
-        """Return the readable twin: each character is a piece and a token, and nothing merges."""
+        """Return the readable implementation: each character is a piece and a token, without merges."""
         return ByteLevelBPE(
             ids={character.encode("utf-8"): i for character, i in self._ids.items()},
             rank=lambda left, right: None,

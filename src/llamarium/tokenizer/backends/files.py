@@ -1,4 +1,4 @@
-"""Reading and writing the small files around a vocabulary, with limits and whole-or-nothing writes."""
+"""Read tokenizer files with size limits, and write them atomically."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ _PATTERN_GAVE_UP = "Regex search error"  # the package's panic when Oniguruma re
 MAX_TOKENS = 2**21
 MAX_FILE_BYTES = 32 * 2**20
 MAX_SMALL_FILE_BYTES = 2 * 2**20
-"""Of the files beside a vocabulary: tokenizer_config.json, chat_template.jinja. Llama 3.1's takes 55 kB."""
+"""Maximum size of tokenizer_config.json, chat_template.jinja and similar files. Llama 3.1's has 55 kB."""
 
-# JSON takes up to 60 times its text in memory when it is parsed, if it holds nothing but empty lists. A vocabulary of
-# 262,144 tokens and its merges are 1.7 million values.
+# Parsed JSON takes up to 60 times the memory of its text, in the worst case of empty lists. A vocabulary of 262,144
+# tokens with merges has 1.7 million values.
 _MAX_JSON_VALUES = 2**22
 
 
@@ -47,12 +47,12 @@ def read_text(path: Path, limit: int = MAX_FILE_BYTES) -> str:
 
 
 def read_json(path: Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """Read one JSON object; TokenizerError as `read_text` and `read_json_text`."""
+    """Read a JSON object; TokenizerError as `read_text` and `read_json_text`."""
     return read_json_text(read_text(path, limit), path)
 
 
 def read_json_text(text: str, path: Path) -> dict[str, Any]:
-    """Parse one JSON object; TokenizerError if it is another value, too large, or has a key twice."""
+    """Parse a JSON object; TokenizerError if it is another value, too large, or has a duplicate key."""
     try:
         value: Any = parse_json(text, max_values=_MAX_JSON_VALUES)
     except NotJson as error:
@@ -63,7 +63,7 @@ def read_json_text(text: str, path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON text atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
@@ -73,15 +73,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object, whole or not at all; OutputError if that fails."""
+    """Write a JSON object atomically; OutputError if that fails."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
 def guard_rust(call: Callable[[], _T], source: str) -> _T:
-    """Run a call into a Rust package; its errors, panics included, become `TokenizerError`.
+    """Call into a Rust package; its errors, including panics, become `TokenizerError`.
 
-    A panic has been printed to stderr by then: the package offers no way to turn that off, and redirecting the
-    process's stderr would swallow what other threads write.
+    The package prints a panic to stderr, which cannot be turned off; redirecting stderr would hide the output of other
+    threads.
     """
     try:
         return call()
@@ -92,7 +92,7 @@ def guard_rust(call: Callable[[], _T], source: str) -> _T:
 
 
 def of_rust(error: BaseException, source: str) -> TokenizerError | None:
-    """Return what an error of a Rust package becomes; None for any other error, which is to be raised as it is."""
+    """Convert an error of a Rust package; None for any other error, which must be raised unchanged."""
     if isinstance(error, LlamariumError | ImportError):  # of texts that are read meanwhile; the package is missing
         return None
     # A panic derives from BaseException, and no public class names it.
@@ -109,8 +109,8 @@ def of_rust(error: BaseException, source: str) -> TokenizerError | None:
 def save_huggingface(folder: Path, tokenizer: "Tokenizer", contents: Mapping[str, Any]) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
 
-    `contents` are those of the `tokenizer.json`; the BOS rule becomes its post-processor. Of several end-of-text ids
-    the first is `eos_token`; the full list belongs into the model's `generation_config.json`.
+    `contents` is the content of the `tokenizer.json`; the BOS rule becomes its post-processor. The first end-of-text id
+    becomes `eos_token`; the full list belongs in the model's `generation_config.json`.
     """
     spelling = {i: text for text, i in tokenizer.special.ids.items()}
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_ids[:1], tokenizer.pad_token_id

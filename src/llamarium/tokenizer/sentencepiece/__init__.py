@@ -1,8 +1,7 @@
 """SentencePiece vocabularies: Llama 1 and 2, Mistral, TinyLlama and many others.
 
-`wire` reads protobuf fields, `model` makes a vocabulary of them; `charsmap` and `normalize` turn a text into what is
-segmented, `segment` finds its pieces. Every step gives what the `sentencepiece` library gives, which the tests use as
-the oracle and nothing here imports.
+`wire` parses protobuf fields and `model` the vocabulary; `charsmap` and `normalize` normalize a text, and `segment`
+splits it into pieces. Every step has the same result as the `sentencepiece` library, which only the tests use.
 
 Source: Kudo, Richardson 2018, "SentencePiece: A simple and language independent subword tokenizer and detokenizer for
 Neural Text Processing"; google/sentencepiece, `sentencepiece_model.proto` and `src/`.

@@ -1,10 +1,10 @@
-"""The normalization rules of a SentencePiece file: which characters become which.
+"""The normalization rules of a SentencePiece file, which replace character sequences.
 
-They are stored as a trie that is itself an array (a "double array"): the child of a node for the byte b stands at the
-node's base, with b flipped into it by exclusive or. The layout: four bytes that say how long the array is, the array,
-32 bits a node, and the replacements, each ended by a zero byte. The bits of a node: 0 to 7 its byte; 8, that a rule
-ends here; 9, that the base counts in units of 256; 10 to 31 how the base differs from the node's own place. The node at
-the base itself, with bit 31 set, is the end of a rule, and its other bits say where the replacement begins.
+They are stored as a double-array trie: the child of a node for byte b is at index base XOR b. The layout is four bytes
+with the size of the array, the array with 32 bits per node, and the replacements, each terminated by a zero byte. The
+bits of a node are: 0 to 7, its byte; 8, whether a rule ends here; 9, whether the base is in units of 256; 10 to 31, the
+base XOR the node's index. The node at the base itself, with bit 31 set, is a leaf, whose other bits are the offset of
+the replacement.
 
 Source: google/sentencepiece, `src/normalizer.cc`; Darts-clone, `darts.h`.
 """
@@ -14,16 +14,16 @@ from array import array
 
 from llamarium.errors import TokenizerError
 
-_MAX_BYTES = 256  # of a text that a rule replaces; NFKC's longest has 33
+_MAX_BYTES = 256  # maximum length of a rule's match; NFKC's longest has 33
 _LEAF = 1 << 31
 _BYTE = 0xFF
 
 
 class Charsmap:
-    """Replacement rules, looked up in the trie as it is stored."""
+    """Replacement rules, looked up directly in the stored trie."""
 
     def __init__(self, data: bytes, source: str) -> None:
-        """Take the rules of a file, possibly none; TokenizerError if the parts do not fit together."""
+        """Parse the rules of a file, possibly none; TokenizerError if they are malformed."""
         self._source = source
         self._nodes = array("I")
         self._replacements = b""
@@ -41,11 +41,11 @@ class Charsmap:
             raise self._damaged("the last replacement does not end")
 
     def starts(self, character: str) -> bool:
-        """Whether a rule replaces a text that begins with this character."""
+        """Return whether a rule's match begins with this character."""
         return self._walk(character.encode("utf-8"))[0]
 
     def needs_more(self, character: str) -> bool:
-        """Whether every rule that begins with this character goes on with one that is not ASCII, such as an accent."""
+        """Return whether every match that begins with this character continues with a non-ASCII one, e.g. an accent."""
         if character not in self._needs_more:
             data = character.encode("utf-8")
             is_ascii = (self._walk(data + bytes([byte]))[0] for byte in range(128))
@@ -56,7 +56,7 @@ class Charsmap:
         return bool(self._nodes)
 
     def longest(self, text: str, start: int) -> tuple[int, str]:
-        """Return how many characters at `start` the longest rule replaces, and with what; 0 if there is none."""
+        """Return the number of characters that the longest rule replaces at `start`, and the replacement; 0 if none."""
         data = text[start : start + _MAX_BYTES].encode("utf-8")[:_MAX_BYTES]
         _, num_bytes, place = self._walk(data)
         if not num_bytes:
@@ -72,8 +72,7 @@ class Charsmap:
     def _walk(self, data: bytes) -> tuple[bool, int, int]:
         """Follow bytes through the trie.
 
-        Returns whether there are nodes for all of them, how many the longest rule has, and where its replacement
-        begins.
+        Returns whether there are nodes for all of them, the length of the longest rule, and its replacement's offset.
         """
         nodes = self._nodes
         found = place = 0
@@ -97,5 +96,5 @@ class Charsmap:
 
 
 def _base(node: int, at: int) -> int:
-    """Return the place to which the children of the node at `at` are relative."""
+    """Return the base index of the children of the node at `at`."""
     return at ^ (node >> 10 << (8 if node & 1 << 9 else 0))

@@ -1,4 +1,4 @@
-"""From a text to ids: normalized, cut into pieces, and what no piece covers as bytes or as the unknown piece."""
+"""Encode a text: normalize it and split it into pieces; characters without a piece become bytes or the unknown id."""
 
 from functools import cached_property
 
@@ -8,7 +8,7 @@ from llamarium.tokenizer.sentencepiece.segment import Segmenter, make_segmenter
 
 
 class Encoder:
-    """Encodes texts with one vocabulary."""
+    """Encodes texts with a vocabulary."""
 
     def __init__(self, model: SentencePieceModel, source: str) -> None:
         """Prepare a checked model; TokenizerError if its normalization rules are damaged."""
@@ -16,7 +16,7 @@ class Encoder:
         self._normalizer = Normalizer(model, source)
 
     def encode(self, text: str, *, dummy_prefix: bool = True) -> list[int]:
-        """Return the ids of a text; without `dummy_prefix`, no space is put before it."""
+        """Return the ids of a text; `dummy_prefix` False adds no space before it."""
         return self._segmenter.ids(self._normalizer.normalize(text, dummy_prefix=dummy_prefix))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A SentencePiece vocabulary as its file describes it: the pieces, and how a text is prepared for them."""
+"""A SentencePiece vocabulary: the pieces and the normalization options in its file."""
 
 import math
 import struct
@@ -25,7 +25,7 @@ _CHARSMAP, _DUMMY_PREFIX, _REMOVE_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
 
 
 def byte_piece(byte: int) -> str:
-    """Return how the piece of one byte is spelled."""
+    """Return the spelling of a byte's piece."""
     return f"<0x{byte:02X}>"
 
 
@@ -35,16 +35,16 @@ class SentencePieceModel:
 
     Attributes:
         kind: "bpe" or "unigram".
-        pieces: The text of each id, a space spelled ▁.
-        scores: Of each id, float32 values: for BPE the order of merges, for Unigram a log-probability.
-        types: Of each id.
-        byte_fallback: A character without a piece becomes its bytes instead of the unknown piece.
-        charsmap: The normalization rules, precompiled; empty for none.
-        add_dummy_prefix: Put a space before a text.
-        remove_extra_whitespaces: Drop spaces at a text's ends, and all but one of several in a row.
+        pieces: Text of each id, with spaces written as ▁.
+        scores: Score of each id, float32 values: merge order for BPE, log-probability for Unigram.
+        types: Type of each id.
+        byte_fallback: Encode a character without a piece as bytes instead of the unknown piece.
+        charsmap: Precompiled normalization rules; empty if there are none.
+        add_dummy_prefix: Add a space before a text.
+        remove_extra_whitespaces: Strip spaces at a text's ends, and collapse repeated ones.
         escape_whitespaces: Write spaces as ▁.
-        whitespace_as_suffix: The space of `add_dummy_prefix` goes behind the text.
-        names: Spelling of the control pieces "bos", "eos" and "pad", whether or not there are such.
+        whitespace_as_suffix: Add the space of `add_dummy_prefix` after the text instead of before it.
+        names: Spelling of the control pieces "bos", "eos" and "pad", whether or not they exist.
     """
 
     kind: str
@@ -61,17 +61,17 @@ class SentencePieceModel:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Id of each piece that a text can become; control, unknown and byte pieces are not among them."""
+        """Id of each piece that matches text, i.e. without control, unknown and byte pieces."""
         return {piece: i for i, piece in enumerate(self.pieces) if self.types[i] in _TEXT_TYPES}
 
     @cached_property
     def unknown_id(self) -> int | None:
-        """The id of a character that the vocabulary lacks, or None (possible in a GGUF file)."""
+        """Id for characters that the vocabulary lacks, or None (possible in a GGUF file)."""
         return next(iter(self.of_type(PieceType.UNKNOWN)), None)
 
     @cached_property
     def byte_ids(self) -> list[int]:
-        """The ids of the 256 bytes in their order; empty without them."""
+        """Ids of the 256 bytes in order; empty without byte fallback."""
         ids = {self.pieces[i]: i for i in self.of_type(PieceType.BYTE)}
         spelled = [byte_piece(byte) for byte in range(256)]
         return [ids[piece] for piece in spelled] if self.byte_fallback else []
@@ -86,7 +86,7 @@ class SentencePieceModel:
 
 
 def read_model(data: bytes, source: str) -> SentencePieceModel:
-    """Read the bytes of a `tokenizer.model`; TokenizerError if they are damaged or contradict themselves."""
+    """Parse the bytes of a `tokenizer.model`; TokenizerError if they are damaged or inconsistent."""
     parts: dict[int, list[bytes]] = {_PIECES: [], _TRAINER: [], _NORMALIZER: []}
     for number, kind, value in read_fields(data, source):
         if number in parts and kind == BYTES and isinstance(value, bytes):
@@ -94,7 +94,7 @@ def read_model(data: bytes, source: str) -> SentencePieceModel:
     if not 0 < len(parts[_PIECES]) <= MAX_TOKENS:
         raise TokenizerError(f"{source}: {counted(len(parts[_PIECES]), 'piece')}; expected 1 to {MAX_TOKENS}")
     pieces, scores, types = _read_pieces(parts[_PIECES], source)
-    # If a message comes twice, its later fields win: the parts, joined, are that message.
+    # If a message occurs twice, later fields win, so the concatenated parts are the message.
     trainer = _scalars(b"".join(parts[_TRAINER]), source)
     normalizer = _scalars(b"".join(parts[_NORMALIZER]), source)
     kind = _number(trainer, _MODEL_TYPE, _UNIGRAM)
@@ -124,7 +124,7 @@ def read_model(data: bytes, source: str) -> SentencePieceModel:
 
 
 def check_model(model: SentencePieceModel, source: str) -> None:
-    """Check that the pieces make a vocabulary; TokenizerError as `sentencepiece` refuses it."""
+    """Validate the pieces; TokenizerError where `sentencepiece` fails, too."""
     texts: dict[str, int] = {}
     others: dict[str, int] = {}
     for i, (piece, kind) in enumerate(zip(model.pieces, model.types, strict=True)):
@@ -145,7 +145,7 @@ def check_model(model: SentencePieceModel, source: str) -> None:
 
 
 def write_model(model: SentencePieceModel) -> bytes:
-    """Return the bytes of a `tokenizer.model` that `read_model` reads as an equal model."""
+    """Serialize a model to the bytes of a `tokenizer.model`; `read_model` returns an equal model."""
     kind = next(number for number, name in _KINDS.items() if name == model.kind)
     trainer = [
         write_field(_MODEL_TYPE, kind),

@@ -1,4 +1,4 @@
-"""What a text becomes before its pieces are found: rules applied, spaces dropped and written as ▁.
+"""Normalize a text before segmentation: apply rules, strip spaces, and write them as ▁.
 
 Source: google/sentencepiece, `src/normalizer.cc`.
 """
@@ -17,26 +17,26 @@ _RUN = re.compile(" +")
 
 
 class Rules(Protocol):
-    """Texts that are matched in another."""
+    """A set of texts to match, with replacements."""
 
     def starts(self, character: str) -> bool:
-        """Whether one of the texts begins with this character."""
+        """Return whether one of the texts begins with this character."""
         ...
 
     def needs_more(self, character: str) -> bool:
-        """Whether each of those surely goes on with a character that is not ASCII."""
+        """Return whether all texts that begin with this character are known to continue with a non-ASCII one."""
         ...
 
     def longest(self, text: str, start: int) -> tuple[int, str]:
-        """Return how many characters at `start` are the longest match, and what stands in for it; 0 if none is."""
+        """Return the length of the longest match at `start`, and its replacement; 0 if there is none."""
         ...
 
 
 class KeptTexts:
-    """Texts that stay as they are: user-defined pieces."""
+    """Texts that are kept unchanged: user-defined pieces."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Take the texts."""
+        """Index the texts."""
         self._sorted: dict[str, list[str]] = {}  # by their first character
         for text in sorted(set(texts)):
             self._sorted.setdefault(text[0], []).append(text)
@@ -59,11 +59,11 @@ class KeptTexts:
         return character in self._sorted
 
     def needs_more(self, character: str) -> bool:
-        """Return False: such texts are few."""
+        """Return False, as there are few such texts."""
         return False
 
     def longest(self, text: str, start: int) -> tuple[int, str]:
-        """Return the length of the longest of the texts at `start`, and it; 0 if none is there."""
+        """Return the length of the longest text at `start`, and the text; 0 if there is none."""
         if (group := self._sorted.get(text[start])) is None:
             return 0, ""
         here = text[start : start + self._longest[text[start]]]
@@ -80,9 +80,9 @@ class KeptTexts:
 
 
 def split_matches(text: str, rules: Sequence[Rules]) -> Iterator[tuple[str, str | None]]:
-    """Match a text from left to right: yield plain text, and what stands in for the match behind it.
+    """Match rules from left to right; yield pairs of unmatched text and the replacement of the match after it.
 
-    Where several rules match, the first of them counts. The last pair has None.
+    If several rules match, the first one is used. The last pair has None.
     """
     candidates = _candidates(text, rules)
     done = position = 0
@@ -99,7 +99,7 @@ def split_matches(text: str, rules: Sequence[Rules]) -> Iterator[tuple[str, str 
 
 
 def _candidates(text: str, rules: Sequence[Rules]) -> re.Pattern[str] | None:
-    """Return what the places of a text look like where a rule may match; None if there are no such places."""
+    """Return a pattern for the positions where a rule may match; None if there are none."""
     alone: list[str] = []
     before_others: list[str] = []
     for character in set(text) if rules else ():
@@ -113,7 +113,7 @@ def _candidates(text: str, rules: Sequence[Rules]) -> re.Pattern[str] | None:
 
 
 class Normalizer:
-    """Prepares texts for a vocabulary."""
+    """Normalizes texts for a vocabulary."""
 
     def __init__(self, model: SentencePieceModel, source: str) -> None:
         """Read the model's rules; TokenizerError if they are damaged."""
@@ -125,7 +125,7 @@ class Normalizer:
         self._has_dummy = model.add_dummy_prefix
 
     def normalize(self, text: str, *, dummy_prefix: bool = True) -> str:
-        """Return the text as pieces spell it; without `dummy_prefix`, no space is put before or behind it."""
+        """Return the normalized text; `dummy_prefix` False adds no space before or after it."""
         pieces = self._applied(text)
         normalized = "".join(_without_extra_spaces(pieces)) if self._removes_spaces else "".join(pieces)
         if not normalized:
@@ -138,7 +138,7 @@ class Normalizer:
         return normalized + (space if has_dummy and self._suffix else "")
 
     def _applied(self, text: str) -> Iterator[str]:
-        """Yield the text with the rules applied: plain, replaced, plain, ..."""
+        """Yield the text with the rules applied: unmatched, replacement, unmatched, ..."""
         for plain, replacement in split_matches(text, self._rules):
             yield plain
             if replacement is not None:
@@ -146,7 +146,7 @@ class Normalizer:
 
 
 def _without_extra_spaces(pieces: Iterator[str]) -> Iterator[str]:
-    """Drop spaces at the beginning, and those after another; spaces within a replacement stay, except its first."""
+    """Drop leading and repeated spaces; spaces within a replacement are kept, except its first."""
     after_space = True
     for number, piece in enumerate(pieces):
         kept = piece if number % 2 else _RUN.sub(" ", piece)

@@ -1,10 +1,10 @@
-"""What the pieces of a vocabulary are."""
+"""Types of the pieces of a vocabulary."""
 
 from enum import IntEnum
 
 
 class PieceType(IntEnum):
-    """What a piece is; the numbers are those of the file, and of a GGUF's `token_type`."""
+    """The type of a piece; values are those of the file, and of GGUF's `token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2

@@ -1,10 +1,10 @@
-"""How a prepared text is cut into pieces of the vocabulary and becomes ids: in C, or here, where there is no library.
+"""Segment a normalized text into pieces of the vocabulary: by the C library, or in Python if it is not available.
 
-**BPE** begins with single characters. Of all neighbours that together are a piece, those whose piece has the highest
-score are joined, the leftmost of equals; this repeats until no neighbours are a piece.
+**BPE** starts with single characters. Of all adjacent parts whose concatenation is a piece, the pair with the highest
+score is merged (the leftmost of equals); this repeats until no concatenation is a piece.
 
-**Unigram** takes the cut whose pieces have the highest sum of scores. Going from left to right, the best way to reach a
-place is the best over all pieces that end there (Viterbi).
+**Unigram** chooses the segmentation with the highest sum of scores. From left to right, the best segmentation up to a
+position is the best over all pieces that end there (Viterbi).
 
 Source: google/sentencepiece, `src/bpe_model.cc` and `src/unigram_model.cc`.
 """
@@ -24,26 +24,26 @@ from llamarium.tokenizer.sentencepiece.normalize import KeptTexts, split_matches
 from llamarium.tokenizer.sentencepiece.piece_type import PieceType
 
 UNKNOWN_PENALTY = np.float32(10)
-"""How much worse than the worst piece a character without a piece is."""
+"""The score of a character without a piece is the lowest score minus this."""
 
 _LARGEST_SUM = 100_000.0
 
 
 class Segmenter(Protocol):
-    """What finds the pieces of a text."""
+    """Splits a text into pieces."""
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a normalized text."""
         ...
 
 
-_MAX_C_CHARACTERS = 8 * 2**20  # of all pieces; a vocabulary of 256,000 has 2 million
+_MAX_C_CHARACTERS = 8 * 2**20  # total length of all pieces; a vocabulary of 256,000 has 2 million
 
 
 def make_segmenter(model: SentencePieceModel) -> Segmenter:
-    """Return the vocabulary's segmenter: in C, unless the library is missing, or the pieces are unlike any model's.
+    """Return a segmenter: in C, unless the library is missing or the pieces are far longer than any model's.
 
-    The tables in C take up to 90 bytes for each byte of the pieces.
+    The tables in C take up to 90 bytes per byte of the pieces.
     """
     is_huge = sum(map(len, model.pieces)) > _MAX_C_CHARACTERS
     if library() is None or is_huge:
@@ -62,16 +62,16 @@ def make_segmenter(model: SentencePieceModel) -> Segmenter:
 
 
 def merge_ranks(model: SentencePieceModel) -> NDArray[np.int32]:
-    """Return the place of each piece's score, 0 the highest; equal scores share one, but -0.0 is below 0.0."""
+    """Return the rank of each piece's score, 0 for the highest; equal scores have the same rank, and -0.0 < 0.0."""
     bits = np.array(model.scores, np.float64).view(np.int64)
     ascending = np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
     return np.unique(~ascending, return_inverse=True)[1].astype(np.int32)
 
 
 def unigram_scores(model: SentencePieceModel) -> tuple[NDArray[np.float32], float]:
-    """Return what each piece counts in a sum, and a character without a piece.
+    """Return the score of each piece, and that of a character without a piece.
 
-    A user-defined piece counts by its length, so much that it is nearly always taken.
+    The score of a user-defined piece depends on its length, and is so high that the piece is nearly always chosen.
     """
     scores = np.array(model.scores, np.float32)
     ordinary = scores[np.array(model.types) == int(PieceType.NORMAL)]
@@ -82,10 +82,10 @@ def unigram_scores(model: SentencePieceModel) -> tuple[NDArray[np.float32], floa
 
 
 class PythonSegmenter:
-    """The same ids as the library's, many times as slow."""
+    """A segmenter in Python, with the same ids as the C library but many times slower."""
 
     def __init__(self, model: SentencePieceModel) -> None:
-        """Take a checked model."""
+        """Prepare a validated model."""
         self._model = model
         self._unused = frozenset(model.of_type(PieceType.UNUSED))
         self._user_defined = KeptTexts(model.pieces[i] for i in model.of_type(PieceType.USER_DEFINED))
@@ -98,7 +98,7 @@ class PythonSegmenter:
             self._ranks = merge_ranks(model).tolist()
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a normalized text; several unknown characters in a row are one unknown piece."""
+        """Return the ids of a normalized text; consecutive unknown characters become one unknown id."""
         model = self._model
         ids: list[int] = []
         was_unknown = False
@@ -114,7 +114,7 @@ class PythonSegmenter:
         return ids
 
     def _cut(self, text: str) -> Iterable[str]:
-        """Cut a text into pieces; other characters stand alone."""
+        """Split a text into pieces and single characters without a piece."""
         if self._model.kind == "unigram":
             return best_cut(text, self._usable, self._lengths, self._scores, self._unknown_score)
         parts: list[str] = []
@@ -135,19 +135,19 @@ def merge_characters(
     ranks: Sequence[int],
     unused: frozenset[int],
 ) -> list[str]:
-    """Join neighbouring parts into pieces, the lowest rank first.
+    """Merge adjacent parts into pieces, the lowest rank first.
 
     Args:
         parts: Characters; longer parts are user-defined pieces.
-        frozen: Whether a part is never joined to another.
-        ids: Of each piece.
-        ranks: By id.
-        unused: Ids of pieces that are steps to longer ones only: where one is left, it is taken apart again.
+        frozen: Whether each part is excluded from merging.
+        ids: Id of each piece.
+        ranks: Rank of each id.
+        unused: Ids of pieces that are only intermediate merges: remaining ones are split again.
     """
     at = list(parts)
     before = list(range(-1, len(at) - 1))
     after = [*range(1, len(at)), -1]
-    halves: dict[str, int] = {}  # of an unused piece: how long its left half was when it was last seen
+    halves: dict[str, int] = {}  # length of the left part in the latest merge of each unused piece
     heap: list[tuple[int, int, int, int]] = []
 
     def consider(left: int, right: int) -> None:
@@ -164,7 +164,7 @@ def merge_characters(
     while heap:
         _, left, right, size = heapq.heappop(heap)
         if not at[left] or not at[right] or len(at[left]) + len(at[right]) != size:
-            continue  # one of the two has been joined to another since
+            continue  # stale: one of the parts has been merged with another
         at[left], at[right] = at[left] + at[right], ""
         after[left] = after[right]
         if after[right] >= 0:
@@ -175,7 +175,7 @@ def merge_characters(
 
 
 def _used(text: str, ids: Mapping[str, int], unused: frozenset[int], halves: Mapping[str, int]) -> list[str]:
-    """Take unused pieces apart into the halves from which they were joined."""
+    """Split unused pieces into the parts from which they were merged."""
     done: list[str] = []
     waiting = [text]
     while waiting:
@@ -194,18 +194,18 @@ def best_cut(
     scores: Sequence[float],
     unknown_score: float,
 ) -> list[str]:
-    """Cut a text so that the sum of its pieces' scores is highest; what no piece covers is single characters.
+    """Return the segmentation of a text with the highest sum of scores; other characters are single parts.
 
-    Sums are float32, as in the library, since they decide between cuts that are nearly as good.
+    Sums are float32, as in the library, since rounding decides between nearly equal segmentations.
 
     Args:
-        text: Prepared, as pieces spell it.
-        ids: Of each piece.
-        lengths: How long the pieces are that begin with a character, the shortest first.
-        scores: By id, float32 values.
-        unknown_score: Of a character without a piece.
+        text: Normalized text.
+        ids: Id of each piece.
+        lengths: Lengths of the pieces by first character, ascending.
+        scores: Score of each id, float32 values.
+        unknown_score: Score of a character without a piece.
     """
-    sums = array("f", bytes(4 * (len(text) + 1)))  # it rounds what is put into it, and so does this:
+    sums = array("f", bytes(4 * (len(text) + 1)))  # arrays round values to float32
     rounded = array("f", [0.0])
     starts = [-1] * (len(text) + 1)
     reached = 0
@@ -231,7 +231,7 @@ def best_cut(
 
 
 def _lengths(ids: Mapping[str, int]) -> dict[str, list[int]]:
-    """Return how long the pieces are that begin with a character, the shortest first."""
+    """Return the lengths of the pieces by first character, ascending."""
     lengths: dict[str, set[int]] = {}
     for piece in ids:
         lengths.setdefault(piece[0], set()).add(len(piece))
@@ -239,7 +239,7 @@ def _lengths(ids: Mapping[str, int]) -> dict[str, list[int]]:
 
 
 def _begin_again(sums: "array[float]", starts: Sequence[int], start: int, reached: int) -> None:
-    """Count from 0 again at `start`, so that float32 still tells sums apart in a long text."""
+    """Shift the sums to 0 at `start`, so that float32 remains precise enough for a long text."""
     offset = sums[start]
     for place in range(start, reached + 1):
         if place == start or starts[place] >= 0:

@@ -1,7 +1,7 @@
-"""Protobuf's wire format: a message is fields, each a number, a type and a value.
+"""The protobuf wire format: a message is a sequence of fields, each with a number, a type and a value.
 
-Only what `tokenizer.model` has is read: varints, fixed numbers, and bytes with their length. Every length is checked
-against the rest of the message, so reading takes no memory beyond the file.
+Only the types in a `tokenizer.model` are supported: varints, fixed-size numbers, and length-delimited bytes. Every
+length is checked against the rest of the message, so parsing takes no memory beyond the file.
 
 Source: protobuf.dev, "Encoding".
 """
@@ -16,11 +16,11 @@ _WIDTH = {FIXED64: 8, FIXED32: 4}
 _MAX_VARINT_BYTES = 10
 
 Field = tuple[int, int, int | bytes]
-"""Number, type and value: an int of a varint, the bytes of everything else."""
+"""Number, type and value: int for a varint, bytes for other types."""
 
 
 def read_fields(data: bytes, source: str) -> Iterator[Field]:
-    """Yield the fields of a message; TokenizerError where the data is not a message."""
+    """Yield the fields of a message; TokenizerError if the data is malformed."""
     position, end = 0, len(data)
     while position < end:
         start = position
@@ -45,7 +45,7 @@ def read_fields(data: bytes, source: str) -> Iterator[Field]:
 
 
 def write_field(number: int, value: bool | int | float | bytes | str) -> bytes:
-    """Return one field: booleans and whole numbers as varints, floats as 32 bits, texts and messages with a length."""
+    """Serialize a field: booleans and integers as varints, floats with 32 bits, text and messages with a length."""
     if isinstance(value, float):
         return _write_varint(number << 3 | FIXED32) + struct.pack("<f", value)
     if isinstance(value, int):
@@ -55,7 +55,7 @@ def write_field(number: int, value: bool | int | float | bytes | str) -> bytes:
 
 
 def _varint(data: bytes, position: int, source: str) -> tuple[int, int]:
-    """Return the number at `position`, seven bits a byte with the lowest first, and where it ends."""
+    """Return the varint at `position` (seven bits per byte, the lowest first), and its end."""
     value = 0
     for count, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * count
