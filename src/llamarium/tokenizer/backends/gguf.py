@@ -1,7 +1,7 @@
-"""The vocabulary inside a GGUF file.
+"""The vocabulary in a GGUF file.
 
-A GGUF's metadata holds the tokens, their types and the merges as lists, and names the pre-tokenizer. From these the
-same `tokenizers` pipeline is built that the model's `tokenizer.json` describes.
+The metadata contains the tokens, their types and the merges as lists, and the name of the pre-tokenizer. From these the
+same `tokenizers` pipeline is built as from the model's `tokenizer.json`.
 
 Source: llama.cpp, `src/llama-vocab.cpp`, and the GGUF specification, section "Tokenizer".
 """
@@ -23,16 +23,16 @@ from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_
 
 _KEY = "tokenizer.ggml."
 
-_NORMAL = int(PieceType.NORMAL)  # comparing with the enum itself takes four times as long
-_DEFAULT_IDS = {"bos": 1, "eos": 2}  # of a SentencePiece vocabulary
+_NORMAL = int(PieceType.NORMAL)  # comparing with the enum member takes four times as long
+_DEFAULT_IDS = {"bos": 1, "eos": 2}  # for SentencePiece vocabularies
 
 
 def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
-    """Build the tokenizer from a GGUF file's metadata, whose arrays are lists here.
+    """Build the tokenizer from a GGUF file's metadata, with arrays as lists.
 
     Raises:
-        TokenizerError: If the metadata contradicts itself.
-        UnsupportedTokenizerError: For a kind of vocabulary, or a pre-tokenizer, that is not read.
+        TokenizerError: If the metadata is inconsistent.
+        UnsupportedTokenizerError: If the kind of vocabulary or the pre-tokenizer is not supported.
     """
     model = metadata.get(_KEY + "model")
     if model not in ("gpt2", "llama", LONGEST_MATCH):
@@ -69,7 +69,7 @@ def from_gguf_metadata(metadata: Mapping[str, Any], source: str) -> Tokenizer:
 
 
 def _tokens(metadata: Mapping[str, Any], source: str) -> tuple[list[str], dict[str, int], list[int]]:
-    """Return the tokens, the id of each, and the type of each id."""
+    """Return the tokens, their ids, and the type of each id."""
     tokens = _list(metadata, "tokens", str, source)
     types: list[int] = [PieceType.NORMAL] * len(tokens)
     if _KEY + "token_type" in metadata:
@@ -107,7 +107,7 @@ def _byte_level(
 
 
 def _merges(metadata: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
-    """Read the merges, each "left right". A printed token holds no space, so there is exactly one."""
+    """Parse the merges, each "left right"; tokens in printable characters contain no space, so there is exactly one."""
     merges = _list(metadata, "merges", str, source)
     if set(map(str.count, merges, repeat(" "))) <= {1}:  # a loop over 280,000 of them takes long
         parts = " ".join(merges).split(" ") if merges else []
@@ -155,7 +155,7 @@ def _special_tokens(
 def _named_ids(
     metadata: Mapping[str, Any], tokens: list[str], source: str, *, defaults: Mapping[str, int]
 ) -> dict[str, int | None]:
-    """Return the ids that the file names, or the format's default where it names none."""
+    """Return the ids in the metadata, or the format's defaults for missing ones."""
     found = {name: _token_id(metadata, name, len(tokens), source) for name in ("bos", "eos", "padding", "eot", "eom")}
     return found | {name: i for name, i in defaults.items() if found[name] is None and i < len(tokens)}
 

@@ -1,9 +1,9 @@
-r"""The pre-tokenizers that a GGUF file names in `tokenizer.ggml.pre`: how a text is cut before bytes are merged.
+r"""The pre-tokenizers of GGUF files (`tokenizer.ggml.pre`), which split a text before byte-level merging.
 
-Each is a list of regular expressions. The first cuts the text into what it matches and what lies between; each of the
-others cuts the pieces of the one before. The names, the expressions and what comes with them (whether a whole piece may
-be a token at once, whether a text begins with BOS) are a convention of llama.cpp's, and models of other families carry
-some of them, as do Llama models with another vocabulary.
+Each is a list of regular expressions. The first splits the text into matches and the text between them; each of the
+others splits the pieces of the previous one. The names, the expressions and their options (whether a whole piece may
+become a token without merging, whether a text begins with BOS) are a convention of llama.cpp. Some are used by other
+model families, and by Llama models with another vocabulary.
 
 Source: llama.cpp, `src/llama-vocab.cpp`.
 """
@@ -53,10 +53,10 @@ class Cutter:
     """A pre-tokenizer.
 
     Attributes:
-        names: What files call it.
-        patterns: The regular expressions.
-        whole_pieces: A piece that is a token becomes it without merging.
-        add_bos: A text begins with BOS, unless the file says otherwise.
+        names: Names in files, separated by spaces.
+        patterns: Regular expressions.
+        whole_pieces: A piece that is a token becomes that token without merging.
+        add_bos: Default of whether a text begins with BOS.
     """
 
     names: str
@@ -65,7 +65,7 @@ class Cutter:
     add_bos: bool = False
 
     def build(self) -> "PreTokenizer":
-        """Return it as the `tokenizers` package runs it."""
+        """Return the pre-tokenizer for the `tokenizers` package."""
         from tokenizers import Regex, pre_tokenizers
 
         cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
@@ -109,7 +109,7 @@ CUTTERS = (
     Cutter(names="minicpm5", patterns=(r"\p{N}{1,3}", _ANY_DIGITS), whole_pieces=True),
 )
 
-# Named by llama.cpp as well, but with steps that are not regular expressions of this kind.
+# Other pre-tokenizers of llama.cpp, which need more than such regular expressions.
 OTHERS = frozenset(
     "afmoe bailingmoe bailingmoe2 chameleon cohere2moe exaone-moe gemma4 granite-embed-multi-311m "
     "granite-embed-multi-97m jais-2 kimi-k2 laguna llada-moe qwen35 sarvam-moe seed-coder spark2_5 superbpe "
@@ -119,9 +119,9 @@ OTHERS = frozenset(
 
 
 def find_cutter(name: object, source: str) -> Cutter:
-    """Return the pre-tokenizer of a name; for a missing or an unknown one, the default with a warning, as llama.cpp.
+    """Return a pre-tokenizer by name; a missing or unknown name gives the default with a warning, as in llama.cpp.
 
-    UnsupportedTokenizerError for a known one that is not read here.
+    UnsupportedTokenizerError for a known pre-tokenizer that is not supported here.
     """
     if isinstance(name, str):
         for cutter in CUTTERS:
@@ -141,6 +141,6 @@ def find_cutter(name: object, source: str) -> Cutter:
 
 
 def cutter_names() -> Iterator[str]:
-    """Yield every name that is read."""
+    """Yield the names of all supported pre-tokenizers."""
     for cutter in CUTTERS:
         yield from cutter.names.split()

@@ -1,10 +1,10 @@
-r"""Vocabularies of characters and of words inside a GGUF file (`tokenizer.ggml.model` is "rwkv").
+r"""Character and word vocabularies in a GGUF file (`tokenizer.ggml.model` is "rwkv").
 
-llama.cpp has one kind of vocabulary without merges and scores: at each place of a text it takes the longest token that
-matches. Where tokens are characters, or the pieces of the pre-tokenizer of words, that gives the ids of this package.
-Such a vocabulary needs no end token either, which characters do not have.
+llama.cpp has a kind of vocabulary without merges and scores: at each position it takes the longest matching token. For
+characters, and for the pieces of the word pre-tokenizer, this gives the same ids as this package. It also needs no end
+token, which character vocabularies lack.
 
-Tokens are bytes, escaped: a tab, a line's end and a carriage return as in C, any other byte as `\xff`, if need be.
+Tokens are escaped bytes: tab, newline and carriage return as in C, other bytes as `\xff` if needed.
 
 Source: llama.cpp, `src/llama-vocab.cpp` (`llm_tokenizer_rwkv`, `llama_unescape_rwkv_token`).
 """
@@ -20,22 +20,22 @@ from llamarium.tokenizer.base import Backend, Tokenizer
 from llamarium.tokenizer.chat.templates import ChatTemplates
 
 LONGEST_MATCH = "rwkv"
-"""What files call a vocabulary of which the longest matching token is taken."""
+"""Name of longest-match vocabularies in GGUF files."""
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _UNUSED = 1, 2, 5
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
-_NOT_TEXT = "\\xff"  # a byte of no text, so that an unused row matches none
+_NOT_TEXT = "\\xff"  # never occurs in UTF-8, so an unused row matches no text
 
 
 def is_longest_match(backend: Backend) -> bool:
-    """Whether the longest matching token, again and again, is how a vocabulary encodes."""
+    """Return whether a vocabulary encodes by repeatedly taking the longest matching token."""
     return isinstance(backend, CharacterBackend | WordBackend)
 
 
 def longest_match_metadata(tokenizer: Tokenizer, num_rows: int) -> dict[str, Any]:
-    """Return a vocabulary of characters or words as GGUF's metadata, with all rows of a model."""
+    """Return a character or word vocabulary as GGUF metadata, padded to the model's number of rows."""
     is_words = isinstance(tokenizer.backend, WordBackend)
     tokens = [f"{_NOT_TEXT}[{i}]" for i in range(num_rows)]
     types = [_UNUSED] * num_rows
@@ -56,7 +56,7 @@ def longest_match_metadata(tokenizer: Tokenizer, num_rows: int) -> dict[str, Any
 def longest_match_tokenizer(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], templates: ChatTemplates, source: str
 ) -> Tokenizer:
-    """Read such a vocabulary; UnsupportedTokenizerError unless its tokens are characters, or words as written here."""
+    """Read a longest-match vocabulary; UnsupportedTokenizerError unless it has characters, or words as written here."""
     texts = [_ESCAPED.sub(_unescape, token) for token, kind in zip(tokens, types, strict=True) if kind != _UNUSED]
     if metadata.get(_KEY + "add_space_prefix") is True and texts[:2] == [UNKNOWN, " "]:
         return make_words(words_pipeline(texts[2:]), source, templates)

@@ -1,8 +1,7 @@
-"""The SentencePiece vocabulary inside a GGUF file (`tokenizer.ggml.model` is "llama"), with the ids of llama.cpp.
+"""The SentencePiece vocabulary in a GGUF file (`tokenizer.ggml.model` is "llama"), with the same ids as llama.cpp.
 
-What differs from the `sentencepiece` library: user-defined tokens are cut out of the text before anything else, the
-longest first, and the dummy prefix is put after each of them; unused pieces are pieces like others; there are no
-normalization rules.
+Differences from the `sentencepiece` library: user-defined tokens are extracted from the text first, the longest first,
+and the dummy prefix is added after each of them; unused pieces are normal pieces; there are no normalization rules.
 
 Source: llama.cpp, `src/llama-vocab.cpp` (`llm_tokenizer_spm_session`, `tokenizer_st_partition`).
 """
@@ -31,15 +30,15 @@ def sentencepiece_backend(
     """Build the backend.
 
     Args:
-        metadata: Of the file; scores and flags are read from it.
-        tokens: The token of each id.
-        types: The type of each id.
-        control: The control tokens, spelling to id.
-        named: The ids of "bos", "eos" and "pad".
+        metadata: Metadata of the file, with scores and flags.
+        tokens: Token of each id.
+        types: Type of each id.
+        control: Control tokens, spelling to id.
+        named: Ids of "bos", "eos" and "pad".
         source: The file, for messages.
 
     Raises:
-        TokenizerError: If the lists contradict each other.
+        TokenizerError: If the lists are inconsistent.
     """
     pieces = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     spelled = {pieces[i] for i, kind in enumerate(types) if kind == PieceType.BYTE}
@@ -59,7 +58,7 @@ def sentencepiece_backend(
 
 
 def _scores(metadata: Mapping[str, Any], count: int, source: str) -> list[float]:
-    """Return the scores as floats; all are equal where the file has none."""
+    """Return the scores as floats; all are 0 if the file has none."""
     scores: Any = metadata.get(_KEY + "scores")
     if scores is None:
         return [0.0] * count

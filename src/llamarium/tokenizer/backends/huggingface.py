@@ -1,11 +1,11 @@
 """Hugging Face's `tokenizer.json`, run by the `tokenizers` package.
 
-The file holds a pipeline: normalizer, pre-tokenizer, BPE model, decoder, and a post-processor that says whether BOS
-is put before a text. The package encodes texts, and knows control tokens by private names (`private_names`); BOS,
-padding and decoding are done in `base`, so that they are the same for every kind of file.
+The file describes a pipeline: normalizer, pre-tokenizer, BPE model, decoder, and a post-processor that may add BOS. The
+package encodes texts, with control tokens under private names (`private_names`). BOS, padding and decoding are
+implemented in `base`, so that they are the same for every file format.
 
-Two families are read: byte-level BPE (Llama 3, SmolLM2) and SentencePiece-style BPE with byte fallback (Llama 2).
-Vocabularies of words are `words`' matter.
+Two families are supported: byte-level BPE (Llama 3, SmolLM2) and SentencePiece-style BPE with byte fallback (Llama 2).
+Word-level vocabularies are handled by `words`.
 """
 
 import re
@@ -28,14 +28,14 @@ from llamarium.tokenizer.special import Parts, SpecialTokens, split_spellings
 if TYPE_CHECKING:
     import tokenizers
 
-_MAX_BLANKS = 9_900_000  # Oniguruma's retry limit is 10 million; at it the package prints a panic to stderr
+_MAX_BLANKS = 9_900_000  # at Oniguruma's retry limit of 10 million the package panics and prints to stderr
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def load_huggingface(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json`, with the `tokenizer_config.json` and chat templates beside it.
+    """Read a `tokenizer.json`, with the `tokenizer_config.json` and chat templates in the same folder.
 
-    Warns (UserWarning, one per rule) if the file's rules change texts, so that decoding does not give them back.
+    Warns (UserWarning, one per rule) if the file's rules change texts, so that decoding does not restore them.
     """
     source = str(path)
     raw = read_json(path)
@@ -70,7 +70,7 @@ def load_huggingface(path: Path) -> Tokenizer:
 
 
 def _build(path: Path, raw: dict[str, Any], special: SpecialTokens, *, byte_level: bool) -> "HuggingFaceBackend":
-    """Build the backend; the package reads the file itself only to explain what it refuses."""
+    """Build the backend; on failure the package reads the file itself to give a better error."""
     import tokenizers
 
     try:
@@ -89,9 +89,9 @@ class HuggingFaceBackend(Backend):
         """Build the package's tokenizer.
 
         Args:
-            raw: The contents of a `tokenizer.json`, whose merges may be tuples.
-            control: Spelling and id of each control token; all of them are among the added tokens.
-            byte_level: Tokens are bytes in GPT-2's printable characters, rather than SentencePiece's spelling.
+            raw: Content of a `tokenizer.json`; merges may be tuples.
+            control: Control tokens, spelling to id; all of them are added tokens.
+            byte_level: Tokens are bytes in GPT-2's printable characters instead of SentencePiece pieces.
             source: The file, for messages.
         """
         self._package = PrivateTokenizer(raw, control, source)
@@ -106,12 +106,12 @@ class HuggingFaceBackend(Backend):
         self._missing_bytes = bytes(missing) if byte_level else b""
 
     def encode(self, text: str) -> list[int]:
-        """Encode ordinary text, unless the vocabulary lacks a byte of it or millions of blanks stand in a row."""
+        """Encode text without control tokens; TokenizerError for missing bytes or millions of consecutive blanks."""
         self._check(text)
         return self._run(self._inner, text).ids
 
     def encode_parts(self, parts: Parts) -> list[int]:
-        """Encode texts and control tokens as one string, in which control tokens have private names."""
+        """Encode texts and control tokens as one string, with control tokens under their private names."""
         pieces: list[str] = []
         pending: dict[int, int] = {}  # the control tokens, by their place in `parts`
         for place, part in enumerate(parts):
@@ -126,7 +126,7 @@ class HuggingFaceBackend(Backend):
             ids = encoding.ids
             if [i for i in ids if i in self._counted] == [i for i in pending.values() if i in self._counted]:
                 return ids
-            # By its flags the token does not match here: inside a word, or in text that a normalizer changed.
+            # The token's flags prevent a match here: inside a word, or in text changed by a normalizer.
             unmatched = list(_unmatched(encoding, pieces, pending))
             if not unmatched:
                 raise TokenizerError(f"{self._source}: the normalizer or pre-tokenizer changes control tokens")
@@ -134,13 +134,13 @@ class HuggingFaceBackend(Backend):
                 pieces[place] = self._added[pending.pop(place)]
 
     def encode_parsed(self, text: str, control: Mapping[str, int]) -> list[int]:
-        """Encode a text as the package does: every added token that it spells is this token."""
+        """Encode a text like the package, which recognizes added tokens by their spelling."""
         self._check(text)
         return self._run(self._exact, text).ids
 
     @cached_property
     def _exact(self) -> "tokenizers.Tokenizer":
-        """The tokenizer that knows control tokens by their own spellings."""
+        """Tokenizer that knows control tokens by their real spelling."""
         return PrivateTokenizer(self._package.to_json(), {}, self._source).inner
 
     def with_control(self, control: Mapping[str, int]) -> "HuggingFaceBackend":
@@ -167,7 +167,7 @@ class HuggingFaceBackend(Backend):
             self._refuse_blanks(text)
 
     def _refuse_missing(self, text: str) -> None:
-        """Refuse bytes without tokens (SmolLM2 lacks some control characters); the package would drop them silently."""
+        """Raise for bytes without tokens (SmolLM2 lacks some control characters), which the package silently drops."""
         missing = set(self._missing_bytes)
         place, character = next((i, c) for i, c in enumerate(text) if not missing.isdisjoint(c.encode("utf-8")))
         raise TokenizerError(
@@ -194,7 +194,7 @@ class HuggingFaceBackend(Backend):
         return unspell(token) if self._byte_level else _sentencepiece_bytes(token)
 
     def byte_level_bpe(self) -> ByteLevelBPE:
-        """Return the readable twin, with this file's merges and pre-tokenizer."""
+        """Return the readable implementation, with this file's merges and pre-tokenizer."""
         if not self._byte_level or self._inner.normalizer is not None:
             raise TokenizerError(
                 f"{self._source}: merges can be shown for byte-level BPE without a normalizer (Llama 3, SmolLM2) only"
@@ -218,7 +218,7 @@ class HuggingFaceBackend(Backend):
         )
 
     def _cutter(self, plain: list[str]) -> Callable[[str], list[str]]:
-        """Return the pre-tokenizer: cut out the added tokens that are ordinary text, then as the file says."""
+        """Return the pre-tokenizer: extract the added tokens in `plain`, then split as in the file."""
         pre_tokenizer: Any = self._inner.pre_tokenizer
 
         def cut(text: str) -> list[str]:
@@ -241,7 +241,7 @@ class HuggingFaceBackend(Backend):
 
 
 def _unmatched(encoding: "tokenizers.Encoding", pieces: list[str], pending: Mapping[int, int]) -> Iterator[int]:
-    """Yield the places of control tokens whose names, as the encoding has it, are no control tokens."""
+    """Yield the indices of control tokens whose private names were not encoded as control tokens."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for i, span in zip(encoding.ids, encoding.offsets, strict=True):
         spans.setdefault(i, []).append(span)

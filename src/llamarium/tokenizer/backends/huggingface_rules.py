@@ -1,6 +1,6 @@
-"""What the JSON around a Hugging Face vocabulary means, and what in it is refused.
+"""Validate and interpret the JSON files of a Hugging Face tokenizer.
 
-Everything is checked here before the `tokenizers` package sees the file.
+Everything is checked here before the `tokenizers` package reads the file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from llamarium.errors import TokenizerError, escape, show_value
 from llamarium.tokenizer.backends.files import MAX_TOKENS
 from llamarium.tokenizer.special import SpecialTokens, TypedToken, find_special_tokens
 
-# What a `Sequence` calls its list.
+# Key of the list in a `Sequence`.
 _MEMBERS = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
@@ -21,7 +21,7 @@ _DROPPING_CUTTERS = ("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "Wh
 
 
 def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
-    """Check the types, ids and features of a `tokenizer.json`; return the ids."""
+    """Validate the types, ids and features of a `tokenizer.json`, and return its ids."""
     model = _object(raw, "model", source)
     kind = model.get("type", "BPE")
     if kind not in ("BPE", "Unigram"):
@@ -44,14 +44,14 @@ def check_tokenizer_json(raw: Mapping[str, Any], source: str) -> set[int]:
 
 
 def check_vocabulary(raw: Mapping[str, Any], source: str) -> dict[str, int]:
-    """Check the tokens and ids of a `tokenizer.json` without added tokens; return them."""
+    """Validate and return the tokens and ids of a `tokenizer.json`, without added tokens."""
     ids = _object(_object(raw, "model", source), "vocab", source)
     _check_ids(ids, source)
     return ids
 
 
 def merges(raw: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
-    """Return the merges as pairs, the first learned first; older files hold them as "left right"."""
+    """Return the merges as pairs in order of rank; older files have them as "left right"."""
     found = raw["model"]["merges"]
     if set(map(type, found)) == {str}:
         found = [merge.split(" ") for merge in found if not merge.startswith("#version")]  # the package skips it, too
@@ -84,7 +84,7 @@ def _check_ids(ids: Mapping[str, Any], source: str) -> None:
 
 
 def added_tokens(raw: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
-    """Return the added tokens as the file has them."""
+    """Return the added tokens as in the file."""
     tokens = raw.get("added_tokens") or []
     if not isinstance(tokens, list):
         raise TokenizerError(f"{source}: added_tokens is {type(tokens).__name__}; expected a list")
@@ -101,7 +101,7 @@ def _added_token(token: Any, position: int, source: str) -> dict[str, Any]:
 
 
 def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
-    """Tell byte-level BPE (True) from SentencePiece-style BPE with byte fallback (False), by the decoder."""
+    """Return True for byte-level BPE, and False for SentencePiece-style BPE with byte fallback, by the decoder."""
     kinds = {step["type"] for _, step in steps(raw, "decoder", source)}
     cutters = [step for _, step in steps(raw, "pre_tokenizer", source)]
     if "ByteLevel" in kinds and any(step["type"] == "ByteLevel" for step in cutters):
@@ -115,7 +115,7 @@ def is_byte_level(raw: Mapping[str, Any], source: str) -> bool:
 
 
 def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
-    """Whether the decoder of a `tokenizer.json` removes the first space of a text."""
+    """Return whether the decoder of a `tokenizer.json` removes the first space of a text."""
     return any(
         (step["type"] == "Strip" and step.get("start") == 1)
         or (step["type"] == "Metaspace" and _prepend_scheme(step) != "never")
@@ -124,13 +124,13 @@ def strips_first_space(raw: Mapping[str, Any], source: str) -> bool:
 
 
 def _prepend_scheme(step: Mapping[str, Any]) -> str:
-    """Return when a Metaspace step puts a space before a text; older files say it with `add_prefix_space`."""
+    """Return when a Metaspace step adds a space before a text; older files use `add_prefix_space`."""
     scheme = step.get("prepend_scheme")
     return scheme if isinstance(scheme, str) else "never" if step.get("add_prefix_space") is False else "always"
 
 
 def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the steps of one pipeline component, `Sequence` unfolded, each with its place for messages."""
+    """Yield the steps of a pipeline component with their places for messages; a `Sequence` is flattened."""
     members = _MEMBERS[name]
     waiting: list[tuple[str, Any]] = [] if raw.get(name) is None else [(name, raw[name])]
     while waiting:
@@ -147,7 +147,7 @@ def steps(raw: Mapping[str, Any], name: str, source: str) -> Iterator[tuple[str,
 
 
 def check_pieces(raw: Mapping[str, Any], source: str) -> None:
-    """Refuse pre-tokenizers that drop the characters at which they cut."""
+    """Raise TokenizerError for pre-tokenizers that drop the characters at which they split."""
     for where, step in steps(raw, "pre_tokenizer", source):
         if step["type"] in _DROPPING_CUTTERS or (step.get("behavior") == "Removed" and not step.get("invert")):
             raise TokenizerError(
@@ -157,9 +157,9 @@ def check_pieces(raw: Mapping[str, Any], source: str) -> None:
 
 
 def text_changes(raw: Mapping[str, Any], source: str, *, byte_level: bool) -> Iterator[str]:
-    """Yield one sentence per rule of the file because of which `decode(encode(text))` may differ from `text`.
+    """Yield a sentence for each rule of the file that may cause `decode(encode(text))` to differ from `text`.
 
-    Llama 2's normalizer (a ▁ before the text, and one for each space) is undone by decoding.
+    Llama 2's normalizer (▁ before the text, and for each space) is undone by decoding.
     """
     strips = strips_first_space(raw, source)
     undone = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
@@ -188,12 +188,12 @@ def text_changes(raw: Mapping[str, Any], source: str, *, byte_level: bool) -> It
 
 
 class Reading(NamedTuple):
-    """What the files say about special tokens.
+    """Special tokens of a tokenizer's files.
 
     Attributes:
         special: The special tokens.
-        added: The added tokens, with those that only tokenizer_config.json names; control tokens are flagged.
-        notes: What was ignored, one sentence each.
+        added: Added tokens, including those only in tokenizer_config.json; control tokens are flagged.
+        notes: Ignored settings, one sentence each.
     """
 
     special: SpecialTokens
@@ -204,10 +204,10 @@ class Reading(NamedTuple):
 def read_special_tokens(
     raw: Mapping[str, Any], config: Mapping[str, Any], template: str | None, source: str
 ) -> Reading:
-    """Read the control tokens, and whether BOS is put before a text.
+    """Read the control tokens, and whether BOS is added before a text.
 
-    An explicit `add_bos_token` in tokenizer_config.json decides, as in transformers; else the post-processor does.
-    A prompt is continued, so no EOS is put after it, whatever the files say.
+    An explicit `add_bos_token` in tokenizer_config.json takes precedence over the post-processor, as in transformers.
+    EOS is never added, even if the files say so, as prompts are continued.
     """
     notes: list[str] = []
     added = added_tokens(raw, source)
@@ -244,7 +244,7 @@ def read_special_tokens(
 
 
 def _flagged_in_config(config: Mapping[str, Any]) -> set[str]:
-    """Return the spellings that tokenizer_config.json calls special tokens."""
+    """Return the spellings of the special tokens in tokenizer_config.json."""
     decoder, additional = config.get("added_tokens_decoder"), config.get("additional_special_tokens")
     tokens: list[Any] = [*decoder.values()] if isinstance(decoder, dict) else []
     tokens = [token for token in tokens if isinstance(token, dict) and token.get("special")]
@@ -261,7 +261,7 @@ def _named_id(
     notes: list[str],
     source: str,
 ) -> int | None:
-    """Look up `bos_token` and the like; the token is a control token from then on, as in transformers."""
+    """Look up `bos_token` and similar fields; the token becomes a control token, as in transformers."""
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:
@@ -282,7 +282,7 @@ def _named_id(
 
 
 def _template_ids(raw: Mapping[str, Any], source: str) -> tuple[int | None, list[int]]:
-    """Return the id that the post-processor puts before a text, or None, and those after it."""
+    """Return the id that the post-processor adds before a text, or None, and those that it adds after it."""
     before: list[int] = []
     after: list[int] = []
     for _, step in steps(raw, "post_processor", source):

@@ -1,9 +1,9 @@
 """Meta's `tokenizer.model` for Llama 3: a table of ranks, run as byte-level BPE.
 
-A text file with 128,000 lines, `base64(token) rank`. The rank is the token's id and at the same time the order of its
-merge: two neighbours join if their concatenation is a token, the lowest rank first. The `tokenizers` package wants
-the merges listed, so they are derived from the ranks (`kernels/ranks.py`). 256 control tokens follow, whose names are
-not in the file. Llama 2's file of the same name is another format, SentencePiece's.
+It is a text file with 128,000 lines, `base64(token) rank`. The rank is both the token's id and the order of its merge:
+adjacent parts are merged if their concatenation is a token, the lowest rank first. The `tokenizers` package needs a
+list of merges, which is derived from the ranks (`kernels/ranks.py`). 256 control tokens follow, whose names are not in
+the file. Llama 2's file of the same name is in SentencePiece's format.
 
 Source: llama-models, `llama3/tokenizer.py`.
 """
@@ -31,7 +31,7 @@ _NAMED_SPECIAL_TOKENS = (
     "<|python_tag|>", "<|image|>",
 )  # fmt: skip
 _MAX_FILE_BYTES = 8 * 2**20  # Llama 3's has 2.2 MB
-_MAX_TOKEN_BYTES = 256  # its longest is half of that; deriving merges takes the square
+_MAX_TOKEN_BYTES = 256  # twice Llama 3's longest; deriving the merges takes quadratic time
 
 
 def load_meta(path: Path) -> Tokenizer:
@@ -65,7 +65,7 @@ def _byte_level(tokens: list[bytes], special: SpecialTokens, source: str) -> Hug
 
 
 def _spell_all(tokens: list[bytes]) -> list[str]:
-    """Write all tokens in GPT-2's printable characters: one translation takes a third of what 128,000 take."""
+    """Convert all tokens to GPT-2's printable characters; one translation takes a third of the time of 128,000."""
     spelling = {byte: ord(character) for byte, character in BYTE_TO_CHARACTER.items()}
     joined = b"".join(tokens).decode("latin-1").translate(spelling)
     ends = list(accumulate(map(len, tokens)))
@@ -73,7 +73,7 @@ def _spell_all(tokens: list[bytes]) -> list[str]:
 
 
 def _merges(tokens: list[bytes], spelled: list[str]) -> list[tuple[str, str]]:
-    """Return the merges in order, as they are spelled."""
+    """Return the merges in order, in printable characters."""
     merges = find_merges(tokens)
     if merges is None:
         return _all_merges(spelled)
@@ -82,9 +82,9 @@ def _merges(tokens: list[bytes], spelled: list[str]) -> list[tuple[str, str]]:
 
 
 def _all_merges(tokens: list[str]) -> list[tuple[str, str]]:
-    """Return every way to cut a token into two tokens, the better known halves first, where the library is missing.
+    """Return every split of a token into two tokens, without the C library; this takes a second.
 
-    That takes a second. `find_merges` leaves out what no text is merged by; ids are the same.
+    `find_merges` leaves out merges that no text uses; the ids are the same.
     """
     rank_of = {token: rank for rank, token in enumerate(tokens)}.get
     merges: list[tuple[str, str]] = []
@@ -119,7 +119,7 @@ def _read_ranks(data: bytes, source: str) -> list[bytes]:
 
 
 def _decode(data: bytes) -> list[bytes] | None:
-    """Read a file as it should be, all at once; None if a line may be wrong, or stands at another place."""
+    """Decode a well-formed file at once; None if a line may be malformed or out of order."""
     words = data.split()
     if len(words) != 2 * NUM_RANKS or b" ".join(words[1::2]) != b" ".join(b"%d" % rank for rank in range(NUM_RANKS)):
         return None
@@ -131,7 +131,7 @@ def _decode(data: bytes) -> list[bytes] | None:
 
 
 def _read_lines(lines: list[bytes], source: str) -> list[bytes]:
-    """Read a file line by line, to name the one that is wrong."""
+    """Read a file line by line, to report the malformed line."""
     if len(lines) != NUM_RANKS:
         _read_line(lines[0], 0, source)
         raise TokenizerError(

@@ -1,10 +1,10 @@
-"""Control tokens under names that no text can spell.
+"""Private names of control tokens, to prevent injection through text.
 
-The `tokenizers` package finds added tokens by searching a text for their spellings. It cannot tell a control token that
-a dialog's format puts from the same characters in what a user wrote. So it is given the vocabulary with another name
-for each control token: random characters of Unicode's private use areas, drawn anew in each process. A control token is
-put into a string by that name, and the package encodes the whole string, with everything that it does around a control
-token; the spelling of a control token is ordinary characters to it, which no merge leads to a control token.
+The `tokenizers` package finds added tokens by searching for their spelling, so it cannot distinguish a control token of
+the dialog format from the same characters in a user's text. The package therefore gets a vocabulary in which each
+control token has a private name: random characters of a Unicode private use area, new in each process. A control token
+is inserted into a string by this name, and the package encodes the whole string with its rules around control tokens.
+The spelling of a control token is ordinary text, and no merge produces a control token.
 """
 
 import json
@@ -31,8 +31,8 @@ _OPTIONS = (
 class PrivateNames:
     """The private name of each control token.
 
-    A name begins and ends with a letter where the control token does: a token that is matched as a whole word only
-    looks at the character beside it.
+    A name begins and ends with a letter if the control token does, as tokens with `single_word` depend on the adjacent
+    characters.
     """
 
     def __init__(self, control: Mapping[str, int]) -> None:
@@ -46,11 +46,11 @@ class PrivateNames:
         self.by_id = {i: self._by_spelling[spelling] for spelling, i in control.items()}
 
     def hide(self, spelling: str) -> str:
-        """Return the private name of a control token, and any other token as it is."""
+        """Return the private name of a control token, and any other token unchanged."""
         return self._by_spelling.get(spelling, spelling)
 
     def show(self, name: str) -> str:
-        """Return the spelling of a private name, and any other token as it is."""
+        """Return the spelling for a private name, and any other token unchanged."""
         return self._spellings.get(name, name)
 
 
@@ -60,7 +60,7 @@ def _edge(character: str) -> str:
 
 
 class PrivateTokenizer:
-    """A tokenizer of the package that knows control tokens by private names.
+    """A tokenizer of the `tokenizers` package with private names for control tokens.
 
     Attributes:
         inner: The package's tokenizer, without a post-processor, truncation and padding.
@@ -94,7 +94,7 @@ class PrivateTokenizer:
         self._check_ids(raw["added_tokens"], source)
 
     def _check_ids(self, added: Sequence[Mapping[str, Any]], source: str) -> None:
-        """Refuse an id other than the one that the package gives: a model was trained with that one."""
+        """Raise TokenizerError if the package assigns an id other than the file's, with which the model was trained."""
         for token in added:
             given = self.inner.token_to_id(self.names.hide(token["content"]))
             if given != token["id"]:
@@ -104,7 +104,7 @@ class PrivateTokenizer:
                 )
 
     def _model(self, model: Mapping[str, Any], vocab: dict[str, int]) -> "tokenizers.models.Model":
-        """Build the model, without the merges that lead to a control token or on from one: no text may take them."""
+        """Build the model without merges from or to control tokens, which text must not produce."""
         from tokenizers.models import BPE, Unigram
 
         self._left_out: list[tuple[int, tuple[str, str]]] = []
@@ -128,7 +128,7 @@ class PrivateTokenizer:
             return BPE(vocab, [pair for i, pair in enumerate(merges) if i not in places], **options)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the contents of a `tokenizer.json`, every token under its own name."""
+        """Return the content of a `tokenizer.json`, with all tokens under their real names."""
         raw: dict[str, Any] = json.loads(self.inner.to_str())
         show = self.names.show
         for token in raw["added_tokens"]:

@@ -24,9 +24,9 @@ _NAMES = ("bos", "eos", "pad")
 
 
 def load_sentencepiece(path: Path) -> Tokenizer:
-    """Read a `tokenizer.model` and what stands beside it.
+    """Read a `tokenizer.model` and the JSON files in the same folder.
 
-    Warns (UserWarning, one per rule) if the vocabulary's rules change texts, so that decoding does not give them back.
+    Warns (UserWarning, one per rule) if the vocabulary's rules change texts, so that decoding does not restore them.
 
     Raises:
         TokenizerError: If a file is damaged, or contradicts another.
@@ -75,7 +75,7 @@ def text_changes(model: SentencePieceModel) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beside:
-    """The JSON files beside a `tokenizer.model`; empty where one is missing."""
+    """The JSON files in the folder of a `tokenizer.model`; empty for missing ones."""
 
     config: dict[str, Any]
     names: dict[str, Any]
@@ -83,7 +83,7 @@ class _Beside:
     folder: Path
 
     def spelling(self, name: str) -> str | None:
-        """Return the text of "bos_token" and the like, or None where no file names it."""
+        """Return the text of "bos_token" or a similar field, or None if no file has it."""
         for values in (self.config, self.names):
             value = values.get(name)
             text = value.get("content") if isinstance(value, dict) else value
