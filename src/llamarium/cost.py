@@ -29,12 +29,12 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
+        """Total number of parameters."""
         return self.embedding + self.attention + self.mlp + self.norms + self.head
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
-    """Return the number of parameters of a model, by part."""
+    """Return the number of parameters of a model by part."""
     c = config
     attention, mlp = _biases(c)
     return ParameterCount(
@@ -78,7 +78,7 @@ def _pairs(num_tokens: int, window: int | None) -> int:
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: str = "bfloat16") -> int:
-    """Return the size of a token in the KV cache in bytes, scales included.
+    """Return the KV cache's bytes per token, including scales.
 
     `kv_dtype` is a floating-point dtype or a quantized `CacheDtype`.
     """

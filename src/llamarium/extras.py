@@ -1,4 +1,4 @@
-"""Optional packages: extras, imported when they are needed."""
+"""Optional packages (extras), imported on first use."""
 
 import importlib
 from importlib.util import find_spec
@@ -8,9 +8,10 @@ from llamarium.errors import MissingPackageError
 
 
 def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
-    """Import an optional package's module, which an `extra` installs and a `purpose` needs.
+    """Import a module of an optional package, which `extra` installs and `purpose` needs.
 
-    MissingPackageError has the command that installs the `package`, which is the module's name where left out.
+    `package` is the package's name if it differs from the module's. The MissingPackageError has the command that
+    installs it.
     """
     try:
         return importlib.import_module(module)
@@ -24,13 +25,13 @@ def has_torch() -> bool:
 
 
 def need_torch(purpose: str, extra: str = "torch") -> None:
-    """Check that PyTorch is installed, without the seconds of importing it; MissingPackageError as of `optional`."""
+    """Check that PyTorch is installed without importing it, which takes seconds; MissingPackageError as `optional`."""
     if not has_torch():
         raise _missing(purpose, "PyTorch", extra)
 
 
 class _NeedsTorch(type):
-    """The type of classes that stand for those that cannot be imported without PyTorch."""
+    """Metaclass of placeholders for classes that need PyTorch."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> "_NeedsTorch":
         if bases:  # of a subclass
@@ -41,13 +42,13 @@ class _NeedsTorch(type):
         raise _missing(cls.__name__, "PyTorch", "torch")
 
     def __getattr__(cls, name: str) -> NoReturn:
-        if name.startswith("_"):  # which `help`, `copy` and others ask for
+        if name.startswith("_"):  # `help`, `copy` and others look up such names
             raise AttributeError(name)
         raise _missing(f"{cls.__name__}.{name}", "PyTorch", "torch")
 
 
 def stand_in(name: str, doc: str) -> type:
-    """Return a class that can be shown and imported in place of one that needs PyTorch; MissingPackageError if used."""
+    """Return a placeholder for a class that needs PyTorch; it can be imported, but use raises MissingPackageError."""
     return _NeedsTorch(name, (), {"__doc__": doc, "__module__": "llamarium"})
 
 

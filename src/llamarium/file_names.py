@@ -1,7 +1,7 @@
-"""The files of a model folder: the names that readers open, the hub client downloads and writers replace.
+"""File names in a model folder, which readers open, the hub client downloads and writers replace.
 
-Every other module takes these names from here, so that a file which a reader opens is also downloaded, and never stays
-beside a new model. `docs/reference/checkpoints.md` lists them.
+All modules use these names, so that every file that a reader opens is also downloaded, and no file of an old model
+remains next to a new one. `docs/reference/checkpoints.md` lists them.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ META_FILES = (META_CONFIG, META_SHARDS)
 
 CHARACTERS, TOKENIZER, TOKENIZER_MODEL = "characters.json", "tokenizer.json", "tokenizer.model"
 VOCABULARIES = (CHARACTERS, TOKENIZER, TOKENIZER_MODEL)
-"""A tokenizer's main file; of several in a folder the first is read."""
+"""Main files of tokenizers; if a folder has several, the first one is read."""
 
 TOKENIZER_CONFIG, TOKENS_MAP, ADDED_TOKENS = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -40,23 +40,23 @@ ADAPTER_CONFIG, ADAPTER, ADAPTER_BIN = "adapter_config.json", "adapter_model.saf
 
 
 def shard_name(number: int, total: int) -> str:
-    """Return the name of one of several safetensors files, counted from 1."""
+    """Return the name of a safetensors shard; numbers start at 1."""
     return f"model-{number:05d}-of-{total:05d}.safetensors"
 
 
 def meta_shard_name(number: int) -> str:
-    """Return the name of one of Meta's weight files, counted from 0."""
+    """Return the name of a shard in Meta's format; numbers start at 0."""
     return META_SHARDS.replace("*", f"{number:02d}")
 
 
 def model_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder that `MODEL_FILES` names."""
+    """Yield the files of a folder that match `MODEL_FILES`."""
     for pattern in MODEL_FILES:
         yield from folder.glob(pattern)
 
 
 def other_files(folder: Path) -> Iterator[Path]:
-    """Yield, sorted, what a folder holds besides `MODEL_FILES`; a subfolder that is not one of them is not entered."""
+    """Yield the entries of a folder that do not match `MODEL_FILES`, sorted; other subfolders are not entered."""
     for path in sorted(folder.iterdir()):
         if path.name == TEMPLATE_FOLDER and path.is_dir() and not path.is_symlink():
             yield from (inner for inner in sorted(path.iterdir()) if not _is_model_file(inner, folder))

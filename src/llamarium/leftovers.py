@@ -1,7 +1,8 @@
-"""What a killed writer leaves beside its target: a name like ours without a lock on it, removed at the next start.
+"""Remove temporary files of killed writers.
 
-A writer holds a lock on what it writes. The system gives it back whenever the process ends, so a name like ours without
-a lock is free. Where there are no such locks (Windows) nothing is removed.
+A writer locks its temporary file or folder. The operating system releases the lock when the process ends, so a
+temporary name without a lock belongs to a killed process and is removed by the next writer. On Windows, which has no
+such locks, nothing is removed.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _STALE_AFTER_S = 24 * 3600
 
 @contextlib.contextmanager
 def held(temporary: Path) -> Generator[None]:
-    """Hold the lock on a file or folder that is being written, and end of SIGTERM by an exception, which removes it."""
+    """Lock a temporary file or folder in the body; SIGTERM raises an exception there, so that it is removed."""
     descriptor = os.open(temporary, os.O_RDONLY)
     try:
         _lock(descriptor)
@@ -36,15 +37,15 @@ def held(temporary: Path) -> Generator[None]:
 
 
 def take(descriptor: int) -> bool:
-    """Take the lock on an open file until it is closed; False if another process has it.
+    """Lock an open file until it is closed; False if another process holds the lock.
 
-    Without locks there is none to hold.
+    Returns True on systems without such locks.
     """
     return _lock(descriptor) is not False
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what writers of `target` that were killed have left; give back what one had moved out of the way."""
+    """Remove temporary files of killed writers of `target`, and restore a target that one had moved away."""
     ours = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}(\.part)?")
     with contextlib.suppress(OSError):
         for path in [path for path in target.parent.iterdir() if ours.fullmatch(path.name)]:
@@ -53,7 +54,7 @@ def remove_leftovers(target: Path) -> None:
 
 
 def remove_stale(folder: Path, pattern: str) -> None:
-    """Remove folders that killed processes have left, but nothing of the last day, which another may be writing."""
+    """Remove folders of killed processes, except those of the last day, which may be in use."""
     for old in folder.glob(pattern):
         if old.stat().st_mtime < time.time() - _STALE_AFTER_S:
             shutil.rmtree(old, ignore_errors=True)
@@ -69,7 +70,7 @@ def _remove(path: Path, target: Path) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether it has no writer."""
+    """Return whether a temporary file or folder has no writer."""
     if path.is_symlink() or path.is_dir() == (path.suffix == ".part"):
         return False
     try:
@@ -83,7 +84,7 @@ def _is_left(path: Path) -> bool:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Take the lock; False if it is held, None where there are no locks."""
+    """Take the lock; False if another process holds it, None on systems without such locks."""
     if sys.platform == "win32":
         return None
     try:

@@ -1,4 +1,4 @@
-"""Configurations of published Llama models, and of small ones for training, by name.
+"""Configurations of published Llama models, and of small models for training, by name.
 
 Source: the publishers' `config.json` files.
 """
@@ -27,7 +27,7 @@ def _shape(
         rms_norm_eps=1e-5,
         rope_theta=theta,
         max_position_embeddings=context,
-        tie_word_embeddings=hidden < 4096,  # the small ones
+        tie_word_embeddings=hidden < 4096,  # small models only
     )
 
 
@@ -49,7 +49,7 @@ PRESETS: dict[str, ModelConfig] = {
     "llama-3-8b": _llama3(4096, 14336, 32, 32, 128, None),
     "llama-2-7b": replace(_LLAMA2, bos_token_id=1, eos_token_id=(2,)),
     "smollm2-135m": replace(_SMOLLM2, bos_token_id=1, eos_token_id=(2,), pad_token_id=2),
-    # To train: about 0.4M, 5.5M and 11M parameters.
+    # For training: about 0.4M, 5.5M and 11M parameters.
     "tiny": _shape(256, 128, 352, 2, 4, 2, 32, 256, 10000.0),
     "small": _shape(4096, 256, 704, 6, 8, 4, 32, 512, 10000.0),
     "nano-gpt": _shape(256, 384, 1024, 6, 6, 6, 64, 256, 10000.0),

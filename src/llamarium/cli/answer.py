@@ -1,6 +1,6 @@
-"""Saying something in a dialog, and the answer as it grows: where it is written, and why it ended.
+"""Send a message in a dialog, write the answer as it is generated, and explain why it ended.
 
-On a terminal lines end between words, not at the terminal's edge.
+On a terminal, lines are wrapped between words.
 """
 
 import os
@@ -33,7 +33,10 @@ def say(
     may_repeat: bool = False,
     can_set: bool = False,
 ) -> None:
-    """Say something and write the answer; interrupted, it stays. Hints name commands if `can_set`, else flags."""
+    """Send a message and write the answer; an interrupted answer stays in the dialog.
+
+    Hints refer to slash commands if `can_set`, else to flags.
+    """
     check_fits(conversation.llama, text)
     watch, out = Stopwatch(stats), writer()
     pieces = conversation.say(text, **options)
@@ -49,7 +52,7 @@ def say(
             if period is not None:
                 break
     finally:
-        pieces.close()  # puts the answer into the dialog, if it was interrupted while it was being written
+        pieces.close()  # adds an interrupted answer to the dialog
         out.finish()
     out.write("\n")
     out.finish()
@@ -63,7 +66,7 @@ def say(
 
 
 def repeated(ids: Sequence[int]) -> int | None:
-    """Return how many tokens the end of an answer repeats, or None if it does not: four times, and 64 tokens in all."""
+    """Return the period of the repetition at an answer's end: at least 4 times and 64 tokens; None if there is none."""
     for period in range(1, _MAX_PERIOD + 1):
         needed = _needed(period)
         if len(ids) >= needed and all(ids[-i] == ids[-i - period] for i in range(1, needed - period + 1)):
@@ -72,13 +75,13 @@ def repeated(ids: Sequence[int]) -> int | None:
 
 
 def _needed(period: int) -> int:
-    """Return how many tokens have to be repetition."""
+    """Return the number of tokens that must be repeated."""
     times = max(_MIN_TIMES, -(-_MIN_REPEATED // period))
     return times * period
 
 
 def _explain_length(conversation: "Conversation[Llama]", count: int, options: dict[str, Any], can_set: bool) -> None:
-    """Say why an answer was cut, unless it was where the person wanted it."""
+    """Explain why an answer was cut off, unless it reached `max_tokens`."""
     llama = conversation.llama
     if count < llama.chat_params(**sampling_only(options)).max_tokens:
         context = llama.config.max_position_embeddings
@@ -88,7 +91,7 @@ def _explain_length(conversation: "Conversation[Llama]", count: int, options: di
 
 
 def sampling_only(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of sampling."""
+    """Return only the sampling options."""
     return {name: value for name, value in options.items() if name not in (*SPECULATION, "kv_cache_dtype")}
 
 
@@ -97,28 +100,28 @@ _TAB = 8  # columns
 
 
 class Plain:
-    """Writes every piece at once, as it is: into a pipe or a file."""
+    """Writes every piece immediately and unchanged, to a pipe or a file."""
 
     def write(self, text: str) -> None:
         """Write a piece."""
         write_text(text)
 
     def write_prompt(self, text: str) -> None:
-        """Leave out what the answer continues: a pipe or a file gets the answer alone."""
+        """Write nothing, as a pipe or a file gets only the answer."""
 
     def finish(self) -> None:
-        """There is nothing left."""
+        """Do nothing, as nothing is buffered."""
 
 
 class Wrapped:
-    """Writes whole words, and begins a new line before one that would cross the edge.
+    """Wraps lines between words at the terminal's width.
 
-    A line of code (between lines that begin with ```) stays as it is: a break would be copied with it. Words of wide
-    characters (Chinese, Japanese), which have no blanks between them, may end anywhere.
+    Lines of code (between lines that begin with ```) are not wrapped, as a break would be copied with the code. Lines
+    may be broken between any wide characters (Chinese, Japanese), as these have no spaces between words.
     """
 
     def __init__(self, columns: int, write: Callable[[str], None] = write_text) -> None:
-        self._columns = columns - 1  # what is written in the last one makes some terminals begin a line of their own
+        self._columns = columns - 1  # a character in the last column makes some terminals start a new line
         self._write = write
         self._column = 0
         self._blanks, self._word = "", ""
@@ -126,13 +129,13 @@ class Wrapped:
         self._is_code = False
 
     def write(self, text: str) -> None:
-        """Take a piece of any length; its last word stays back until it is complete."""
+        """Write a piece; its last word is buffered until it is complete."""
         ready = [part for character in printable(text) for part in self._take(character)]
         if ready:
             self._write("".join(ready))
 
     def write_prompt(self, text: str) -> None:
-        """Write what the answer continues, dimmed unless `NO_COLOR` is set; of a long text the end."""
+        """Write the end of the prompt, dimmed unless `NO_COLOR` is set."""
         shown = text if len(text) <= _PROMPT_SHOWN else f"…{text[-_PROMPT_SHOWN:]}"
         ready = [part for character in printable(shown) for part in self._take(character)]
         dim, plain = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
@@ -142,7 +145,7 @@ class Wrapped:
         sys.stdout.flush()
 
     def finish(self) -> None:
-        """Write the word that was held back."""
+        """Write the buffered word."""
         self._write("".join(self._end_word()))
 
     def _take(self, character: str) -> list[str]:
@@ -176,12 +179,12 @@ class Wrapped:
 
 
 def writer() -> Plain | Wrapped:
-    """Return what writes an answer to stdout."""
+    """Return the writer of answers to stdout."""
     return Wrapped(shutil.get_terminal_size().columns) if draws(sys.stdout) else Plain()
 
 
 def _width(character: str) -> int:
-    """Return the columns that a character takes: none if it is set upon the one before."""
+    """Return the number of columns of a character: 0 for combining characters."""
     if unicodedata.combining(character) or character == "\u200d":
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,8 +1,8 @@
-"""What the commands write, and where: results to stdout; progress, timings and warnings to stderr.
+"""Output of the commands: results to stdout; progress, timings and warnings to stderr.
 
-A model can produce any character, and a file can name a tensor anything. On a terminal the characters that would drive
-it (escape sequences, carriage returns, writing-direction overrides) are shown escaped; into a pipe or a file the text
-goes as it is.
+A model can generate any character, and a file can contain any tensor name. On a terminal, characters that control it
+(escape sequences, carriage returns, writing-direction overrides) are escaped; to a pipe or a file, text is written
+unchanged.
 """
 
 import argparse
@@ -35,19 +35,19 @@ _COMMAND = re.compile(r"`[^`]+`|(?<=[: ] )(?:llamarium|torchrun) .*")
 _ARGUMENT = re.compile(r"""'[^']*'|"[^"]*"|(?<= )-[\w-]+ (?=[^- ])""")  # a quoted one, an option and its value
 
 WIDTH = 80
-"""Columns where none are known: in a pipe or a file, where lines are read in a terminal in the end."""
+"""Number of columns if it is unknown, as for a pipe or a file."""
 
 _REDRAW_S = 0.1  # seconds between drawings of a bar
 _MIN_WIDTH = 20  # columns; in fewer, rich would draw nothing, or a letter a line
 
 
 def printable(text: str) -> str:
-    """Return `text` with every character that could drive a terminal escaped; newline and tab stay."""
+    """Escape all characters that could control a terminal, except newline and tab."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def write_text(text: str) -> None:
-    """Write a piece of generated text to stdout at once, escaped if that is a terminal."""
+    """Write a piece of generated text to stdout immediately, escaped on a terminal."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -57,9 +57,9 @@ _statuses: list[str] = []  # that are shown on stderr, the inner one last
 
 
 def emit(value: Mapping[str, Any]) -> None:
-    """Write one JSON object as one line to stdout.
+    """Write a JSON object as one line to stdout.
 
-    ASCII only, so that no reader splits a line at U+2028; what JSON cannot say (NaN, infinities) is null.
+    The line is ASCII, so that no reader splits it at U+2028; NaN and infinities become null.
     """
     sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
     sys.stdout.flush()
@@ -75,9 +75,9 @@ def emit_or_show(args: argparse.Namespace, found: Any, view: "Callable[[Any], Re
 
 
 def note(text: str) -> None:
-    """Write text for a person to stderr; a terminal gets lines that end between words.
+    """Write text to stderr, wrapped between words on a terminal.
 
-    A closed pipe (`2>&1 | head -2`) ends no work.
+    A closed pipe (`2>&1 | head -2`) is ignored, so that it does not stop the command.
     """
     with suppress(BrokenPipeError):
         sys.stderr.write(_fitting(text, sys.stderr) + "\n")
@@ -129,14 +129,14 @@ def _filled(line: str, width: int, anew: bool) -> str:
 
 
 def warn(text: str) -> None:
-    """Write one warning line to stderr, in place of a status that is shown there."""
+    """Write a warning line to stderr, and clear a displayed status first."""
     if _statuses:
         sys.stderr.write(_CLEAR_LINE)
     note(f"llamarium: warning: {' '.join(text.split())}")
 
 
 def end_line() -> None:
-    """Leave a half-written line on a terminal, so that what follows starts a new one."""
+    """Start a new line on a terminal after an incomplete one."""
     for stream in (sys.stdout, sys.stderr):
         if stream.isatty():
             stream.write("\n")
@@ -145,13 +145,13 @@ def end_line() -> None:
 
 
 def draws(stream: TextIO) -> bool:
-    """Whether moving lines may be drawn on `stream`: a terminal that understands more than plain text."""
+    """Return whether `stream` is a terminal that supports redrawing lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
 def status(text: str) -> Generator[None]:
-    """Show `text` on stderr while the body runs, if that is a terminal; nothing of it remains."""
+    """Show `text` on stderr during the body if it is a terminal, and clear it afterwards."""
     if not draws(sys.stderr):
         yield
         return
@@ -239,7 +239,7 @@ def _finite(value: Any) -> Any:
 
 
 class Stopwatch:
-    """Counts an answer's tokens and says to a person how fast they came."""
+    """Counts an answer's tokens and reports their throughput."""
 
     def __init__(self, wanted: bool | None) -> None:
         self.wanted = sys.stderr.isatty() if wanted is None else wanted
@@ -247,7 +247,7 @@ class Stopwatch:
         self._start = self._first = time.perf_counter()
 
     def count(self, num_tokens: int) -> None:
-        """Add tokens that have come; the first ones set the time to the first token."""
+        """Add generated tokens; the first call determines the time to first token."""
         if self.num_tokens == 0:
             self._first = time.perf_counter()
         self.num_tokens += num_tokens
@@ -335,7 +335,7 @@ def quote(text: str | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a probability: "17.2 %", "0.0034 %", "1.2e-07 %"."""
+    """Format a probability: "17.2 %", "0.0034 %", "1.2e-07 %"."""
     value = 100 * share
     return f"{value:.1f} %" if value >= 0.1 or value == 0 else f"{value:.2g} %"
 
@@ -349,7 +349,7 @@ def bar(share: float) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Write bytes for people, in powers of ten."""
+    """Format a number of bytes with decimal units."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:,.1f} {unit}"
@@ -357,7 +357,7 @@ def size(num_bytes: int) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Write whole numbers shortly: "0-3,8"."""
+    """Format integers as ranges: "0-3,8"."""
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][1] + 1:

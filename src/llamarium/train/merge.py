@@ -45,7 +45,7 @@ def merge(
 
     Args:
         adapter: The adapter's folder.
-        out: Folder of the merged model; on failure it is not created.
+        out: Folder of the merged model; unchanged on failure.
         model: Base model; None reads it from the adapter.
         onto: "full" merges into the base as stored; "trained" into the base as used in training, quantized for QLoRA.
         check_base: Raise if the base is not the adapter's, or if it already contains the adapter.
